@@ -1,0 +1,52 @@
+# One word per thing a person wants; CI runs the same words.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# One BLAS/OpenMP thread: two spinning pools on two loaded cores are an order of magnitude slower.
+export OMP_NUM_THREADS ?= 1
+export PYTHONHASHSEED  ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check fmt bench screenshots docs clean
+
+help:           ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready   ## virtual environment with pinned dependencies
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup     ## train CartPole to solved and compare before with after
+	$(BIN)/python -m palaestra demo
+
+test: setup check   ## every fast check and test
+	$(BIN)/pytest -n 2 --dist worksteal -q
+
+test-slow: setup    ## learning curves and other minutes-long tests
+	$(BIN)/pytest -m slow -q
+
+check: setup    ## format, lint, types, import direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: setup      ## rewrite the code into house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup    ## speed beside the rivals, in one run, as ratios
+	$(BIN)/python -m benchmarks.speed
+
+screenshots: setup  ## pictures of what a person sees
+	$(BIN)/python -m benchmarks.screenshots
+
+docs: setup     ## regenerate the parts of docs/ that come from code
+	$(BIN)/python -m benchmarks.reference
+
+clean:          ## remove the virtual environment and caches
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .cache build dist

@@ -1,0 +1,73 @@
+"""What every configuration section shares: frozen, typed, and unknown keys refused with the nearest name.
+
+A section is a pydantic model that lives beside what it configures. `validated` is the one door through which outside
+data becomes a section; it turns pydantic's findings into our `ConfigError` (place, value, reason, remedy).
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from palaestra.errors import ConfigError
+
+__all__ = ["Section", "nearest", "validated"]
+
+
+class Section(BaseModel):
+    """One section of a configuration. Attribute docstrings explain the consequence of each value."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+    )
+
+
+_SectionT = TypeVar("_SectionT", bound=Section)
+
+
+def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
+    """The known names most like `name`, best first; empty when nothing is close."""
+    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+
+
+def validated(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:
+    """Build a section from outside data, or raise `ConfigError` about the first thing that is wrong."""
+    try:
+        return section.model_validate(dict(data))
+    except ValidationError as error:
+        raise _refusal(section, error, place) from None
+
+
+def _refusal(section: type[Section], error: ValidationError, place: str) -> ConfigError:
+    # An unknown key explains most other findings (the right key is then missing), so it is reported first.
+    findings = sorted(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    found = findings[0]
+    path = [str(part) for part in found["loc"]]
+    where = ".".join([part for part in (place, *path) if part])
+    if found["type"] == "extra_forbidden":
+        known = _keys_at(section, path[:-1])
+        close = nearest(path[-1], known, count=1)
+        remedy = f"Did you mean {close[0]!r}" if close else f"Known keys: {', '.join(sorted(known))}"
+        return ConfigError(where, found["input"], "unknown key", remedy)
+    if found["type"] == "missing":
+        return ConfigError(where, None, "required and not given", f"Set {where}")
+    reason = found["msg"].removeprefix("Value error, ").rstrip(".")
+    return ConfigError(where, found["input"], reason[:1].lower() + reason[1:])
+
+
+def _keys_at(section: type[BaseModel], path: list[str]) -> set[str]:
+    model: type[BaseModel] = section
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None:
+            break
+        candidates = [field.annotation, *typing.get_args(field.annotation)]
+        inner = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not inner:
+            break
+        model = inner[0]
+    return set(model.model_fields)

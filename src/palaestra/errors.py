@@ -1,0 +1,61 @@
+"""Every error Palaestra raises on purpose, and what happens to each kind.
+
+    PalaestraError
+    ├── ConfigError            refused before anything is launched or written; exit code 2
+    │   ├── UnknownEnvironment   the id names nothing; the nearest names are in the message
+    │   └── CheckpointError      a checkpoint is corrupt, truncated, or of another shape
+    ├── EnvironmentFault       an environment broke its contract while running (NaN, wrong shape, worker died)
+    ├── NonFiniteError         a loss, gradient or parameter stopped being a number; names where it came from
+    └── ExperienceError        rollouts that cannot be combined, buffers used out of order
+
+A message names the place, the value, the reason and the remedy, in that order. A broken observer (a telemetry sink)
+is never an error: it warns once and training goes on.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EnvironmentFault",
+    "ExperienceError",
+    "NonFiniteError",
+    "PalaestraError",
+    "UnknownEnvironment",
+]
+
+
+class PalaestraError(Exception):
+    """Anything we raise on purpose; its text is fit to show to a person as it stands."""
+
+
+class ConfigError(PalaestraError):
+    """Input refused: place, value, reason, remedy. Nothing has been launched or written."""
+
+    def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
+        self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
+        shown = repr(value)
+        if len(shown) > 200:
+            shown = shown[:197] + "..."
+        text = f"{place} = {shown}: {reason}."
+        super().__init__(f"{text} {remedy.rstrip('.')}." if remedy else text)
+
+
+class UnknownEnvironment(ConfigError):
+    """The environment id or address names nothing that can be made here."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint that cannot be trusted or does not fit; nothing was changed."""
+
+
+class EnvironmentFault(PalaestraError):
+    """An environment broke its contract while running."""
+
+
+class NonFiniteError(PalaestraError):
+    """A number stopped being one; the message says whether it came from environment, network or optimiser."""
+
+
+class ExperienceError(PalaestraError):
+    """Experience that cannot be combined or was used out of order."""

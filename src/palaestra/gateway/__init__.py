@@ -1,0 +1,1 @@
+"""The HTTP server that creates, leases, proxies and reaps UI sessions. Never imports torch."""

@@ -1,0 +1,1 @@
+"""UI sessions: actions on screens, tasks, and the browsers or pods that run them. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The desktop: Qt-free models, one feed, Qt views. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The two arrows between actor and learner: experience one way, versioned weights the other."""
