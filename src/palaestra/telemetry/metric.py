@@ -1,0 +1,204 @@
+"""What every metric of a `TrainingStep` means, in one table that is also the reference page.
+
+Owns names, units and advice; computes nothing and refuses nothing, since a trainer of somebody else's may
+report metrics of its own. The learner and the trainer use the names, the docs build drives
+`render_metrics_page`, and the studio shows the same sentences as tooltips.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["METRICS", "Metric", "render_metrics_page"]
+
+
+class Metric(NamedTuple):
+    """One metric: its unit, what it says, and what a bad value means and asks for."""
+
+    unit: str
+    meaning: str
+    bad: str
+
+
+METRICS: dict[str, Metric] = {
+    "env_step": Metric(
+        "steps",
+        "Environment steps taken so far, over all environments; the x axis of every curve.",
+        "Standing still means that collection is stuck; look at the environment.",
+    ),
+    "update": Metric(
+        "updates",
+        "Times the learner has run on a batch of experience.",
+        "Few updates in many steps learn slowly; shorten the rollout.",
+    ),
+    "episodes": Metric(
+        "episodes",
+        "Episodes that have ended so far.",
+        "Still 0 after many steps: episodes never end; give the environment a time limit.",
+    ),
+    "steps_per_second": Metric(
+        "steps/s",
+        "Environment steps per second of wall-clock time, collecting and learning together.",
+        "A drop means a busy machine or an environment that slows down; compare the two times below.",
+    ),
+    "collect_seconds": Metric(
+        "s",
+        "Time this update spent acting in the environments.",
+        "Much above learn_seconds: the environment is the bottleneck; use more worker processes.",
+    ),
+    "learn_seconds": Metric(
+        "s",
+        "Time this update spent on gradients.",
+        "Much above collect_seconds: use fewer epochs, larger minibatches or a smaller network.",
+    ),
+    "episode_return": Metric(
+        "reward",
+        "Mean undiscounted return of recent episodes, as the environment paid it; the number to raise.",
+        "Flat for long, or falling after a peak: see how to read them together, above.",
+    ),
+    "episode_return_min": Metric(
+        "reward",
+        "Lowest return among the same episodes.",
+        "Far below the mean: the policy fails on some starts; look at those episodes.",
+    ),
+    "episode_return_max": Metric(
+        "reward",
+        "Highest return among the same episodes.",
+        "Never above the mean of a random policy: exploration does not reach the reward.",
+    ),
+    "episode_length": Metric(
+        "steps",
+        "Mean length of recent episodes.",
+        "Pinned at the time limit, or only a few steps, where the task asks for neither: it is not solved.",
+    ),
+    "loss": Metric(
+        "–",
+        "What the optimiser minimised: policy loss, value loss and entropy bonus, weighted and added.",
+        "Its level says little, and it need not fall; NaN stops the run and names where it came from.",
+    ),
+    "policy_loss": Metric(
+        "–",
+        "Clipped surrogate objective, negated; hovers near zero.",
+        "Large and jumping: advantages are not normalised or the learning rate is too high.",
+    ),
+    "value_loss": Metric(
+        "reward²",
+        "Squared error of the value estimate against the returns.",
+        "Growing faster than returns do: lower the learning rate, scale rewards or clip gradients.",
+    ),
+    "entropy": Metric(
+        "nats",
+        "How undecided the policy is; it falls as the policy commits itself.",
+        "Near its floor while returns are poor: it committed too early; raise the entropy coefficient.",
+    ),
+    "approx_kl": Metric(
+        "nats",
+        "Estimated distance between the policy that acted and the policy after the update.",
+        "Above about 0.03: steps are too large; lower the learning rate or the epochs, or set a KL limit.",
+    ),
+    "clip_fraction": Metric(
+        "share",
+        "Share of samples whose probability ratio left the clip range and so stopped pushing.",
+        "Above about 0.3: as for approx_kl. Always 0: the update is too timid; raise the learning rate.",
+    ),
+    "explained_variance": Metric(
+        "share",
+        "Share of the variance of returns that the value function predicts; 1 is perfect, 0 a constant.",
+        "At or below 0 after the first updates: the critic learns nothing; raise its learning rate.",
+    ),
+    "learning_rate": Metric(
+        "–",
+        "Step size the optimiser used in this update.",
+        "Already near 0 with the run far from done: the schedule ends too soon.",
+    ),
+    "clip_range": Metric(
+        "–",
+        "Half-width of the interval around ratio 1 in which a sample still pushes.",
+        "Near 0 too early freezes the policy; check its schedule.",
+    ),
+    "grad_norm": Metric(
+        "–",
+        "Norm of the whole gradient before it was clipped.",
+        "Always far above the clipping limit: the limit sets the step; lower the learning rate.",
+    ),
+    "actor_grad_norm": Metric(
+        "–",
+        "Norm of the policy's part of the gradient before clipping.",
+        "Near 0 with poor returns: the policy is stuck; look at entropy and advantage_std.",
+    ),
+    "critic_grad_norm": Metric(
+        "–",
+        "Norm of the value function's part of the gradient before clipping.",
+        "Dwarfs actor_grad_norm in a shared network: lower the value coefficient or scale rewards.",
+    ),
+    "value_mean": Metric(
+        "reward",
+        "Mean value estimate over the batch.",
+        "Drifting away from return_mean: the critic lags behind or diverges.",
+    ),
+    "return_mean": Metric(
+        "reward",
+        "Mean of the discounted returns that the value function was trained towards.",
+        "Exploding: discount too close to 1 for these rewards, or rewards that need scaling.",
+    ),
+    "advantage_std": Metric(
+        "reward",
+        "Spread of the advantages before normalisation: how much signal the batch carries.",
+        "Near 0: every action looks alike, and normalising only blows up noise; look at the reward.",
+    ),
+    "minibatches": Metric(
+        "minibatches",
+        "Gradient steps this update took, over all epochs.",
+        "Well below epochs times minibatches per epoch: the KL limit fired; see policy_stopped_at.",
+    ),
+    "policy_stopped_at": Metric(
+        "minibatch",
+        "Minibatch at which the KL limit stopped the policy's part of the update; absent when it did not.",
+        "Small on most updates: lower the learning rate, or data is being thrown away.",
+    ),
+    "reward_scale": Metric(
+        "–",
+        "Factor by which rewards were multiplied for learning; the recorded rewards stay as they were paid.",
+        "Swinging by orders of magnitude: reward sizes are not stationary; use a fixed scale.",
+    ),
+    "eval_return": Metric(
+        "reward",
+        "Mean return of evaluation episodes, acting without exploration noise.",
+        "Below episode_return: the policy relies on its noise, or normalisation differs.",
+    ),
+    "eval_return_std": Metric(
+        "reward",
+        "Spread of the returns of those evaluation episodes.",
+        "As large as the mean: too few episodes to compare two checkpoints; evaluate more.",
+    ),
+    "eval_length": Metric(
+        "steps",
+        "Mean length of evaluation episodes.",
+        "At the time limit while returns are low: the policy waits instead of acting.",
+    ),
+}
+
+_HEAD = """\
+# Metrics
+
+Every update reports these numbers under these names, in the journal (`metrics.jsonl`), in TensorBoard, in W&B
+and in the studio.
+
+Read them together. Healthy PPO shows `episode_return` rising, `explained_variance` climbing towards 1, `entropy`
+falling slowly, and `approx_kl` steady around 0.01.
+When returns stall, look at the critic first (`explained_variance`), then at the size of the steps (`approx_kl`,
+`clip_fraction`), then at exploration (`entropy`).
+When returns fall after a peak and `approx_kl` jumped just before, the steps were too large: lower the learning
+rate and resume from the best checkpoint.
+
+| metric | unit | what it says | a bad value, and what to do |
+| --- | --- | --- | --- |
+"""
+
+
+def render_metrics_page() -> str:
+    """The reference page of all metrics, as Markdown."""
+    rows = [
+        f"| `{name}` | {metric.unit} | {metric.meaning} | {metric.bad} |" for name, metric in METRICS.items()
+    ]
+    return _HEAD + "\n".join(rows) + "\n"

@@ -1,0 +1,88 @@
+"""Curves for TensorBoard: one scalar per metric and update, over environment steps.
+
+Writes event files with the `tensorboard` package alone (no torch, no TensorFlow), which is imported when a
+sink is opened. Metrics keep their names. `episode_return` and `episode_length` are the trainer's own when it
+reports them, and otherwise the means of the episodes that ended since the last update; single episodes are in
+the journal.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from palaestra.errors import ConfigError
+from palaestra.telemetry.episode import EpisodeMeans
+from palaestra.telemetry.event import EpisodeSummary, Event, TrainingStep
+
+__all__ = ["TensorBoardSink", "require_tensorboard"]
+
+_FLUSH_EVERY_S = 10
+
+
+def require_tensorboard() -> None:
+    """Refuse, before anything is started, when the package is not installed."""
+    _import("tensorboard.summary.writer.event_file_writer")
+
+
+class TensorBoardSink:
+    """Writes scalars into a directory that `tensorboard --logdir` shows."""
+
+    def __init__(self, directory: str | Path, clock: Callable[[], float] = time.time) -> None:
+        file_writer = _import("tensorboard.summary.writer.event_file_writer").EventFileWriter
+        self._proto = _import("tensorboard.compat.proto.event_pb2")
+        self._summary = _import("tensorboard.compat.proto.summary_pb2").Summary
+        try:
+            self._writer = file_writer(str(directory), flush_secs=_FLUSH_EVERY_S)
+        except OSError as error:
+            remedy = "Choose a directory that can be written"
+            raise ConfigError(
+                "telemetry.tensorboard", str(directory), f"cannot be written: {error}", remedy
+            ) from error
+        self._clock = clock
+        self._episodes = EpisodeMeans()
+        self._closed = False
+
+    def emit(self, event: Event) -> None:
+        """Write an update's metrics; count an episode in; ignore the rest, and everything after `close`."""
+        if self._closed:
+            return
+        if isinstance(event, EpisodeSummary):
+            self._episodes.add(event)
+        elif isinstance(event, TrainingStep):
+            self._write(event.env_step, self._episodes.take() | event.metrics)
+
+    def flush(self) -> None:
+        """Have the file hold all that was emitted."""
+        if not self._closed:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write the means of the last episodes and finish the file."""
+        if self._closed:
+            return
+        self._closed = True
+        left_over = self._episodes.take()
+        if left_over:
+            self._write(self._episodes.env_step, left_over)
+        self._writer.close()
+
+    def _write(self, env_step: int, metrics: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._proto.Event(wall_time=self._clock(), step=env_step, summary=summary))
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            "telemetry.tensorboard",
+            True,
+            f"needs the tensorboard package ({error})",
+            "Run pip install 'palaestra[tensorboard]', or set telemetry.tensorboard to false",
+        ) from error
