@@ -147,7 +147,7 @@ def decode(line: str | bytes) -> Record:
     """The record written on a line; `ValueError` when it holds none."""
     text = line if isinstance(line, str) else line.decode("utf-8")
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = _decoder.decode(text)
     except RecursionError:
         raise ValueError("nested too deep to be a record") from None
     if type(data) is not dict:
@@ -166,6 +166,11 @@ def decode(line: str | bytes) -> Record:
     return Record(seq, time, known(**fields))
 
 
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str)
 _dumps = _encoder.encode
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -202,10 +207,6 @@ def _plain_metrics(metrics: dict[str, float]) -> dict[str, float | str]:
 
 def _plain_maybe(value: float | None) -> float | str | None:
     return None if value is None else _plain(value)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _read_int(value: Any) -> int:

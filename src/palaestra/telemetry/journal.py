@@ -15,6 +15,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -46,7 +47,7 @@ class Journal:
         except OSError as error:
             self.close()
             remedy = "Choose a directory that can be written"
-            raise ConfigError("journal", str(path), f"cannot be opened: {error.strerror}", remedy) from error
+            raise ConfigError("journal", str(path), f"cannot be opened: {error}", remedy) from error
         except BaseException:
             self.close()
             raise
@@ -286,7 +287,9 @@ def _last_seq(fd: int) -> int:
 def _sync_directory(directory: Path) -> None:
     fd = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        # Some network file systems cannot sync a directory; there is nothing better to do on them.
+        with suppress(OSError):
+            os.fsync(fd)
     finally:
         os.close(fd)
 

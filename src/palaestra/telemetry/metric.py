@@ -184,12 +184,12 @@ _HEAD = """\
 Every update reports these numbers under these names, in the journal (`metrics.jsonl`), in TensorBoard, in W&B
 and in the studio.
 
-Read them together. Healthy PPO shows `episode_return` rising, `explained_variance` climbing towards 1, `entropy`
-falling slowly, and `approx_kl` steady around 0.01.
-When returns stall, look at the critic first (`explained_variance`), then at the size of the steps (`approx_kl`,
-`clip_fraction`), then at exploration (`entropy`).
-When returns fall after a peak and `approx_kl` jumped just before, the steps were too large: lower the learning
-rate and resume from the best checkpoint.
+Read them together. Healthy PPO shows `episode_return` rising, `explained_variance` climbing towards 1,
+`entropy` falling slowly, and `approx_kl` steady around 0.01.
+When returns stall, look at the critic first (`explained_variance`), then at the size of the steps
+(`approx_kl`, `clip_fraction`), then at exploration (`entropy`).
+When returns fall after a peak and `approx_kl` jumped just before, the steps were too large: lower the
+learning rate and resume from the best checkpoint.
 
 | metric | unit | what it says | a bad value, and what to do |
 | --- | --- | --- | --- |
@@ -198,7 +198,5 @@ rate and resume from the best checkpoint.
 
 def render_metrics_page() -> str:
     """The reference page of all metrics, as Markdown."""
-    rows = [
-        f"| `{name}` | {metric.unit} | {metric.meaning} | {metric.bad} |" for name, metric in METRICS.items()
-    ]
+    rows = [f"| `{name}` | {metric.unit} | {metric.meaning} | {metric.bad} |" for name, metric in METRICS.items()]
     return _HEAD + "\n".join(rows) + "\n"

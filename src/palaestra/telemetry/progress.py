@@ -61,9 +61,7 @@ class Pace:
 
     def __init__(self, total_env_steps: int, now: float) -> None:
         if total_env_steps < 1:
-            raise ConfigError(
-                "total_env_steps", total_env_steps, "a run takes at least one step", "Give 1 or more"
-            )
+            raise ConfigError("total_env_steps", total_env_steps, "a run takes at least one step", "Give 1 or more")
         self.total = total_env_steps
         self.env_step = 0
         self.reported_rate: float | None = None
@@ -71,7 +69,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def advance(self, env_step: int, now: float) -> None:
-        """The run came to `env_step`. The first one is the baseline, so that a resumed run is not overrated."""
+        """The run came to `env_step`. The first is the baseline, so that a resumed run is not overrated."""
         if self._first is None:
             self._first = (env_step, now)
         self.env_step = max(self.env_step, env_step)
@@ -218,9 +216,7 @@ class ProgressSink:
 
     def _line(self, now: float) -> str:
         pace = self._pace
-        parts = [
-            f"{self._title}  {_count(pace.env_step)}/{_count(pace.total)} steps ({_percent(pace.share())})"
-        ]
+        parts = [f"{self._title}  {_count(pace.env_step)}/{_count(pace.total)} steps ({_percent(pace.share())})"]
         for label, metric in (("return", "episode_return"), ("length", "episode_length")):
             value = self._value(metric)
             if value is not None:
@@ -252,9 +248,7 @@ class ProgressSink:
         bar.add_column(ratio=1)
         bar.add_column(justify="right", no_wrap=True)
         bar.add_column(justify="right", no_wrap=True)
-        done = ProgressBar(
-            pace.total, min(pace.env_step, pace.total), complete_style="cyan", finished_style="green"
-        )
+        done = ProgressBar(pace.total, min(pace.env_step, pace.total), complete_style="cyan", finished_style="green")
         steps = Text(f"{_count(pace.env_step)} / {_count(pace.total)} steps", style="dim")
         bar.add_row(done, Text(_percent(pace.share()), style="bold"), steps)
         rows: list[RenderableType] = [head, bar, Text(), self._numbers(console.width)]

@@ -61,8 +61,8 @@ def open_telemetry(
 ) -> Telemetry:
     """Open the journal and every sink that was asked for, or none of them.
 
-    `resolved` is the resolved configuration, for W&B to show. TensorBoard files go beside the journal, so that
-    each attempt has its own; `stream` replaces stderr for the progress display.
+    `resolved` is the resolved configuration, for W&B to show. TensorBoard files go beside the journal, so
+    that each attempt has its own; `stream` replaces stderr for the progress display.
     """
     check_telemetry(config)
     with ExitStack() as undo:

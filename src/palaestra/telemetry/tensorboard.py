@@ -39,9 +39,7 @@ class TensorBoardSink:
             self._writer = file_writer(str(directory), flush_secs=_FLUSH_EVERY_S)
         except OSError as error:
             remedy = "Choose a directory that can be written"
-            raise ConfigError(
-                "telemetry.tensorboard", str(directory), f"cannot be written: {error}", remedy
-            ) from error
+            raise ConfigError("telemetry.tensorboard", str(directory), f"cannot be written: {error}", remedy) from error
         self._clock = clock
         self._episodes = EpisodeMeans()
         self._closed = False

@@ -1,0 +1,29 @@
+from palaestra.telemetry.metric import METRICS, render_metrics_page
+
+NAMES = """
+steps_per_second collect_seconds learn_seconds env_step update episodes episode_return episode_return_min
+episode_return_max episode_length loss policy_loss value_loss entropy approx_kl clip_fraction explained_variance
+learning_rate clip_range actor_grad_norm critic_grad_norm grad_norm value_mean return_mean advantage_std minibatches
+policy_stopped_at reward_scale eval_return eval_return_std eval_length
+""".split()
+
+
+def test_every_metric_the_trainer_reports_is_explained():
+    assert set(METRICS) == set(NAMES)
+
+
+def test_every_explanation_is_one_line_of_sentences_that_fits_a_table():
+    for name, metric in METRICS.items():
+        for text in (metric.meaning, metric.bad):
+            assert text.endswith("."), name
+            assert "|" not in text, name
+            assert "\n" not in text, name
+        assert metric.unit, name
+
+
+def test_the_page_has_one_row_for_each_metric():
+    page = render_metrics_page()
+
+    assert page.startswith("# Metrics\n")
+    assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")] == list(METRICS)
+    assert "| `entropy` | nats | How undecided the policy is" in page
