@@ -1,0 +1,124 @@
+"""How a policy acts on arrays: compiled where it can, plain torch where it must, one interface for both.
+
+`acting_for` chooses; the collector and the evaluation drive. Neither holds randomness: noise comes in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from palaestra.env.vector import Observation
+from palaestra.errors import ConfigError
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
+
+__all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for"]
+
+Compiled: TypeAlias = Literal["auto", "on", "off"]
+"""`auto`: compiled kernels when the policy qualifies; `on`: refuse to start otherwise; `off`: always plain torch."""
+
+
+class Acting(Protocol):
+    """Writes actions, log-probabilities and values for a batch of observations."""
+
+    def act_into(
+        self,
+        observation: Observation,
+        noise: NDArray[np.float32],
+        mask: NDArray[np.bool_] | None,
+        action: NDArray[Any],
+        log_prob: NDArray[np.float32],
+        value: NDArray[np.float32],
+    ) -> None:
+        """Act on `[N, ...]` observations."""
+
+    def value(self, observation: Observation) -> NDArray[np.float32]:
+        """Values `[N]`."""
+
+
+class TorchActing:
+    """Any policy, through torch."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        self._policy: Any = policy
+        self._device = next(policy.parameters()).device
+
+    def act_into(
+        self,
+        observation: Observation,
+        noise: NDArray[np.float32],
+        mask: NDArray[np.bool_] | None,
+        action: NDArray[Any],
+        log_prob: NDArray[np.float32],
+        value: NDArray[np.float32],
+    ) -> None:
+        """Act without recording gradients."""
+        with torch.inference_mode():
+            acted = self._policy.act(
+                self._tensors(observation),
+                torch.from_numpy(noise).to(self._device),
+                mask=None if mask is None else torch.from_numpy(mask).to(self._device),
+            )
+        action[:] = acted.action.cpu().numpy()
+        log_prob[:] = acted.log_prob.cpu().numpy()
+        value[:] = acted.value.cpu().numpy()
+
+    def value(self, observation: Observation) -> NDArray[np.float32]:
+        """Values `[N]`."""
+        with torch.inference_mode():
+            values: NDArray[np.float32] = self._policy.value(self._tensors(observation)).float().cpu().numpy()
+        return values
+
+    def _tensors(self, observation: Observation) -> Tensor | dict[str, Tensor]:
+        if isinstance(observation, dict):
+            return {name: torch.from_numpy(part).to(self._device) for name, part in observation.items()}
+        return torch.from_numpy(observation).to(self._device)
+
+
+class CompiledActing:
+    """A small actor-critic, through the kernels."""
+
+    def __init__(self, policy: ActorCritic) -> None:
+        self.net = CompiledActorCritic(policy)
+        self._ready = not len(policy.encoder.normalizers)
+
+    def act_into(
+        self,
+        observation: Observation,
+        noise: NDArray[np.float32],
+        mask: NDArray[np.bool_] | None,
+        action: NDArray[Any],
+        log_prob: NDArray[np.float32],
+        value: NDArray[np.float32],
+    ) -> None:
+        """One call, no allocation."""
+        assert isinstance(observation, np.ndarray)
+        if not (self._ready and observation.ndim == 2):
+            observation = self.net.normalized(observation)
+            action = action.reshape(len(action), -1) if action.ndim > 2 else action
+        self.net.act_into(observation, noise, action, log_prob, value)
+
+    def value(self, observation: Observation) -> NDArray[np.float32]:
+        """Values `[N]`."""
+        assert isinstance(observation, np.ndarray)
+        return self.net.value(self.net.normalized(observation))
+
+
+def acting_for(policy: nn.Module, compiled: Compiled = "auto", *, masked: bool = False) -> Acting:
+    """The fastest way this policy can act."""
+    if compiled == "off":
+        return TorchActing(policy)
+    reason = "actions are masked" if masked else why_not_compiled(policy)
+    if reason is None:
+        assert isinstance(policy, ActorCritic)
+        return CompiledActing(policy)
+    if compiled == "on":
+        raise ConfigError(
+            "trainer.compiled", "on", f"this policy cannot run compiled: {reason}", "Use 'auto' to fall back to torch"
+        )
+    return TorchActing(policy)

@@ -1,0 +1,251 @@
+"""Synchronous collection: act, step, write down, T times N, into a preallocated buffer.
+
+Owns the environment's stream (where it stands, which episodes ended) and the noise the policy acts with. Learns
+nothing and saves nothing. After the last step it fills in `next_value`: the value of the following observation, of the
+final observation where an episode was cut short, and 0 where the task ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from palaestra.actor.acting import Acting, Compiled, acting_for
+from palaestra.actor.reward_scale import RewardScale
+from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
+from palaestra.errors import EnvironmentFault
+from palaestra.experience.buffer import ArraySpec, RolloutBuffer
+
+__all__ = ["Collector", "Episode"]
+
+_STREAMS = itertools.count()
+
+
+class Episode(NamedTuple):
+    """An episode that ended during collection."""
+
+    env_step: int
+    """Steps all environments together had taken when it ended."""
+    env_index: int
+    episode_return: float
+    length: int
+
+
+class Collector:
+    """Keeps one vector environment going under one policy."""
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        policy: nn.Module,
+        *,
+        seed: int,
+        compiled: Compiled = "auto",
+        reward_scale: RewardScale | None = None,
+    ) -> None:
+        self.env, self.policy = env, policy
+        self.episodes: list[Episode] = []
+        self.num_steps = 0
+        self.reward_scale = reward_scale
+        self._seed = seed
+        self._compiled: Compiled = compiled
+        self.rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        self._first_stream = next(_STREAMS) * 1_000_000
+        self._distribution: Any = policy.distribution
+        self._started = False
+        self._observation: Observation | None = None
+        self._mask: NDArray[np.bool_] | None = None
+        self._rows: tuple[RolloutBuffer, list[StepRow], list[Observation]] | None = None
+
+    def new_buffer(self, num_steps: int) -> RolloutBuffer:
+        """A buffer that fits this environment and policy."""
+        row = self._current_row()
+        specs: Any
+        if isinstance(row.observation, dict):
+            specs = {name: ArraySpec(part.shape[1:], part.dtype) for name, part in row.observation.items()}
+        else:
+            specs = ArraySpec(row.observation.shape[1:], row.observation.dtype)
+        action = ArraySpec(self._distribution.action_shape, np.dtype(self._distribution.action_dtype))
+        return RolloutBuffer(num_steps, self.env.num_envs, specs, action, mask_size=self.env.mask_size)
+
+    def collect(
+        self, num_steps: int, buffer: RolloutBuffer | None = None, *, policy_version: int = 0
+    ) -> RolloutBuffer:
+        """Take `num_steps` steps in every environment and write them down."""
+        current = self._current_row()
+        if buffer is None or buffer.num_steps != num_steps:
+            buffer = self.new_buffer(num_steps)
+        buffer.reset()
+        rows, observations = self._views(buffer)
+        _copy_into(observations[0], current.observation)
+        if buffer.action_mask is not None:
+            buffer.action_mask[0] = current.action_mask
+        self.episodes = []
+        acting = acting_for(self.policy, self._compiled, masked=buffer.action_mask is not None)
+        cut_short = self._run(buffer, rows, observations, acting)
+        buffer.position = num_steps
+        _refuse_what_is_not_finite(buffer)
+        self._fill_next_values(buffer, observations[num_steps], acting, cut_short)
+        buffer.policy_version = policy_version
+        buffer.first_stream = self._first_stream
+        buffer.first_env_step = self.num_steps
+        ended = buffer.terminated | buffer.truncated
+        if self.reward_scale is not None:
+            buffer.reward_scale = self.reward_scale.absorb(buffer.reward, ended, buffer.valid)
+        self.num_steps += num_steps
+        _copy_into(current.observation, observations[num_steps])
+        if buffer.action_mask is not None:
+            assert current.action_mask is not None
+            current.action_mask[:] = buffer.action_mask[num_steps]
+        return buffer
+
+    def _run(
+        self, buffer: RolloutBuffer, rows: list[StepRow], observations: list[Observation], acting: Acting
+    ) -> list[tuple[int, Ended]]:
+        """The hot loop. Returns the episodes that were cut short, with the step at which they were."""
+        draw: Callable[..., NDArray[np.float32]] = (
+            self.rng.random if self._distribution.noise_kind == "uniform" else self.rng.standard_normal
+        )
+        shape = (buffer.num_steps, buffer.num_envs, self._distribution.noise_size)
+        noise = draw(shape, dtype=np.float32)
+        act_into, step, to_env = acting.act_into, self.env.step, self._distribution.to_env
+        masks = buffer.action_mask
+        actions, log_probs, values = buffer.action, buffer.log_prob, buffer.value
+        cut_short: list[tuple[int, Ended]] = []
+        for t, row in enumerate(rows):
+            action = actions[t]
+            mask = None if masks is None else masks[t]
+            act_into(observations[t], noise[t], mask, action, log_probs[t], values[t])
+            for ended in step(to_env(action), row):
+                at = (self.num_steps + t + 1) * buffer.num_envs
+                self.episodes.append(Episode(at, ended.index, ended.episode_return, ended.length))
+                if not row.terminated[ended.index]:
+                    cut_short.append((t, ended))
+        return cut_short
+
+    def _fill_next_values(
+        self, buffer: RolloutBuffer, last: Observation, acting: Acting, cut_short: list[tuple[int, Ended]]
+    ) -> None:
+        buffer.next_value[:-1] = buffer.value[1:]
+        buffer.next_value[-1] = acting.value(last)
+        for start in range(0, len(cut_short), 64):
+            some = cut_short[start : start + 64]
+            final = acting.value(_stacked([ended.observation for _, ended in some]))
+            for value, (t, ended) in zip(final, some, strict=True):
+                buffer.next_value[t, ended.index] = value
+        buffer.next_value[buffer.terminated] = 0.0
+
+    def _current_row(self) -> StepRow:
+        """Where the environment stands; resets it the first time."""
+        if not self._started:
+            self._row = _row_for(self.env)
+            self.env.reset(self._seed, self._row)
+            if self.env.mask_size and self._row.action_mask is None:
+                self._row = _row_for(self.env)  # masks are discovered by the first reset
+                self.env.reset(self._seed, self._row)
+            self._started = True
+        return self._row
+
+    def _views(self, buffer: RolloutBuffer) -> tuple[list[StepRow], list[Observation]]:
+        # Slicing an array costs as much as stepping a small environment, so the views are made once per buffer.
+        if self._rows is None or self._rows[0] is not buffer:
+            T = buffer.num_steps
+            observations = [_at(buffer.observation, t) for t in range(T + 1)]
+            masks = buffer.action_mask
+            rows = [
+                StepRow(
+                    observations[t + 1],
+                    buffer.reward[t],
+                    buffer.terminated[t],
+                    buffer.truncated[t],
+                    buffer.valid[t],
+                    None if masks is None else masks[t + 1],
+                )
+                for t in range(T)
+            ]
+            self._rows = (buffer, rows, observations)
+        return self._rows[1], self._rows[2]
+
+    def snapshot(self) -> Snapshot:
+        """Everything needed to continue exactly here; `facts["exact"]` is False if the environment cannot."""
+        inner = self.env.snapshot() if self._started else None
+        facts: dict[str, Any] = {
+            "started": self._started,
+            "exact": inner is not None or not self._started,
+            "num_steps": self.num_steps,
+            "rng": self.rng.bit_generator.state,
+            "env": inner.facts if inner else {},
+        }
+        arrays = {f"env/{key}": value for key, value in inner.arrays.items()} if inner else {}
+        if self.reward_scale is not None:
+            scale = self.reward_scale
+            facts["reward_scale"] = [scale.mean, scale.variance, scale.count]
+            arrays["reward_scale/running"] = scale.running
+        return Snapshot(arrays, facts)
+
+    def restore(self, snapshot: Snapshot) -> bool:
+        """Continue from a snapshot. False when the environment could not be brought back and starts afresh."""
+        facts, arrays = snapshot.facts, snapshot.arrays
+        self.num_steps = int(facts["num_steps"])
+        self.rng.bit_generator.state = facts["rng"]
+        if self.reward_scale is not None and "reward_scale" in facts:
+            self.reward_scale.mean, self.reward_scale.variance, self.reward_scale.count = facts["reward_scale"]
+            self.reward_scale.running = np.array(arrays["reward_scale/running"])
+        if not facts["started"]:
+            return True
+        inner = Snapshot({k[4:]: v for k, v in arrays.items() if k.startswith("env/")}, facts["env"])
+        row = self._current_row()
+        return bool(facts["exact"]) and self.env.restore(inner, row)
+
+
+def _at(observation: Any, t: int) -> Observation:
+    if isinstance(observation, dict):
+        return {name: part[t] for name, part in observation.items()}
+    row: NDArray[Any] = observation[t]
+    return row
+
+
+def _copy_into(target: Observation, source: Observation) -> None:
+    if isinstance(target, dict):
+        assert isinstance(source, dict)
+        for name, part in target.items():
+            part[:] = source[name]
+    else:
+        target[:] = source  # type: ignore[assignment]
+
+
+def _stacked(observations: list[Observation]) -> Observation:
+    first = observations[0]
+    if isinstance(first, dict):
+        return {name: np.stack([o[name] for o in observations]) for name in first}  # type: ignore[index,call-overload]
+    return np.stack(observations)  # type: ignore[arg-type]
+
+
+def _row_for(env: VectorEnv) -> StepRow:
+    from palaestra.env.spaces import allocate_row
+
+    return allocate_row(env.observation_space, env.num_envs, env.mask_size)
+
+
+def _refuse_what_is_not_finite(buffer: RolloutBuffer) -> None:
+    """An environment's NaN must not reach a gradient, where nobody could say any more where it came from."""
+    T = buffer.num_steps
+    parts = buffer.observation if isinstance(buffer.observation, dict) else {"observation": buffer.observation}
+    checked = {"reward": buffer.reward, **{name: part[1:] for name, part in parts.items() if part.dtype.kind == "f"}}
+    for name, array in checked.items():
+        # A sum is finite only if every term is (overflow aside, which the exact search below then rules out).
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(array.sum()):
+                continue
+        broken = np.argwhere(~np.isfinite(array.reshape(T, buffer.num_envs, -1)).all(-1))
+        if len(broken):
+            t, n = (int(i) for i in broken[0])
+            raise EnvironmentFault(
+                f"environment {n} returned a {name} that is not finite ({array[t, n]}) at step {t + 1} of this rollout. "
+                "Nothing was learned from it. Mend the environment, or clip what it returns."
+            )

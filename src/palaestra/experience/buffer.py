@@ -1,0 +1,173 @@
+"""Preallocated storage for one rollout: flat `[T, N, ...]` arrays that a collector fills row by row.
+
+Arrays and tensors share memory; nothing is allocated or wrapped per step. `get` hands out one TensorDict view of the
+whole. Row `T` of the observations (and masks) is where the next rollout continues. What `get` returned stays valid
+until `reset` and the next fill overwrite it: take a `clone()` to keep it, or use a buffer per rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palaestra.errors import ExperienceError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from palaestra.experience.rollout import Rollout
+
+__all__ = ["ArraySpec", "Columns", "RolloutBuffer"]
+
+Columns: TypeAlias = dict[str, Any]
+"""A rollout as plain tensors by key, `[T, N, ...]`; `observation` may be a dict of tensors."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape (of one step of one environment) and type of an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+ObservationSpec: TypeAlias = ArraySpec | Mapping[str, ArraySpec]
+
+
+class RolloutBuffer:
+    """Storage for `num_steps` steps of `num_envs` environments."""
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        observation: ObservationSpec,
+        action: ArraySpec,
+        *,
+        mask_size: int = 0,
+    ) -> None:
+        T, N = num_steps, num_envs
+        self.num_steps, self.num_envs = T, N
+        self.observation = _allocate(observation, (T + 1, N))
+        self.action: NDArray[Any] = np.zeros((T, N, *action.shape), action.dtype)
+        self.log_prob = np.zeros((T, N), np.float32)
+        self.value = np.zeros((T, N), np.float32)
+        self.next_value = np.zeros((T, N), np.float32)
+        self.reward = np.zeros((T, N), np.float32)
+        self.terminated = np.zeros((T, N), np.bool_)
+        self.truncated = np.zeros((T, N), np.bool_)
+        self.valid = np.ones((T, N), np.bool_)
+        self.action_mask = np.ones((T + 1, N, mask_size), np.bool_) if mask_size else None
+        self.policy_version = 0
+        self.reward_scale = 1.0
+        self.first_stream = 0
+        self.first_env_step = 0
+        self.position = 0
+
+    def add(self, transition: Mapping[str, Any] | TensorDict) -> None:
+        """Append one step `[N, ...]`, or as many as given `[t, N, ...]`, by key; missing keys keep their zeros."""
+        if self.is_full():
+            raise ExperienceError(
+                f"RolloutBuffer.add: all {self.num_steps} steps are filled. Call get() and reset() before adding more."
+            )
+        given = {str(key): transition[key] for key in transition.keys()}  # noqa: SIM118  TensorDict iterates over rows
+        reward = _array(given["reward"])
+        steps = reward.shape[0] if reward.ndim == 2 else 1
+        if self.position + steps > self.num_steps:
+            raise ExperienceError(
+                f"RolloutBuffer.add: {steps} steps do not fit into the {self.num_steps - self.position} left of "
+                f"{self.num_steps}. Add fewer, or make the buffer larger."
+            )
+        rows = slice(self.position, self.position + steps)
+        for key, value in given.items():
+            if key == "observation" and isinstance(self.observation, dict):
+                for name, column in self.observation.items():
+                    _write(column, rows, value[name], f"observation/{name}")
+            elif key in ("policy_version", "reward_scale", "stream", "env_step"):
+                continue
+            else:
+                column = getattr(self, key, None)
+                if not isinstance(column, np.ndarray):
+                    raise ExperienceError(f"RolloutBuffer.add: there is no column {key!r}.")
+                _write(column, rows, value, key)
+        self.position += steps
+
+    def reset(self) -> None:
+        """Forget the contents; memory is kept and will be overwritten."""
+        self.position = 0
+        self.valid[:] = True
+
+    def is_full(self) -> bool:
+        """Whether every step has been written."""
+        return self.position >= self.num_steps
+
+    def columns(self) -> Columns:
+        """The filled steps as plain tensors that share this buffer's memory."""
+        t, n = self.position, self.num_envs
+        columns: Columns = {
+            "observation": _tensors(self.observation, t),
+            "action": torch.from_numpy(self.action[:t]),
+            "log_prob": torch.from_numpy(self.log_prob[:t]),
+            "value": torch.from_numpy(self.value[:t]),
+            "next_value": torch.from_numpy(self.next_value[:t]),
+            "reward": torch.from_numpy(self.reward[:t]),
+            "terminated": torch.from_numpy(self.terminated[:t]),
+            "truncated": torch.from_numpy(self.truncated[:t]),
+            # The same number for every step, or counted along an axis: views that cost no memory.
+            "policy_version": torch.tensor(self.policy_version).expand(t, n),
+            "reward_scale": torch.tensor(self.reward_scale, dtype=torch.float32).expand(t, n),
+            "stream": (self.first_stream + torch.arange(n)).expand(t, n),
+            "env_step": (self.first_env_step + torch.arange(t)).unsqueeze(1).expand(t, n),
+        }
+        if not self.valid[:t].all():
+            columns["valid"] = torch.from_numpy(self.valid[:t])
+        if self.action_mask is not None:
+            columns["action_mask"] = torch.from_numpy(self.action_mask[:t])
+        return columns
+
+    def get(self, flatten: bool = False) -> Rollout | TensorDict:
+        """The filled steps as a `Rollout` `[T, N]` that shares this buffer's memory; `flatten` gives `[T * N]`."""
+        from palaestra.experience.rollout import Rollout  # importing tensordict costs a second: only when asked for
+
+        rollout = Rollout.from_columns(self.columns())
+        return rollout.reshape(-1) if flatten else rollout
+
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+        if isinstance(self.observation, dict):
+            arrays += list(self.observation.values())
+        return sum(array.nbytes for array in arrays)
+
+
+def _allocate(spec: ObservationSpec, leading: tuple[int, int]) -> Any:
+    if isinstance(spec, ArraySpec):
+        return np.zeros((*leading, *spec.shape), spec.dtype)
+    return {name: np.zeros((*leading, *part.shape), part.dtype) for name, part in spec.items()}
+
+
+def _tensors(observation: Any, t: int) -> Any:
+    if isinstance(observation, dict):
+        return {name: torch.from_numpy(column[:t]) for name, column in observation.items()}
+    return torch.from_numpy(observation[:t])
+
+
+def _array(value: Any) -> NDArray[Any]:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def _write(column: NDArray[Any], rows: slice, value: Any, key: str) -> None:
+    array = _array(value)
+    target = column[rows]
+    if array.shape not in (target.shape, target.shape[1:]):
+        raise ExperienceError(
+            f"RolloutBuffer.add: {key} has shape {array.shape}, expected {target.shape[1:]} for one step or "
+            f"{target.shape} for {target.shape[0]}."
+        )
+    target[:] = array

@@ -1,0 +1,171 @@
+"""`Rollout`: a stretch of experience, `[T, N]`, that an actor writes and everybody else reads.
+
+A TensorDict: time first, then environment. Nobody edits what was recorded: `reward` is what the environment paid,
+advantages are added at learn time on a copy. Each column of N is one environment's unbroken stream, named by
+`stream` and counted by `env_step`, so that `combine_rollouts` knows what follows on what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from palaestra.errors import CheckpointError, ExperienceError
+from palaestra.experience.buffer import Columns
+
+__all__ = ["Rollout", "combine_rollouts"]
+
+SCHEMA = 1
+REQUIRED = (
+    "observation", "action", "log_prob", "value", "next_value", "reward", "terminated", "truncated", "policy_version",
+)  # fmt: skip
+
+
+class Rollout(TensorDict):
+    """T steps of N environments; every entry is `[T, N, ...]`.
+
+    observation     what the policy saw; a nested TensorDict for Dict spaces
+    action          as drawn (a Gaussian before clipping)
+    log_prob        under the weights that acted
+    value           of `observation`, under the weights that acted
+    next_value      of what came next: 0 after termination, the value of the last observation after truncation
+    reward          as the environment paid it
+    terminated      the task ended: the future is worth nothing
+    truncated       we stopped watching: the future is worth `next_value`
+    policy_version  which weights acted
+    reward_scale    by how much rewards are multiplied before learning (1 without reward normalisation)
+    stream          which environment, unique within one process
+    env_step        how many steps that environment had taken before this one
+    action_mask     which actions were allowed (only with masks)
+    valid           False where the environment ignored the action (only when there are such steps)
+    """
+
+    @classmethod
+    def from_columns(cls, columns: Columns) -> Rollout:
+        """A view over plain tensors; nothing is copied."""
+        shape = tuple(columns["reward"].shape[:2])
+        entries = dict(columns)
+        if isinstance(entries["observation"], dict):
+            entries["observation"] = TensorDict(entries["observation"], batch_size=shape)
+        return cls(entries, batch_size=shape)
+
+    def columns(self) -> Columns:
+        """The entries as plain tensors; a nested observation as a dict."""
+        columns = {str(key): self.get(key) for key in self.keys()}
+        if isinstance(columns["observation"], TensorDict):
+            nested = columns["observation"]
+            columns["observation"] = {str(key): nested.get(key) for key in nested.keys()}
+        return columns
+
+    def total_reward(self) -> float:
+        """Everything the environments paid."""
+        return float(self.get("reward").double().sum())
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write one safetensors file, atomically, with a schema version and a SHA-256 of its contents."""
+        from safetensors.torch import save as to_bytes
+
+        flat = {
+            "/".join(key) if isinstance(key, tuple) else key: value.contiguous()
+            for key, value in self.items(include_nested=True, leaves_only=True)
+        }
+        facts = {"schema": str(SCHEMA), "kind": "rollout", "shape": json.dumps(list(self.batch_size))}
+        facts["sha256"] = _fingerprint(flat)
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        with open(temporary, "wb") as file:
+            file.write(to_bytes(flat, metadata=facts))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Rollout:
+        """Read what `save` wrote; refuses what is truncated, altered or newer than this version knows."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = file.metadata() or {}
+                flat = {key: file.get_tensor(key) for key in file.keys()}
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError("rollout file", str(path), f"cannot be read ({error})", "Collect it again") from None
+        if facts.get("kind") != "rollout" or int(facts.get("schema", 0)) > SCHEMA:
+            raise CheckpointError("rollout file", str(path), f"is not a rollout of schema {SCHEMA} or older")
+        if facts.get("sha256") != _fingerprint(flat):
+            raise CheckpointError("rollout file", str(path), "contents do not match their SHA-256", "Collect it again")
+        shape = json.loads(facts["shape"])
+        rollout = cls({}, batch_size=shape)
+        for key, value in flat.items():
+            rollout.set(tuple(key.split("/", 1)) if "/" in key else key, value)
+        return rollout
+
+
+def _fingerprint(flat: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(flat):
+        value = flat[key].contiguous()
+        digest.update(f"{key}:{value.dtype}:{tuple(value.shape)};".encode())
+        digest.update(value.view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.hexdigest()
+
+
+def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
+    """Join rollouts without mixing streams: along time where they continue each other, else side by side.
+
+    Rollouts of the same environments that follow on one another become one long rollout, exactly as if it had been
+    collected in one go. Otherwise they are set side by side as further environments, which needs equal lengths.
+    """
+    if not rollouts:
+        raise ExperienceError("combine_rollouts: an empty list. Collect at least one rollout.")
+    keys = {frozenset(str(key) for key in rollout.keys()) for rollout in rollouts}
+    if len(keys) > 1:
+        common = frozenset.intersection(*keys)
+        extra = sorted(set().union(*keys) - common)
+        if set(extra) - {"valid"}:
+            raise ExperienceError(f"combine_rollouts: only some of the rollouts have {', '.join(extra)}.")
+        rollouts = [_with_valid(rollout) for rollout in rollouts]
+    ordered = sorted(rollouts, key=lambda rollout: int(rollout.get("env_step")[0, 0])) if _same_streams(rollouts) else []
+    if ordered and all(_follows(a, b) for a, b in zip(ordered[:-1], ordered[1:], strict=True)):
+        return _joined(ordered, dim=0)
+    lengths = sorted({rollout.batch_size[0] for rollout in rollouts})
+    if len(lengths) > 1:
+        raise ExperienceError(
+            f"combine_rollouts: lengths {lengths} from different environments cannot stand side by side. "
+            "Collect the same n_steps from each, or pass the list to learn() as it is."
+        )
+    return _joined(rollouts, dim=1)
+
+
+def _joined(rollouts: Sequence[Rollout], dim: int) -> Rollout:
+    joined: Any = torch.cat([TensorDict(dict(r.items()), batch_size=r.batch_size) for r in rollouts], dim=dim)  # type: ignore[arg-type]
+    return Rollout(dict(joined.items()), batch_size=joined.batch_size)
+
+
+def _with_valid(rollout: Rollout) -> Rollout:
+    if "valid" in rollout.keys():
+        return rollout
+    whole = Rollout(dict(rollout.items()), batch_size=rollout.batch_size)
+    whole.set("valid", torch.ones(tuple(rollout.batch_size), dtype=torch.bool))
+    return whole
+
+
+def _same_streams(rollouts: Sequence[Rollout]) -> bool:
+    first = rollouts[0]
+    if any("stream" not in r.keys() or "env_step" not in r.keys() for r in rollouts):
+        return False
+    return all(torch.equal(r.get("stream")[0], first.get("stream")[0]) for r in rollouts)
+
+
+def _follows(earlier: Rollout, later: Rollout) -> bool:
+    return torch.equal(earlier.get("env_step")[-1] + 1, later.get("env_step")[0])

@@ -1,0 +1,316 @@
+"""PPO's learning phase, compiled: the same arithmetic as `learner.ppo`, without dispatch between the operations.
+
+`train_policy` and `train_value` run every epoch and minibatch of one `learn`, Adam included, for an actor and a
+critic that share no weights; with separate gradient clipping the two are independent, so they may run in two threads.
+`train_joint` interleaves them for one global gradient norm. Pure functions of arrays: shuffles come in as `order`,
+so a run replays exactly, with or without this module. Gradients are derived by hand; the tests hold them against
+autograd. Read `learner.ppo` first: that is the algorithm, this is its engine.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from palaestra.policy.kernels import backward_mlp, compiled, forward_mlp, log_softmax_row
+
+__all__ = ["gae_columns", "train_joint", "train_policy", "train_value"]
+
+_LOG_SQRT_2PI = np.float32(0.5 * math.log(2.0 * math.pi))
+
+# Where each number sits in the `settings` vector that `learner.compiled` fills.
+RATE, CLIP, ENTROPY_COEF, TARGET_KL, MAX_NORM, ADAM_EPS, VALUE_COEF, VALUE_CLIP, NORMALIZE = range(9)
+# Where each sum sits in the `sums` vector that comes back.
+POLICY_LOSS, ENTROPY, KL, CLIPPED, ACTOR_NORM, POLICY_STEPS = range(6)
+VALUE_LOSS, CRITIC_NORM, VALUE_STEPS = range(6, 9)
+STOPPED_AT, BROKEN_AT = 9, 10
+NUM_SUMS = 11
+
+
+@compiled
+def gae_columns(reward, value, next_value, terminated, truncated, discount, lam, advantage):
+    """`learner.returns.gae` on `[T, N]` arrays."""
+    steps, envs = reward.shape
+    for n in range(envs):
+        carry = np.float32(0.0)
+        for t in range(steps - 1, -1, -1):
+            future = np.float32(0.0) if terminated[t, n] else next_value[t, n]
+            if terminated[t, n] or truncated[t, n]:
+                carry = np.float32(0.0)
+            carry = reward[t, n] + discount * future - value[t, n] + discount * lam * carry
+            advantage[t, n] = carry
+
+
+@compiled
+def _adam(params, grads, first, second, rate, scale, eps, step):
+    one, b1, b2 = np.float32(1.0), np.float32(0.9), np.float32(0.999)
+    size = np.float32(rate / (1.0 - 0.9**step))
+    root = np.float32(1.0 / math.sqrt(1.0 - 0.999**step))
+    for i in range(params.shape[0]):
+        g = grads[i] * scale
+        m = b1 * first[i] + (one - b1) * g
+        v = b2 * second[i] + (one - b2) * g * g
+        first[i] = m
+        second[i] = v
+        params[i] -= size * m / (np.sqrt(v) * root + eps)
+
+
+@compiled
+def _square_sum(grads):
+    total = np.float32(0.0)
+    for i in range(grads.shape[0]):
+        total += grads[i] * grads[i]
+    return total
+
+
+@compiled
+def _shrink(norm, limit):
+    """The factor that `torch.nn.utils.clip_grad_norm_` applies."""
+    if limit <= np.float32(0.0):
+        return np.float32(1.0)
+    factor = limit / (norm + np.float32(1e-6))
+    return factor if factor < np.float32(1.0) else np.float32(1.0)
+
+
+@compiled
+def _gather(source, order, start, count, target):
+    for i in range(count):
+        row = order[start + i]
+        for p in range(source.shape[1]):
+            target[i, p] = source[row, p]
+
+
+@compiled
+def _policy_gradient(discrete, x, rows, data, params, sizes, activation, settings, grads, work, sums):
+    """Gradient of clipped surrogate minus entropy bonus on one minibatch; returns the mean KL to the behaviour."""
+    action, log_prob_old, advantage = data
+    hidden, d_hidden, out, turned = work
+    n = rows.shape[0]
+    k = out.shape[1]
+    one, each = np.float32(1.0), np.float32(1.0) / np.float32(n)
+    clip, bonus = settings[CLIP], settings[ENTROPY_COEF]
+    weights = params.shape[0] if discrete else params.shape[0] - k
+    z = out[:n]
+    forward_mlp(x, params[:weights], sizes, activation, hidden, z, turned)
+    mean, scale = np.float32(0.0), one
+    if settings[NORMALIZE] > np.float32(0.0) and n > 1:
+        for i in range(n):
+            mean += advantage[rows[i]]
+        mean *= each
+        spread = np.float32(0.0)
+        for i in range(n):
+            spread += (advantage[rows[i]] - mean) ** 2
+        scale = one / (np.sqrt(spread / np.float32(n - 1)) + np.float32(1e-8))
+    loss, entropy, kl, clipped = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    if not discrete:
+        grads[weights:] = np.float32(0.0)
+        for j in range(k):
+            entropy += params[weights + j] + np.float32(0.5) + _LOG_SQRT_2PI
+            grads[weights + j] = -bonus
+        entropy *= np.float32(n)
+    for i in range(n):
+        row = rows[i]
+        if discrete:
+            log_softmax_row(z[i])
+            log_prob = z[i, int(action[row, 0])]
+        else:
+            log_prob = np.float32(0.0)
+            for j in range(k):
+                log_std = params[weights + j]
+                u = (action[row, j] - z[i, j]) * np.exp(-log_std)
+                log_prob += np.float32(-0.5) * u * u - log_std - _LOG_SQRT_2PI
+        log_ratio = log_prob - log_prob_old[row]
+        ratio = np.exp(log_ratio)
+        a = (advantage[row] - mean) * scale
+        bounded = min(max(ratio, one - clip), one + clip)
+        plain, held = a * ratio, a * bounded
+        pushes = plain <= held
+        loss -= plain if pushes else held
+        kl += ratio - one - log_ratio
+        if abs(ratio - one) > clip:
+            clipped += one
+        d_log_prob = -plain * each if pushes else np.float32(0.0)
+        if discrete:
+            chosen = int(action[row, 0])
+            here = np.float32(0.0)
+            for j in range(k):
+                here -= np.exp(z[i, j]) * z[i, j]
+            entropy += here
+            for j in range(k):
+                p = np.exp(z[i, j])
+                hit = one if j == chosen else np.float32(0.0)
+                z[i, j] = d_log_prob * (hit - p) + bonus * each * p * (z[i, j] + here)
+        else:
+            for j in range(k):
+                inverse = np.exp(-params[weights + j])
+                u = (action[row, j] - z[i, j]) * inverse
+                grads[weights + j] += d_log_prob * (u * u - one)
+                z[i, j] = d_log_prob * u * inverse
+    backward_mlp(x, params[:weights], sizes, activation, hidden, z, grads[:weights], d_hidden, turned)
+    sums[POLICY_LOSS] += loss * each
+    sums[ENTROPY] += entropy * each
+    sums[KL] += kl * each
+    sums[CLIPPED] += clipped * each
+    sums[POLICY_STEPS] += 1.0
+    return kl * each
+
+
+@compiled
+def _value_gradient(x, rows, data, params, sizes, activation, settings, grads, work, sums):
+    """Gradient of half the (clipped) squared error of the value on one minibatch."""
+    target, value_old = data
+    hidden, d_hidden, out, turned = work
+    n = rows.shape[0]
+    each, half = np.float32(1.0) / np.float32(n), np.float32(0.5)
+    clip, coef = settings[VALUE_CLIP], settings[VALUE_COEF]
+    v = out[:n]
+    forward_mlp(x, params, sizes, activation, hidden, v, turned)
+    loss = np.float32(0.0)
+    for i in range(n):
+        row = rows[i]
+        error = v[i, 0] - target[row]
+        slope = error
+        if clip > np.float32(0.0):
+            moved = v[i, 0] - value_old[row]
+            held = value_old[row] + min(max(moved, -clip), clip) - target[row]
+            if held * held > error * error:
+                error = held
+                slope = np.float32(0.0) if abs(moved) > clip else held
+        loss += half * error * error
+        v[i, 0] = coef * each * slope
+    backward_mlp(x, params, sizes, activation, hidden, v, grads, d_hidden, turned)
+    sums[VALUE_LOSS] += loss * each
+    sums[VALUE_STEPS] += 1.0
+
+
+@compiled
+def train_policy(
+    discrete, observation, data, order, batch, net, sizes, activation, settings, work, x, step, sums
+):
+    """All epochs and minibatches for the actor; returns how many optimiser steps were taken."""
+    params, grads, first, second = net
+    total = order.shape[1]
+    taken = 0
+    for epoch in range(order.shape[0]):
+        for start in range(0, total, batch):
+            n = min(batch, total - start)
+            rows = order[epoch, start : start + n]
+            _gather(observation, rows, 0, n, x)
+            kl = _policy_gradient(
+                discrete, x[:n], rows, data, params, sizes, activation, settings, grads, work, sums
+            )
+            if settings[TARGET_KL] > np.float32(0.0) and kl > np.float32(1.5) * settings[TARGET_KL]:
+                sums[STOPPED_AT] = taken + 1
+                return taken
+            norm = np.sqrt(_square_sum(grads))
+            if not np.isfinite(norm):
+                sums[BROKEN_AT] = taken + 1
+                return taken
+            sums[ACTOR_NORM] += norm
+            taken += 1
+            scale = _shrink(norm, settings[MAX_NORM])
+            _adam(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + taken)
+    return taken
+
+
+@compiled
+def train_value(observation, data, order, batch, net, sizes, activation, settings, work, x, step, sums):
+    """All epochs and minibatches for the critic; returns how many optimiser steps were taken."""
+    params, grads, first, second = net
+    total = order.shape[1]
+    taken = 0
+    for epoch in range(order.shape[0]):
+        for start in range(0, total, batch):
+            n = min(batch, total - start)
+            rows = order[epoch, start : start + n]
+            _gather(observation, rows, 0, n, x)
+            _value_gradient(x[:n], rows, data, params, sizes, activation, settings, grads, work, sums)
+            norm = np.sqrt(_square_sum(grads))
+            if not np.isfinite(norm):
+                sums[BROKEN_AT] = taken + 1
+                return taken
+            sums[CRITIC_NORM] += norm
+            taken += 1
+            scale = _shrink(norm, settings[MAX_NORM])
+            _adam(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + taken)
+    return taken
+
+
+@compiled
+def train_joint(
+    discrete,
+    observation,
+    policy_data,
+    value_data,
+    order,
+    batch,
+    actor,
+    critic,
+    actor_sizes,
+    critic_sizes,
+    activation,
+    settings,
+    actor_work,
+    critic_work,
+    x,
+    actor_step,
+    critic_step,
+    sums,
+):
+    """Both networks minibatch by minibatch, clipped by their common gradient norm."""
+    total = order.shape[1]
+    policy_taken, value_taken = 0, 0
+    live = True
+    for epoch in range(order.shape[0]):
+        for start in range(0, total, batch):
+            n = min(batch, total - start)
+            rows = order[epoch, start : start + n]
+            _gather(observation, rows, 0, n, x)
+            squares = np.float32(0.0)
+            if live:
+                kl = _policy_gradient(
+                    discrete,
+                    x[:n],
+                    rows,
+                    policy_data,
+                    actor[0],
+                    actor_sizes,
+                    activation,
+                    settings,
+                    actor[1],
+                    actor_work,
+                    sums,
+                )
+                if settings[TARGET_KL] > np.float32(0.0) and kl > np.float32(1.5) * settings[TARGET_KL]:
+                    sums[STOPPED_AT] = policy_taken + 1
+                    live = False
+                else:
+                    squares = _square_sum(actor[1])
+                    sums[ACTOR_NORM] += np.sqrt(squares)
+            _value_gradient(
+                x[:n],
+                rows,
+                value_data,
+                critic[0],
+                critic_sizes,
+                activation,
+                settings,
+                critic[1],
+                critic_work,
+                sums,
+            )
+            own = _square_sum(critic[1])
+            norm = np.sqrt(squares + own)
+            if not np.isfinite(norm):
+                sums[BROKEN_AT] = value_taken + 1
+                return policy_taken, value_taken
+            sums[CRITIC_NORM] += np.sqrt(own)
+            scale = _shrink(norm, settings[MAX_NORM])
+            value_taken += 1
+            rate, eps = settings[RATE], settings[ADAM_EPS]
+            _adam(critic[0], critic[1], critic[2], critic[3], rate, scale, eps, critic_step + value_taken)
+            if live:
+                policy_taken += 1
+                _adam(actor[0], actor[1], actor[2], actor[3], rate, scale, eps, actor_step + policy_taken)
+    return policy_taken, value_taken

@@ -1,0 +1,188 @@
+"""The policy: an observation goes in; an action with its log-probability, and a value, come out.
+
+`ActorCritic` covers every supported space with separate actor and critic networks, or wraps the user's own
+`nn.Module`. It knows nothing of environments, rollouts or learning. Its observation normaliser is part of it, so that
+whoever loads the policy sees observations as the policy saw them in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor, nn
+
+from palaestra.config import Section
+from palaestra.errors import ConfigError
+from palaestra.policy.distribution import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Gaussian,
+    MultiCategorical,
+    SquashedGaussian,
+)
+from palaestra.policy.network import ObservationEncoder, mlp
+
+__all__ = ["Acted", "ActorCritic", "PolicyConfig", "TensorObservation"]
+
+TensorObservation: TypeAlias = Tensor | Mapping[str, Tensor]
+"""A batch of observations as tensors, `[B, ...]`; a mapping (dict or TensorDict) for `Dict` spaces."""
+
+
+class PolicyConfig(Section):
+    """Which policy acts, and how large it is."""
+
+    name: str = "actor_critic"
+    """`actor_critic`, or the address `package.module:Class` of your own `nn.Module` (see docs/algorithms.md)."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of actor and critic (each has its own). Wider learns harder tasks and runs slower."""
+
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Between the layers. tanh keeps small on-policy networks stable; relu suits wide ones."""
+
+    distribution: Literal["auto", "gaussian", "squashed_gaussian"] = "auto"
+    """For Box actions: `gaussian` clips to the bounds, `squashed_gaussian` bends onto them. auto: gaussian."""
+
+    log_std_init: float = Field(default=0.0, ge=-20, le=5)
+    """Starting log standard deviation of Box actions. Lower explores less from the start."""
+
+    image_features: int = Field(default=512, ge=1)
+    """Width of the vector an image becomes."""
+
+    kwargs: dict[str, Any] = {}
+    """Passed to your own class after the two spaces."""
+
+
+class Acted(NamedTuple):
+    """What acting gives: the action as drawn, its log-probability and the value of the observation."""
+
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+
+
+def distribution_for(
+    space: gymnasium.Space[Any], kind: str = "auto", log_std_init: float = 0.0
+) -> Distribution:
+    """The distribution that fits an action space."""
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n), int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiCategorical(tuple(int(n) for n in space.nvec.reshape(-1)))
+    if isinstance(space, spaces.MultiBinary):
+        return Bernoulli(tuple(space.shape))
+    if isinstance(space, spaces.Box):
+        gaussian = SquashedGaussian if kind == "squashed_gaussian" else Gaussian
+        return gaussian(space, log_std_init)
+    raise ConfigError(
+        "env action space", str(space), "no distribution for it",
+        "Supported: Discrete, MultiDiscrete, MultiBinary, Box",
+    )  # fmt: skip
+
+
+class ActorCritic(nn.Module):
+    """Actor and critic for any supported pair of spaces.
+
+    `network`, when given, replaces both: a module whose `forward(observation)` returns
+    `(parameters [B, distribution.num_parameters], value [B])`.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        config: PolicyConfig | None = None,
+        *,
+        network: nn.Module | None = None,
+        normalize_observation: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        config = config or PolicyConfig()
+        self.config = config
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.distribution = distribution_for(action_space, config.distribution, config.log_std_init)
+        self.network = network
+        generator = torch.Generator().manual_seed(seed)
+        self.encoder = ObservationEncoder(
+            observation_space,
+            normalize=normalize_observation,
+            image_features=config.image_features if network is None else 1,
+            generator=generator,
+        )
+        if network is None:
+            sizes = (self.encoder.size, *config.hidden)
+            outputs = self.distribution.num_parameters
+            self.actor = mlp((*sizes, outputs), config.activation, 0.01, generator)
+            self.critic = mlp((*sizes, 1), config.activation, 1.0, generator)
+        elif normalize_observation and not self.encoder.is_plain_vector:
+            raise ConfigError(
+                "env.normalize_observation", True, "your own network receives these observations as they are",
+                "Normalise inside your network, or set env.normalize_observation=false",
+            )  # fmt: skip
+        else:
+            self.encoder.images = nn.ModuleDict()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def forward(self, observation: TensorObservation) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[B, k]` and values `[B]`."""
+        if self.network is not None:
+            seen = self.encoder(observation) if len(self.encoder.normalizers) else observation
+            parameters, value = self.network(seen)
+            return parameters, value.reshape(-1)
+        features = self.encoder(observation)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+    def act(
+        self,
+        observation: TensorObservation,
+        noise: Tensor | None,
+        *,
+        mask: Tensor | None = None,
+    ) -> Acted:
+        """Draw actions from `noise[B, distribution.noise_size]`; without noise, the most likely ones."""
+        parameters, value = self(observation)
+        parameters = self.distribution.masked(parameters, mask)
+        if noise is None:
+            action = self.distribution.mode(parameters)
+        else:
+            action = self.distribution.sample(parameters, noise)
+        return Acted(action, self.distribution.log_prob(parameters, action), value)
+
+    def value(self, observation: TensorObservation) -> Tensor:
+        """Values `[B]` alone."""
+        if self.network is not None:
+            value: Tensor = self(observation)[1]
+            return value
+        critic: Tensor = self.critic(self.encoder(observation))
+        return critic.squeeze(-1)
+
+    def evaluate_actions(
+        self, observation: TensorObservation, action: Tensor, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability, entropy and value, each `[B]`, of actions that were taken."""
+        parameters, value = self(observation)
+        parameters = self.distribution.masked(parameters, mask)
+        return self.distribution.log_prob(parameters, action), self.distribution.entropy(parameters), value
+
+    def absorb(self, observation: TensorObservation) -> None:
+        """Let the observation normaliser, if there is one, learn from `[B, ...]`."""
+        self.encoder.absorb(observation)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by part. Parts that share nothing can be clipped apart (see docs/algorithms.md)."""
+        if self.network is not None or len(self.encoder.images):
+            return {"policy": [p for p in self.parameters() if p.requires_grad]}
+        actor = [*self.actor.parameters(), *self.distribution.parameters()]
+        return {"actor": actor, "critic": list(self.critic.parameters())}

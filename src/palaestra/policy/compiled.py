@@ -1,0 +1,116 @@
+"""Which policies can run compiled, and the object that drives the kernels for one that can.
+
+A policy qualifies when it is an `ActorCritic` of plain multilayer perceptrons over a vector of numbers, with
+discrete or Gaussian actions, float32 on the CPU. Everything else runs as ordinary torch; nobody has to ask for either.
+The weights are the policy's own memory: what the kernels change, the module sees, and the other way round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from palaestra.policy import kernels
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.distribution import Categorical, Gaussian
+from palaestra.policy.flat import FlatParameters
+from palaestra.policy.normalizer import ObservationNormalizer
+
+__all__ = ["CompiledActorCritic", "why_not_compiled"]
+
+F32 = np.float32
+
+
+def why_not_compiled(policy: nn.Module) -> str | None:
+    """None when the policy can run compiled, else the reason in a few words."""
+    if type(policy) is not ActorCritic or policy.network is not None:
+        return "the network is your own"
+    if not policy.encoder.is_plain_vector:
+        return "observations are not a vector of numbers"
+    if type(policy.distribution) not in (Categorical, Gaussian):
+        return f"{type(policy.distribution).__name__} actions"
+    if policy.device.type != "cpu" or any(p.dtype != torch.float32 for p in policy.parameters()):
+        return "weights are not float32 on the CPU"
+    if not all(p.requires_grad for p in policy.parameters()):
+        return "some weights are frozen"
+    return None
+
+
+class CompiledActorCritic:
+    """Acts and evaluates with compiled kernels on the policy's own weights."""
+
+    def __init__(self, policy: ActorCritic) -> None:
+        self.policy = policy
+        self.flat = FlatParameters.of(policy)
+        vector = self.flat.vector.numpy()
+        self.actor: NDArray[np.float32] = vector[self.flat.groups["actor"]]
+        self.critic: NDArray[np.float32] = vector[self.flat.groups["critic"]]
+        self.discrete = isinstance(policy.distribution, Categorical)
+        outputs = policy.distribution.num_parameters
+        inputs, hidden = policy.encoder.size, policy.config.hidden
+        self.actor_sizes = np.array([inputs, *hidden, outputs], np.int64)
+        self.critic_sizes = np.array([inputs, *hidden, 1], np.int64)
+        self.activation = kernels.TANH if policy.config.activation == "tanh" else kernels.RELU
+        self._kernel = kernels.act_categorical if self.discrete else kernels.act_gaussian
+        self._scratch: dict[int, tuple[NDArray[np.float32], ...]] = {}
+        normalizers = list(policy.encoder.normalizers.values())
+        self._normalizer = normalizers[0] if normalizers else None
+
+    def normalized(self, observation: NDArray[Any]) -> NDArray[np.float32]:
+        """Observations `[B, ...]` as the networks see them: flat, float32, normalised if the policy normalises."""
+        flat = np.ascontiguousarray(observation.reshape(len(observation), -1), F32)
+        if self._normalizer is None:
+            return flat
+        assert isinstance(self._normalizer, ObservationNormalizer)
+        mean, scale = self._normalizer.mean.float().numpy(), self._normalizer.scale().numpy()
+        return kernels.normalized(flat, mean, scale, F32(self._normalizer.clip), np.empty_like(flat))
+
+    def act_into(
+        self,
+        observation: NDArray[np.float32],
+        noise: NDArray[np.float32],
+        action: NDArray[Any],
+        log_prob: NDArray[np.float32],
+        value: NDArray[np.float32],
+    ) -> None:
+        """Write action, log-probability and value for normalised observations `[B, i]`."""
+        self._kernel(
+            observation,
+            noise,
+            self.actor,
+            self.critic,
+            self.actor_sizes,
+            self.critic_sizes,
+            self.activation,
+            self.scratch(len(observation)),
+            action,
+            log_prob,
+            value,
+        )
+
+    def value(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Values `[B]` of normalised observations."""
+        hidden, _, values, turned = self.scratch(len(observation))
+        kernels.forward_mlp(
+            observation, self.critic, self.critic_sizes, self.activation, hidden, values, turned
+        )
+        return values[:, 0].copy()
+
+    def scratch(self, batch: int) -> tuple[NDArray[np.float32], ...]:
+        """Working memory for a batch: hidden activations, outputs, values, a turned weight matrix."""
+        known = self._scratch.get(batch)
+        if known is None:
+            hidden = int(self.actor_sizes[1:-1].sum())
+            widest = int((self.actor_sizes[:-1] * self.actor_sizes[1:]).max())
+            known = (
+                np.zeros(max(1, batch * hidden), F32),
+                np.zeros((batch, int(self.actor_sizes[-1])), F32),
+                np.zeros((batch, 1), F32),
+                np.zeros(widest, F32),
+            )
+            self._scratch[batch] = known
+        return known

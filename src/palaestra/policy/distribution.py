@@ -1,0 +1,263 @@
+"""Action distributions as plain functions of tensors: what a policy's last layer means.
+
+Randomness comes in as `noise` (uniform or standard normal), so that acting is a pure function and the compiled and
+the plain path draw the same actions. Actions are kept as the policy drew them: an unclipped Gaussian, a squashed
+action before squashing; `to_env` gives what the environment receives. No `torch.distributions` objects: building one
+costs more than the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from palaestra.errors import ConfigError
+
+__all__ = ["Bernoulli", "Categorical", "Distribution", "Gaussian", "MultiCategorical", "SquashedGaussian"]
+
+_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+_FORBIDDEN = -1e8
+"""Logit of a masked action: probability exactly 0 in float32, and still finite, so that 0 * log 0 is 0."""
+
+
+class Distribution(nn.Module):
+    """What the parameters of a policy's last layer mean. `parameters` is `[B, num_parameters]` throughout."""
+
+    num_parameters: int
+    noise_size: int
+    noise_kind: Literal["uniform", "normal"]
+    action_shape: tuple[int, ...]
+    action_dtype: type[np.generic]
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Actions `[B, *action_shape]` from `noise[B, noise_size]`."""
+        raise NotImplementedError
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The most likely action."""
+        raise NotImplementedError
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Log-probability (density) `[B]` of actions as `sample` gave them."""
+        raise NotImplementedError
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Entropy `[B]` in nats."""
+        raise NotImplementedError
+
+    def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
+        """Parameters under which forbidden actions have probability 0."""
+        if mask is None:
+            return parameters
+        return parameters.masked_fill(~mask, _FORBIDDEN)
+
+    def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """What the environment receives for a stored action."""
+        return action
+
+
+def _index_below(probabilities: Tensor, noise: Tensor) -> Tensor:
+    """The first index whose cumulative probability exceeds the uniform noise `[..., 1]`."""
+    reached = probabilities.cumsum(-1)
+    return (noise >= reached).sum(-1).clamp_(max=probabilities.shape[-1] - 1)
+
+
+class Categorical(Distribution):
+    """One of n actions."""
+
+    noise_kind: Literal["uniform", "normal"] = "uniform"
+    noise_size = 1
+    action_shape = ()
+    action_dtype = np.int64
+
+    def __init__(self, n: int, start: int = 0) -> None:
+        super().__init__()
+        self.num_parameters = n
+        self._start = start
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """The first action whose cumulative probability exceeds the noise."""
+        return _index_below(parameters.softmax(-1), noise)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The action with the largest logit."""
+        return parameters.argmax(-1)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Log-softmax at the action."""
+        return parameters.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """- sum p log p."""
+        logs = parameters.log_softmax(-1)
+        return -(logs.exp() * logs).sum(-1)
+
+    def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Shifted for spaces that do not start at 0."""
+        return action + self._start if self._start else action
+
+
+class MultiCategorical(Distribution):
+    """Several independent choices at once."""
+
+    noise_kind: Literal["uniform", "normal"] = "uniform"
+    action_dtype = np.int64
+
+    def __init__(self, nvec: tuple[int, ...]) -> None:
+        super().__init__()
+        self.nvec = nvec
+        self.num_parameters = sum(nvec)
+        self.noise_size = len(nvec)
+        self.action_shape = (len(nvec),)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Each choice by its own uniform number."""
+        parts = parameters.split(self.nvec, dim=-1)
+        drawn = [_index_below(part.softmax(-1), noise[:, i : i + 1]) for i, part in enumerate(parts)]
+        return torch.stack(drawn, -1)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The best of each choice."""
+        return torch.stack([part.argmax(-1) for part in parameters.split(self.nvec, dim=-1)], -1)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Sum over the choices."""
+        parts = parameters.split(self.nvec, dim=-1)
+        logs = [part.log_softmax(-1).gather(-1, action[:, i : i + 1]) for i, part in enumerate(parts)]
+        return torch.cat(logs, -1).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Sum over the choices."""
+        total = parameters.new_zeros(parameters.shape[0])
+        for part in parameters.split(self.nvec, dim=-1):
+            logs = part.log_softmax(-1)
+            total = total - (logs.exp() * logs).sum(-1)
+        return total
+
+
+class Bernoulli(Distribution):
+    """n independent switches."""
+
+    noise_kind: Literal["uniform", "normal"] = "uniform"
+    action_dtype = np.int64
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.num_parameters = self.noise_size = math.prod(shape)
+        self.action_shape = shape
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """On where the noise is below the probability."""
+        return (noise < parameters.sigmoid()).long().view(-1, *self.action_shape)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """On where on is likelier than off."""
+        return (parameters > 0).long().view(-1, *self.action_shape)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Sum over the switches."""
+        on = action.flatten(1).to(parameters.dtype)
+        return -nn.functional.binary_cross_entropy_with_logits(parameters, on, reduction="none").sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Sum over the switches."""
+        p = parameters.sigmoid()
+        return nn.functional.binary_cross_entropy_with_logits(parameters, p, reduction="none").sum(-1)
+
+
+class Gaussian(Distribution):
+    """Independent normals with a learned standard deviation that does not depend on the observation.
+
+    The action is stored unclipped, so that its log-probability is the one it was drawn with; the environment receives
+    it clipped to its bounds.
+    """
+
+    noise_kind: Literal["uniform", "normal"] = "normal"
+    action_dtype = np.float32
+
+    def __init__(self, space: gymnasium.spaces.Box, log_std_init: float = 0.0) -> None:
+        super().__init__()
+        self.action_shape = tuple(space.shape)
+        self.num_parameters = self.noise_size = math.prod(space.shape)
+        self.log_std = nn.Parameter(torch.full((self.num_parameters,), float(log_std_init)))
+        self._low = np.asarray(space.low, np.float32)
+        self._high = np.asarray(space.high, np.float32)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """mean + std * noise."""
+        return (parameters + self.log_std.exp() * noise).view(-1, *self.action_shape)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The mean."""
+        return parameters.view(-1, *self.action_shape)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Sum of normal log-densities."""
+        z = (action.flatten(1) - parameters) * (-self.log_std).exp()
+        return (-0.5 * z * z - self.log_std - _LOG_SQRT_2PI).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Depends on the standard deviations alone."""
+        return (self.log_std + (0.5 + _LOG_SQRT_2PI)).sum().expand(parameters.shape[0])
+
+    def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
+        """Refused: a mask over a continuum has no meaning."""
+        if mask is not None:
+            raise ConfigError("info['action_mask']", tuple(mask.shape), "continuous actions cannot be masked")
+        return parameters
+
+    def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Clipped to the bounds of the space."""
+        return np.clip(action, self._low, self._high)
+
+
+class SquashedGaussian(Gaussian):
+    """A Gaussian pushed through tanh onto the bounds of the space.
+
+    The action is stored before squashing: that number is exact, while the inverse of tanh near the bounds is not.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Box, log_std_init: float = 0.0) -> None:
+        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise ConfigError(
+                "policy.distribution", "squashed_gaussian", f"needs finite bounds, and the action space is {space}",
+                "Use 'gaussian', or give the environment a bounded action space",
+            )  # fmt: skip
+        super().__init__(space, log_std_init)
+        half = torch.as_tensor((self._high - self._low).reshape(-1) / 2)
+        self._log_half_sum = float(half.log().sum())
+        nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+        self.register_buffer("_nodes", torch.as_tensor(nodes, dtype=torch.float32), persistent=False)
+        self.register_buffer(
+            "_weights", torch.as_tensor(weights / weights.sum(), dtype=torch.float32), persistent=False
+        )
+
+    @staticmethod
+    def _log_slope(u: Tensor) -> Tensor:
+        # log(1 - tanh(u)^2), written so that it neither overflows nor cancels.
+        return 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Density of the squashed action, by the change of variables."""
+        slope = self._log_slope(action.flatten(1)).sum(-1)
+        return super().log_prob(parameters, action) - slope - self._log_half_sum
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Gaussian entropy plus the expected log-slope, by 16-point Gauss-Hermite quadrature.
+
+        Minus the log-probability of stored actions would have the right mean and a zero gradient, hence no bonus.
+        """
+        nodes, weights = self.get_buffer("_nodes"), self.get_buffer("_weights")
+        u = parameters.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * nodes
+        slope = (self._log_slope(u) * weights).sum(-1).sum(-1)
+        return super().entropy(parameters) + slope + self._log_half_sum
+
+    def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Squashed onto [low, high]."""
+        return self._low + (np.tanh(action) + np.float32(1.0)) * np.float32(0.5) * (self._high - self._low)

@@ -1,0 +1,168 @@
+"""Networks: multilayer perceptrons, a convolutional encoder, and the encoder that turns any observation into features.
+
+Orthogonal initialisation throughout (sqrt 2 in hidden layers, 0.01 for the policy head, 1 for the value head), drawn
+from the generator handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from palaestra.errors import ConfigError
+from palaestra.policy.normalizer import ObservationNormalizer
+
+__all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "mlp", "orthogonal_"]
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def orthogonal_(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> None:
+    """Orthogonal weights, zero bias, in place."""
+    with torch.no_grad():
+        nn.init.orthogonal_(layer.weight, gain, generator=generator)
+        if layer.bias is not None:
+            layer.bias.zero_()
+
+
+def mlp(
+    sizes: Sequence[int], activation: str, output_gain: float, generator: torch.Generator
+) -> nn.Sequential:
+    """Linear layers of the given sizes with the activation between them."""
+    layers: list[nn.Module] = []
+    last = len(sizes) - 2
+    for index, (i, o) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        linear = nn.Linear(i, o)
+        orthogonal_(linear, output_gain if index == last else math.sqrt(2.0), generator)
+        layers.append(linear)
+        if index != last:
+            layers.append(ACTIVATIONS[activation]())
+    return nn.Sequential(*layers)
+
+
+def is_image(space: gymnasium.Space[Any]) -> bool:
+    """Three axes of bytes: pixels."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
+class ImageEncoder(nn.Module):
+    """Pixels (bytes, channels first or last) to features; kernels shrink with the image so that small ones fit."""
+
+    def __init__(self, shape: tuple[int, ...], features: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self._channels_last = shape[-1] < shape[0]
+        channels, height, width = (shape[2], *shape[:2]) if self._channels_last else shape
+        self.convolutions = nn.Sequential(*_convolutions(channels, min(height, width)))
+        # Channels-last weights make the CPU and GPU kernels read pixels in the order the frames already have.
+        self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.no_grad():
+            flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        self.project = nn.Linear(flat, features)
+        for layer in (*self.convolutions, self.project):
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                orthogonal_(layer, math.sqrt(2.0), generator)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """`[B, features]`."""
+        if self._channels_last:
+            pixels = pixels.permute(0, 3, 1, 2)
+        scaled = pixels.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / 255.0)
+        return nn.functional.relu(self.project(self.convolutions(scaled).flatten(1)))
+
+
+def _convolutions(channels: int, side: int) -> list[nn.Module]:
+    if side >= 36:  # the network of the 2015 Atari paper
+        plan = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+    elif side >= 12:
+        plan = [(32, 3, 2), (64, 3, 2)]
+    elif side >= 3:
+        plan = [(32, 3, 1)]
+    else:
+        raise ConfigError(
+            "env observation",
+            f"image of side {side}",
+            "too small for a convolution",
+            "Use a Box of floats instead",
+        )
+    layers: list[nn.Module] = []
+    for out, kernel, stride in plan:
+        layers += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU()]
+        channels = out
+    return layers
+
+
+class ObservationEncoder(nn.Module):
+    """Any supported observation as one float vector `[B, size]`: numbers as they are, choices one-hot, images by CNN.
+
+    With `normalize`, numbers (not choices, not pixels) pass a running normaliser first.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        *,
+        normalize: bool = False,
+        image_features: int = 512,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self._parts: Mapping[str, gymnasium.Space[Any]] = (
+            dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+        )
+        self.images = nn.ModuleDict()
+        self.normalizers = nn.ModuleDict()
+        self.size = 0
+        self.is_plain_vector = isinstance(space, spaces.Box) and not is_image(space)
+        for name, part in self._parts.items():
+            if is_image(part):
+                assert part.shape is not None
+                self.images[_module_name(name)] = ImageEncoder(part.shape, image_features, generator)
+                self.size += image_features
+            else:
+                self.size += spaces.flatdim(part)
+                if normalize and isinstance(part, spaces.Box):
+                    self.normalizers[_module_name(name)] = ObservationNormalizer(spaces.flatdim(part))
+
+    def forward(self, observation: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Features `[B, size]`."""
+        if isinstance(observation, Tensor):
+            return self._part("", self._parts[""], observation)
+        features = [self._part(name, part, observation[name]) for name, part in self._parts.items()]
+        return torch.cat(features, -1)
+
+    def _part(self, name: str, part: gymnasium.Space[Any], value: Tensor) -> Tensor:
+        if is_image(part):
+            encoded: Tensor = self.images[_module_name(name)](value)
+            return encoded
+        if isinstance(part, spaces.Discrete):
+            return nn.functional.one_hot(value.long() - int(part.start), int(part.n)).float()
+        if isinstance(part, spaces.MultiDiscrete):
+            columns = value.long().flatten(1).unbind(-1)
+            sizes = part.nvec.reshape(-1)
+            hot = [nn.functional.one_hot(c, int(n)) for c, n in zip(columns, sizes, strict=True)]
+            return torch.cat(hot, -1).float()
+        numbers = value.flatten(1).float()
+        key = _module_name(name)
+        return self.normalizers[key](numbers) if key in self.normalizers else numbers
+
+    def absorb(self, observation: Tensor | Mapping[str, Tensor]) -> None:
+        """Let the normalisers learn from observations `[B, ...]`."""
+        for name in self._parts:
+            key = _module_name(name)
+            if key in self.normalizers:
+                value = observation if isinstance(observation, Tensor) else observation[name]
+                normalizer = self.normalizers[key]
+                assert isinstance(normalizer, ObservationNormalizer)
+                normalizer.absorb(value.flatten(1))
+
+
+def _module_name(name: str) -> str:
+    # Module names may not contain dots, and an empty one is refused.
+    return name.replace(".", "_") or "observation"
