@@ -149,7 +149,7 @@ def test_what_json_does_not_know_inside_beliefs_becomes_its_text():
 
 
 def test_telemetry_imports_neither_torch_nor_any_optional_package():
-    heavy = "torch tensordict transformers numpy rich tensorboard wandb".split()
+    heavy = ["torch", "tensordict", "transformers", "numpy", "rich", "tensorboard", "wandb"]
     code = f"import sys, palaestra.telemetry; print([m for m in {heavy!r} if m in sys.modules])"
 
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

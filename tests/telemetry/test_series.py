@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -63,7 +64,7 @@ def test_a_spike_of_one_step_is_still_there_after_a_hundred_thousand():
 def test_the_points_of_a_long_run_are_spread_over_all_of_it():
     steps = [point.step for point in of(64, range(10_000)).points()]
 
-    assert max(later - sooner for sooner, later in zip(steps, steps[1:], strict=False)) <= 10_000 / 8
+    assert max(later - sooner for sooner, later in pairwise(steps)) <= 10_000 / 8
 
 
 def test_nan_is_never_an_extreme():

@@ -42,8 +42,10 @@ _RECENT_EPISODES = 100
 _CURVE_POINTS = 512
 _CURVE_WIDTH = 28
 _BARS = "▁▂▃▄▅▆▇█"
-_FULL_WIDTH = 72
-"""Below this many columns the numbers go into two columns instead of three."""
+_MOST_COLUMNS = 110
+"""A bar across a very wide window is harder to read, not easier."""
+_WIDTH_FOR = ((72, 3), (52, 2), (0, 1))
+"""From how many columns of the terminal on the numbers stand in three, two or one."""
 
 _COLUMNS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("return", "episode_return"), ("length", "episode_length"), ("episodes", "episodes")),
@@ -162,7 +164,8 @@ class ProgressSink:
             if self._pace.env_step != self._shown_step and self._pace.env_step:
                 self._show(now)
         elif self._live is not None:
-            self._show(now)
+            # Stopping draws what it was given last.
+            self._live.update(self._panel(self._live.console, now))
             self._live.stop()
 
     def _take_step(self, event: TrainingStep, now: float) -> None:
@@ -234,6 +237,7 @@ class ProgressSink:
 
     def _panel(self, console: Console, now: float) -> RenderableType:
         from rich.console import Group
+        from rich.constrain import Constrain
         from rich.padding import Padding
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -257,13 +261,13 @@ class ProgressSink:
             rows.append(curve)
         if self._note:
             rows.append(Text(self._note, style="dim", no_wrap=True, overflow="ellipsis"))
-        return Padding(Group(*rows), (1, 1))
+        return Constrain(Padding(Group(*rows), (1, 1)), _MOST_COLUMNS)
 
     def _numbers(self, width: int) -> RenderableType:
         from rich.table import Table
         from rich.text import Text
 
-        columns = _COLUMNS if width >= _FULL_WIDTH else _COLUMNS[:2]
+        columns = _COLUMNS[: next(shown for least, shown in _WIDTH_FOR if width >= least)]
         grid = Table.grid(padding=(0, 1))
         for place in range(len(columns)):
             if place:
@@ -290,8 +294,8 @@ class ProgressSink:
         if len(points) < 2 or console.options.ascii_only:
             return None
         low, high = min(points), max(points)
-        drawn = Text("\nreturn so far  ", style="dim")
-        drawn.append(_bars(points, _CURVE_WIDTH), style="green")
+        drawn = Text("\nreturn so far  ", style="dim", no_wrap=True, overflow="ellipsis")
+        drawn.append(_bars(points, max(4, min(_CURVE_WIDTH, console.width - 36))), style="green")
         drawn.append(f"  {_amount(low, 'episode_return')} … {_amount(high, 'episode_return')}")
         return drawn
 

@@ -1,0 +1,89 @@
+import io
+import sys
+
+import pytest
+
+from palaestra.config import validated
+from palaestra.errors import ConfigError
+from palaestra.telemetry.event import Frame, TrainingStep
+from palaestra.telemetry.journal import Journal, JournalReader
+from palaestra.telemetry.sinks import TelemetryConfig, check_telemetry, open_telemetry
+
+from .test_wandb import FakeWandb
+
+
+@pytest.fixture
+def journal_path(tmp_path):
+    return tmp_path / "attempt_1" / "metrics.jsonl"
+
+
+@pytest.fixture
+def opened(tmp_path, journal_path):
+    def open_with(stream=None, total_env_steps=100, **fields):
+        config = TelemetryConfig(**fields)
+        arguments = (config, tmp_path, "run-1", total_env_steps, {"seed": 1}, journal_path)
+        return open_telemetry(*arguments, stream=stream)
+
+    return open_with
+
+
+def names(telemetry):
+    return [type(sink).__name__ for sink in telemetry.sinks]
+
+
+def test_the_journal_is_always_written(opened, journal_path):
+    with opened(progress=False) as telemetry:
+        assert names(telemetry) == ["Journal"]
+        telemetry.emit(Frame(1, "1.png"))
+
+    with JournalReader(journal_path) as reader:
+        assert [record.event for record in reader.read()] == [Frame(1, "1.png")]
+
+
+def test_what_is_asked_for_is_opened(opened, tmp_path):
+    stream = io.StringIO()
+    with opened(stream, tensorboard=True) as telemetry:
+        assert names(telemetry) == ["Journal", "TensorBoardSink", "ProgressSink"]
+        telemetry.emit(TrainingStep(1, 50, {"loss": 1.0}))
+
+    assert stream.getvalue().startswith("run-1  50/100 steps (50 %)")
+    assert len(list((tmp_path / "attempt_1" / "tensorboard").iterdir())) == 1
+
+
+def test_what_cannot_start_is_refused_before_a_file_is_written(opened, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+
+    with pytest.raises(ConfigError, match=r"palaestra\[wandb\]"):
+        opened(wandb="offline")
+
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"palaestra\[wandb\]"):
+        check_telemetry(TelemetryConfig(wandb="online"))
+    check_telemetry(TelemetryConfig())
+
+
+def test_when_one_cannot_start_the_others_are_closed_again(opened, journal_path):
+    with pytest.raises(ConfigError, match="at least one step"):
+        opened(io.StringIO(), total_env_steps=0)
+
+    Journal(journal_path).close()  # its lock is free
+
+
+def test_wandb_is_opened_with_the_run_and_its_configuration(opened, tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+
+    opened(progress=False, wandb="offline", wandb_project="lab").close()
+
+    asked = wandb.asked[0]
+    assert (asked["project"], asked["name"], asked["dir"]) == ("lab", "run-1", str(tmp_path))
+    assert asked["config"] == {"seed": 1}
+
+
+def test_the_section_refuses_what_it_does_not_know():
+    with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
+        validated(TelemetryConfig, {"tensorbord": True}, place="telemetry")
+    with pytest.raises(ConfigError, match=r"telemetry\.wandb"):
+        validated(TelemetryConfig, {"wandb": "sometimes"}, place="telemetry")
+    with pytest.raises(ConfigError, match=r"telemetry\.wandb_project"):
+        validated(TelemetryConfig, {"wandb_project": ""}, place="telemetry")
