@@ -1,0 +1,38 @@
+"""Adam on one flat vector, group by group: its state is plain tensors that a checkpoint and the kernels can share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from palaestra.policy.flat import FlatParameters
+
+__all__ = ["Adam"]
+
+BETA_1, BETA_2 = 0.9, 0.999
+
+
+class Adam:
+    """First and second moments of a policy's gradients, and how many steps each group has taken."""
+
+    def __init__(self, flat: FlatParameters, eps: float) -> None:
+        self.first = torch.zeros_like(flat.vector)
+        self.second = torch.zeros_like(flat.vector)
+        self.steps = dict.fromkeys(flat.groups, 0)
+        self.eps = eps
+
+    @torch.no_grad()
+    def step(self, flat: FlatParameters, group: str, rate: float, shrink: float) -> None:
+        """Move one group of parameters along its gradient times `shrink`."""
+        part = flat.groups[group]
+        gradient = flat.gradient[part]
+        if shrink != 1.0:
+            gradient = gradient * shrink
+        first, second = self.first[part], self.second[part]
+        first.lerp_(gradient, 1.0 - BETA_1)
+        second.mul_(BETA_2).addcmul_(gradient, gradient, value=1.0 - BETA_2)
+        self.steps[group] += 1
+        t = self.steps[group]
+        denominator = second.sqrt().div_(math.sqrt(1.0 - BETA_2**t)).add_(self.eps)
+        flat.vector[part].addcdiv_(first, denominator, value=-rate / (1.0 - BETA_1**t))

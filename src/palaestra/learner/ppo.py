@@ -1,0 +1,214 @@
+"""Proximal policy optimisation: what it learns from (`prepare`) and what it minimises (`losses`).
+
+This is the algorithm as one reads it; `learner.update` runs it on any policy, and `learner.compiled` runs the same
+arithmetic without dispatch for small networks. It knows no environment, no queue and no file, and never edits the
+rollout it is given. docs/algorithms.md says why each detail is as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from palaestra.config import Section
+from palaestra.experience.buffer import Columns
+from palaestra.learner.returns import gae
+
+__all__ = ["PPO", "Losses", "PPOConfig", "TrainBatch"]
+
+TrainBatch: TypeAlias = dict[str, Any]
+"""Samples to learn from, `[B, ...]` by key: a rollout's entries flattened, plus `advantage` and `target`."""
+
+REWARD_LIMIT = 10.0
+"""Scaled rewards are clipped here, as in the reference implementations; unscaled ones never are."""
+
+
+class PPOConfig(Section):
+    """How PPO learns."""
+
+    learning_rate: float = Field(default=3e-4, gt=0)
+    """Step size of Adam. Too high and `approx_kl` jumps and returns collapse; too low and nothing moves."""
+
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """`linear` falls to 0 at the end of training: a steadier finish, for runs whose length is known."""
+
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount: how much a reward is worth one step later. 1/(1-gamma) steps is roughly how far the agent looks."""
+
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """Between one-step bootstrapping (0: biased, calm) and whole returns (1: unbiased, noisy)."""
+
+    n_epochs: int = Field(default=10, ge=1)
+    """Passes over each rollout. More squeezes out more until `clip_fraction` says the data is used up."""
+
+    batch_size: int = Field(default=64, ge=1)
+    """Samples per gradient step. Must divide rollout_length x num_envs."""
+
+    clip_range: float = Field(default=0.2, gt=0, lt=1)
+    """Half-width of the interval around ratio 1 in which a sample still pushes. Wider learns faster, collapses sooner."""
+
+    clip_range_schedule: Literal["constant", "linear"] = "constant"
+    """`linear` narrows the interval to 0 at the end of training."""
+
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """How far a value may move from its old estimate per rollout. null: not limited. See docs/algorithms.md."""
+
+    normalize_advantage: bool = True
+    """Give each minibatch advantages of mean 0 and variance 1, so that the step does not depend on reward scale."""
+
+    entropy_coef: float = Field(default=0.01, ge=0)
+    """Reward for staying undecided. Raise it when `entropy` falls to 0 before the task is solved."""
+
+    value_coef: float = Field(default=0.5, ge=0)
+    """Weight of the value error against the policy objective."""
+
+    max_grad_norm: float | None = Field(default=0.5, gt=0)
+    """Gradients longer than this are shortened to it. null: never."""
+
+    grad_clip: Literal["separate", "global"] = "separate"
+    """`separate`: actor and critic each by their own norm, so a large value error cannot silence the policy.
+    `global`: by their common norm, as the reference implementations do."""
+
+    target_kl: float | None = Field(default=None, gt=0)
+    """Stop improving the policy (not the value) on this rollout once a minibatch's KL exceeds 1.5 times this."""
+
+    adam_eps: float = Field(default=1e-5, gt=0)
+    """Adam's epsilon. The reference implementations use 1e-5, not torch's 1e-8."""
+
+
+class Losses(NamedTuple):
+    """The two parts of the objective on one minibatch, and what to report about it."""
+
+    policy: Tensor
+    value: Tensor
+    said: dict[str, Tensor]
+
+
+class PPO:
+    """PPO with clipped surrogate objective, clipped value error and entropy bonus."""
+
+    def __init__(self, config: PPOConfig | None = None, **settings: Any) -> None:
+        """Either a config, or its fields as keyword arguments: `PPO(learning_rate=1e-3)`."""
+        from palaestra.config import validated
+
+        self.config = config if config is not None else validated(PPOConfig, settings, place="algorithm")
+
+    def prepare(self, rollout: Columns, advantage: Tensor | None = None) -> TrainBatch:
+        """Advantages (unless given) and value targets, then everything flattened to `[B, ...]`.
+
+        The rollout is left as it is.
+        """
+        if advantage is None:
+            advantage = self.advantages(rollout)
+        entries: TrainBatch = {
+            key: rollout[key] for key in ("observation", "action", "log_prob", "value", "action_mask") if key in rollout
+        }
+        entries["advantage"] = advantage
+        entries["target"] = advantage + rollout["value"]
+        flat = {key: _flat(entry) for key, entry in entries.items()}
+        if "valid" in rollout:
+            keep = rollout["valid"].reshape(-1)
+            flat = {key: _rows(entry, keep) for key, entry in flat.items()}
+        return flat
+
+    def advantages(self, rollout: Columns) -> Tensor:
+        """Generalised advantages `[T, N]`."""
+        return gae(
+            scaled_reward(rollout),
+            rollout["value"],
+            rollout["next_value"],
+            terminated=rollout["terminated"],
+            truncated=rollout["truncated"],
+            discount=self.config.gamma,
+            lam=self.config.gae_lambda,
+        )
+
+    def losses(self, policy: Any, batch: TrainBatch, *, clip_range: float) -> Losses:
+        """The objective on one minibatch."""
+        c = self.config
+        log_prob, entropy, value = policy.evaluate_actions(
+            batch["observation"], batch["action"], mask=batch.get("action_mask")
+        )
+        advantage = batch["advantage"]
+        if c.normalize_advantage and len(advantage) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        log_ratio = log_prob - batch["log_prob"]
+        ratio = log_ratio.exp()
+        surrogate = torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip_range, 1 + clip_range))
+        policy_loss = -surrogate.mean()
+        mean_entropy = entropy.mean()
+
+        error = (value - batch["target"]).square()
+        if c.value_clip is not None:
+            held = batch["value"] + (value - batch["value"]).clamp(-c.value_clip, c.value_clip)
+            error = torch.max(error, (held - batch["target"]).square())
+        value_loss = 0.5 * error.mean()
+
+        with torch.no_grad():
+            # k3: unbiased like -log_ratio, never negative, far less noisy.
+            kl = (ratio - 1 - log_ratio).mean()
+            clipped = ((ratio - 1).abs() > clip_range).float().mean()
+        said = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": mean_entropy.detach(),
+            "approx_kl": kl,
+            "clip_fraction": clipped,
+        }
+        return Losses(policy_loss - c.entropy_coef * mean_entropy, c.value_coef * value_loss, said)
+
+    def learning_rate(self, progress: float) -> float:
+        """Step size after `progress` (0 to 1) of the training."""
+        return self.config.learning_rate * _remaining(self.config.learning_rate_schedule, progress)
+
+    def clip_range(self, progress: float) -> float:
+        """Clip interval after `progress` (0 to 1) of the training."""
+        return self.config.clip_range * _remaining(self.config.clip_range_schedule, progress)
+
+
+def scaled_reward(rollout: Columns) -> Tensor:
+    """Rewards as they are learned from: multiplied by the scale the rollout carries, and then clipped."""
+    reward: Tensor = rollout["reward"]
+    scale = rollout.get("reward_scale")
+    if scale is None or bool((scale == 1.0).all()):
+        return reward
+    return (reward * scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
+
+
+def _remaining(schedule: str, progress: float) -> float:
+    # A hair above 0, so that a run extended past its planned length does not divide by an interval of 0.
+    return max(1.0 - progress, 1e-6) if schedule == "linear" else 1.0
+
+
+def _flat(entry: Any) -> Any:
+    if isinstance(entry, Mapping):
+        return {name: part.flatten(0, 1) for name, part in entry.items()}
+    return entry.flatten(0, 1)
+
+
+def _rows(entry: Any, rows: Tensor) -> Any:
+    if isinstance(entry, Mapping):
+        return {name: part[rows] for name, part in entry.items()}
+    return entry[rows]
+
+
+def minibatch(batch: TrainBatch, rows: Tensor) -> TrainBatch:
+    """The given rows of a batch."""
+    return {key: _rows(entry, rows) for key, entry in batch.items()}
+
+
+def joined(batches: list[TrainBatch]) -> TrainBatch:
+    """Several prepared rollouts as one batch; each kept its own advantages."""
+    if len(batches) == 1:
+        return batches[0]
+    result: TrainBatch = {}
+    for key, entry in batches[0].items():
+        if isinstance(entry, Mapping):
+            result[key] = {name: torch.cat([b[key][name] for b in batches]) for name in entry}
+        else:
+            result[key] = torch.cat([b[key] for b in batches])
+    return result

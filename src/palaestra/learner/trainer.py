@@ -1,0 +1,374 @@
+"""The trainer: collect, learn, and both in turn. Each of the three is usable alone, and may be overridden.
+
+Owns the counters, the shuffles, the optimiser and the collector; decides between the compiled and the plain path.
+It writes no file and prints nothing: whoever drives `train` passes a callback. Everything that matters to the next
+number is in `state()`, and `restore()` continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from palaestra.actor.acting import Compiled
+from palaestra.actor.collector import Collector, Episode
+from palaestra.actor.reward_scale import RewardScale
+from palaestra.env.catalogue import as_vector_env
+from palaestra.env.vector import Snapshot
+from palaestra.errors import CheckpointError, ConfigError, ExperienceError, NonFiniteError
+from palaestra.experience.buffer import Columns, RolloutBuffer
+from palaestra.learner.adam import Adam
+from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
+from palaestra.learner.compiled import CompiledLearner, compiled_gae
+from palaestra.learner.ppo import PPO, TrainBatch, joined, scaled_reward
+from palaestra.learner.returns import explained_variance
+from palaestra.learner.update import learn_plainly, where_it_broke
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
+from palaestra.policy.flat import FlatParameters
+from palaestra.policy.storage import load_weights, policy_bytes
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from palaestra.experience.rollout import Rollout
+
+__all__ = ["Callback", "History", "Trainer"]
+
+History: TypeAlias = list[dict[str, float]]
+"""One dictionary of metrics per logged update; docs/metrics.md explains each."""
+
+Callback: TypeAlias = Callable[["Trainer", dict[str, float]], bool | None]
+"""Called after every update; returning False ends training."""
+
+SMALL_NETWORK = 200_000
+"""Parameters below which a second torch thread costs more in waiting than it gives."""
+
+
+class Trainer:
+    """Trains one policy in one environment with one algorithm."""
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        env: Any,
+        algorithm: PPO | None = None,
+        *,
+        seed: int = 0,
+        normalize_reward: bool = False,
+        compiled: Compiled = "auto",
+        torch_threads: int | None = None,
+    ) -> None:
+        """`env`: ours, a Gymnasium environment (vector or single), a list of them, or an id."""
+        self.policy = policy
+        self.env = as_vector_env(env)
+        self.algorithm = algorithm or PPO()
+        self.seed = seed
+        self.total_timesteps = 0
+        self.n_updates = 0
+        self.episode_rewards: deque[float] = deque(maxlen=100)
+        self.episode_lengths: deque[int] = deque(maxlen=100)
+        self.num_episodes = 0
+        self.last_episodes: list[Episode] = []
+        self._check_fit()
+        scale = RewardScale(self.env.num_envs, self.algorithm.config.gamma) if normalize_reward else None
+        self.collector = Collector(self.env, policy, seed=seed, compiled=compiled, reward_scale=scale)
+        self._shuffle = np.random.default_rng(np.random.SeedSequence([seed, 2]))
+        self._compiled: Compiled = compiled
+        self._threads = torch_threads
+        self._adam: Adam | None = None
+        self._fast: CompiledLearner | None = None
+        self._buffer: RolloutBuffer | None = None
+        self._planned_timesteps = 0
+
+    # ------------------------------------------------------------------ the three calls
+
+    def collect_rollouts(self, n_steps: int) -> Rollout:
+        """Act for `n_steps` steps in every environment and return what happened, in memory of its own."""
+        with self._torch_threads():
+            return self._collect(n_steps, None).get()  # type: ignore[return-value]
+
+    def learn(self, rollout: Rollout | TensorDict | Sequence[Rollout]) -> dict[str, float]:
+        """Improve the policy on a rollout, or on several (each keeps its own advantages). The input is left as it is."""
+        several = rollout if isinstance(rollout, list | tuple) else [rollout]
+        if not several:
+            raise ExperienceError("learn: an empty list of rollouts. Collect at least one.")
+        with self._torch_threads():
+            return self._learn([_columns(one) for one in several])
+
+    def train(
+        self,
+        total_timesteps: int,
+        rollout_length: int = 2048,
+        log_interval: int = 1,
+        callback: Callback | None = None,
+    ) -> History:
+        """Collect and learn in turn until `total_timesteps` steps have been taken in all (earlier calls included)."""
+        if total_timesteps < 1 or rollout_length < 1 or log_interval < 1:
+            raise ConfigError(
+                "train(total_timesteps, rollout_length, log_interval)", (total_timesteps, rollout_length, log_interval),
+                "each must be at least 1",
+            )  # fmt: skip
+        self._planned_timesteps = total_timesteps
+        history: History = []
+        with self._torch_threads():
+            while self.total_timesteps < total_timesteps:
+                metrics = self._iterate(rollout_length)
+                if self.n_updates % log_interval == 0 or self.total_timesteps >= total_timesteps:
+                    history.append(metrics)
+                if callback is not None and callback(self, metrics) is False:
+                    break
+        return history
+
+    def _iterate(self, rollout_length: int) -> dict[str, float]:
+        began = time.perf_counter()
+        before = self.total_timesteps
+        if _overridden(self, "collect_rollouts") or _overridden(self, "learn"):
+            rollout = self.collect_rollouts(rollout_length)
+            collected = time.perf_counter()
+            metrics = self.learn(rollout)
+        else:
+            # Nobody stands between the two calls, so the experience need not leave its buffer, nor tensordict
+            # (over a second to import) be there.
+            self._buffer = self._collect(rollout_length, self._buffer)
+            collected = time.perf_counter()
+            metrics = self._learn([self._buffer.columns()])
+        ended = time.perf_counter()
+        metrics |= {
+            "env_step": float(self.total_timesteps),
+            "update": float(self.n_updates),
+            "episodes": float(self.num_episodes),
+            "collect_seconds": collected - began,
+            "learn_seconds": ended - collected,
+            "steps_per_second": (self.total_timesteps - before) / max(ended - began, 1e-9),
+        }
+        if self.episode_rewards:
+            metrics["episode_return"] = float(np.mean(self.episode_rewards))
+            metrics["episode_return_min"] = float(np.min(self.episode_rewards))
+            metrics["episode_return_max"] = float(np.max(self.episode_rewards))
+            metrics["episode_length"] = float(np.mean(self.episode_lengths))
+        return metrics
+
+    # ------------------------------------------------------------------ what they are made of
+
+    def _collect(self, n_steps: int, buffer: RolloutBuffer | None) -> RolloutBuffer:
+        if n_steps < 1:
+            raise ConfigError("collect_rollouts(n_steps)", n_steps, "must be at least 1")
+        buffer = self.collector.collect(n_steps, buffer, policy_version=self.n_updates)
+        self.total_timesteps += n_steps * self.env.num_envs
+        self.last_episodes = self.collector.episodes
+        self.num_episodes += len(self.last_episodes)
+        for episode in self.last_episodes:
+            self.episode_rewards.append(episode.episode_return)
+            self.episode_lengths.append(episode.length)
+        return buffer
+
+    def _learn(self, rollouts: list[Columns]) -> dict[str, float]:
+        device = next(self.policy.parameters()).device
+        rollouts = [_moved(rollout, device) for rollout in rollouts]
+        fast = self._compiled_learner(rollouts)
+        batch = joined([self._prepared(rollout) for rollout in rollouts])
+        size = len(batch["advantage"])
+        if size == 0:
+            raise ExperienceError("learn: the rollout holds no valid step.")
+        progress = self._progress(size)
+        rate, clip_range = self.algorithm.learning_rate(progress), self.algorithm.clip_range(progress)
+        order = self._orders(size)
+        try:
+            if fast is not None:
+                metrics = fast.learn(batch, order, rate=rate, clip_range=clip_range)
+            else:
+                metrics = learn_plainly(
+                    self.policy, self.algorithm, self._optimizer(), batch, order.to(device), rate=rate,
+                    clip_range=clip_range,
+                )  # fmt: skip
+        except NonFiniteError as error:
+            raise where_it_broke(self.policy, batch, str(error)) from None
+        fresh = all(bool((rollout["policy_version"] == self.n_updates).all()) for rollout in rollouts)
+        metrics |= self._about(batch, rollouts, rate, clip_range, metrics)
+        self.n_updates += 1
+        if fresh:
+            # Statistics move between rollouts, never within one, and only experience of this policy counts.
+            self._absorb(batch)
+        return metrics
+
+    def _prepared(self, rollout: Columns) -> TrainBatch:
+        if type(self.algorithm) is PPO and rollout["reward"].device.type == "cpu" and self._compiled != "off":
+            config = self.algorithm.config
+            advantage = compiled_gae(
+                rollout, scaled_reward(rollout), discount=config.gamma, lam=config.gae_lambda
+            )
+            return self.algorithm.prepare(rollout, advantage)
+        return self.algorithm.prepare(rollout)
+
+    def _about(
+        self, batch: TrainBatch, rollouts: list[Columns], rate: float, clip_range: float, metrics: dict[str, float]
+    ) -> dict[str, float]:
+        c = self.algorithm.config
+        loss = metrics["policy_loss"] - c.entropy_coef * metrics["entropy"] + c.value_coef * metrics["value_loss"]
+        about = {
+            "loss": loss,
+            "learning_rate": rate,
+            "clip_range": clip_range,
+            "explained_variance": explained_variance(batch["value"], batch["target"]),
+            "value_mean": float(batch["value"].mean()),
+            "return_mean": float(batch["target"].mean()),
+            "advantage_std": float(batch["advantage"].std(correction=0)),
+            "policy_lag": self.n_updates - float(rollouts[0]["policy_version"].double().mean()),
+        }
+        if self.collector.reward_scale is not None:
+            about["reward_scale"] = self.collector.reward_scale.scale
+        return about
+
+    def _absorb(self, batch: TrainBatch) -> None:
+        absorb = getattr(self.policy, "absorb", None)
+        if absorb is not None:
+            absorb(batch["observation"])
+
+    def _orders(self, size: int) -> Tensor:
+        epochs = self.algorithm.config.n_epochs
+        order = np.empty((epochs, size), np.int64)
+        for epoch in range(epochs):
+            order[epoch] = self._shuffle.permutation(size)
+        return torch.from_numpy(order)
+
+    def _progress(self, size: int) -> float:
+        """How much of the planned training was done before this rollout, 0 to 1."""
+        if not self._planned_timesteps:
+            return 0.0
+        return min(1.0, max(0.0, (self.total_timesteps - size) / self._planned_timesteps))
+
+    def _optimizer(self) -> Adam:
+        flat = FlatParameters.of(self.policy)
+        if self._adam is None or self._adam.first.shape != flat.vector.shape:
+            self._adam = Adam(flat, self.algorithm.config.adam_eps)
+        return self._adam
+
+    def _compiled_learner(self, rollouts: list[Columns]) -> CompiledLearner | None:
+        if self._compiled == "off" or type(self.algorithm) is not PPO:
+            return None
+        if why_not_compiled(self.policy) is not None or any("action_mask" in rollout for rollout in rollouts):
+            return None
+        assert isinstance(self.policy, ActorCritic)
+        if self._fast is None or self._fast.net.flat is not FlatParameters.of(self.policy):
+            self._fast = CompiledLearner(CompiledActorCritic(self.policy), self.algorithm, self._optimizer())
+        return self._fast
+
+    def _check_fit(self) -> None:
+        """A policy for other spaces would fail deep inside the first step; say so here instead."""
+        for name in ("observation_space", "action_space"):
+            mine, theirs = getattr(self.policy, name, None), getattr(self.env, name)
+            if mine is not None and not _same_shape(mine, theirs):
+                raise ConfigError(
+                    f"policy.{name}", str(mine), f"does not fit the environment's {theirs}",
+                    "Build the policy from the environment's spaces",
+                )  # fmt: skip
+
+    @contextmanager
+    def _torch_threads(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        wanted = self._threads
+        if wanted is None and sum(p.numel() for p in self.policy.parameters()) < SMALL_NETWORK:
+            wanted = 1
+        if wanted is None or wanted == before:
+            yield
+            return
+        torch.set_num_threads(wanted)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(self, path: str | Path, *, about: Mapping[str, Any] | None = None) -> str:
+        """Write everything needed to continue exactly here; returns the checkpoint's SHA-256."""
+        adam = self._optimizer()
+        position = self.collector.snapshot()
+        tensors = {"adam.first": adam.first.cpu(), "adam.second": adam.second.cpu()}
+        tensors |= {f"collector.{name}": torch.from_numpy(np.array(a)) for name, a in position.arrays.items()}
+        state = {
+            "total_timesteps": self.total_timesteps,
+            "n_updates": self.n_updates,
+            "num_episodes": self.num_episodes,
+            "episode_rewards": list(self.episode_rewards),
+            "episode_lengths": list(self.episode_lengths),
+            "planned_timesteps": self._planned_timesteps,
+            "adam_steps": adam.steps,
+            "shuffle": self._shuffle.bit_generator.state,
+            "collector": position.facts,
+            "seed": self.seed,
+            "about": dict(about or {}),
+        }
+        return write_checkpoint(Path(path), policy_bytes(self.policy), tensors, state)
+
+    def load_checkpoint(self, path: str | Path) -> bool:
+        """Continue from a checkpoint. True when the environments stand exactly where they stood, too."""
+        checkpoint = read_checkpoint(Path(path))
+        state, tensors = checkpoint.state, checkpoint.tensors
+        adam = self._optimizer()
+        if tensors["adam.first"].shape != adam.first.shape or set(state["adam_steps"]) != set(adam.steps):
+            raise CheckpointError(
+                "checkpoint", str(path),
+                f"has {tensors['adam.first'].numel()} trained numbers, this policy has {adam.first.numel()}",
+                "Use the configuration it was trained with",
+            )  # fmt: skip
+        load_weights(self.policy, checkpoint.policy_file)
+        adam.first.copy_(tensors["adam.first"])
+        adam.second.copy_(tensors["adam.second"])
+        adam.steps = {name: int(steps) for name, steps in state["adam_steps"].items()}
+        self.total_timesteps, self.n_updates = state["total_timesteps"], state["n_updates"]
+        self.num_episodes = state["num_episodes"]
+        self.episode_rewards = deque(state["episode_rewards"], maxlen=100)
+        self.episode_lengths = deque(state["episode_lengths"], maxlen=100)
+        self._planned_timesteps = state["planned_timesteps"]
+        self._shuffle.bit_generator.state = state["shuffle"]
+        arrays = {n.removeprefix("collector."): t.numpy() for n, t in tensors.items() if n.startswith("collector.")}
+        return self.collector.restore(Snapshot(arrays, state["collector"]))
+
+
+def _overridden(trainer: Trainer, method: str) -> bool:
+    return getattr(type(trainer), method) is not getattr(Trainer, method) or method in vars(trainer)
+
+
+def _columns(rollout: Any) -> Columns:
+    from palaestra.experience.rollout import REQUIRED, Rollout
+
+    if not hasattr(rollout, "keys"):
+        raise ExperienceError(f"learn: expected a Rollout, got {type(rollout).__name__}.")
+    missing = [key for key in REQUIRED if key not in rollout.keys()]  # noqa: SIM118  TensorDict iterates over rows
+    if missing:
+        raise ExperienceError(f"learn: the rollout has no {', '.join(missing)}. collect_rollouts gives all of them.")
+    if isinstance(rollout, dict):
+        return dict(rollout)
+    if not isinstance(rollout, Rollout):
+        rollout = Rollout(dict(rollout.items()), batch_size=rollout.batch_size)
+    columns: Columns = rollout.columns()
+    return columns
+
+
+def _moved(rollout: Columns, device: torch.device) -> Columns:
+    if rollout["reward"].device == device:
+        return rollout
+    return {
+        key: {name: part.to(device) for name, part in entry.items()} if isinstance(entry, dict) else entry.to(device)
+        for key, entry in rollout.items()
+    }
+
+
+def _same_shape(mine: Any, theirs: Any) -> bool:
+    if type(mine) is not type(theirs):
+        return False
+    if hasattr(mine, "spaces"):
+        return set(mine.spaces) == set(theirs.spaces) and all(
+            _same_shape(part, theirs.spaces[name]) for name, part in mine.spaces.items()
+        )
+    return bool(mine.shape == theirs.shape and getattr(mine, "n", 0) == getattr(theirs, "n", 0))

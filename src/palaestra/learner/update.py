@@ -1,0 +1,132 @@
+"""The plain learning phase: epochs, minibatches, gradients, Adam, on any policy, through autograd.
+
+`learn_plainly` is the reference: `learner.compiled` must give the same numbers. Shuffles come in as `order`, so both
+visit the samples alike. Diagnostics stay tensors until the end: reading one number costs as much as a small layer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palaestra.errors import NonFiniteError
+from palaestra.learner.adam import Adam
+from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, minibatch
+from palaestra.policy.flat import FlatParameters
+
+__all__ = ["learn_plainly", "where_it_broke"]
+
+
+class _Tally:
+    """Sums of what each minibatch reported; the policy may have seen fewer of them than the critic."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor | float] = {}
+        self.policy_minibatches = 0
+        self.minibatches = 0
+        self.stopped_at: int | None = None
+
+    def _add(self, name: str, number: Tensor | float) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + number
+
+    def policy(self, said: dict[str, Tensor]) -> None:
+        self.policy_minibatches += 1
+        for name in ("policy_loss", "entropy", "approx_kl", "clip_fraction"):
+            self._add(name, said[name])
+
+    def value(self, said: dict[str, Tensor]) -> None:
+        self.minibatches += 1
+        self._add("value_loss", said["value_loss"])
+
+    def norm(self, group: str, number: float) -> None:
+        self._add("grad_norm" if group == "policy" else f"{group}_grad_norm", number)
+
+    def metrics(self) -> dict[str, float]:
+        policy_steps = self.policy_minibatches - (self.stopped_at is not None)
+        over = {"value_loss": self.minibatches, "critic_grad_norm": self.minibatches, "grad_norm": self.minibatches}
+        over |= {"actor_grad_norm": policy_steps}
+        result = {
+            name: float(total) / max(1, over.get(name, self.policy_minibatches)) for name, total in self._sums.items()
+        }
+        result["minibatches"] = float(self.minibatches)
+        if self.stopped_at is not None:
+            result["policy_stopped_at"] = float(self.stopped_at)
+        return result
+
+
+def learn_plainly(
+    policy: Any,
+    algorithm: PPO,
+    adam: Adam,
+    batch: TrainBatch,
+    order: Tensor,
+    *,
+    rate: float,
+    clip_range: float,
+) -> dict[str, float]:
+    """Run every epoch (`order[E, B]` holds the shuffles) and return the means of the diagnostics."""
+    config = algorithm.config
+    flat = FlatParameters.of(policy)
+    # Only parts that share nothing can go on without each other.
+    separable = "actor" in flat.groups
+    live = list(flat.groups)
+    improving = True
+    tally = _Tally()
+    for epoch in order:
+        for rows in epoch.split(config.batch_size):  # type: ignore[no-untyped-call]
+            losses = algorithm.losses(policy, minibatch(batch, rows), clip_range=clip_range)
+            if improving:
+                tally.policy(losses.said)
+                if config.target_kl is not None and losses.said["approx_kl"] > 1.5 * config.target_kl:
+                    tally.stopped_at = tally.policy_minibatches
+                    improving = False
+                    live = ["critic"] if separable else []
+            if not live:
+                return tally.metrics()
+            flat.gradient.zero_()
+            (losses.policy + losses.value if improving else losses.value).backward()  # type: ignore[no-untyped-call]
+            tally.value(losses.said)
+            _step(flat, adam, live, config, rate, tally)
+    return tally.metrics()
+
+
+def _step(flat: FlatParameters, adam: Adam, live: list[str], config: PPOConfig, rate: float, tally: _Tally) -> None:
+    squares = {group: float(flat.gradient[flat.groups[group]].square().sum()) for group in live}
+    whole = sum(squares.values())
+    if not math.isfinite(whole):
+        raise NonFiniteError(f"gradient is not finite at minibatch {tally.minibatches} of this update")
+    for group, square in squares.items():
+        tally.norm(group, math.sqrt(square))
+        norm = math.sqrt(square if config.grad_clip == "separate" else whole)
+        limit = config.max_grad_norm
+        adam.step(flat, group, rate, 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+
+
+def where_it_broke(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError:
+    """Say which boundary a non-finite number came from: experience, network or optimiser."""
+    for key in ("observation", "target", "advantage", "log_prob"):
+        entry = batch[key]
+        parts = entry.items() if isinstance(entry, dict) else [(key, entry)]
+        for name, part in parts:
+            if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+                row = int((~torch.isfinite(part.reshape(len(part), -1)).all(-1)).nonzero()[0])
+                return NonFiniteError(
+                    f"{found}; it came from the environment's side: sample {row} of the rollout has a {name} that is not "
+                    "finite. Check what the environment (or the saved rollout) returns."
+                )
+    for name, parameter in policy.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            return NonFiniteError(
+                f"{found}; it came from the optimiser: parameter {name} stopped being finite in an earlier step. "
+                "Lower algorithm.learning_rate, or set algorithm.max_grad_norm."
+            )
+    with torch.no_grad():
+        _, _, value = policy.evaluate_actions(batch["observation"], batch["action"], mask=batch.get("action_mask"))
+    side = "value" if not bool(torch.isfinite(value).all()) else "policy"
+    return NonFiniteError(
+        f"{found}; it came from the network: finite weights and finite samples gave a {side} loss that is not finite. "
+        "Lower algorithm.learning_rate, or normalise observations (env.normalize_observation=true)."
+    )

@@ -1,0 +1,94 @@
+"""From a configuration to a policy: ours by name, the user's own `nn.Module` by address."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import torch
+from torch import nn
+
+from palaestra.config import nearest
+from palaestra.errors import ConfigError
+from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+
+__all__ = ["build_policy"]
+
+POLICIES = {"actor_critic": ActorCritic}
+
+
+def build_policy(
+    config: PolicyConfig,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    *,
+    normalize_observation: bool = False,
+    seed: int = 0,
+) -> nn.Module:
+    """The policy that `config` names, with weights drawn from `seed`."""
+    network = None
+    if ":" in config.name:
+        network = _own_network(config, observation_space, action_space, seed)
+        if hasattr(network, "evaluate_actions"):  # a whole policy, not just a network
+            return network
+    elif config.name not in POLICIES:
+        close = nearest(config.name, POLICIES, count=1)
+        raise ConfigError(
+            "policy.name", config.name, f"not one of ours ({', '.join(POLICIES)})",
+            f"Did you mean {close[0]!r}" if close else "To use your own class, write its address: 'package.module:Class'",
+        )  # fmt: skip
+    policy = ActorCritic(
+        observation_space, action_space, config, network=network, normalize_observation=normalize_observation, seed=seed
+    )
+    if network is not None:
+        _try_out(policy, config)
+    return policy
+
+
+def _own_network(
+    config: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
+) -> nn.Module:
+    module_name, _, attribute = config.name.partition(":")
+    try:
+        cls = getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("policy.name", config.name, f"cannot be imported ({error})", "Check the address") from None
+    # A network of the user's initialises itself from torch's global generator; it is put back as it was found.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            network = cls(observation_space, action_space, **config.kwargs)
+        except TypeError as error:
+            raise ConfigError(
+                "policy.kwargs", config.kwargs, f"{config.name} refused them ({error})",
+                "It is called as Class(observation_space, action_space, **policy.kwargs)",
+            ) from error  # fmt: skip
+    if not isinstance(network, nn.Module):
+        raise ConfigError("policy.name", config.name, "gives something that is not a torch.nn.Module")
+    return network
+
+
+def _try_out(policy: ActorCritic, config: PolicyConfig) -> None:
+    """One forward pass before anything is launched: a wrong shape is the usual mistake."""
+    sample = policy.observation_space.sample()
+    if isinstance(sample, dict):
+        observation: Any = {name: torch.as_tensor(part).unsqueeze(0) for name, part in sample.items()}
+    else:
+        observation = torch.as_tensor(sample).unsqueeze(0)
+        observation = observation.float() if observation.is_floating_point() else observation
+    wanted = policy.distribution.num_parameters
+    try:
+        with torch.no_grad():
+            parameters, value = policy(observation)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            "policy.name", config.name, f"its forward failed on one observation ({error})",
+            f"forward(observation) must return (parameters [B, {wanted}], value [B])",
+        ) from error  # fmt: skip
+    if tuple(parameters.shape) != (1, wanted) or value.numel() != 1:
+        raise ConfigError(
+            "policy.name", config.name,
+            f"its forward gave parameters {tuple(parameters.shape)} and value {tuple(value.shape)}",
+            f"For this action space it must return (parameters [B, {wanted}], value [B])",
+        )  # fmt: skip

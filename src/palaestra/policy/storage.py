@@ -1,0 +1,159 @@
+"""A policy as one safetensors file: weights, normaliser, and what is needed to build it again. Never unpickles.
+
+A policy around the user's own network stores that network's weights; loading it needs the network again, because a
+file cannot bring code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from palaestra.config import validated
+from palaestra.errors import CheckpointError
+from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+
+__all__ = ["load_policy", "load_weights", "policy_bytes", "save_policy"]
+
+SCHEMA = 1
+
+
+def policy_bytes(policy: nn.Module) -> bytes:
+    """The policy as the bytes of a safetensors file."""
+    from safetensors.torch import save
+
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in policy.state_dict().items()}
+    facts: dict[str, Any] = {"schema": SCHEMA, "class": type(policy).__qualname__}
+    if isinstance(policy, ActorCritic):
+        facts |= {
+            "config": policy.config.model_dump(mode="json"),
+            "observation_space": space_facts(policy.observation_space),
+            "action_space": space_facts(policy.action_space),
+            "normalize_observation": bool(len(policy.encoder.normalizers)),
+            "own_network": policy.network is not None,
+        }
+    return save(tensors, metadata={"palaestra": json.dumps(facts)})
+
+
+def save_policy(policy: nn.Module, path: str | os.PathLike[str]) -> Path:
+    """Write the policy to a file, atomically."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(policy_bytes(policy))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, target)
+    return target
+
+
+def load_policy(path: str | os.PathLike[str], *, network: nn.Module | None = None) -> ActorCritic:
+    """Build the policy a file describes, with its weights."""
+    facts, tensors = _read(path)
+    if facts.get("own_network") and network is None:
+        raise CheckpointError(
+            "policy file", str(path), "holds the weights of a network of your own", "Pass it: load_policy(path, network=…)"
+        )
+    if "observation_space" not in facts:
+        raise CheckpointError("policy file", str(path), "does not describe an ActorCritic", "Build the policy yourself")
+    policy = ActorCritic(
+        space_from(facts["observation_space"]),
+        space_from(facts["action_space"]),
+        validated(PolicyConfig, facts["config"], place="policy"),
+        network=network,
+        normalize_observation=facts["normalize_observation"],
+    )
+    _fill(policy, tensors, path)
+    return policy
+
+
+def load_weights(policy: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Give an existing policy the weights of a file; refuses, before changing anything, what does not fit."""
+    _fill(policy, _read(path)[1], path)
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError("policy file", str(path), f"cannot be read ({error})", "Use another checkpoint") from None
+    facts: dict[str, Any] = json.loads(metadata.get("palaestra", "{}"))
+    if not facts or facts["schema"] > SCHEMA:
+        raise CheckpointError("policy file", str(path), f"is not a policy of schema {SCHEMA} or older")
+    return facts, tensors
+
+
+def _fill(policy: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+    own = policy.state_dict()
+    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    if missing or extra:
+        raise CheckpointError(
+            "policy file", str(path),
+            f"is of another architecture (missing {missing[:3] or 'nothing'}, unexpected {extra[:3] or 'nothing'})",
+            "Use the configuration it was trained with",
+        )  # fmt: skip
+    for name, value in own.items():
+        if value.shape != tensors[name].shape:
+            raise CheckpointError(
+                "policy file", str(path),
+                f"{name} has shape {tuple(tensors[name].shape)}, this policy needs {tuple(value.shape)}",
+                "Use the environment and policy configuration it was trained with",
+            )  # fmt: skip
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(tensors[name])
+
+
+def space_facts(space: gymnasium.Space[Any]) -> dict[str, Any]:
+    """A space as plain JSON."""
+    if isinstance(space, spaces.Box):
+        return {
+            "kind": "Box", "low": _compact(space.low), "high": _compact(space.high), "shape": list(space.shape),
+            "dtype": str(space.dtype),
+        }  # fmt: skip
+    if isinstance(space, spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"kind": "MultiBinary", "shape": list(space.shape)}
+    assert isinstance(space, spaces.Dict)
+    return {"kind": "Dict", "spaces": {name: space_facts(part) for name, part in space.spaces.items()}}
+
+
+def space_from(facts: dict[str, Any]) -> gymnasium.Space[Any]:
+    """The space that `space_facts` described."""
+    kind = facts["kind"]
+    if kind == "Box":
+        dtype = np.dtype(facts["dtype"])
+        shape = tuple(facts["shape"])
+        bounds = [np.broadcast_to(np.array(facts[side], np.float64), shape).astype(dtype) for side in ("low", "high")]
+        return spaces.Box(bounds[0], bounds[1], shape, dtype.type)  # type: ignore[arg-type]
+    if kind == "Discrete":
+        return spaces.Discrete(facts["n"], start=facts["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(facts["nvec"])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(facts["shape"])
+    return spaces.Dict({name: space_from(part) for name, part in facts["spaces"].items()})
+
+
+def _compact(bound: Any) -> Any:
+    # One number for the usual case of equal bounds: an image would otherwise store every pixel's.
+    values = np.asarray(bound, np.float64)
+    if values.size and (values == values.flat[0]).all():
+        return float(values.flat[0])
+    return values.tolist()
