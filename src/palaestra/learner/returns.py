@@ -23,7 +23,7 @@ def gae(
     `next_value[t]` is the value of what followed step t: of the final observation where the episode was cut short.
     """
     delta = reward + discount * next_value * ~terminated - value
-    keep = discount * lam * ~(terminated | truncated)
+    keep = discount * lam * (~(terminated | truncated)).to(delta.dtype)
     advantage = torch.empty_like(delta)
     carry = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
