@@ -225,9 +225,10 @@ journal.emit(Frame(1, ""))
 if os.fork() == 0:
     try:
         journal.emit(Frame(2, ""))
+        sys.stdout.write("written\\n")
     except ValueError:
         sys.stdout.write("refused\\n")
-        sys.stdout.flush()
+    sys.stdout.flush()
     sys.stdin.read()  # lives until the test lets go
     os._exit(0)
 os._exit(0)
