@@ -65,7 +65,7 @@ class InProcessEnv:
         self.observation_space = self._layout.space
         self.action_space: gymnasium.Space[Any] = self._envs[0].action_space
         self._first = first_index
-        self._steps = [env.step for env in self._envs]
+        self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._range = range(num_envs)
         self._split = self._actions.splitter()
         self._action_shape = (num_envs, *self._actions.shape)
@@ -183,14 +183,16 @@ class InProcessEnv:
         self._begin(i, row)
         return done
 
-    def _begin(self, i: int, row: StepRow | None, *, seed: int | None = None) -> None:
-        """Start an episode, having noted where its randomness comes from."""
+    def _begin(self, i: int, row: StepRow | None, *, seed: int | None = None) -> dict[str, Any]:
+        """Start an episode, having noted where its randomness comes from; gives the reset's info."""
         bits = self._bits[i]
         self._starts[i] = bits.state if bits is not None else None
         self._started[i], self._returns[i] = self._clock, 0.0
         try:
             value, info = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
             self._last[i] = value
+            if not isinstance(value, np.ndarray):
+                self._plain_dtype = None  # lists and numbers are observations too, on the general path
             if row is not None:
                 if self._plain_dtype and value.shape == self._plain_shape:
                     row.observation[i] = value  # type: ignore[index]
@@ -205,6 +207,7 @@ class InProcessEnv:
             self._starts[i] = {"seed": seed} if self._bits[i] is not None else None
         if len(self._history) > 4096:
             self._forget_finished()
+        return info
 
     def _forget_finished(self) -> None:
         needless = min(self._started) - self._history_from
@@ -249,7 +252,7 @@ class InProcessEnv:
             [self._history[k - self._history_from][i] for k in range(self._started[i], self._clock)]
             for i in self._range
         ]
-        dtype = np.dtype(self.action_space.dtype or self._actions.dtype)
+        dtype = self._actions.native_dtype
         flat = [np.asarray(action, dtype) for actions in since for action in actions]
         observation = self._layout.empty((self.num_envs,))
         for i in self._range:
@@ -289,49 +292,33 @@ class InProcessEnv:
         for i in self._range:
             self._seeds[i] = int(facts["seeds"][i])
             # Seeding first, for environments that draw a map or a level from the seed and keep it.
-            self._begin(i, None, seed=self._seeds[i])
+            info = self._begin(i, None, seed=self._seeds[i])
             if "seed" not in facts["starts"][i]:
                 _set_rng_state(self._envs[i], facts["starts"][i])
-                self._begin(i, None)
-            infos.append(self._replay_one(i, replayed[i]))
+                info = self._begin(i, None)
+            infos.append(self._replay_one(i, replayed[i], info))
         self._adopt_history(lengths, replayed)
         self._returns = arrays["returns"].tolist()
         for i in self._range:
             self._layout.write(row.observation, i, self._last[i])
-            if infos[i] or row.action_mask is not None:
-                self._write_mask(i, infos[i], row)
+            self._write_mask(i, infos[i], row)
         return same_observation(copy_observation(row.observation), wanted)
 
-    def _replay_one(self, i: int, actions: NDArray[Any]) -> dict[str, Any]:
-        info: dict[str, Any] = {}
+    def _replay_one(self, i: int, actions: NDArray[Any], info: dict[str, Any]) -> dict[str, Any]:
+        """Act as before and give the last info, which holds the mask."""
         try:
-            if not len(actions):
-                return self._mask_after_reset(i)
             for action in self._split(actions):
-                value, _, terminated, truncated, info = self._steps[i](action)
+                self._last[i], _, terminated, truncated, info = self._steps[i](action)
                 if terminated or truncated:
                     raise EnvironmentFault(f"environment {self._first + i} ended its episode during a replay.")
-                self._last[i] = value
         except Exception as error:
             raise self._fault(i, error) from error
         return info
 
-    def _mask_after_reset(self, i: int) -> dict[str, Any]:
-        """An episode without steps yet: its mask is in the info of a reset, which is repeated from its start."""
-        start = self._starts[i]
-        if self.mask_size == 0 or start is None:
-            return {}
-        if "seed" in start:
-            self._last[i], info = self._envs[i].reset(seed=start["seed"])
-        else:
-            _set_rng_state(self._envs[i], start)
-            self._last[i], info = self._envs[i].reset()
-        return dict(info)
-
     def _adopt_history(self, lengths: list[int], replayed: list[NDArray[Any]]) -> None:
         self._clock = max(lengths)
         self._started = [self._clock - length for length in lengths]
-        split = [self._split(actions) if len(actions) else [] for actions in replayed]
+        split = [self._split(actions) for actions in replayed]
         self._history = [
             [split[i][k - self._started[i]] if k >= self._started[i] else None for i in self._range]
             for k in range(self._clock)

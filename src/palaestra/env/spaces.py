@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import gymnasium
@@ -143,7 +144,7 @@ class ActionLayout:
         else:
             remedy = f"Supported action spaces are {_ACTIONS}; wrap the environment so that it offers one"
             raise ConfigError("env.action_space", space, "no policy of ours can act in this space", remedy)
-        self._native_dtype = np.dtype(space.dtype or self.dtype)
+        self.native_dtype = np.dtype(self.dtype if space.dtype is None else space.dtype)
 
     def empty(self, num_envs: int) -> NDArray[Any]:
         """Zeroed storage for a batch of actions."""
@@ -152,14 +153,14 @@ class ActionLayout:
     def splitter(self) -> Callable[[NDArray[Any]], Sequence[Any]]:
         """A function that copies a batch and gives one action per environment, as the environment likes it."""
         if isinstance(self.space, spaces.Discrete):
-            return lambda action: action.tolist()  # type: ignore[no-any-return]
-        dtype = self._native_dtype
+            return lambda action: action.tolist()
+        dtype = self.native_dtype
         # astype copies: the collector reuses its action buffer while a replay still needs these.
         return lambda action: list(action.astype(dtype))
 
     def batch(self, action: NDArray[Any]) -> NDArray[Any]:
         """A copy of a batch in the dtype the environment declared."""
-        return action.astype(self._native_dtype)
+        return action.astype(self.native_dtype)
 
     def read_mask(self, mask: Any) -> NDArray[np.bool_]:
         """An environment's `info["action_mask"]` as one flat array; ValueError when its length is wrong."""
@@ -180,8 +181,8 @@ def empty_observation(space: gymnasium.Space[Any], leading: tuple[int, ...]) -> 
     return ObservationLayout(space).empty(leading)
 
 
-def write_observation(out: Observation, index: int, value: Observation) -> None:
-    """Copy one stored observation (as `Ended.observation`) into `out[index]`."""
+def write_observation(out: Observation, index: int | EllipsisType, value: Observation) -> None:
+    """Copy a stored observation (as `Ended.observation`) into `out[index]`, or a whole batch with `...`."""
     if isinstance(out, dict):
         if not isinstance(value, dict):
             raise TypeError(f"a dict of arrays is needed here, got {type(value).__name__}")

@@ -6,7 +6,7 @@ Each keeps to one idea. Nothing here is meant to be hard, only to be exactly pre
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -27,10 +27,8 @@ __all__ = [
 _Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
-class Countdown(gymnasium.Env[NDArray[np.float32], int]):
+class Countdown(gymnasium.Env[NDArray[np.float32], Any]):
     """Episodes of fixed length that pay 1, 2, 3, ...; the observation is how many steps are left."""
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, length: int = 5, ending: Literal["terminated", "truncated"] = "terminated") -> None:
         self.observation_space = spaces.Box(0.0, float(length), (1,), np.float32)
@@ -56,10 +54,8 @@ class Countdown(gymnasium.Env[NDArray[np.float32], int]):
         return np.array([self._length - self._t], np.float32)
 
 
-class Bandit(gymnasium.Env[NDArray[np.float32], int]):
+class Bandit(gymnasium.Env[NDArray[np.float32], Any]):
     """One step; the best arm pays 1 and the others nothing. `first_arm` moves the action numbers away from 0."""
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, arms: int = 3, best: int = 1, first_arm: int = 0) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -80,8 +76,6 @@ class Bandit(gymnasium.Env[NDArray[np.float32], int]):
 
 class TargetReach(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     """A point on a line walks to a target drawn at reset; each step pays minus the distance left."""
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, length: int = 10) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -108,10 +102,8 @@ class TargetReach(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         return np.array([self._place, self._target], np.float32)
 
 
-class MaskedChoice(gymnasium.Env[int, int]):
+class MaskedChoice(gymnasium.Env[Any, Any]):
     """Observation k in 0..n-1 allows only the actions up to k; the allowed action k pays 1, a forbidden one raises."""
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, n: int = 4, length: int = 6) -> None:
         self.observation_space = spaces.Discrete(n)
@@ -138,8 +130,6 @@ class MaskedChoice(gymnasium.Env[int, int]):
 
 class MixedSenses(gymnasium.Env[dict[str, Any], NDArray[np.int64]]):
     """A nested `Dict` observation (camera image, joint vector, room number) and two discrete actions at once."""
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, length: int = 4, size: int = 6) -> None:
         camera = spaces.Box(0, 255, (size, size, 3), np.uint8)
@@ -169,10 +159,8 @@ class MixedSenses(gymnasium.Env[dict[str, Any], NDArray[np.int64]]):
         return {"camera": camera, "body": body, "room": self._room}
 
 
-class Pixels(gymnasium.Env[NDArray[np.uint8], int]):
+class Pixels(gymnasium.Env[NDArray[np.uint8], Any]):
     """An image with one bright column; naming the column pays 1."""
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, size: int = 8, length: int = 8) -> None:
         self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
@@ -200,10 +188,8 @@ class Pixels(gymnasium.Env[NDArray[np.uint8], int]):
         return image
 
 
-class Faulty(gymnasium.Env[NDArray[np.float32], int]):
+class Faulty(gymnasium.Env[NDArray[np.float32], Any]):
     """Behaves until step `at` of an episode, then breaks its contract in the way `fault` names."""
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -243,14 +229,12 @@ class Faulty(gymnasium.Env[NDArray[np.float32], int]):
         return observation, float("nan") if self._fault == "nan_reward" else reward
 
 
-class Gate(gymnasium.Env[NDArray[np.float32], int]):
+class Gate(gymnasium.Env[NDArray[np.float32], Any]):
     """Hold the right lever `difficulty` times in a row to open the gate; a curriculum turns both knobs.
 
     The observation is [steps still needed, task]. Task 0 wants lever 0 and task 1 wants lever 1. A wrong lever ends
     the episode unpaid; the opened gate pays 1. A change of difficulty or task counts from the next episode on.
     """
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, difficulty: int = 1, task: int = 0) -> None:
         self.observation_space = spaces.Box(0.0, np.inf, (2,), np.float32)

@@ -26,7 +26,7 @@ Observation: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
 class Ended(NamedTuple):
     """One episode that ended at this step."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody misses here
     """Which of the N environments."""
     observation: Observation
     """The last observation of the episode, without the leading N (the row already shows the next episode)."""

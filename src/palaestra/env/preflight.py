@@ -1,0 +1,123 @@
+"""A short acquaintance with an environment before anything is launched on it.
+
+Makes one environment, resets it, takes a few random steps and checks what a rollout would trip over later: the shape
+and the kind of observations, finite numbers, a reward that is a number, flags that are booleans. Measures what a step
+costs. Refuses with a `ConfigError` about `env.id`; keeps nothing: the environment is closed again.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from palaestra.env.spaces import ActionLayout, ObservationLayout, random_actions
+from palaestra.errors import ConfigError
+
+__all__ = ["EnvFacts", "inspect_env"]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFacts:
+    """What a few steps taught us about an environment."""
+
+    step_seconds: float
+    """Median wall-clock cost of one step."""
+    observation_space: gymnasium.Space[Any]
+    """As stored: flat and float32."""
+    action_space: gymnasium.Space[Any]
+    mask_size: int
+    """Length of `info["action_mask"]`, 0 when there is none."""
+
+
+def inspect_env(
+    make: Callable[[], gymnasium.Env[Any, Any]],
+    *,
+    name: str = "",
+    steps: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+) -> EnvFacts:
+    """Make one environment and try it out; `ConfigError` when training on it could not work."""
+    env = make()
+    try:
+        return _Acquaintance(env, name or str(env), clock).facts(steps)
+    finally:
+        env.close()
+
+
+class _Acquaintance:
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str, clock: Callable[[], float]) -> None:
+        self._env, self._name, self._clock = env, name, clock
+        self._layout = ObservationLayout(env.observation_space)
+        self._actions = ActionLayout(env.action_space)
+
+    def facts(self, steps: int) -> EnvFacts:
+        info = self._reset()
+        mask_size = self._actions.mask_size if info.get("action_mask") is not None else 0
+        rng, split, seconds = np.random.default_rng(0), self._actions.splitter(), []
+        for t in range(1, steps + 1):
+            mask = self._mask(info, f"step {t}")
+            action = split(random_actions(self._env.action_space, 1, rng, mask))[0]
+            began = self._clock()
+            try:
+                value, reward, terminated, truncated, info = self._env.step(action)
+            except Exception as error:
+                raise self._refusal(f"step({action!r}) raised {type(error).__name__}: {error}") from error
+            seconds.append(self._clock() - began)
+            self._check_observation(value, f"step {t}")
+            self._check_outcome(reward, terminated, truncated, t)
+            if terminated or truncated:
+                info = self._reset()
+        return EnvFacts(
+            statistics.median(seconds) if seconds else 0.0, self._layout.space, self._env.action_space, mask_size
+        )
+
+    def _reset(self) -> dict[str, Any]:
+        try:
+            value, info = self._env.reset(seed=0)
+        except Exception as error:
+            raise self._refusal(f"reset(seed=0) raised {type(error).__name__}: {error}") from error
+        self._check_observation(value, "reset")
+        return dict(info)
+
+    def _mask(self, info: dict[str, Any], when: str) -> NDArray[np.bool_] | None:
+        if self._actions.mask_size == 0 or info.get("action_mask") is None:
+            return None
+        try:
+            mask = self._actions.read_mask(info["action_mask"])
+        except ValueError as error:
+            raise self._refusal(f"before {when}, {error}") from error
+        if not mask.any():
+            raise self._refusal(f"before {when}, info['action_mask'] allows nothing")
+        return mask[None]
+
+    def _check_observation(self, value: Any, when: str) -> None:
+        try:
+            stored = self._layout.single(value)
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._refusal(f"at {when}, {error}") from error
+        for name, array in self._layout.arrays(stored).items():
+            if not np.isfinite(array).all():
+                raise self._refusal(f"at {when}, {name} holds a number that is not finite")
+
+    def _check_outcome(self, reward: Any, terminated: Any, truncated: Any, t: int) -> None:
+        if isinstance(reward, str | bytes) or np.ndim(reward) != 0:
+            raise self._refusal(f"at step {t}, the reward is {reward!r}, not one number")
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            raise self._refusal(f"at step {t}, the reward is {reward!r}, not a number") from None
+        if not np.isfinite(number):
+            raise self._refusal(f"at step {t}, the reward is {number}, which is not finite")
+        for flag, value in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(value, bool | np.bool_):
+                raise self._refusal(f"at step {t}, {flag} is {value!r}, not a bool")
+
+    def _refusal(self, reason: str) -> ConfigError:
+        return ConfigError("env.id", self._name, reason.rstrip("."), "Fix the environment, or wrap it")

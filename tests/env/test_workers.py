@@ -1,0 +1,152 @@
+"""Environments in worker processes: the same data, and no way to lose a worker quietly."""
+
+import multiprocessing
+import os
+import signal
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from palaestra.env.in_process import InProcessEnv
+from palaestra.env.preflight import EnvFacts
+from palaestra.env.recipe import EnvRecipe
+from palaestra.env.spaces import allocate_row, random_actions, same_observation
+from palaestra.env.toy import Countdown, Faulty, Gate, MixedSenses, TargetReach
+from palaestra.env.workers import WorkerEnv
+from palaestra.errors import ConfigError, EnvironmentFault
+
+
+def _started(env, seed=0):
+    row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
+    env.reset(seed, row)
+    return row
+
+
+def _same_play(one, left, other, right, steps, seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        action = random_actions(one.action_space, one.num_envs, rng)
+        ended, also = one.step(action, left), other.step(action, right)
+        assert same_observation(left.observation, right.observation)
+        for name in ("reward", "terminated", "truncated", "valid"):
+            assert np.array_equal(getattr(left, name), getattr(right, name))
+        assert [(e.index, e.episode_return, e.length) for e in ended] == [
+            (e.index, e.episode_return, e.length) for e in also
+        ]
+
+
+@pytest.mark.parametrize("make", [EnvRecipe("CartPole-v1"), partial(MixedSenses, length=3)])
+def test_workers_give_the_same_data_as_one_process(make):
+    near, far = InProcessEnv(make, 5), WorkerEnv(make, 5, 2)
+    try:
+        _same_play(near, _started(near, 4), far, _started(far, 4), 60, seed=0)
+    finally:
+        far.close()
+
+
+def test_a_snapshot_moves_between_workers_and_one_process():
+    make = partial(TargetReach, length=7)
+    near, far = InProcessEnv(make, 3), WorkerEnv(make, 3, 2)
+    try:
+        row = _started(far, 1)
+        rng = np.random.default_rng(0)
+        for _ in range(12):
+            far.step(random_actions(far.action_space, 3, rng), row)
+        mirror = allocate_row(near.observation_space, 3)
+        assert near.restore(far.snapshot(), mirror)
+        _same_play(near, mirror, far, row, 20, seed=1)
+        back = near.snapshot()
+        assert far.restore(back, row)
+        _same_play(near, mirror, far, row, 20, seed=2)
+        back.arrays["observation"] = back.arrays["observation"] + 1
+        assert not far.restore(back, row)
+        assert row.observation[:, 0].tolist() == [0.0, 0.0, 0.0]
+    finally:
+        far.close()
+
+
+def test_calls_and_their_answers_travel():
+    env = WorkerEnv(Gate, 3, 2)
+    try:
+        assert env.call("set_difficulty", 2) == [2, 2, 2]
+        assert _started(env).observation.tolist() == [[2.0, 0.0]] * 3
+    finally:
+        env.close()
+
+
+def test_a_killed_worker_is_named_within_a_second_and_nobody_is_left():
+    env = WorkerEnv(Countdown, 4, 2)
+    row = _started(env)
+    processes = [worker.process for worker in env._workers]
+    pids = [process.pid for process in processes]
+    os.kill(pids[1], signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(EnvironmentFault, match=r"worker 1 \(environments 2 to 3\) died \(killed by signal 9, SIGKILL"):
+        env.step(np.zeros(4, np.int64), row)
+    assert time.monotonic() - began < 1.0
+    assert multiprocessing.active_children() == []
+    with pytest.raises(EnvironmentFault, match="closed"):
+        env.step(np.zeros(4, np.int64), row)
+
+
+@pytest.mark.parametrize(("fault", "told"), [("raise", "the simulator fell over"), ("exit", "SystemExit: 3")])
+def test_a_failing_worker_tells_its_traceback_and_its_environment(fault, told):
+    env = WorkerEnv(partial(Faulty, fault=fault, at=6), 4, 2)
+    row = _started(env)
+    for _ in range(5):
+        env.step(np.zeros(4, np.int64), row)
+    with pytest.raises(EnvironmentFault, match=r"(?s)worker . \(environments.*Traceback.*toy.py.*" + told):
+        env.step(np.zeros(4, np.int64), row)
+    assert multiprocessing.active_children() == []
+
+
+class Sleeper(Countdown):
+    """Never answers to action 1, as a hung simulator does."""
+
+    def step(self, action):
+        if action == 1:
+            signal.pause()
+        return super().step(action)
+
+
+def test_a_hung_worker_is_killed_and_named():
+    # Not preflighted: its random actions would hang this process.
+    awake = Countdown()
+    env = WorkerEnv(Sleeper, 2, 2, facts=EnvFacts(0.0, awake.observation_space, awake.action_space, 0))
+    row = _started(env)
+    env._timeout_s = 0.2
+    with pytest.raises(EnvironmentFault, match=r"worker 1 .* did not answer within 0.2 s"):
+        env.step(np.array([0, 1]), row)
+    assert multiprocessing.active_children() == []
+
+
+def test_closing_leaves_no_process_and_no_shared_memory():
+    before = set(os.listdir("/dev/shm"))
+    env = WorkerEnv(Countdown, 2, 2)
+    processes = [worker.process.pid for worker in env._workers]
+    _started(env)
+    env.close()
+    env.close()
+    assert set(os.listdir("/dev/shm")) <= before
+    for pid in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_recipes_that_cannot_travel_and_impossible_shares_are_refused_before_any_process_starts():
+    with pytest.raises(ConfigError, match="cannot be sent to a worker"):
+        WorkerEnv(lambda: Countdown(), 2, 2)
+    with pytest.raises(ConfigError, match=r"env\.num_workers = 3"):
+        WorkerEnv(Countdown, 2, 3)
+
+
+def test_a_wrong_batch_of_actions_is_refused():
+    env = WorkerEnv(Countdown, 2, 1)
+    try:
+        row = _started(env)
+        with pytest.raises(EnvironmentFault, match=r"\(3,\), expected \(2,\)"):
+            env.step(np.zeros(3, np.int64), row)
+    finally:
+        env.close()
