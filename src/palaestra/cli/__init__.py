@@ -1,1 +1,5 @@
-"""cli"""
+"""The `palaestra` command. Each command imports what it needs when it runs, so that `--help` answers at once."""
+
+from palaestra.cli.app import main
+
+__all__ = ["main"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +30,7 @@ from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
 from palaestra.learner.compiled import CompiledLearner, compiled_gae
 from palaestra.learner.ppo import PPO, TrainBatch, joined, scaled_reward
 from palaestra.learner.returns import explained_variance
+from palaestra.learner.threads import few_threads
 from palaestra.learner.update import learn_plainly, where_it_broke
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
@@ -93,7 +94,7 @@ class Trainer:
 
     def collect_rollouts(self, n_steps: int) -> Rollout:
         """Act for `n_steps` steps in every environment and return what happened, in memory of its own."""
-        with self._torch_threads():
+        with self._few_threads():
             return self._collect(n_steps, None).get()  # type: ignore[return-value]
 
     def learn(self, rollout: Rollout | TensorDict | Sequence[Rollout]) -> dict[str, float]:
@@ -101,7 +102,7 @@ class Trainer:
         several = rollout if isinstance(rollout, list | tuple) else [rollout]
         if not several:
             raise ExperienceError("learn: an empty list of rollouts. Collect at least one.")
-        with self._torch_threads():
+        with self._few_threads():
             return self._learn([_columns(one) for one in several])
 
     def train(
@@ -119,7 +120,7 @@ class Trainer:
             )  # fmt: skip
         self._planned_timesteps = total_timesteps
         history: History = []
-        with self._torch_threads():
+        with self._few_threads():
             while self.total_timesteps < total_timesteps:
                 metrics = self._iterate(rollout_length)
                 if self.n_updates % log_interval == 0 or self.total_timesteps >= total_timesteps:
@@ -182,6 +183,7 @@ class Trainer:
         progress = self._progress(size)
         rate, clip_range = self.algorithm.learning_rate(progress), self.algorithm.clip_range(progress)
         order = self._orders(size)
+        undo = self._undo_point()
         try:
             if fast is not None:
                 metrics = fast.learn(batch, order, rate=rate, clip_range=clip_range)
@@ -191,7 +193,9 @@ class Trainer:
                     clip_range=clip_range,
                 )  # fmt: skip
         except NonFiniteError as error:
-            raise where_it_broke(self.policy, batch, str(error)) from None
+            found = where_it_broke(self.policy, batch, str(error))
+            undo()
+            raise found from None
         fresh = all(bool((rollout["policy_version"] == self.n_updates).all()) for rollout in rollouts)
         metrics |= self._about(batch, rollouts, rate, clip_range, metrics)
         self.n_updates += 1
@@ -252,6 +256,19 @@ class Trainer:
             self._adam = Adam(flat, self.algorithm.config.adam_eps)
         return self._adam
 
+    def _undo_point(self) -> Callable[[], None]:
+        """Remember weights and optimiser, so that an update that breaks half way leaves the last good ones."""
+        flat, adam = FlatParameters.of(self.policy), self._optimizer()
+        vectors = (flat.vector, adam.first, adam.second)
+        copies, steps = [vector.clone() for vector in vectors], dict(adam.steps)
+
+        def undo() -> None:
+            for vector, copy in zip(vectors, copies, strict=True):
+                vector.copy_(copy)
+            adam.steps = steps
+
+        return undo
+
     def _compiled_learner(self, rollouts: list[Columns]) -> CompiledLearner | None:
         if self._compiled == "off" or type(self.algorithm) is not PPO:
             return None
@@ -272,20 +289,11 @@ class Trainer:
                     "Build the policy from the environment's spaces",
                 )  # fmt: skip
 
-    @contextmanager
-    def _torch_threads(self) -> Iterator[None]:
-        before = torch.get_num_threads()
+    def _few_threads(self) -> AbstractContextManager[None]:
         wanted = self._threads
         if wanted is None and sum(p.numel() for p in self.policy.parameters()) < SMALL_NETWORK:
             wanted = 1
-        if wanted is None or wanted == before:
-            yield
-            return
-        torch.set_num_threads(wanted)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        return few_threads(wanted)
 
     # ------------------------------------------------------------------ checkpoints
 

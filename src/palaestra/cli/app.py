@@ -1,0 +1,72 @@
+"""The command table, and the one place where errors become messages and exit codes.
+
+0 done, 1 failed while running, 2 refused input, 130 interrupted. With `--json` exactly one JSON document goes to
+stdout; progress and notices go to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from palaestra import __version__
+from palaestra.cli.demo import demo
+from palaestra.cli.evaluating import evaluate_command
+from palaestra.cli.listing import envs, schema
+from palaestra.cli.training import train_command
+from palaestra.errors import ConfigError, PalaestraError
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="palaestra",
+    help="The training hall for agents: train, evaluate and watch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: importing rich would be a third of the time it takes to answer
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"palaestra {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("train")(train_command)
+app.command("eval")(evaluate_command)
+app.command("demo")(demo)
+app.command("envs")(envs)
+app.command("schema")(schema)
+
+
+def main() -> None:
+    """Run the command; every error of ours becomes one message and an exit code."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except PalaestraError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; Python would complain again while closing stdout.
+        sys.stderr.close()
+        sys.exit(1)

@@ -1,0 +1,66 @@
+"""`palaestra eval`: how good a run or checkpoint is, alone or against another."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from palaestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.actor import Evaluation
+
+__all__ = ["evaluate_command"]
+
+
+def evaluate_command(
+    run: Annotated[str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint.")],
+    episodes: Annotated[int, typer.Option(help="Exactly this many episodes.")] = 100,
+    seed: Annotated[int | None, typer.Option(help="Where episodes start; by default seeds never trained on.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Also play OTHER on the same seeds and compare.")
+    ] = None,
+    checkpoint: Annotated[Literal["best", "latest"], typer.Option(help="Which one of a run.")] = "best",
+    sample: Annotated[bool, typer.Option("--sample", help="Draw actions instead of taking the likeliest.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Play a trained policy on fresh environments and report its mean return with a 95 % interval."""
+    if episodes < 1:
+        raise ConfigError("--episodes", episodes, "must be at least 1")
+
+    from palaestra.train import evaluate_checkpoint, runs_root
+    from palaestra.train.run_directory import find_checkpoint
+
+    path = find_checkpoint(run, runs_root(), which=checkpoint)
+    other = find_checkpoint(against, runs_root(), which=checkpoint) if against is not None else None
+    found = evaluate_checkpoint(path, episodes=episodes, seed=seed, deterministic=not sample)
+    document: dict[str, Any] = {"checkpoint": str(path), **found.report()}
+    if other is not None:
+        rival = evaluate_checkpoint(other, episodes=episodes, seed=seed, deterministic=not sample)
+        document["against"] = {"checkpoint": str(other), **rival.report()}
+        document["difference"] = _difference(found, rival)
+    if as_json:
+        print(json.dumps(document))
+        return
+    print(_sentence(run, document))
+    if other is not None:
+        gap = document["difference"]
+        print(_sentence(against or "", document["against"]))
+        print(f"difference {gap['mean']:+.2f} (95 % interval {gap['ci95'][0]:+.2f} to {gap['ci95'][1]:+.2f})")
+
+
+def _sentence(name: str, report: dict[str, Any]) -> str:
+    low, high = report["ci95"]
+    return (
+        f"{name}: mean return {report['mean_return']:.2f} (95 % interval {low:.2f} to {high:.2f}; "
+        f"standard deviation {report['std_return']:.2f}; {report['episodes']} episodes)"
+    )
+
+
+def _difference(a: Evaluation, b: Evaluation) -> dict[str, Any]:
+    from palaestra.actor.evaluation import confidence_interval
+
+    gaps = tuple(x - y for x, y in zip(a.returns, b.returns, strict=True))
+    return {"mean": sum(gaps) / len(gaps), "ci95": list(confidence_interval(gaps))}

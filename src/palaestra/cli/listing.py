@@ -1,0 +1,46 @@
+"""`palaestra envs` and `palaestra schema`: what there is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from palaestra.config import nearest
+from palaestra.errors import ConfigError
+
+__all__ = ["envs", "schema"]
+
+
+def envs(
+    contains: Annotated[str, typer.Argument(help="Only ids that contain this.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the environments that can be named in env.id."""
+    from palaestra.env.catalogue import known_environments
+
+    found = [entry for entry in known_environments() if contains.lower() in entry.id.lower()]
+    if as_json:
+        print(json.dumps([asdict(entry) for entry in found]))
+        return
+    for entry in found:
+        note = "" if entry.installed else f"   needs: {entry.remedy}"
+        print(f"{entry.id}{note}")
+
+
+def schema(
+    name: Annotated[str, typer.Argument(help="ppo, env, policy, trainer, telemetry, or run for the whole.")] = "",
+) -> None:
+    """Print the JSON Schema of a configuration section: every key, its default and what it does."""
+    from palaestra.train.config import SECTIONS
+
+    if not name:
+        print("\n".join(SECTIONS))
+        return
+    if name not in SECTIONS:
+        close = nearest(name, SECTIONS, count=1)
+        remedy = f"Did you mean {close[0]!r}" if close else f"Known: {', '.join(SECTIONS)}"
+        raise ConfigError("schema", name, "no such section", remedy)
+    print(json.dumps(SECTIONS[name].model_json_schema(), indent=2))

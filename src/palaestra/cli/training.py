@@ -1,0 +1,97 @@
+"""`palaestra train`: a configuration, overrides, and a run."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from palaestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.train import Outcome, RunConfig
+
+__all__ = ["fresh_run_id", "train_command"]
+
+
+def train_command(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A YAML or JSON file, then overrides such as algorithm.learning_rate=1e-3. "
+            "With --resume the file may be left out.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Go on with a run (id, start of an id, or directory).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as trainer.seed=N.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the run.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
+) -> None:
+    """Train a policy as a configuration says.
+
+    The run appears under var/training/runs/ (or $PALAESTRA_HOME). Ctrl-C saves a checkpoint and leaves.
+    """
+    words = list(arguments or [])
+    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    if path is None and resume is None:
+        raise ConfigError("CONFIG", None, "no configuration file given", "Try: palaestra train configs/ppo/cartpole.yaml")
+    stray = [word for word in words if "=" not in word]
+    if stray:
+        raise ConfigError("argument", stray[0], "is not key=value", "Write for example trainer.total_timesteps=50000")
+    if quiet:
+        words.append("telemetry.progress=false")
+
+    from palaestra.train import RunDirectory, config_from, load_config, runs_root, train
+    from palaestra.train.document import overridden
+
+    root = runs_root()
+    run = RunDirectory.find(resume, root) if resume is not None else None
+    if path is not None:
+        config = load_config(path, words, seed=seed)
+        given = path.read_text(encoding="utf-8")
+    else:
+        assert run is not None
+        config, given = config_from(overridden(run.resolved(), words), seed=seed), ""
+    outcome = train(config, root=root, run_id=fresh_run_id(config), given=given, argv=sys.argv, resume=run)
+    _report(outcome, as_json)
+    if outcome.interrupted:
+        raise typer.Exit(130)
+
+
+def fresh_run_id(config: RunConfig) -> str:
+    """Readable, sortable, and different for runs started in the same second."""
+    stem = config.name or config.env.id.split(":")[-1]
+    clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in stem).strip("-.").lower()
+    return f"{clean or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _report(outcome: Outcome, as_json: bool) -> None:
+    run = outcome.run
+    if as_json:
+        document = {
+            "run_id": run.run_id,
+            "run_dir": str(run.path),
+            "steps": outcome.steps,
+            "interrupted": outcome.interrupted,
+            "checkpoint": str(outcome.checkpoint),
+            "final": {key: value if value == value else None for key, value in outcome.final.items()},
+        }
+        print(json.dumps(document))
+        return
+    mean = outcome.final.get("episode_return")
+    score = f", mean return of the last episodes {mean:.1f}" if mean is not None else ""
+    print(f"{'Stopped' if outcome.interrupted else 'Done'} after {outcome.steps:,} steps{score}.")
+    print(f"Run {run.run_id} in {run.path}")
+    if outcome.interrupted:
+        print(f"Resume with: palaestra train --resume {run.run_id}")
+    else:
+        print(f"Evaluate with: palaestra eval {run.run_id} --episodes 100")

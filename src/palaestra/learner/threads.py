@@ -1,0 +1,38 @@
+"""How many threads arithmetic may use while we train, put back afterwards.
+
+Small matrices on several threads spend their time waiting for each other: two spinning pools on two busy cores were
+nineteen times slower. OpenBLAS is held to one thread for a second reason: its sums change with the thread count, and
+the same seed has to give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from threadpoolctl import ThreadpoolController
+
+__all__ = ["few_threads"]
+
+
+@cache
+def _openblas() -> Any:
+    # Looking for loaded libraries takes milliseconds; the kernels have loaded theirs by the time we are asked.
+    return ThreadpoolController().select(internal_api="openblas")
+
+
+@contextmanager
+def few_threads(torch_threads: int | None) -> Iterator[None]:
+    """OpenBLAS on one thread, torch on `torch_threads` (None: as it is), inside the block."""
+    before = torch.get_num_threads()
+    with _openblas().limit(limits=1):
+        if torch_threads is not None and torch_threads != before:
+            torch.set_num_threads(torch_threads)
+        try:
+            yield
+        finally:
+            if torch.get_num_threads() != before:
+                torch.set_num_threads(before)

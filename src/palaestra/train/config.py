@@ -1,0 +1,182 @@
+"""The configuration of one training run: sections that live beside what they configure, put together and checked.
+
+`load_config` is the door: file, overrides, the spellings of the specifications, then validation across sections.
+Nothing is built, launched or written here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from palaestra.config import Section, validated
+from palaestra.env.catalogue import EnvConfig
+from palaestra.errors import ConfigError
+from palaestra.learner.algorithm import CONFIGS, config_of
+from palaestra.policy.actor_critic import PolicyConfig
+from palaestra.telemetry import TelemetryConfig
+from palaestra.train.document import overridden, read_document
+
+__all__ = ["SECTIONS", "RunConfig", "TrainerConfig", "config_from", "load_config"]
+
+
+class TrainerConfig(Section):
+    """How long to train, in what portions, and what to keep."""
+
+    total_timesteps: int | None = Field(default=None, ge=1)
+    """Steps over all environments together. Give this or `iterations`; 100,000 when neither is given."""
+
+    iterations: int | None = Field(default=None, ge=1)
+    """The same length counted in rollouts."""
+
+    rollout_length: int = Field(default=2048, ge=1)
+    """Steps in each environment per update. Longer sees more before each change and changes less often."""
+
+    buffer_size: int | None = Field(default=None, ge=1)
+    """Another name for `rollout_length`, as the specifications write it."""
+
+    buffer_type: Literal["standard", "vla"] = "standard"
+    """`standard` collects, then learns. `vla` is asynchronous collection."""
+
+    collection: Literal["synchronous", "asynchronous"] = "synchronous"
+    """Whether collecting waits for learning."""
+
+    seed: int = Field(default=0, ge=0)
+    """Everything random follows from it: same seed, same numbers, on the same machine."""
+
+    log_interval: int = Field(default=1, ge=1)
+    """Updates between two lines of telemetry."""
+
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Updates between checkpoints. null: by time alone."""
+
+    checkpoint_seconds: float = Field(default=60.0, gt=0)
+    """Write a checkpoint when the last one is older than this. One is always written at the start and at the end."""
+
+    keep_checkpoints: int = Field(default=5, ge=1)
+    """How many of the newest checkpoints to keep; the best one is kept as well."""
+
+    eval_every: int | None = Field(default=None, ge=1)
+    """Updates between evaluations on separate environments. null: none while training."""
+
+    eval_episodes: int = Field(default=10, ge=1)
+    """Episodes per evaluation."""
+
+    compiled: Literal["auto", "on", "off"] = "auto"
+    """Compiled kernels for small networks: `auto` where they fit, `off` never, `on` refuses to start without them."""
+
+    torch_threads: int | None = Field(default=None, ge=1)
+    """Threads of torch while training. null: 1 for small networks, torch's own choice for large ones."""
+
+
+class RunConfig(Section):
+    """Everything that defines a run."""
+
+    name: str = Field(default="", max_length=80)
+    """Start of the run id; the environment's name when empty."""
+
+    env: EnvConfig
+    policy: PolicyConfig = PolicyConfig()
+    algorithm: dict[str, Any] = {}
+    trainer: TrainerConfig = TrainerConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @property
+    def rollout_length(self) -> int:
+        """Steps per environment and update."""
+        return self.trainer.buffer_size or self.trainer.rollout_length
+
+    @property
+    def total_timesteps(self) -> int:
+        """Steps over all environments, whichever way the length was given."""
+        if self.trainer.total_timesteps is not None:
+            return self.trainer.total_timesteps
+        if self.trainer.iterations is not None:
+            return self.trainer.iterations * self.rollout_length * self.env.num_envs
+        return 100_000
+
+    def resolved(self) -> dict[str, Any]:
+        """Every value as plain JSON, defaults included."""
+        return self.model_dump(mode="json")
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "run": RunConfig,
+    "env": EnvConfig,
+    "policy": PolicyConfig,
+    "trainer": TrainerConfig,
+    "telemetry": TelemetryConfig,
+    **CONFIGS,
+}
+
+
+def load_config(path: Path, assignments: Sequence[str] = (), *, seed: int | None = None) -> RunConfig:
+    """The checked configuration from a file, with overrides."""
+    return config_from(overridden(read_document(path), assignments), seed=seed)
+
+
+def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfig:
+    """The checked configuration from plain data."""
+    data = dict(data)
+    if "env" not in data:
+        raise ConfigError("env", None, "required and not given", "Name one: env.id=CartPole-v1")
+    data["algorithm"] = _algorithm(data.get("algorithm") or {})
+    if seed is not None:
+        data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
+    config = validated(RunConfig, {key: {} if value is None else value for key, value in data.items()})
+    _check_across(config)
+    return config
+
+
+def _algorithm(given: Any) -> dict[str, Any]:
+    """`{name, cfg: {...}}` as the specifications write it, or flat; every default filled in."""
+    if not isinstance(given, Mapping):
+        raise ConfigError("algorithm", given, "is not a mapping", "Write algorithm: {name: ppo, learning_rate: 3e-4}")
+    flat = dict(given)
+    nested = flat.pop("cfg", None) or {}
+    if not isinstance(nested, Mapping):
+        raise ConfigError("algorithm.cfg", nested, "is not a mapping")
+    for key in nested:
+        if key in flat:
+            raise ConfigError(f"algorithm.cfg.{key}", nested[key], f"algorithm.{key} says {flat[key]!r}", "Give one of them")
+    name = flat.pop("name", "ppo")
+    if not isinstance(name, str):
+        raise ConfigError("algorithm.name", name, "is not a name", "Write algorithm.name=ppo")
+    settings = validated(config_of(name), {**flat, **nested}, place="algorithm")
+    return {"name": name, **settings.model_dump(mode="json")}
+
+
+def _check_across(config: RunConfig) -> None:
+    t = config.trainer
+    if t.buffer_size is not None and t.rollout_length not in (t.buffer_size, 2048):
+        raise ConfigError(
+            "trainer.buffer_size", t.buffer_size, f"trainer.rollout_length says {t.rollout_length}", "Give one of them"
+        )
+    if t.total_timesteps is not None and t.iterations is not None:
+        raise ConfigError(
+            "trainer.iterations", t.iterations, f"trainer.total_timesteps says {t.total_timesteps}", "Give one of them"
+        )
+    if t.buffer_type == "vla" or t.collection == "asynchronous":
+        place = "trainer.buffer_type" if t.buffer_type == "vla" else "trainer.collection"
+        value = t.buffer_type if t.buffer_type == "vla" else t.collection
+        raise ConfigError(place, value, "asynchronous collection is not part of this version", "Use 'standard'")
+    samples, batch = config.rollout_length * config.env.num_envs, int(config.algorithm["batch_size"])
+    if samples % batch:
+        raise ConfigError(
+            "algorithm.batch_size", batch,
+            f"does not divide the {samples} samples of a rollout (trainer.rollout_length {config.rollout_length} x "
+            f"env.num_envs {config.env.num_envs})",
+            f"Nearest that do: {' and '.join(str(n) for n in _divisors_near(samples, batch))}",
+        )  # fmt: skip
+
+
+def _divisors_near(total: int, wanted: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(total) + 1) if total % n == 0]
+    divisors = sorted({*small, *(total // n for n in small)})
+    below = [n for n in divisors if n < wanted]
+    above = [n for n in divisors if n > wanted]
+    return below[-1:] + above[:1]

@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM: the first asks training to finish its update and save, the second leaves at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Interruption"]
+
+
+class Interruption:
+    """Whether somebody asked us to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def watching(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Catch both signals inside the block; the handlers found are put back afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals reach the main thread alone
+            return
+
+        def first(number: int, frame: FrameType | None) -> None:
+            self.asked = True
+            for each in caught:
+                signal.signal(each, signal.SIG_DFL)
+            say("Stopping: this update is finished and saved first. Ctrl-C again leaves at once.")
+
+        caught = (signal.SIGINT, signal.SIGTERM)
+        before = {each: signal.signal(each, first) for each in caught}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)

@@ -1,0 +1,235 @@
+"""One training run, wired: the only file that knows both ends. It reads as the picture in the README.
+
+Everything that can be refused is refused before the run directory exists. After that, every update is in the journal,
+checkpoints appear on time, and an interruption or a number that stops being one leaves the last good state on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from palaestra.actor.evaluation import Evaluation, evaluate
+from palaestra.env.catalogue import EnvConfig, make_env
+from palaestra.env.vector import VectorEnv
+from palaestra.errors import ConfigError, NonFiniteError
+from palaestra.learner.algorithm import build_algorithm
+from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
+from palaestra.learner.trainer import Trainer
+from palaestra.policy.build import build_policy
+from palaestra.policy.storage import load_weights
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, TrainingStep, open_telemetry
+from palaestra.telemetry.event import LogLine, PhaseChanged
+from palaestra.telemetry.sinks import check_telemetry
+from palaestra.train.config import RunConfig, config_from
+from palaestra.train.interruption import Interruption
+from palaestra.train.run_directory import Attempt, RunDirectory
+
+__all__ = ["Outcome", "build_trainer", "evaluate_checkpoint", "train"]
+
+EVAL_SEED = 1_000_003
+"""Added to the run's seed for evaluation, so that it never plays the episodes it trained on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: RunDirectory
+    steps: int
+    final: dict[str, float]
+    checkpoint: Path
+    interrupted: bool
+
+
+def build_trainer(config: RunConfig) -> Trainer:
+    """Environment, policy, algorithm and trainer of a configuration."""
+    algorithm = build_algorithm(
+        config.algorithm["name"], {key: value for key, value in config.algorithm.items() if key != "name"}
+    )
+    env = make_env(config.env)
+    try:
+        policy = _policy_for(config, env)
+        return Trainer(
+            policy,
+            env,
+            algorithm,
+            seed=config.trainer.seed,
+            normalize_reward=config.env.normalize_reward,
+            compiled=config.trainer.compiled,
+            torch_threads=config.trainer.torch_threads,
+        )
+    except BaseException:
+        env.close()
+        raise
+
+
+def _policy_for(config: RunConfig, env: VectorEnv) -> nn.Module:
+    return build_policy(
+        config.policy,
+        env.observation_space,
+        env.action_space,
+        normalize_observation=config.env.normalize_observation,
+        seed=config.trainer.seed,
+    )
+
+
+def train(
+    config: RunConfig,
+    *,
+    root: Path,
+    run_id: str,
+    given: str = "",
+    argv: Sequence[str] = (),
+    resume: RunDirectory | None = None,
+) -> Outcome:
+    """Train to the end of the configuration, in a new run or as another attempt of one."""
+    check_telemetry(config.telemetry)
+    trainer = build_trainer(config)
+    try:
+        exact = True
+        if resume is not None:
+            exact = trainer.load_checkpoint(resume.latest_checkpoint())
+            if trainer.total_timesteps >= config.total_timesteps:
+                raise ConfigError(
+                    "trainer.total_timesteps", config.total_timesteps,
+                    f"run {resume.run_id} has taken {trainer.total_timesteps} steps already",
+                    "Raise it to train on, for example trainer.total_timesteps="
+                    f"{2 * trainer.total_timesteps}",
+                )  # fmt: skip
+        resolved = config.resolved()
+        run = resume or RunDirectory.create(root, run_id, given, resolved)
+        attempt = run.new_attempt(argv, resolved)
+        with open_telemetry(
+            config.telemetry, run.path, run.run_id, config.total_timesteps, resolved, attempt.journal
+        ) as telemetry:
+            telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
+            if not exact:
+                text = "The environments could not be brought back to where they stood: they start fresh episodes."
+                telemetry.emit(LogLine("warning", text))
+            return _Run(config, trainer, run, attempt, telemetry).go()
+    finally:
+        trainer.env.close()
+
+
+class _Run:
+    """What happens around each update: telemetry, evaluation, checkpoints, interruption."""
+
+    def __init__(
+        self, config: RunConfig, trainer: Trainer, run: RunDirectory, attempt: Attempt, telemetry: Telemetry
+    ) -> None:
+        self._config, self._trainer, self._run = config, trainer, run
+        self._attempt, self._telemetry = attempt, telemetry
+        self._interruption = Interruption()
+        self._saved_at = time.monotonic()
+        self._last: dict[str, float] = {}
+        self._best = -float("inf")
+        self._saved: Path | None = None
+
+    def go(self) -> Outcome:
+        c, telemetry = self._config, self._telemetry
+        self._save(None)
+        try:
+            with self._interruption.watching(lambda text: telemetry.emit(LogLine("warning", text))):
+                self._trainer.train(c.total_timesteps, c.rollout_length, 1, self._after_update)
+        except NonFiniteError as error:
+            # The trainer has put the weights back to what they were before the update that broke.
+            self._save(None)
+            telemetry.emit(PhaseChanged("failed", str(error)))
+            raise NonFiniteError(f"{error} The last good state is {self._saved}.") from None
+        except BaseException as error:
+            telemetry.emit(PhaseChanged("failed", f"{type(error).__name__}: {error}"))
+            raise
+        checkpoint = self._save(self._last.get("eval_return", self._last.get("episode_return")))
+        stopped = self._interruption.asked
+        telemetry.emit(PhaseChanged("stopped" if stopped else "succeeded", "interrupted" if stopped else "done"))
+        return Outcome(self._run, self._trainer.total_timesteps, self._last, checkpoint, stopped)
+
+    def _after_update(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
+        c = self._config.trainer
+        if c.eval_every is not None and trainer.n_updates % c.eval_every == 0:
+            found = self._evaluation()
+            metrics |= {"eval_return": found.mean_return, "eval_return_std": found.std_return}
+            metrics["eval_length"] = sum(found.lengths) / len(found.lengths)
+        self._last = metrics
+        self._tell(metrics)
+        due = c.checkpoint_every is not None and trainer.n_updates % c.checkpoint_every == 0
+        if due or "eval_return" in metrics or time.monotonic() - self._saved_at > c.checkpoint_seconds:
+            self._save(metrics.get("eval_return", None if c.eval_every else metrics.get("episode_return")))
+        return not self._interruption.asked
+
+    def _tell(self, metrics: dict[str, float]) -> None:
+        trainer = self._trainer
+        before = trainer.num_episodes - len(trainer.last_episodes)
+        self._telemetry.emit_many(
+            EpisodeSummary(e.env_step, before + i + 1, e.env_index, e.episode_return, e.length)
+            for i, e in enumerate(trainer.last_episodes)
+        )
+        if trainer.n_updates % self._config.trainer.log_interval == 0:
+            self._telemetry.emit(TrainingStep(trainer.n_updates, trainer.total_timesteps, metrics))
+
+    def _evaluation(self) -> Evaluation:
+        c = self._config
+        env = make_env(_evaluation_env(c, c.trainer.eval_episodes))
+        try:
+            seed = c.trainer.seed + EVAL_SEED
+            return evaluate(self._trainer.policy, env, episodes=c.trainer.eval_episodes, seed=seed)
+        finally:
+            env.close()
+
+    def _save(self, score: float | None) -> Path:
+        """A checkpoint of this moment (once), remembered as the best if its score says so."""
+        trainer = self._trainer
+        path = self._attempt.checkpoints / f"update_{trainer.n_updates:08d}"
+        if path != self._saved:
+            about = {"config": self._config.resolved(), "run_id": self._run.run_id, "score": score}
+            sha256 = trainer.save_checkpoint(path, about=about)
+            best = score is not None and score >= self._best
+            if best:
+                assert score is not None
+                self._best = score
+                _write_best(self._attempt.checkpoints, path.name, score)
+            event = CheckpointSaved(trainer.n_updates, trainer.total_timesteps, str(path), sha256, best, score)
+            self._telemetry.emit(event)
+            self._saved = path
+            self._forget_old()
+        self._saved_at = time.monotonic()
+        return path
+
+    def _forget_old(self) -> None:
+        directory = self._attempt.checkpoints
+        best = self._run.best_checkpoint()
+        for path in checkpoints_in(directory)[: -self._config.trainer.keep_checkpoints]:
+            if path != best:
+                shutil.rmtree(path)
+
+
+def _write_best(directory: Path, name: str, score: float) -> None:
+    temporary = directory / ".best.json.tmp"
+    temporary.write_text(json.dumps({"checkpoint": name, "score": score}) + "\n", encoding="utf-8")
+    os.replace(temporary, directory / "best.json")
+
+
+def _evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:
+    return config.env.model_copy(update={"num_envs": min(episodes, 10), "vectorization": "in_process"})
+
+
+def evaluate_checkpoint(path: Path, *, episodes: int, seed: int | None, deterministic: bool = True) -> Evaluation:
+    """Play a checkpoint's policy in the environment it was trained for."""
+    checkpoint = read_checkpoint(path)
+    config = config_from(checkpoint.state["about"]["config"])
+    env = make_env(_evaluation_env(config, episodes))
+    try:
+        policy = _policy_for(config, env)
+        load_weights(policy, checkpoint.policy_file)
+        chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
+        return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)
+    finally:
+        env.close()

@@ -1,0 +1,148 @@
+"""The directory of a run: where each file lives, and finding a run or a checkpoint again.
+
+    var/training/runs/<run_id>/
+        config.yaml      as given        resolved.json   every value        command.json   what was started
+        attempt_1/       metrics.jsonl   checkpoints/update_00000000/ …     checkpoints/best.json
+
+Under `$PALAESTRA_HOME` when set, else under the current directory. A resume adds an attempt; nothing is reused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palaestra.config import nearest
+from palaestra.errors import CheckpointError, ConfigError
+from palaestra.learner.checkpoint import MANIFEST, checkpoints_in
+
+__all__ = ["Attempt", "RunDirectory", "find_checkpoint", "runs_root"]
+
+RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
+SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
+
+
+def runs_root() -> Path:
+    """Where runs live."""
+    return Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()) / "var" / "training" / "runs"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run."""
+
+    path: Path
+
+    @property
+    def journal(self) -> Path:
+        """The run's events."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Its checkpoints."""
+        return self.path / "checkpoints"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The directory's name."""
+        return self.path.name
+
+    @classmethod
+    def create(cls, root: Path, run_id: str, given: str, resolved: Mapping[str, Any]) -> RunDirectory:
+        """A new run with its configuration written down."""
+        run = cls(root / run_id)
+        run.path.mkdir(parents=True)
+        (run.path / "config.yaml").write_text(given, encoding="utf-8")
+        _write_json(run.path / "resolved.json", resolved)
+        return run
+
+    @classmethod
+    def find(cls, name: str, root: Path) -> RunDirectory:
+        """By path, by id, or by the unique beginning of an id."""
+        path = Path(name)
+        if (path / "resolved.json").is_file():
+            return cls(path.resolve())
+        known = sorted(p.parent.name for p in root.glob("*/resolved.json"))
+        matches = [name] if name in known else [run_id for run_id in known if run_id.startswith(name)]
+        if len(matches) == 1:
+            return cls(root / matches[0])
+        if len(matches) > 1:
+            raise ConfigError("run", name, f"several runs begin so ({', '.join(matches[:4])})", "Write more of the id")
+        close = nearest(name, known)
+        remedy = f"Nearest: {', '.join(close)}" if close else f"There are {len(known)} runs under {root}"
+        raise ConfigError("run", name, "no such run", remedy)
+
+    def new_attempt(self, argv: Sequence[str], resolved: Mapping[str, Any]) -> Attempt:
+        """The next attempt, with the command that started it."""
+        number = 1 + max((int(p.name[8:]) for p in self.path.glob("attempt_*")), default=0)
+        attempt = Attempt(self.path / f"attempt_{number}")
+        attempt.checkpoints.mkdir(parents=True)
+        environment = {
+            key: "***" if SECRET.search(key) else value
+            for key, value in sorted(os.environ.items())
+            if RELEVANT.match(key)  # what can change a run; the rest of a shell is nobody's business
+        }
+        _write_json(attempt.path / "command.json", {"argv": list(argv), "environment": environment})
+        _write_json(attempt.path / "resolved.json", resolved)
+        if number == 1:
+            _write_json(self.path / "command.json", {"argv": list(argv), "environment": environment})
+        return attempt
+
+    def attempts(self) -> list[Attempt]:
+        """Oldest first."""
+        return [Attempt(p) for p in sorted(self.path.glob("attempt_*"), key=lambda p: int(p.name[8:]))]
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration of the newest attempt."""
+        attempts = self.attempts()
+        path = attempts[-1].path / "resolved.json" if attempts else self.path / "resolved.json"
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return data
+
+    def latest_checkpoint(self) -> Path:
+        """The newest of the newest attempt that has any."""
+        for attempt in reversed(self.attempts()):
+            found = checkpoints_in(attempt.checkpoints)
+            if found:
+                return found[-1]
+        raise CheckpointError("run", self.run_id, "has no checkpoint", "Start it anew")
+
+    def best_checkpoint(self) -> Path | None:
+        """The one with the best score so far, if any was scored."""
+        scored = []
+        for attempt in self.attempts():
+            note = attempt.checkpoints / "best.json"
+            if note.is_file():
+                fact = json.loads(note.read_text(encoding="utf-8"))
+                path = attempt.checkpoints / fact["checkpoint"]
+                if (path / MANIFEST).is_file():
+                    scored.append((float(fact["score"]), path))
+        return max(scored)[1] if scored else None
+
+
+def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
+    """A checkpoint by its own path, or the best or latest of a run."""
+    path = Path(name)
+    if (path / MANIFEST).is_file() or path.name.startswith("update_"):
+        return path
+    run = RunDirectory.find(name, root)
+    return (run.best_checkpoint() if which == "best" else None) or run.latest_checkpoint()
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(data, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
