@@ -60,14 +60,15 @@ class ImageEncoder(nn.Module):
         self._channels_last = shape[-1] < shape[0]
         channels, height, width = (shape[2], *shape[:2]) if self._channels_last else shape
         self.convolutions = nn.Sequential(*_convolutions(channels, min(height, width)))
-        # Channels-last weights make the CPU and GPU kernels read pixels in the order the frames already have.
-        self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
             flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
         self.project = nn.Linear(flat, features)
         for layer in (*self.convolutions, self.project):
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 orthogonal_(layer, math.sqrt(2.0), generator)
+        # Channels-last weights make the CPU and GPU kernels read pixels in the order the frames already have; torch
+        # initialises only the other order.
+        self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """`[B, features]`."""
@@ -145,8 +146,8 @@ class ObservationEncoder(nn.Module):
             return nn.functional.one_hot(value.long() - int(part.start), int(part.n)).float()
         if isinstance(part, spaces.MultiDiscrete):
             columns = value.long().flatten(1).unbind(-1)
-            sizes = part.nvec.reshape(-1)
-            hot = [nn.functional.one_hot(c, int(n)) for c, n in zip(columns, sizes, strict=True)]
+            sizes, starts = part.nvec.reshape(-1).tolist(), part.start.reshape(-1).tolist()
+            hot = [nn.functional.one_hot(c - s, n) for c, n, s in zip(columns, sizes, starts, strict=True)]
             return torch.cat(hot, -1).float()
         numbers = value.flatten(1).float()
         key = _module_name(name)
