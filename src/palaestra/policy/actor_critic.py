@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 from pydantic import Field
@@ -74,7 +75,7 @@ def distribution_for(
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
-        return MultiCategorical(tuple(int(n) for n in space.nvec.reshape(-1)))
+        return MultiCategorical(tuple(int(n) for n in space.nvec.reshape(-1)), space.start.astype(np.int64))
     if isinstance(space, spaces.MultiBinary):
         return Bernoulli(tuple(space.shape))
     if isinstance(space, spaces.Box):

@@ -90,8 +90,12 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tenso
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError("policy file", str(path), f"cannot be read ({error})", "Use another checkpoint") from None
-    facts: dict[str, Any] = json.loads(metadata.get("palaestra", "{}"))
-    if not facts or facts["schema"] > SCHEMA:
+    try:
+        facts: dict[str, Any] = json.loads(metadata["palaestra"])
+        known = int(facts["schema"]) <= SCHEMA
+    except (KeyError, TypeError, ValueError):
+        known = False
+    if not known:
         raise CheckpointError("policy file", str(path), f"is not a policy of schema {SCHEMA} or older")
     return facts, tensors
 
@@ -127,7 +131,7 @@ def space_facts(space: gymnasium.Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist()}
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     if isinstance(space, spaces.MultiBinary):
         return {"kind": "MultiBinary", "shape": list(space.shape)}
     assert isinstance(space, spaces.Dict)
@@ -145,9 +149,10 @@ def space_from(facts: dict[str, Any]) -> gymnasium.Space[Any]:
     if kind == "Discrete":
         return spaces.Discrete(facts["n"], start=facts["start"])
     if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(facts["nvec"])
+        return spaces.MultiDiscrete(facts["nvec"], start=facts.get("start"))
     if kind == "MultiBinary":
-        return spaces.MultiBinary(facts["shape"])
+        # An axis of its own compares unequal to the plain number it was given as.
+        return spaces.MultiBinary(facts["shape"] if len(facts["shape"]) != 1 else facts["shape"][0])
     return spaces.Dict({name: space_from(part) for name, part in facts["spaces"].items()})
 
 
