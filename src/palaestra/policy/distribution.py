@@ -64,8 +64,9 @@ class Distribution(nn.Module):
 
 def _index_below(probabilities: Tensor, noise: Tensor) -> Tensor:
     """The first index whose cumulative probability exceeds the uniform noise `[..., 1]`."""
-    reached = probabilities.cumsum(-1)
-    return (noise >= reached).sum(-1).clamp_(max=probabilities.shape[-1] - 1)
+    passed = (noise >= probabilities.cumsum(-1)).sum(-1)
+    # Rounding can leave the last sum below 1 and below the noise; the last index may be a forbidden one.
+    return torch.where(passed < probabilities.shape[-1], passed, probabilities.argmax(-1))
 
 
 class Categorical(Distribution):
@@ -109,12 +110,14 @@ class MultiCategorical(Distribution):
     noise_kind: Literal["uniform", "normal"] = "uniform"
     action_dtype = np.int64
 
-    def __init__(self, nvec: tuple[int, ...]) -> None:
+    def __init__(self, nvec: tuple[int, ...], start: NDArray[np.int64] | None = None) -> None:
+        """`start` holds the lowest value of each choice, in the shape the environment wants its actions."""
         super().__init__()
         self.nvec = nvec
         self.num_parameters = sum(nvec)
         self.noise_size = len(nvec)
         self.action_shape = (len(nvec),)
+        self._start = np.zeros(len(nvec), np.int64) if start is None else start
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """Each choice by its own uniform number."""
@@ -139,6 +142,10 @@ class MultiCategorical(Distribution):
             logs = part.log_softmax(-1)
             total = total - (logs.exp() * logs).sum(-1)
         return total
+
+    def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Shifted to where each choice starts, in the shape of the space."""
+        return action.reshape(-1, *self._start.shape) + self._start
 
 
 class Bernoulli(Distribution):

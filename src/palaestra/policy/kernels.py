@@ -294,13 +294,19 @@ def act_categorical(
     for r in range(observation.shape[0]):
         row = logits[r]
         log_softmax_row(row)
-        chosen = k - 1
+        chosen = -1
         reached = np.float32(0.0)
         for j in range(k):
             reached += np.exp(row[j])
             if noise[r, 0] < reached:
                 chosen = j
                 break
+        if chosen < 0:
+            # Rounding left the sum below 1 and below the noise: the likeliest, as the plain path does.
+            chosen = 0
+            for j in range(1, k):
+                if row[j] > row[chosen]:
+                    chosen = j
         action[r] = chosen
         log_prob[r] = row[chosen]
         value[r] = values[r, 0]
