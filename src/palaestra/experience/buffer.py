@@ -71,12 +71,14 @@ class RolloutBuffer:
         self.position = 0
 
     def add(self, transition: Mapping[str, Any] | TensorDict) -> None:
-        """Append one step `[N, ...]`, or as many as given `[t, N, ...]`, by key; missing keys keep their zeros."""
+        """Append one step `[N, ...]`, or as many as given `[t, N, ...]`, by key; only `reward` must be there."""
         if self.is_full():
             raise ExperienceError(
                 f"RolloutBuffer.add: all {self.num_steps} steps are filled. Call get() and reset() before adding more."
             )
         given = {str(key): transition[key] for key in transition.keys()}  # noqa: SIM118  TensorDict iterates over rows
+        if "reward" not in given:
+            raise ExperienceError("RolloutBuffer.add: no reward given, and it tells how many steps there are.")
         reward = _array(given["reward"])
         steps = reward.shape[0] if reward.ndim == 2 else 1
         if self.position + steps > self.num_steps:
@@ -85,6 +87,7 @@ class RolloutBuffer:
                 f"{self.num_steps}. Add fewer, or make the buffer larger."
             )
         rows = slice(self.position, self.position + steps)
+        self._clear(rows)
         for key, value in given.items():
             if key == "observation" and isinstance(self.observation, dict):
                 for name, column in self.observation.items():
@@ -97,6 +100,16 @@ class RolloutBuffer:
                     raise ExperienceError(f"RolloutBuffer.add: there is no column {key!r}.")
                 _write(column, rows, value, key)
         self.position += steps
+
+    def _clear(self, rows: slice) -> None:
+        """What a step does not mention must not be what an earlier rollout left behind."""
+        for column in (self.action, self.log_prob, self.value, self.next_value, self.terminated, self.truncated):
+            column[rows] = 0
+        self.valid[rows] = True
+        if self.action_mask is not None:
+            self.action_mask[rows] = True
+        for part in self.observation.values() if isinstance(self.observation, dict) else [self.observation]:
+            part[rows] = 0
 
     def reset(self) -> None:
         """Forget the contents; memory is kept and will be overwritten."""
@@ -165,9 +178,9 @@ def _array(value: Any) -> NDArray[Any]:
 def _write(column: NDArray[Any], rows: slice, value: Any, key: str) -> None:
     array = _array(value)
     target = column[rows]
-    if array.shape not in (target.shape, target.shape[1:]):
+    if array.shape != target.shape and not (len(target) == 1 and array.shape == target.shape[1:]):
         raise ExperienceError(
-            f"RolloutBuffer.add: {key} has shape {array.shape}, expected {target.shape[1:]} for one step or "
-            f"{target.shape} for {target.shape[0]}."
+            f"RolloutBuffer.add: {key} has shape {array.shape}, expected {target.shape[1:]} for each of the "
+            f"{len(target)} steps."
         )
     target[:] = array

@@ -78,7 +78,7 @@ class Rollout(TensorDict):
             for key, value in self.items(include_nested=True, leaves_only=True)
         }
         facts = {"schema": str(SCHEMA), "kind": "rollout", "shape": json.dumps(list(self.batch_size))}
-        facts["sha256"] = _fingerprint(flat)
+        facts["sha256"] = _fingerprint(flat, facts["shape"])
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -100,9 +100,10 @@ class Rollout(TensorDict):
                 flat = {key: file.get_tensor(key) for key in file.keys()}
         except (SafetensorError, OSError) as error:
             raise CheckpointError("rollout file", str(path), f"cannot be read ({error})", "Collect it again") from None
-        if facts.get("kind") != "rollout" or int(facts.get("schema", 0)) > SCHEMA:
+        schema = facts.get("schema", "")
+        if facts.get("kind") != "rollout" or not schema.isdecimal() or int(schema) > SCHEMA:
             raise CheckpointError("rollout file", str(path), f"is not a rollout of schema {SCHEMA} or older")
-        if facts.get("sha256") != _fingerprint(flat):
+        if facts.get("sha256") != _fingerprint(flat, facts.get("shape", "")):
             raise CheckpointError("rollout file", str(path), "contents do not match their SHA-256", "Collect it again")
         shape = json.loads(facts["shape"])
         rollout = cls({}, batch_size=shape)
@@ -111,8 +112,8 @@ class Rollout(TensorDict):
         return rollout
 
 
-def _fingerprint(flat: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _fingerprint(flat: dict[str, Tensor], shape: str) -> str:
+    digest = hashlib.sha256(shape.encode())
     for key in sorted(flat):
         value = flat[key].contiguous()
         digest.update(f"{key}:{value.dtype}:{tuple(value.shape)};".encode())
