@@ -34,7 +34,8 @@ def _experience(size=40, seed=0):
     # Other weights acted, so that some ratios and some values lie outside their intervals.
     batch = {
         "observation": x, "action": action, "log_prob": log_prob + 0.3 * rng.normal(size=size),
-        "value": value + 0.3 * rng.normal(size=size), "advantage": rng.normal(size=size), "target": rng.normal(size=size),
+        "value": value + 0.3 * rng.normal(size=size), "advantage": rng.normal(size=size),
+        "target": rng.normal(size=size),
     }  # fmt: skip
     return actor, critic, batch
 
