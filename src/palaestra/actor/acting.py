@@ -98,9 +98,10 @@ class CompiledActing:
     ) -> None:
         """One call, no allocation."""
         assert isinstance(observation, np.ndarray)
-        if not (self._ready and observation.ndim == 2):
+        if not (self._ready and observation.ndim == 2 and observation.dtype == np.float32):
             observation = self.net.normalized(observation)
-            action = action.reshape(len(action), -1) if action.ndim > 2 else action
+        if action.ndim != 2 and not self.net.discrete:
+            action = action.reshape(len(action), -1)  # a view: the kernel knows rows of numbers only
         self.net.act_into(observation, noise, action, log_prob, value)
 
     def value(self, observation: Observation) -> NDArray[np.float32]:
