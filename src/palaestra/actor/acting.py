@@ -85,7 +85,7 @@ class CompiledActing:
 
     def __init__(self, policy: ActorCritic) -> None:
         self.net = CompiledActorCritic(policy)
-        self._ready = not len(policy.encoder.normalizers)
+        self.takes_raw = not len(policy.encoder.normalizers)
 
     def act_into(
         self,
@@ -98,7 +98,7 @@ class CompiledActing:
     ) -> None:
         """One call, no allocation."""
         assert isinstance(observation, np.ndarray)
-        if not (self._ready and observation.ndim == 2 and observation.dtype == np.float32):
+        if not (self.takes_raw and observation.ndim == 2 and observation.dtype == np.float32):
             observation = self.net.normalized(observation)
         if action.ndim != 2 and not self.net.discrete:
             action = action.reshape(len(action), -1)  # a view: the kernel knows rows of numbers only

@@ -17,6 +17,7 @@ from torch import nn
 
 from palaestra.actor.acting import Acting, Compiled, acting_for
 from palaestra.actor.reward_scale import RewardScale
+from palaestra.actor.whole_rollout import whole_rollout
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentFault
 from palaestra.experience.buffer import ArraySpec, RolloutBuffer
@@ -107,26 +108,39 @@ class Collector:
     def _run(
         self, buffer: RolloutBuffer, rows: list[StepRow], observations: list[Observation], acting: Acting
     ) -> list[tuple[int, Ended]]:
-        """The hot loop. Returns the episodes that were cut short, with the step at which they were."""
+        """Fill the buffer. Returns the episodes that were cut short, with the step at which they were."""
         draw: Callable[..., NDArray[np.float32]] = (
             self.rng.random if self._distribution.noise_kind == "uniform" else self.rng.standard_normal
         )
         shape = (buffer.num_steps, buffer.num_envs, self._distribution.noise_size)
         noise = draw(shape, dtype=np.float32)
+        ends = whole_rollout(self.env, acting, buffer, noise)
+        if ends is None:
+            ends = self._step_by_step(buffer, rows, observations, acting, noise)
+        for t, ended in ends:
+            at = (self.num_steps + t + 1) * buffer.num_envs
+            self.episodes.append(Episode(at, ended.index, ended.episode_return, ended.length))
+        return [(t, ended) for t, ended in ends if not buffer.terminated[t, ended.index]]
+
+    def _step_by_step(
+        self,
+        buffer: RolloutBuffer,
+        rows: list[StepRow],
+        observations: list[Observation],
+        acting: Acting,
+        noise: NDArray[np.float32],
+    ) -> list[tuple[int, Ended]]:
+        """The hot loop: every line is paid T times."""
         act_into, step, to_env = acting.act_into, self.env.step, self._distribution.to_env
         masks = buffer.action_mask
         actions, log_probs, values = buffer.action, buffer.log_prob, buffer.value
-        cut_short: list[tuple[int, Ended]] = []
+        ends: list[tuple[int, Ended]] = []
         for t, row in enumerate(rows):
             action = actions[t]
-            mask = None if masks is None else masks[t]
-            act_into(observations[t], noise[t], mask, action, log_probs[t], values[t])
+            act_into(observations[t], noise[t], None if masks is None else masks[t], action, log_probs[t], values[t])
             for ended in step(to_env(action), row):
-                at = (self.num_steps + t + 1) * buffer.num_envs
-                self.episodes.append(Episode(at, ended.index, ended.episode_return, ended.length))
-                if not row.terminated[ended.index]:
-                    cut_short.append((t, ended))
-        return cut_short
+                ends.append((t, ended))  # noqa: PERF401  almost always empty
+        return ends
 
     def _fill_next_values(
         self, buffer: RolloutBuffer, last: Observation, acting: Acting, cut_short: list[tuple[int, Ended]]

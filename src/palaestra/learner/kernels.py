@@ -13,7 +13,8 @@ import math
 
 import numpy as np
 
-from palaestra.policy.kernels import backward_mlp, compiled, forward_mlp, log_softmax_row
+from palaestra.kernel import compiled
+from palaestra.policy.kernels import backward_mlp, forward_mlp, log_softmax_row
 
 __all__ = ["gae_columns", "train_joint", "train_policy", "train_value"]
 

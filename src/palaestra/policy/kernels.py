@@ -10,15 +10,12 @@ A kernel is one loop nest on purpose: the length of `forward_mlp` is the cost of
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numba
 import numpy as np
+
+from palaestra.kernel import compiled
 
 __all__ = [
     "act_categorical",
@@ -36,37 +33,6 @@ _SKINNY = 24
 """Below this width a loop beats BLAS, whose call alone costs more than the arithmetic."""
 
 _LOG_SQRT_2PI = np.float32(0.5 * math.log(2.0 * math.pi))
-
-
-def compiled(function: Any) -> Any:
-    """`numba.njit` with our settings, cached on disk.
-
-    Reassociation is allowed (it is what lets sums use vector registers) but not-a-number keeps its meaning: a
-    diverging network must be noticed, and the usual `fastmath=True` would let the compiler assume it never happens.
-    """
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(_cache_directory())
-    try:
-        return numba.njit(
-            fastmath={"contract", "reassoc", "arcp", "nsz", "afn"},
-            error_model="numpy",
-            nogil=True,
-            cache=True,
-            boundscheck=False,
-        )(function)
-    finally:
-        numba.config.CACHE_DIR = before
-
-
-@cache
-def _cache_directory() -> Path:
-    # numba notices a change in the file of a kernel but not in the kernels it calls, so the key is all of them.
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(package.glob("*/*kernels.py")):
-        digest.update(source.read_bytes())
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "palaestra" / "kernels" / digest.hexdigest()[:16]
 
 
 @numba.njit(inline="always")

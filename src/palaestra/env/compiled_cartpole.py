@@ -1,0 +1,83 @@
+"""`compiled/CartPole-v1`: the same task as Gymnasium's CartPole-v1, stepped by a kernel instead of by Python.
+
+A vector environment like any other; the collector may also hand its whole rollout to one kernel, because `state`,
+`elapsed` and `stream` are plain arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from palaestra.env.cartpole_kernels import LEAN, TRACK, begin_cartpole, step_cartpole
+from palaestra.env.vector import Ended, Snapshot, StepRow
+from palaestra.errors import ConfigError, EnvironmentFault
+
+__all__ = ["CompiledCartPole"]
+
+
+class CompiledCartPole:
+    """N poles on N carts."""
+
+    mask_size = 0
+
+    def __init__(self, num_envs: int = 8, max_episode_steps: int = 500) -> None:
+        if num_envs < 1 or max_episode_steps < 1:
+            raise ConfigError("env.kwargs", (num_envs, max_episode_steps), "each must be at least 1")
+        self.num_envs = num_envs
+        self.limit = max_episode_steps
+        high = np.array([2 * TRACK, np.inf, 2 * LEAN, np.inf], np.float32)
+        self.observation_space = gymnasium.spaces.Box(-high, high, dtype=np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.state = np.zeros((num_envs, 4), np.float64)
+        self.elapsed = np.zeros(num_envs, np.int64)
+        self.stream = np.zeros(num_envs, np.uint64)
+        self._ended = (np.zeros(num_envs, np.int64), np.zeros((num_envs, 4), np.float32), np.zeros(num_envs, np.int64))
+        self._started = False
+
+    def reset(self, seed: int, row: StepRow) -> None:
+        """Fresh episodes everywhere."""
+        self.stream[:] = np.random.SeedSequence(seed).generate_state(self.num_envs, np.uint64)
+        for i in range(self.num_envs):
+            begin_cartpole(i, self.state, self.elapsed, self.stream, row.observation)
+        self._started = True
+
+    def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
+        """Act in every environment."""
+        if not self._started:
+            raise EnvironmentFault("step() was called before reset(). Call reset(seed, row) first.")
+        if action.shape != (self.num_envs,):
+            raise EnvironmentFault(f"action has shape {action.shape}, expected ({self.num_envs},).")
+        row.valid.fill(True)
+        arrays = (row.observation, row.reward, row.terminated, row.truncated)
+        count = step_cartpole(action, self.state, self.elapsed, self.stream, self.limit, arrays, self._ended)
+        who, last, lengths = self._ended
+        # Every step pays 1, so an episode's return is its length.
+        return [Ended(int(who[k]), last[k].copy(), float(lengths[k]), int(lengths[k])) for k in range(count)]
+
+    def snapshot(self) -> Snapshot:
+        """Three arrays say it all."""
+        return Snapshot({"state": self.state.copy(), "elapsed": self.elapsed.copy(), "stream": self.stream.copy()})
+
+    def restore(self, snapshot: Snapshot, row: StepRow) -> bool:
+        """Put the three arrays back."""
+        if snapshot.arrays["state"].shape != self.state.shape:
+            return False
+        self.state[:] = snapshot.arrays["state"]
+        self.elapsed[:] = snapshot.arrays["elapsed"]
+        self.stream[:] = snapshot.arrays["stream"]
+        row.observation[:] = self.state  # type: ignore[index]
+        self._started = True
+        return True
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Refused: there are no environment objects behind a kernel."""
+        raise EnvironmentFault(
+            f"compiled/CartPole-v1 has no method {name!r}. Use CartPole-v1 for wrappers and curricula."
+        )
+
+    def close(self) -> None:
+        """Nothing to release."""
