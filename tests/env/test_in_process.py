@@ -198,7 +198,8 @@ def _play(env, row, steps, seed):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*SwigPy.*:DeprecationWarning", "ignore:.*swigvarlink.*:DeprecationWarning")
-def test_a_replayed_environment_goes_on_exactly_as_the_original(env_id, before, after):
+def test_a_replayed_environment_goes_on_exactly_as_the_original(env_id, before, after, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log of its warnings wherever it runs
     env = InProcessEnv(_registered(env_id), 3)
     row = _started(env, seed=3)
     _play(env, row, before, seed=1)
@@ -333,3 +334,15 @@ def test_closing_twice_closes_each_environment_once():
     env.close()
     env.close()
     assert len(closed) == 3
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 2), (2, 1), (2, 2), (3,)])
+def test_no_wrong_shape_slips_into_a_row(shape):
+    class Warped(Faulty):
+        def step(self, action):
+            return np.ones(shape, np.float32), 0.0, False, False, {}
+
+    env = InProcessEnv(partial(Warped, fault="none"), 1)
+    row = _started(env)
+    with pytest.raises(EnvironmentFault, match="environment 0"):
+        env.step(np.zeros(1, np.int64), row)

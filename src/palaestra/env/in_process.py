@@ -69,8 +69,9 @@ class InProcessEnv:
         self._range = range(num_envs)
         self._split = self._actions.splitter()
         self._action_shape = (num_envs, *self._actions.shape)
-        self._plain_shape = self._layout.plain_shape
-        self._plain_dtype = None if self._plain_shape is None else self._layout.space.dtype
+        self._structured = len(self._action_shape) > 1
+        plain = self._layout.plain_shape
+        self._plain_size = plain[0] if plain is not None and len(plain) == 1 else 0
         self._seeds = [0] * num_envs
         # Looked up once: an environment that swaps its generator between seeds fails the replay's check, not silently.
         self._bits: list[np.random.BitGenerator | None] = [None] * num_envs
@@ -106,7 +107,8 @@ class InProcessEnv:
         """Act in every environment; those whose episode ends are reset within the same step."""
         if not self._running:
             raise EnvironmentFault("step() was called before reset(). Call reset(seed, row) first.")
-        if action.shape != self._action_shape:
+        # Asking for .shape makes a tuple, which is dear here: a batch of single numbers is told by its length.
+        if len(action) != self.num_envs or (self._structured and action.shape != self._action_shape):
             raise EnvironmentFault(
                 f"action has shape {action.shape}, expected {self._action_shape} for {self.num_envs} environments "
                 f"with {self.action_space}."
@@ -120,13 +122,13 @@ class InProcessEnv:
         row.terminated.fill(False)
         row.truncated.fill(False)
         row.valid.fill(True)
-        if self._plain_dtype and self.mask_size == 0:
+        if self._plain_size and self.mask_size == 0:
             return self._step_plain(actions, row)
         return self._step_any(actions, row)
 
     def _step_plain(self, actions: Sequence[Any], row: StepRow) -> list[Ended]:
-        """One array per observation and no masks: every line here is paid for at every step of every environment."""
-        observation, rewards, shape = row.observation, row.reward, self._plain_shape
+        """One vector per observation and no masks: every line here is paid for at every step of every environment."""
+        observation, rewards, size = row.observation, row.reward, self._plain_size
         returns, last = self._returns, self._last
         late = self._clock >= self._deadline
         ended: list[Ended] = []
@@ -134,8 +136,9 @@ class InProcessEnv:
         try:
             for i, step, action in zip(self._range, self._steps, actions, strict=True):
                 value, reward, terminated, truncated, _ = step(action)
-                if value.shape != shape:
-                    raise ValueError(f"the observation has shape {value.shape}, the observation space says {shape}")
+                # Of all shapes with this length only the right one fits into the row; numpy refuses the others.
+                if len(value) != size:
+                    raise ValueError(f"the observation has shape {value.shape}, the observation space says ({size},)")
                 observation[i] = last[i] = value  # type: ignore[index]
                 rewards[i] = reward
                 returns[i] += reward
@@ -178,7 +181,7 @@ class InProcessEnv:
 
     def _turn_over(self, i: int, value: Any, row: StepRow) -> Ended:
         # The copy comes first: environments that reuse their observation array overwrite it in reset().
-        last = np.array(value, self._plain_dtype) if self._plain_dtype else self._layout.single(value)
+        last = np.array(value, self.observation_space.dtype) if self._plain_size else self._layout.single(value)
         done = Ended(i, last, float(self._returns[i]), self._clock - self._started[i])
         self._begin(i, row)
         return done
@@ -192,9 +195,9 @@ class InProcessEnv:
             value, info = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
             self._last[i] = value
             if not isinstance(value, np.ndarray):
-                self._plain_dtype = None  # lists and numbers are observations too, on the general path
+                self._plain_size = 0  # lists and numbers are observations too, on the general path
             if row is not None:
-                if self._plain_dtype and value.shape == self._plain_shape:
+                if self._plain_size and len(value) == self._plain_size:
                     row.observation[i] = value  # type: ignore[index]
                 else:
                     self._layout.write(row.observation, i, value)
