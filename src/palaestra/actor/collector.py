@@ -74,9 +74,7 @@ class Collector:
         action = ArraySpec(self._distribution.action_shape, np.dtype(self._distribution.action_dtype))
         return RolloutBuffer(num_steps, self.env.num_envs, specs, action, mask_size=self.env.mask_size)
 
-    def collect(
-        self, num_steps: int, buffer: RolloutBuffer | None = None, *, policy_version: int = 0
-    ) -> RolloutBuffer:
+    def collect(self, num_steps: int, buffer: RolloutBuffer | None = None, *, policy_version: int = 0) -> RolloutBuffer:
         """Take `num_steps` steps in every environment and write them down."""
         current = self._current_row()
         if buffer is None or buffer.num_steps != num_steps:
@@ -230,13 +228,13 @@ def _copy_into(target: Observation, source: Observation) -> None:
         for name, part in target.items():
             part[:] = source[name]
     else:
-        target[:] = source  # type: ignore[assignment]
+        target[:] = source
 
 
 def _stacked(observations: list[Observation]) -> Observation:
     first = observations[0]
     if isinstance(first, dict):
-        return {name: np.stack([o[name] for o in observations]) for name in first}  # type: ignore[index,call-overload]
+        return {name: np.stack([o[name] for o in observations]) for name in first}
     return np.stack(observations)  # type: ignore[arg-type]
 
 
@@ -260,6 +258,6 @@ def _refuse_what_is_not_finite(buffer: RolloutBuffer) -> None:
         if len(broken):
             t, n = (int(i) for i in broken[0])
             raise EnvironmentFault(
-                f"environment {n} returned a {name} that is not finite ({array[t, n]}) at step {t + 1} of this rollout. "
+                f"environment {n} returned a {name} that is not finite ({array[t, n]}) at step {t + 1} of a rollout. "
                 "Nothing was learned from it. Mend the environment, or clip what it returns."
             )

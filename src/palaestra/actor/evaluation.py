@@ -68,9 +68,7 @@ def confidence_interval(numbers: tuple[float, ...]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def evaluate(
-    policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, deterministic: bool = True
-) -> Evaluation:
+def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, deterministic: bool = True) -> Evaluation:
     """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time."""
     if episodes < 1:
         raise ConfigError("episodes", episodes, "must be at least 1")

@@ -6,8 +6,6 @@ same bit for bit.
 
 from __future__ import annotations
 
-import numpy as np
-
 from palaestra.env.cartpole_kernels import step_cartpole
 from palaestra.kernel import compiled
 from palaestra.policy.kernels import act_categorical

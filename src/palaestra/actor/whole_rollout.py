@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from palaestra.actor.acting import Acting, CompiledActing
+from palaestra.actor.kernels import rollout_cartpole
+from palaestra.env.compiled_cartpole import CompiledCartPole
 from palaestra.env.vector import Ended, VectorEnv
 from palaestra.experience.buffer import RolloutBuffer
 
@@ -16,15 +20,17 @@ def whole_rollout(
     env: VectorEnv, acting: Acting, buffer: RolloutBuffer, noise: NDArray[np.float32]
 ) -> list[tuple[int, Ended]] | None:
     """Fill the buffer and tell which episodes ended at which step; None when it has to go step by step."""
-    if type(env).__name__ != "CompiledCartPole" or not isinstance(acting, CompiledActing) or not acting.takes_raw:
+    poles: Any = env
+    if not (type(poles) is CompiledCartPole and isinstance(acting, CompiledActing) and acting.takes_raw):
         return None
-    from palaestra.actor.kernels import rollout_cartpole
-    from palaestra.env.compiled_cartpole import CompiledCartPole
-
-    assert isinstance(env, CompiledCartPole)
     net, T, N = acting.net, buffer.num_steps, buffer.num_envs
     most = T * N
-    ended = (np.empty(most, np.int64), np.empty(most, np.int64), np.empty((most, 4), np.float32), np.empty(most, np.int64))
+    ended = (
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty((most, 4), np.float32),
+        np.empty(most, np.int64),
+    )
     spare = (np.empty(N, np.int64), np.empty((N, 4), np.float32), np.empty(N, np.int64))
     columns = (
         buffer.observation, buffer.action, buffer.log_prob, buffer.value, buffer.reward, buffer.terminated,
@@ -33,7 +39,7 @@ def whole_rollout(
     count = rollout_cartpole(
         noise,
         (net.actor, net.critic, net.actor_sizes, net.critic_sizes, net.activation),
-        (env.state, env.elapsed, env.stream, env.limit),
+        (poles.state, poles.elapsed, poles.stream, poles.limit),
         columns,
         ended,
         net.scratch(N),

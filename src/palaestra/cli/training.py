@@ -43,7 +43,9 @@ def train_command(
     words = list(arguments or [])
     path = Path(words.pop(0)) if words and "=" not in words[0] else None
     if path is None and resume is None:
-        raise ConfigError("CONFIG", None, "no configuration file given", "Try: palaestra train configs/ppo/cartpole.yaml")
+        raise ConfigError(
+            "CONFIG", None, "no configuration file given", "Try: palaestra train configs/ppo/cartpole.yaml"
+        )
     stray = [word for word in words if "=" not in word]
     if stray:
         raise ConfigError("argument", stray[0], "is not key=value", "Write for example trainer.total_timesteps=50000")

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from palaestra.experience.buffer import ArraySpec, Columns, RolloutBuffer
+from palaestra.experience.buffer import ArraySpec, RolloutBuffer
+from palaestra.experience.columns import Columns
 
 if TYPE_CHECKING:
     from palaestra.experience.rollout import Rollout, combine_rollouts

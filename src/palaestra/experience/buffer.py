@@ -17,16 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palaestra.errors import ExperienceError
+from palaestra.experience.columns import Columns
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["ArraySpec", "Columns", "RolloutBuffer"]
-
-Columns: TypeAlias = dict[str, Any]
-"""A rollout as plain tensors by key, `[T, N, ...]`; `observation` may be a dict of tensors."""
+__all__ = ["ArraySpec", "RolloutBuffer"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,8 @@ class RolloutBuffer:
             raise ExperienceError(
                 f"RolloutBuffer.add: all {self.num_steps} steps are filled. Call get() and reset() before adding more."
             )
-        given = {str(key): transition[key] for key in transition.keys()}  # noqa: SIM118  TensorDict iterates over rows
+        source: Any = transition
+        given = {str(key): source[key] for key in source.keys()}
         if "reward" not in given:
             raise ExperienceError("RolloutBuffer.add: no reward given, and it tells how many steps there are.")
         reward = _array(given["reward"])

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from palaestra.errors import CheckpointError, ExperienceError
-from palaestra.experience.buffer import Columns
+from palaestra.experience.columns import Columns
 
 __all__ = ["Rollout", "combine_rollouts"]
 
@@ -29,7 +30,7 @@ REQUIRED = (
 )  # fmt: skip
 
 
-class Rollout(TensorDict):
+class Rollout(TensorDict):  # type: ignore[no-untyped-call]
     """T steps of N environments; every entry is `[T, N, ...]`.
 
     observation     what the policy saw; a nested TensorDict for Dict spaces
@@ -69,14 +70,11 @@ class Rollout(TensorDict):
         """Everything the environments paid."""
         return float(self.get("reward").double().sum())
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str]) -> Path:  # type: ignore[override]
         """Write one safetensors file, atomically, with a schema version and a SHA-256 of its contents."""
         from safetensors.torch import save as to_bytes
 
-        flat = {
-            "/".join(key) if isinstance(key, tuple) else key: value.contiguous()
-            for key, value in self.items(include_nested=True, leaves_only=True)
-        }
+        flat = self._leaves()
         facts = {"schema": str(SCHEMA), "kind": "rollout", "shape": json.dumps(list(self.batch_size))}
         facts["sha256"] = _fingerprint(flat, facts["shape"])
         target = Path(path)
@@ -89,8 +87,12 @@ class Rollout(TensorDict):
         os.replace(temporary, target)
         return target
 
+    def _leaves(self) -> dict[str, Tensor]:
+        leaves: Any = self.items(include_nested=True, leaves_only=True)
+        return {"/".join(key) if isinstance(key, tuple) else key: value.contiguous() for key, value in leaves}
+
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Rollout:
+    def load(cls, path: str | os.PathLike[str]) -> Rollout:  # type: ignore[override]
         """Read what `save` wrote; refuses what is truncated, altered or newer than this version knows."""
         from safetensors import SafetensorError, safe_open
 
@@ -136,8 +138,10 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
         if set(extra) - {"valid"}:
             raise ExperienceError(f"combine_rollouts: only some of the rollouts have {', '.join(extra)}.")
         rollouts = [_with_valid(rollout) for rollout in rollouts]
-    ordered = sorted(rollouts, key=lambda rollout: int(rollout.get("env_step")[0, 0])) if _same_streams(rollouts) else []
-    if ordered and all(_follows(a, b) for a, b in zip(ordered[:-1], ordered[1:], strict=True)):
+    ordered = (
+        sorted(rollouts, key=lambda rollout: int(rollout.get("env_step")[0, 0])) if _same_streams(rollouts) else []
+    )
+    if ordered and all(_follows(a, b) for a, b in pairwise(ordered)):
         return _joined(ordered, dim=0)
     lengths = sorted({rollout.batch_size[0] for rollout in rollouts})
     if len(lengths) > 1:
@@ -149,7 +153,7 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 
 
 def _joined(rollouts: Sequence[Rollout], dim: int) -> Rollout:
-    joined: Any = torch.cat([TensorDict(dict(r.items()), batch_size=r.batch_size) for r in rollouts], dim=dim)  # type: ignore[arg-type]
+    joined: Any = torch.cat([TensorDict(dict(r.items()), batch_size=r.batch_size) for r in rollouts], dim=dim)
     return Rollout(dict(joined.items()), batch_size=joined.batch_size)
 
 

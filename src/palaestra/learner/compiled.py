@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palaestra.errors import NonFiniteError
-from palaestra.experience.buffer import Columns
+from palaestra.experience.columns import Columns
 from palaestra.learner import kernels as k
 from palaestra.learner.adam import Adam
 from palaestra.learner.ppo import PPO, TrainBatch

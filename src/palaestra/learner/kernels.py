@@ -186,9 +186,7 @@ def _value_gradient(x, rows, data, params, sizes, activation, settings, grads, w
 
 
 @compiled
-def train_policy(
-    discrete, observation, data, order, batch, net, sizes, activation, settings, work, x, step, sums
-):
+def train_policy(discrete, observation, data, order, batch, net, sizes, activation, settings, work, x, step, sums):
     """All epochs and minibatches for the actor; returns how many optimiser steps were taken."""
     params, grads, first, second = net
     total = order.shape[1]
@@ -198,9 +196,7 @@ def train_policy(
             n = min(batch, total - start)
             rows = order[epoch, start : start + n]
             _gather(observation, rows, 0, n, x)
-            kl = _policy_gradient(
-                discrete, x[:n], rows, data, params, sizes, activation, settings, grads, work, sums
-            )
+            kl = _policy_gradient(discrete, x[:n], rows, data, params, sizes, activation, settings, grads, work, sums)
             if settings[TARGET_KL] > np.float32(0.0) and kl > np.float32(1.5) * settings[TARGET_KL]:
                 sums[STOPPED_AT] = taken + 1
                 return taken

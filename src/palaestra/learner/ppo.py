@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from palaestra.config import Section
-from palaestra.experience.buffer import Columns
+from palaestra.experience.columns import Columns
 from palaestra.learner.returns import gae
 
 __all__ = ["PPO", "Losses", "PPOConfig", "TrainBatch"]
@@ -49,7 +49,7 @@ class PPOConfig(Section):
     """Samples per gradient step. Must divide rollout_length x num_envs."""
 
     clip_range: float = Field(default=0.2, gt=0, lt=1)
-    """Half-width of the interval around ratio 1 in which a sample still pushes. Wider learns faster, collapses sooner."""
+    """Half-width of the interval around ratio 1 where a sample still pushes. Wider learns faster and breaks sooner."""
 
     clip_range_schedule: Literal["constant", "linear"] = "constant"
     """`linear` narrows the interval to 0 at the end of training."""
@@ -176,7 +176,8 @@ def scaled_reward(rollout: Columns) -> Tensor:
     scale = rollout.get("reward_scale")
     if scale is None or bool((scale == 1.0).all()):
         return reward
-    return (reward * scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
+    scaled: Tensor = (reward * scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
+    return scaled
 
 
 def _remaining(schedule: str, progress: float) -> float:

@@ -24,7 +24,8 @@ from palaestra.actor.reward_scale import RewardScale
 from palaestra.env.catalogue import as_vector_env
 from palaestra.env.vector import Snapshot
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError, NonFiniteError
-from palaestra.experience.buffer import Columns, RolloutBuffer
+from palaestra.experience.buffer import RolloutBuffer
+from palaestra.experience.columns import Columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
 from palaestra.learner.compiled import CompiledLearner, compiled_gae
@@ -95,10 +96,10 @@ class Trainer:
     def collect_rollouts(self, n_steps: int) -> Rollout:
         """Act for `n_steps` steps in every environment and return what happened, in memory of its own."""
         with self._few_threads():
-            return self._collect(n_steps, None).get()  # type: ignore[return-value]
+            return self._collect(n_steps, None).get()
 
     def learn(self, rollout: Rollout | TensorDict | Sequence[Rollout]) -> dict[str, float]:
-        """Improve the policy on a rollout, or on several (each keeps its own advantages). The input is left as it is."""
+        """Improve the policy on a rollout, or on several (each keeps its own advantages). The input stays as it is."""
         several = rollout if isinstance(rollout, list | tuple) else [rollout]
         if not several:
             raise ExperienceError("learn: an empty list of rollouts. Collect at least one.")
@@ -207,9 +208,7 @@ class Trainer:
     def _prepared(self, rollout: Columns) -> TrainBatch:
         if type(self.algorithm) is PPO and rollout["reward"].device.type == "cpu" and self._compiled != "off":
             config = self.algorithm.config
-            advantage = compiled_gae(
-                rollout, scaled_reward(rollout), discount=config.gamma, lam=config.gae_lambda
-            )
+            advantage = compiled_gae(rollout, scaled_reward(rollout), discount=config.gamma, lam=config.gae_lambda)
             return self.algorithm.prepare(rollout, advantage)
         return self.algorithm.prepare(rollout)
 
@@ -352,7 +351,7 @@ def _columns(rollout: Any) -> Columns:
 
     if not hasattr(rollout, "keys"):
         raise ExperienceError(f"learn: expected a Rollout, got {type(rollout).__name__}.")
-    missing = [key for key in REQUIRED if key not in rollout.keys()]  # noqa: SIM118  TensorDict iterates over rows
+    missing = [key for key in REQUIRED if key not in rollout.keys()]
     if missing:
         raise ExperienceError(f"learn: the rollout has no {', '.join(missing)}. collect_rollouts gives all of them.")
     if isinstance(rollout, dict):

@@ -76,7 +76,7 @@ def learn_plainly(
     improving = True
     tally = _Tally()
     for epoch in order:
-        for rows in epoch.split(config.batch_size):  # type: ignore[no-untyped-call]
+        for rows in epoch.split(config.batch_size):
             losses = algorithm.losses(policy, minibatch(batch, rows), clip_range=clip_range)
             if improving:
                 tally.policy(losses.said)
@@ -87,7 +87,7 @@ def learn_plainly(
             if not live:
                 return tally.metrics()
             flat.gradient.zero_()
-            (losses.policy + losses.value if improving else losses.value).backward()  # type: ignore[no-untyped-call]
+            (losses.policy + losses.value if improving else losses.value).backward()
             tally.value(losses.said)
             _step(flat, adam, live, config, rate, tally)
     return tally.metrics()
@@ -114,8 +114,8 @@ def where_it_broke(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError
             if part.is_floating_point() and not bool(torch.isfinite(part).all()):
                 row = int((~torch.isfinite(part.reshape(len(part), -1)).all(-1)).nonzero()[0])
                 return NonFiniteError(
-                    f"{found}; it came from the environment's side: sample {row} of the rollout has a {name} that is not "
-                    "finite. Check what the environment (or the saved rollout) returns."
+                    f"{found}; it came from the environment's side: sample {row} of the rollout has a {name} that is "
+                    "not finite. Check what the environment (or the saved rollout) returns."
                 )
     for name, parameter in policy.named_parameters():
         if not bool(torch.isfinite(parameter).all()):

@@ -56,7 +56,7 @@ class PolicyConfig(Section):
     image_features: int = Field(default=512, ge=1)
     """Width of the vector an image becomes."""
 
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     """Passed to your own class after the two spaces."""
 
 
@@ -68,9 +68,7 @@ class Acted(NamedTuple):
     value: Tensor
 
 
-def distribution_for(
-    space: gymnasium.Space[Any], kind: str = "auto", log_std_init: float = 0.0
-) -> Distribution:
+def distribution_for(space: gymnasium.Space[Any], kind: str = "auto", log_std_init: float = 0.0) -> Distribution:
     """The distribution that fits an action space."""
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), int(space.start))
@@ -155,10 +153,8 @@ class ActorCritic(nn.Module):
         """Draw actions from `noise[B, distribution.noise_size]`; without noise, the most likely ones."""
         parameters, value = self(observation)
         parameters = self.distribution.masked(parameters, mask)
-        if noise is None:
-            action = self.distribution.mode(parameters)
-        else:
-            action = self.distribution.sample(parameters, noise)
+        draws = self.distribution
+        action = draws.mode(parameters) if noise is None else draws.sample(parameters, noise)
         return Acted(action, self.distribution.log_prob(parameters, action), value)
 
     def value(self, observation: TensorObservation) -> Tensor:

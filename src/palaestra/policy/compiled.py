@@ -67,7 +67,10 @@ class CompiledActorCritic:
             return flat
         assert isinstance(self._normalizer, ObservationNormalizer)
         mean, scale = self._normalizer.mean.float().numpy(), self._normalizer.scale().numpy()
-        return kernels.normalized(flat, mean, scale, F32(self._normalizer.clip), np.empty_like(flat))
+        seen: NDArray[np.float32] = kernels.normalized(
+            flat, mean, scale, F32(self._normalizer.clip), np.empty_like(flat)
+        )
+        return seen
 
     def act_into(
         self,
@@ -95,9 +98,7 @@ class CompiledActorCritic:
     def value(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
         """Values `[B]` of normalised observations."""
         hidden, _, values, turned = self.scratch(len(observation))
-        kernels.forward_mlp(
-            observation, self.critic, self.critic_sizes, self.activation, hidden, values, turned
-        )
+        kernels.forward_mlp(observation, self.critic, self.critic_sizes, self.activation, hidden, values, turned)
         return values[:, 0].copy()
 
     def scratch(self, batch: int) -> tuple[NDArray[np.float32], ...]:

@@ -113,7 +113,7 @@ class MultiCategorical(Distribution):
     def __init__(self, nvec: tuple[int, ...], start: NDArray[np.int64] | None = None) -> None:
         """`start` holds the lowest value of each choice, in the shape the environment wants its actions."""
         super().__init__()
-        self.nvec = nvec
+        self.nvec = list(nvec)
         self.num_parameters = sum(nvec)
         self.noise_size = len(nvec)
         self.action_shape = (len(nvec),)
@@ -121,24 +121,24 @@ class MultiCategorical(Distribution):
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """Each choice by its own uniform number."""
-        parts = parameters.split(self.nvec, dim=-1)
+        parts = torch.split(parameters, self.nvec, dim=-1)
         drawn = [_index_below(part.softmax(-1), noise[:, i : i + 1]) for i, part in enumerate(parts)]
         return torch.stack(drawn, -1)
 
     def mode(self, parameters: Tensor) -> Tensor:
         """The best of each choice."""
-        return torch.stack([part.argmax(-1) for part in parameters.split(self.nvec, dim=-1)], -1)
+        return torch.stack([part.argmax(-1) for part in torch.split(parameters, self.nvec, dim=-1)], -1)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Sum over the choices."""
-        parts = parameters.split(self.nvec, dim=-1)
+        parts = torch.split(parameters, self.nvec, dim=-1)
         logs = [part.log_softmax(-1).gather(-1, action[:, i : i + 1]) for i, part in enumerate(parts)]
         return torch.cat(logs, -1).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
         """Sum over the choices."""
         total = parameters.new_zeros(parameters.shape[0])
-        for part in parameters.split(self.nvec, dim=-1):
+        for part in torch.split(parameters, self.nvec, dim=-1):
             logs = part.log_softmax(-1)
             total = total - (logs.exp() * logs).sum(-1)
         return total
@@ -197,7 +197,7 @@ class Gaussian(Distribution):
         self._high = np.asarray(space.high, np.float32)
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """mean + std * noise."""
+        """The mean plus noise, scaled by the standard deviation."""
         return (parameters + self.log_std.exp() * noise).view(-1, *self.action_shape)
 
     def mode(self, parameters: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class Gaussian(Distribution):
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Sum of normal log-densities."""
-        z = (action.flatten(1) - parameters) * (-self.log_std).exp()
+        z = (action.reshape(parameters.shape) - parameters) * (-self.log_std).exp()
         return (-0.5 * z * z - self.log_std - _LOG_SQRT_2PI).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
@@ -221,7 +221,8 @@ class Gaussian(Distribution):
 
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
         """Clipped to the bounds of the space."""
-        return np.clip(action, self._low, self._high)
+        clipped: NDArray[Any] = np.clip(action, self._low, self._high)
+        return clipped
 
 
 class SquashedGaussian(Gaussian):
@@ -252,7 +253,7 @@ class SquashedGaussian(Gaussian):
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Density of the squashed action, by the change of variables."""
-        slope = self._log_slope(action.flatten(1)).sum(-1)
+        slope = self._log_slope(action.reshape(parameters.shape)).sum(-1)
         return super().log_prob(parameters, action) - slope - self._log_half_sum
 
     def entropy(self, parameters: Tensor) -> Tensor:
@@ -267,4 +268,7 @@ class SquashedGaussian(Gaussian):
 
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
         """Squashed onto [low, high]."""
-        return self._low + (np.tanh(action) + np.float32(1.0)) * np.float32(0.5) * (self._high - self._low)
+        bent: NDArray[Any] = self._low + (np.tanh(action) + np.float32(1.0)) * np.float32(0.5) * (
+            self._high - self._low
+        )
+        return bent

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 __all__ = ["FlatParameters"]
 

@@ -135,10 +135,7 @@ def backward_mlp(x, params, sizes, activation, hidden, d_out, grads, d_hidden, s
         d_weight = grads[at : at + o * i].reshape(o, i)
         d_bias = grads[at + o * i : end]
         end = at
-        if layer == layers - 1:
-            d = d_out
-        else:
-            d = d_hidden[flip, : batch * o].reshape(batch, o)
+        d = d_out if layer == layers - 1 else d_hidden[flip, : batch * o].reshape(batch, o)
         source = x if layer == 0 else hidden[h_end - batch * i : h_end].reshape(batch, i)
         h_end -= batch * i
         _weight_gradient(source, d, d_weight, d_bias, scratch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -32,13 +33,11 @@ def orthogonal_(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Gene
             layer.bias.zero_()
 
 
-def mlp(
-    sizes: Sequence[int], activation: str, output_gain: float, generator: torch.Generator
-) -> nn.Sequential:
+def mlp(sizes: Sequence[int], activation: str, output_gain: float, generator: torch.Generator) -> nn.Sequential:
     """Linear layers of the given sizes with the activation between them."""
     layers: list[nn.Module] = []
     last = len(sizes) - 2
-    for index, (i, o) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for index, (i, o) in enumerate(pairwise(sizes)):
         linear = nn.Linear(i, o)
         orthogonal_(linear, output_gain if index == last else math.sqrt(2.0), generator)
         layers.append(linear)

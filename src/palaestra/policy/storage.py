@@ -61,7 +61,10 @@ def load_policy(path: str | os.PathLike[str], *, network: nn.Module | None = Non
     facts, tensors = _read(path)
     if facts.get("own_network") and network is None:
         raise CheckpointError(
-            "policy file", str(path), "holds the weights of a network of your own", "Pass it: load_policy(path, network=…)"
+            "policy file",
+            str(path),
+            "holds the weights of a network of your own",
+            "Pass it: load_policy(path, network=…)",
         )
     if "observation_space" not in facts:
         raise CheckpointError("policy file", str(path), "does not describe an ActorCritic", "Build the policy yourself")
@@ -87,7 +90,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tenso
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, OSError) as error:
         raise CheckpointError("policy file", str(path), f"cannot be read ({error})", "Use another checkpoint") from None
     try:
@@ -145,7 +148,7 @@ def space_from(facts: dict[str, Any]) -> gymnasium.Space[Any]:
         dtype = np.dtype(facts["dtype"])
         shape = tuple(facts["shape"])
         bounds = [np.broadcast_to(np.array(facts[side], np.float64), shape).astype(dtype) for side in ("low", "high")]
-        return spaces.Box(bounds[0], bounds[1], shape, dtype.type)  # type: ignore[arg-type]
+        return spaces.Box(bounds[0], bounds[1], shape, dtype.type)
     if kind == "Discrete":
         return spaces.Discrete(facts["n"], start=facts["start"])
     if kind == "MultiDiscrete":

@@ -81,7 +81,7 @@ class RunConfig(Section):
 
     env: EnvConfig
     policy: PolicyConfig = PolicyConfig()
-    algorithm: dict[str, Any] = {}
+    algorithm: dict[str, Any] = Field(default_factory=dict)
     trainer: TrainerConfig = TrainerConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
@@ -142,7 +142,9 @@ def _algorithm(given: Any) -> dict[str, Any]:
         raise ConfigError("algorithm.cfg", nested, "is not a mapping")
     for key in nested:
         if key in flat:
-            raise ConfigError(f"algorithm.cfg.{key}", nested[key], f"algorithm.{key} says {flat[key]!r}", "Give one of them")
+            raise ConfigError(
+                f"algorithm.cfg.{key}", nested[key], f"algorithm.{key} says {flat[key]!r}", "Give one of them"
+            )
     name = flat.pop("name", "ppo")
     if not isinstance(name, str):
         raise ConfigError("algorithm.name", name, "is not a name", "Write algorithm.name=ppo")

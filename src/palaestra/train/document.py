@@ -76,7 +76,9 @@ def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, An
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not all(key.split(".")):
-            raise ConfigError("override", assignment, "is not key=value", "Write for example algorithm.learning_rate=1e-3")
+            raise ConfigError(
+                "override", assignment, "is not key=value", "Write for example algorithm.learning_rate=1e-3"
+            )
         try:
             value = yaml.load(text, _Loader)
         except yaml.YAMLError:
