@@ -116,7 +116,10 @@ class CompiledLearner:
             net.activation, settings, work, x, self._adam.steps["actor"], sums,
         )  # fmt: skip
         value_taken = waiting.result() if waiting is not None else k.train_value(*value_arguments)
-        return sums + value_sums, (policy_taken, value_taken)
+        broken = [at for at in (sums[k.BROKEN_AT], value_sums[k.BROKEN_AT]) if at]
+        sums += value_sums
+        sums[k.BROKEN_AT] = min(broken, default=0.0)
+        return sums, (policy_taken, value_taken)
 
     def _together(
         self, observation: Any, policy_data: Any, value_data: Any, order: Any, settings: Any
