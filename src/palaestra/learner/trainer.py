@@ -378,4 +378,6 @@ def _same_shape(mine: Any, theirs: Any) -> bool:
         return set(mine.spaces) == set(theirs.spaces) and all(
             _same_shape(part, theirs.spaces[name]) for name, part in mine.spaces.items()
         )
-    return bool(mine.shape == theirs.shape and getattr(mine, "n", 0) == getattr(theirs, "n", 0))
+    # How many choices, and where they start: the policy sends the environment's own numbers.
+    counted = all(np.array_equal(getattr(mine, x, 0), getattr(theirs, x, 0)) for x in ("n", "nvec", "start"))
+    return bool(mine.shape == theirs.shape and counted)
