@@ -51,7 +51,7 @@ def _refusal(section: type[Section], error: ValidationError, place: str) -> Conf
     if found["type"] == "extra_forbidden":
         known = _keys_at(section, path[:-1])
         close = nearest(path[-1], known, count=1)
-        remedy = f"Did you mean {close[0]!r}" if close else f"Known keys: {', '.join(sorted(known))}"
+        remedy = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
         return ConfigError(where, found["input"], "unknown key", remedy)
     if found["type"] == "missing":
         return ConfigError(where, None, "required and not given", f"Set {where}")

@@ -38,7 +38,9 @@ class ConfigError(PalaestraError):
         if len(shown) > 200:
             shown = shown[:197] + "..."
         text = f"{place} = {shown}: {reason}."
-        super().__init__(f"{text} {remedy.rstrip('.')}." if remedy else text)
+        if remedy:
+            text = f"{text} {remedy}" if remedy.endswith("?") else f"{text} {remedy.rstrip('.')}."
+        super().__init__(text)
 
 
 class UnknownEnvironment(ConfigError):

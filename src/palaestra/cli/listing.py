@@ -41,6 +41,6 @@ def schema(
         return
     if name not in SECTIONS:
         close = nearest(name, SECTIONS, count=1)
-        remedy = f"Did you mean {close[0]!r}" if close else f"Known: {', '.join(SECTIONS)}"
+        remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(SECTIONS)}"
         raise ConfigError("schema", name, "no such section", remedy)
     print(json.dumps(SECTIONS[name].model_json_schema(), indent=2))

@@ -30,7 +30,7 @@ def _class_named(name: str) -> type[PPO]:
         close = nearest(name, ALGORITHMS, count=1)
         raise ConfigError(
             "algorithm.name", name, f"not one of ours ({', '.join(ALGORITHMS)})",
-            f"Did you mean {close[0]!r}" if close else "For your own class write its address 'package.module:Class'",
+            f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'",
         )  # fmt: skip
     return ALGORITHMS[name]
 

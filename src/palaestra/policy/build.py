@@ -36,7 +36,7 @@ def build_policy(
         close = nearest(config.name, POLICIES, count=1)
         raise ConfigError(
             "policy.name", config.name, f"not one of ours ({', '.join(POLICIES)})",
-            f"Did you mean {close[0]!r}" if close else "For your own class write its address 'package.module:Class'",
+            f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'",
         )  # fmt: skip
     policy = ActorCritic(
         observation_space, action_space, config, network=network, normalize_observation=normalize_observation, seed=seed
