@@ -205,14 +205,21 @@ class Collector:
         facts, arrays = snapshot.facts, snapshot.arrays
         self.num_steps = int(facts["num_steps"])
         self.rng.bit_generator.state = facts["rng"]
+        exact = self._restore_env(facts, arrays)
         if self.reward_scale is not None and "reward_scale" in facts:
-            self.reward_scale.mean, self.reward_scale.variance, self.reward_scale.count = facts["reward_scale"]
-            self.reward_scale.running = np.array(arrays["reward_scale/running"])
-        if not facts["started"]:
-            return True
+            scale = self.reward_scale
+            scale.mean, scale.variance, scale.count = facts["reward_scale"]
+            # Returns of running episodes continue only where those episodes do.
+            running = np.array(arrays["reward_scale/running"]) if exact else np.zeros(self.env.num_envs)
+            scale.running = running
+        return exact
+
+    def _restore_env(self, facts: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bool:
+        if not (facts["started"] and facts["exact"]):
+            self._started = False  # whatever went on here before, the next step begins with a reset
+            return not facts["started"]
         inner = Snapshot({k[4:]: v for k, v in arrays.items() if k.startswith("env/")}, facts["env"])
-        row = self._current_row()
-        return bool(facts["exact"]) and self.env.restore(inner, row)
+        return self.env.restore(inner, self._current_row())
 
 
 def _at(observation: Any, t: int) -> Observation:
