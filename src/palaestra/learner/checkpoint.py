@@ -85,9 +85,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         raw = (path / MANIFEST).read_bytes()
         manifest = json.loads(raw)
-        files = dict(manifest["files"])
+        files = {name: dict(facts) for name, facts in manifest["files"].items()}
         schema = int(manifest["schema"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             "checkpoint", str(path), f"its manifest cannot be read ({error})", "Use an earlier checkpoint"
         ) from None
