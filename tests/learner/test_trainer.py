@@ -17,9 +17,9 @@ from palaestra.policy import ActorCritic, PolicyConfig
 PATHS = ["auto", "off"]
 
 
-def _trainer(env="CartPole-v1", *, cls=Trainer, seed=0, normalize=False, hidden=(16, 16), policy=None, distribution="auto",
-             compiled="auto", normalize_reward=False, num_envs=2, **settings):  # fmt: skip
-    env = as_vector_env(env, num_envs=num_envs)
+def _trainer(env="CartPole-v1", *, cls=Trainer, seed=0, normalize=False, hidden=(16, 16), policy=None,
+             distribution="auto", compiled="auto", normalize_reward=False, **settings):  # fmt: skip
+    env = as_vector_env(env, num_envs=2)
     if policy is None:
         config = PolicyConfig(hidden=hidden, image_features=16, distribution=distribution)
         policy = ActorCritic(
@@ -363,7 +363,7 @@ def test_a_policy_for_actions_that_start_elsewhere_is_refused_at_once():
 
 def test_compiled_on_refuses_an_image_policy_with_the_reason():
     trainer = _trainer([Pixels()], compiled="on")
-    with pytest.raises(ConfigError, match="observations are not a vector of numbers.*Use 'auto'"):
+    with pytest.raises(ConfigError, match=r"observations are not a vector of numbers.*Use 'auto'"):
         trainer.train(32, rollout_length=16)
 
 
