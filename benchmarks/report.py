@@ -111,7 +111,7 @@ def _ratio(
 
 
 _SUMMARY_HEAD = (
-    "workload", "cores", "ours", "collect", "learn", "SB3", "fastest rival", "ours / SB3", "ours / fastest",
+    "workload", "cores", "ours", "collect", "learn", "SB3", "fastest rival", "ours / SB3", "by CPU time", "ours / fastest",
     "env alone", "ours / env", "parameters",
 )  # fmt: skip
 
@@ -123,7 +123,8 @@ def _summary_cells(row: Line) -> list[str]:
     return [
         WORKLOADS[row["workload"]].title, row["lane"].split()[0], _thousands(ours),
         _thousands(ours, "collect_steps_per_second"), _thousands(ours, "learn_steps_per_second"),
-        _thousands(row["sb3"]), fastest, _times(row["ours_over_sb3"]), _times(row["ours_over_fastest_rival"]),
+        _thousands(row["sb3"]), fastest, _times(row["ours_over_sb3"]),
+        _times(row["ours_over_sb3_by_cpu_time"]), _times(row["ours_over_fastest_rival"]),
         _thousands(row["env_only"]), _percent(row["ours_over_env_only"]), parameters,
     ]  # fmt: skip
 
@@ -237,7 +238,11 @@ def _rivals(report: Line) -> dict[str, str]:
     for line in report["results"]:
         if line["contender"] not in ("ours", "env_only"):
             found |= line.get("versions", {})
-    return {name: version for name, version in found.items() if name not in report["machine"]["versions"]}
+    ours = report["machine"]["versions"]
+    apart = {name: version for name, version in found.items() if name in ours and ours[name] != version}
+    return {name: version for name, version in found.items() if name not in ours} | {
+        f"{name} (rivals')": version for name, version in apart.items()
+    }
 
 
 def _method(report: Line) -> str:
@@ -247,10 +252,11 @@ def _method(report: Line) -> str:
         f"{report['rounds']} rounds, and each one's best round counts. A run lasts {report['seconds']:g} s after its "
         "first iteration, which is set apart. Settings, networks and simulator versions are the same for all; value "
         "losses are brought to the same scale; Gymnasium's checker is off for everybody. *One*: pinned to one core, "
-        "one thread. *Two*: free, torch with one thread for small networks and two for CNNs; SB3 runs there with one "
-        "and with two, and its better result counts. Ours clips actor and critic gradients apart, its default; "
+        "one thread. *Two*: free; SB3 runs there with one and with two torch threads, so does ours where the policy is "
+        "a CNN, and the better result counts. Ours clips actor and critic gradients apart, its default; "
         "`ours (global)` clips them together, as the rivals do. SB3 computes advantages at the end of collection, "
         "ours at the beginning of learning. *Env alone* steps the environments with actions drawn beforehand, the "
-        "faster of a plain loop and `SyncVectorEnv`. *Compile* is what the first iteration took beyond a usual one; "
+        "faster of a plain loop and `SyncVectorEnv`. *By CPU time* is ours / SB3 in steps per processor second, which a "
+        "busy machine disturbs less (and which counts both of our cores). *Compile* is what the first iteration took beyond a usual one; "
         "our kernels are then kept on disk. SBX has no value clipping."
     )

@@ -42,6 +42,8 @@ def main() -> None:
     """Run, show, write."""
     arguments = _arguments()
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=170)  # into a file: nobody gains by narrow columns
     if arguments.render:
         found = json.loads((arguments.results / "speed.json").read_text())
         report.show(found, console)

@@ -37,8 +37,6 @@ class Workload:
     our_env_id: str = ""
     """Where ours differs on purpose: the same task, compiled."""
     rivals: tuple[str, ...] = ("sb3",)
-    threads_on_two_cores: int = 1
-    """Torch threads when a second core is there. A small network loses by a second thread, a CNN gains."""
 
     @property
     def batch(self) -> int:
@@ -65,11 +63,11 @@ _ALL = (
     ),
     Workload(
         name="cnn84", title="CNN, 4x84x84 stack", env_id="benchmarks.synthetic:Stack84",
-        kind="cnn", hidden=(), entropy_coef=0.01, threads_on_two_cores=2,
+        kind="cnn", hidden=(), entropy_coef=0.01,
     ),
     Workload(
         name="cnn36", title="CNN, 36x36x3 frame", env_id="benchmarks.synthetic:Frame36",
-        kind="cnn", hidden=(), entropy_coef=0.01, threads_on_two_cores=2,
+        kind="cnn", hidden=(), entropy_coef=0.01,
     ),
     Workload(
         name="module", title="CartPole-v1, own nn.Module", env_id="CartPole-v1", kind="module", entropy_coef=0.01,
