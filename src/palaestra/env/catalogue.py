@@ -93,7 +93,7 @@ def make_env(config: EnvConfig) -> VectorEnv:
         return _native(config, recipe, has_native)
     if spec is not None and spec.entry_point is None:
         return _native(config, recipe, has_native)
-    facts = inspect_env(recipe, name=config.id)
+    facts = inspect_env(recipe, name=config.id, patience_s=0.1)
     cores = os.cpu_count() or 1
     slow = facts.step_seconds > _WORKERS_FROM_S and config.num_envs > 1 and cores > 1
     if config.vectorization == "workers" or (config.vectorization == "auto" and slow):

@@ -41,12 +41,17 @@ def inspect_env(
     *,
     name: str = "",
     steps: int = 5,
+    patience_s: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EnvFacts:
-    """Make one environment and try it out; `ConfigError` when training on it could not work."""
+    """Make one environment and try it out; `ConfigError` when training on it could not work.
+
+    Takes at least `steps` steps, and up to a hundred times as many while `patience_s` lasts: faults that need a few
+    episodes to show are better found here than in the middle of a run.
+    """
     env = make()
     try:
-        return _Acquaintance(env, name or str(env), clock).facts(steps)
+        return _Acquaintance(env, name or str(env), clock).facts(steps, patience_s)
     finally:
         env.close()
 
@@ -57,11 +62,14 @@ class _Acquaintance:
         self._layout = ObservationLayout(env.observation_space)
         self._actions = ActionLayout(env.action_space)
 
-    def facts(self, steps: int) -> EnvFacts:
+    def facts(self, steps: int, patience_s: float) -> EnvFacts:
+        until = self._clock() + patience_s
         info = self._reset()
         mask_size = self._actions.mask_size if info.get("action_mask") is not None else 0
         rng, split, seconds = np.random.default_rng(0), self._actions.splitter(), []
-        for t in range(1, steps + 1):
+        for t in range(1, 100 * steps + 1):
+            if t > steps and self._clock() >= until:
+                break
             mask = self._mask(info, f"step {t}")
             action = split(random_actions(self._env.action_space, 1, rng, mask))[0]
             began = self._clock()

@@ -1,0 +1,102 @@
+"""Bad input gets one clear message and exit code 2, and nothing is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+REFUSED = {
+    "unknown environment": (["env.id=CartPol-v1"], "Nearest: CartPole-v1"),
+    "unknown key": (["algorithm.learning_rat=1"], "Did you mean 'learning_rate'?"),
+    "unknown section": (["algorthm.learning_rate=1"], "Did you mean 'algorithm'?"),
+    "wrong type": (["trainer.seed=abc"], "trainer.seed = 'abc'"),
+    "minibatch that does not divide": (["algorithm.batch_size=20"], "Nearest that do: 16 and 32"),
+    "minibatch larger than a rollout": (["algorithm.batch_size=128"], "does not divide the 64 samples"),
+    "negative learning rate": (["algorithm.learning_rate=-1"], "greater than 0"),
+    "not a number": (["algorithm.learning_rate=.nan"], "finite number"),
+    "two lengths": (["trainer.iterations=3"], "Give one of them"),
+    "unknown algorithm": (["algorithm.name=pppo"], "Did you mean 'ppo'?"),
+    "unknown policy": (["policy.name=actr_critic"], "Did you mean 'actor_critic'?"),
+    "policy that cannot be imported": (["policy.name=no.such:Net"], "cannot be imported"),
+    "environment that cannot be imported": (["env.id=no.such:Env"], "cannot be imported"),
+    "environment that raises": (["env.id=palaestra.env.toy:Faulty"], "the simulator fell over"),
+    "environment that returns NaN": (
+        ["env.id=palaestra.env.toy:Faulty", "env.kwargs.fault=nan_observation", "env.kwargs.at=7"],
+        "not finite",
+    ),
+    "environment of the wrong shape": (
+        ["env.id=palaestra.env.toy:Faulty", "env.kwargs.fault=shape", "env.kwargs.at=1"],
+        "shape",
+    ),
+    "no environments": (["env.num_envs=0"], "greater than or equal to 1"),
+    "asynchronous collection": (["trainer.buffer_type=vla"], "not part of this version"),
+    "not an override": (["fast"], "is not key=value"),
+    "override through a value": (["trainer.seed=1", "trainer.seed.x=1"], "has no keys"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_in_one_line_and_nothing_is_written(palaestra, config, case):
+    words, reason = REFUSED[case]
+    said = palaestra("train", config, *words)
+    assert said.code == 2, said
+    assert reason in said.err
+    assert said.err.startswith("error: ")
+    assert len(said.err.strip().splitlines()) == 1
+    assert not Path("var").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("bad.yaml", b"a: [1, 2", "is not YAML"),
+        ("bad.yaml", b"just text", "not a mapping"),
+        ("bad.yaml", b"", "is empty"),
+        ("bad.yaml", b"\x00\xff\xfe", "is not text"),
+        ("bad.json", b'{"a": 1,,}', "is not JSON"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(palaestra, tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    said = palaestra("train", name)
+    assert (said.code, reason in said.err) == (2, True), said
+    assert not Path("var").exists()
+
+
+def test_a_missing_file_is_refused_and_its_neighbours_named(palaestra, config):
+    said = palaestra("train", "smal.yaml")
+    assert said.code == 2
+    assert "small.yaml" in said.err
+
+
+def test_a_damaged_checkpoint_is_refused_by_eval_and_by_resume(palaestra, config):
+    document = json.loads(palaestra("train", config, "--json").out)
+    policy = Path(document["checkpoint"]) / "policy.safetensors"
+    whole = policy.read_bytes()
+    for damaged, reason in ((whole[:-40], "truncated"), (whole[:-1] + b"\x01", "corrupt")):
+        policy.write_bytes(damaged)
+        said = palaestra("eval", document["checkpoint"], "--episodes", 1)
+        assert (said.code, reason in said.err) == (2, True), said
+        said = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
+        assert (said.code, reason in said.err) == (2, True), said
+    assert not (Path(document["run_dir"]) / "attempt_2").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_refused(palaestra, config):
+    document = json.loads(palaestra("train", config, "--json").out)
+    said = palaestra("train", "--resume", document["run_id"], "policy.hidden=[32]", "trainer.total_timesteps=512")
+    assert said.code == 2
+    assert "this policy has" in said.err
+
+
+def test_a_finished_run_says_how_to_train_on(palaestra, config):
+    document = json.loads(palaestra("train", config, "--json").out)
+    said = palaestra("train", "--resume", document["run_id"])
+    assert said.code == 2
+    assert "trainer.total_timesteps=512" in said.err
+
+
+def test_an_unknown_run_is_refused(palaestra):
+    said = palaestra("eval", "nothing-like-it")
+    assert said.code == 2
+    assert "no such run" in said.err

@@ -1,0 +1,155 @@
+"""The command line from a configuration to a score."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from palaestra.learner import read_checkpoint
+from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
+
+SPECIFICATION_003 = """{
+  "trainer": {
+    "buffer_size": 2048,
+    "buffer_type": "standard",  // "standard" or "vla"
+    "iterations": 500
+  },
+  "algorithm": {
+    "name": "ppo",
+    "cfg": {
+      "learning_rate": 3e-4,
+      "gamma": 0.99,
+      "n_epochs": 10,
+      "batch_size": 64
+    }
+  }
+}
+"""
+
+
+def test_a_run_leaves_its_configuration_its_journal_and_its_checkpoints(palaestra, config, tmp_path):
+    said = palaestra("train", config, "algorithm.learning_rate=1e-3", "--json")
+    assert said.code == 0
+    document = json.loads(said.out)
+    run = tmp_path / "var" / "training" / "runs" / document["run_id"]
+    assert document["run_dir"] == str(run)
+    assert document["steps"] == 256
+    assert document["final"]["update"] == 4
+    assert json.loads((run / "resolved.json").read_text())["algorithm"]["learning_rate"] == 1e-3
+    assert (run / "config.yaml").read_text() == config.read_text()
+    records = [record.event for record in JournalReader(run / "attempt_1" / "metrics.jsonl").read()]
+    assert [event.env_step for event in records if isinstance(event, TrainingStep)] == [64, 128, 192, 256]
+    episodes = [event.episode for event in records if isinstance(event, EpisodeSummary)]
+    assert episodes == list(range(1, len(episodes) + 1))
+    assert sorted(p.name for p in (run / "attempt_1" / "checkpoints").glob("update_*"))[-1] == "update_00000004"
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(palaestra, config):
+    whole = json.loads(palaestra("train", config, "--json").out)
+    half = json.loads(palaestra("train", config, "trainer.total_timesteps=128", "--json").out)
+    resumed = json.loads(palaestra("train", "--resume", half["run_id"], "trainer.total_timesteps=256", "--json").out)
+    assert resumed["run_id"] == half["run_id"]
+    assert resumed["steps"] == 256
+    files = [read_checkpoint_policy(document["checkpoint"]) for document in (whole, resumed)]
+    assert files[0] == files[1]
+    assert "attempt_2" in resumed["checkpoint"]
+
+
+def read_checkpoint_policy(path):
+    return (read_checkpoint(__import__("pathlib").Path(path)).policy_file).read_bytes()
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(palaestra, config):
+    weights = [
+        read_checkpoint_policy(json.loads(palaestra("train", config, "--seed", seed, "--json").out)["checkpoint"])
+        for seed in (5, 5, 6)
+    ]
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
+
+
+def test_eval_plays_exactly_the_episodes_asked_for(palaestra, config):
+    run = json.loads(palaestra("train", config, "--json").out)["run_id"]
+    said = palaestra("eval", run, "--episodes", 7, "--json")
+    assert said.code == 0
+    report = json.loads(said.out)
+    assert report["episodes"] == 7
+    assert report["ci95"][0] <= report["mean_return"] <= report["ci95"][1]
+    again = json.loads(palaestra("eval", run, "--episodes", 7, "--json").out)
+    assert again == report
+
+
+def test_eval_compares_two_runs_on_the_same_seeds(palaestra, config):
+    run = json.loads(palaestra("train", config, "--json").out)["run_id"]
+    report = json.loads(palaestra("eval", run, "--episodes", 4, "--against", run, "--json").out)
+    assert report["difference"] == {"mean": 0.0, "ci95": [0.0, 0.0]}
+
+
+def test_the_configuration_of_the_specification_trains_once_an_environment_is_named(palaestra, tmp_path):
+    path = tmp_path / "my_config.json"
+    path.write_text(SPECIFICATION_003)
+    refused = palaestra("train", path)
+    assert refused.code == 2
+    assert "env.id=CartPole-v1" in refused.err
+    said = palaestra("train", path, "env.id=CartPole-v1", "env.num_envs=1", "trainer.iterations=1", "--json")
+    assert json.loads(said.out)["steps"] == 2048
+
+
+def test_progress_goes_to_stderr_and_json_alone_to_stdout(palaestra, config):
+    said = palaestra("train", config, "--json")
+    json.loads(said.out)
+    assert "256/256 steps" in said.err
+
+
+def test_schema_explains_every_key(palaestra):
+    schema = json.loads(palaestra("schema", "ppo").out)
+    assert schema["properties"]["learning_rate"]["default"] == 3e-4
+    assert all("description" in field for field in schema["properties"].values())
+
+
+def test_envs_lists_what_can_be_named(palaestra):
+    found = json.loads(palaestra("envs", "cartpole", "--json").out)
+    assert {"CartPole-v1", "compiled/CartPole-v1"} <= {entry["id"] for entry in found}
+
+
+def test_version_and_help_answer(palaestra):
+    assert palaestra("--version").out == "palaestra 0.1.0\n"
+    assert "train" in palaestra("--help").out
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_saves_a_checkpoint_and_says_how_to_resume(config, tmp_path, which):
+    command = [sys.executable, "-m", "palaestra", "train", str(config), "trainer.total_timesteps=100000000"]
+    command += ["trainer.checkpoint_every=1000000"]
+    child = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"HOME": os.environ["HOME"]},
+    )
+    journal = _wait_for_training(tmp_path, child)
+    child.send_signal(which)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "palaestra train --resume" in out
+    run = journal.parents[1]
+    newest = sorted((run / "attempt_1" / "checkpoints").glob("update_*"))[-1]
+    assert read_checkpoint(newest).state["n_updates"] > 0
+
+
+def _wait_for_training(folder, child):
+    """Until the journal shows an update; the journal itself is what we wait on."""
+    while child.poll() is None:
+        for journal in folder.glob("var/training/runs/*/attempt_1/metrics.jsonl"):
+            if any(isinstance(record.event, TrainingStep) for record in JournalReader(journal).read()):
+                return journal
+        try:
+            child.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError(child.communicate())

@@ -1,0 +1,59 @@
+"""What each package promises is written down, exists, and is small."""
+
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+from inspect import ismodule
+
+import pytest
+
+import palaestra
+
+PACKAGES = [m.name for m in pkgutil.iter_modules(palaestra.__path__) if m.ispkg]
+OPERATIONS = ["runs", "studio", "gateway", "sessions", "telemetry"]
+
+
+@pytest.mark.parametrize("package", [p for p in PACKAGES if hasattr(import_module(f"palaestra.{p}"), "__all__")])
+def test_every_public_name_is_declared_and_every_declared_name_exists(package):
+    module = import_module(f"palaestra.{package}")
+    declared = {name: getattr(module, name) for name in module.__all__}
+    visible = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not ismodule(value) and name not in ("annotations", "Any", "TYPE_CHECKING")
+    }
+    assert visible <= set(declared)
+    assert len(declared) <= 10
+
+
+def test_the_root_exports_its_version_and_nothing_else():
+    assert palaestra.__all__ == ["__version__"]
+
+
+def test_every_package_says_what_it_is_for():
+    assert all(import_module(f"palaestra.{package}").__doc__ for package in PACKAGES)
+
+
+@pytest.mark.parametrize("package", OPERATIONS)
+def test_no_torch_in_the_operations_tower(package):
+    """In a fresh interpreter, every module of the package."""
+    code = f"""
+import pkgutil, sys, importlib
+import palaestra.{package} as package
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+heavy = [name for name in ("torch", "tensordict", "transformers") if name in sys.modules]
+sys.exit(f"imports {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_asking_for_help_loads_neither_torch_nor_numpy():
+    code = """
+import sys, palaestra.cli.app
+sys.exit(str([name for name in ("torch", "numpy", "numba", "gymnasium") if name in sys.modules] or ""))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "", done.stderr
