@@ -63,12 +63,12 @@ class _Acquaintance:
         self._actions = ActionLayout(env.action_space)
 
     def facts(self, steps: int, patience_s: float) -> EnvFacts:
-        until = self._clock() + patience_s
         info = self._reset()
         mask_size = self._actions.mask_size if info.get("action_mask") is not None else 0
-        rng, split, seconds = np.random.default_rng(0), self._actions.splitter(), []
+        rng, split = np.random.default_rng(0), self._actions.splitter()
+        seconds: list[float] = []
         for t in range(1, 100 * steps + 1):
-            if t > steps and self._clock() >= until:
+            if t > steps and sum(seconds) >= patience_s:
                 break
             mask = self._mask(info, f"step {t}")
             action = split(random_actions(self._env.action_space, 1, rng, mask))[0]
