@@ -111,8 +111,8 @@ def _ratio(
 
 
 _SUMMARY_HEAD = (
-    "workload", "cores", "ours", "collect", "learn", "SB3", "fastest rival", "ours / SB3", "by CPU time", "ours / fastest",
-    "env alone", "ours / env", "parameters",
+    "workload", "cores", "ours", "collect", "learn", "SB3", "fastest rival", "ours / SB3", "by CPU time",
+    "ours / fastest", "env alone", "ours / env", "parameters",
 )  # fmt: skip
 
 
@@ -256,7 +256,8 @@ def _method(report: Line) -> str:
         "a CNN, and the better result counts. Ours clips actor and critic gradients apart, its default; "
         "`ours (global)` clips them together, as the rivals do. SB3 computes advantages at the end of collection, "
         "ours at the beginning of learning. *Env alone* steps the environments with actions drawn beforehand, the "
-        "faster of a plain loop and `SyncVectorEnv`. *By CPU time* is ours / SB3 in steps per processor second, which a "
-        "busy machine disturbs less (and which counts both of our cores). *Compile* is what the first iteration took beyond a usual one; "
+        "faster of a plain loop and `SyncVectorEnv`. *By CPU time* is ours / SB3 in steps per processor second, which "
+        "a busy machine disturbs less (and which counts both of our cores). *Compile* is what the first iteration "
+        "took beyond a usual one; "
         "our kernels are then kept on disk. SBX has no value clipping."
     )
