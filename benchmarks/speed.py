@@ -55,7 +55,8 @@ def main() -> None:
         console.print("No `taskset` here: the lane with one core is left out.")
     bench = Bench(
         root=ROOT, rivals_python=python, missing=missing, rounds=arguments.rounds or (1 if arguments.quick else 3),
-        seconds=arguments.seconds or (1.0 if arguments.quick else 4.0), lanes=lanes, say=console.print,
+        seconds=arguments.seconds or (1.0 if arguments.quick else 4.0), lanes=lanes, quick=arguments.quick,
+        say=console.print,
     )  # fmt: skip
     found: dict[str, Any] = {
         "machine": machine.facts(),
