@@ -104,7 +104,7 @@ METRICS: dict[str, Metric] = {
     "explained_variance": Metric(
         "share",
         "Share of the variance of returns that the value function predicts; 1 is perfect, 0 a constant.",
-        "At or below 0 after the first updates: the critic learns nothing; raise its learning rate.",
+        "At or below 0 after the first updates: the critic learns nothing; scale rewards or normalise observations.",
     ),
     "learning_rate": Metric(
         "–",
@@ -149,12 +149,17 @@ METRICS: dict[str, Metric] = {
     "minibatches": Metric(
         "minibatches",
         "Gradient steps this update took, over all epochs.",
-        "Well below epochs times minibatches per epoch: the KL limit fired; see policy_stopped_at.",
+        "Well below epochs times minibatches per epoch: the KL limit stopped a network that is shared.",
     ),
     "policy_stopped_at": Metric(
         "minibatch",
         "Minibatch at which the KL limit stopped the policy's part of the update; absent when it did not.",
         "Small on most updates: lower the learning rate, or data is being thrown away.",
+    ),
+    "policy_lag": Metric(
+        "updates",
+        "How many updates old the weights were that collected this experience; 0 right after collecting.",
+        "Large: saved or foreign rollouts; the ratio corrects for them only within the clip range.",
     ),
     "reward_scale": Metric(
         "–",
@@ -181,8 +186,8 @@ METRICS: dict[str, Metric] = {
 _HEAD = """\
 # Metrics
 
-Every update reports these numbers under these names, in the journal (`metrics.jsonl`), in TensorBoard, in W&B
-and in the studio.
+Every update reports these numbers under these names, in the journal (`metrics.jsonl`), in TensorBoard and in
+W&B.
 
 Read them together. Healthy PPO shows `episode_return` rising, `explained_variance` climbing towards 1,
 `entropy` falling slowly, and `approx_kl` steady around 0.01.

@@ -165,7 +165,7 @@ class ProgressSink:
                 self._show(now)
         elif self._live is not None:
             # Stopping draws what it was given last.
-            self._live.update(self._panel(self._live.console, now))
+            self._live.update(self.panel(self._live.console, now))
             self._live.stop()
 
     def _take_step(self, event: TrainingStep, now: float) -> None:
@@ -200,7 +200,7 @@ class ProgressSink:
             self._write(self._line(now))
         else:
             live = self._display()
-            live.update(self._panel(live.console, now), refresh=True)
+            live.update(self.panel(live.console, now), refresh=True)
 
     def _write(self, text: str) -> None:
         self._stream.write(text + "\n")
@@ -235,7 +235,8 @@ class ProgressSink:
             parts.append(f"{_duration(left)} left")
         return parts
 
-    def _panel(self, console: Console, now: float) -> RenderableType:
+    def panel(self, console: Console, now: float) -> RenderableType:
+        """The display as it stands, for a console of that width."""
         from rich.console import Group
         from rich.constrain import Constrain
         from rich.padding import Padding

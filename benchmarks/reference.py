@@ -1,0 +1,70 @@
+"""Writes the pages of docs/ that come from code: every metric, every configuration key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from palaestra.config import Section
+from palaestra.telemetry.metric import render_metrics_page
+from palaestra.train.config import SECTIONS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+INTRODUCTION = """# Configuration
+
+A run is described by one YAML or JSON file (JSON may carry comments) with five sections; `env.id` is the only key that
+has to be there.
+
+```yaml
+env: {id: CartPole-v1, num_envs: 4}
+algorithm: {name: ppo, learning_rate: 2.5e-4, n_epochs: 4, batch_size: 128}
+trainer: {total_timesteps: 500_000, rollout_length: 128}
+```
+
+Any key can be set on the command line as well, after the file: `palaestra train FILE algorithm.learning_rate=1e-3
+policy.hidden=[128,128]`. Values are read as YAML. `--seed N` is short for `trainer.seed=N`. Unknown keys are refused with
+the nearest name; so is a `batch_size` that does not divide a rollout. What was understood is written to `resolved.json`
+in the run directory before anything starts.
+
+`algorithm: {name: ppo, cfg: {…}}` and `trainer: {buffer_size: …, iterations: …}` are accepted as other spellings of
+`algorithm: {name: ppo, …}` and `trainer: {rollout_length: …, total_timesteps: …}`.
+
+`palaestra schema NAME` prints the same as JSON Schema; this page is generated from it by `make docs`.
+"""
+
+
+def configuration_page() -> str:
+    """Every key of every section, as Markdown."""
+    parts = [INTRODUCTION]
+    titles = {"ppo": "algorithm (name: ppo)"}
+    for name in ("env", "policy", "ppo", "trainer", "telemetry"):
+        parts.append(f"## {titles.get(name, name)}\n\n{_table(SECTIONS[name])}")
+    return "\n".join(parts)
+
+
+def _table(section: type[Section]) -> str:
+    rows = ["| key | default | what it does |", "| --- | --- | --- |"]
+    for name, field in section.model_fields.items():
+        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        text = " ".join((field.description or "").split()).replace("|", "\\|")
+        rows.append(f"| `{name}` | {default} | {text} |")
+    return "\n".join(rows) + "\n"
+
+
+def _shown(value: object) -> str:
+    plain = {None: "null", True: "true", False: "false"}
+    if isinstance(value, tuple):
+        value = list(value)
+    if value is None or isinstance(value, bool):
+        return f"`{plain[value]}`"
+    return f"`{value}`"
+
+
+def main() -> None:
+    """Write both pages."""
+    (DOCS / "metrics.md").write_text(render_metrics_page(), encoding="utf-8")
+    (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
