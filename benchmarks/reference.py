@@ -22,8 +22,8 @@ trainer: {total_timesteps: 500_000, rollout_length: 128}
 ```
 
 Any key can be set on the command line as well, after the file: `palaestra train FILE algorithm.learning_rate=1e-3
-policy.hidden=[128,128]`. Values are read as YAML. `--seed N` is short for `trainer.seed=N`. Unknown keys are refused with
-the nearest name; so is a `batch_size` that does not divide a rollout. What was understood is written to `resolved.json`
+policy.hidden=[128,128]`. Values are read as YAML. `--seed N` is short for `trainer.seed=N`. Unknown keys are refused
+with the nearest name; so is a `batch_size` that does not divide a rollout. What was understood is written to `resolved.json`
 in the run directory before anything starts.
 
 `algorithm: {name: ppo, cfg: {…}}` and `trainer: {buffer_size: …, iterations: …}` are accepted as other spellings of
@@ -37,8 +37,10 @@ def configuration_page() -> str:
     """Every key of every section, as Markdown."""
     parts = [INTRODUCTION]
     titles = {"ppo": "algorithm (name: ppo)"}
-    for name in ("env", "policy", "ppo", "trainer", "telemetry"):
-        parts.append(f"## {titles.get(name, name)}\n\n{_table(SECTIONS[name])}")
+    parts += [
+        f"## {titles.get(name, name)}\n\n{_table(SECTIONS[name])}"
+        for name in ("env", "policy", "ppo", "trainer", "telemetry")
+    ]
     return "\n".join(parts)
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from benchmarks.reference import configuration_page
+
 from palaestra.telemetry.metric import METRICS, render_metrics_page
 
 ROOT = Path(__file__).parents[1]

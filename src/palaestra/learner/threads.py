@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ __all__ = ["few_threads"]
 
 @cache
 def _openblas() -> Any:
-    # Looking for loaded libraries takes milliseconds; the kernels have loaded theirs by the time we are asked.
+    # The kernels' matrix product is scipy's BLAS, which numba loads at the first call: too late to be found here.
+    import_module("scipy.linalg.cython_blas")
+    # Looking for loaded libraries takes milliseconds, so it is done once.
     return ThreadpoolController().select(internal_api="openblas")
 
 
