@@ -109,25 +109,29 @@ class ActorCritic(nn.Module):
         self.action_space = action_space
         self.distribution = distribution_for(action_space, config.distribution, config.log_std_init)
         self.network = network
-        generator = torch.Generator().manual_seed(seed)
-        self.encoder = ObservationEncoder(
-            observation_space,
-            normalize=normalize_observation,
-            image_features=config.image_features if network is None else 1,
-            generator=generator,
-        )
-        if network is None:
-            sizes = (self.encoder.size, *config.hidden)
-            outputs = self.distribution.num_parameters
-            self.actor = mlp((*sizes, outputs), config.activation, 0.01, generator)
-            self.critic = mlp((*sizes, 1), config.activation, 1.0, generator)
-        elif normalize_observation and not self.encoder.is_plain_vector:
+        # torch's layers draw first weights of their own before ours replace them; its generator stays as it was found.
+        with torch.random.fork_rng(devices=[]):
+            self._make_networks(network is None, normalize_observation, torch.Generator().manual_seed(seed))
+        if network is not None and normalize_observation and not self.encoder.is_plain_vector:
             raise ConfigError(
                 "env.normalize_observation", True, "your own network receives these observations as they are",
                 "Normalise inside your network, or set env.normalize_observation=false",
             )  # fmt: skip
-        else:
+
+    def _make_networks(self, ours: bool, normalize: bool, generator: torch.Generator) -> None:
+        config = self.config
+        self.encoder = ObservationEncoder(
+            self.observation_space,
+            normalize=normalize,
+            image_features=config.image_features if ours else 1,
+            generator=generator,
+        )
+        if not ours:
             self.encoder.images = nn.ModuleDict()
+            return
+        sizes = (self.encoder.size, *config.hidden)
+        self.actor = mlp((*sizes, self.distribution.num_parameters), config.activation, 0.01, generator)
+        self.critic = mlp((*sizes, 1), config.activation, 1.0, generator)
 
     @property
     def device(self) -> torch.device:
