@@ -16,6 +16,7 @@ from palaestra.env.vector import Observation
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
+from palaestra.policy.flat import FlatParameters
 
 __all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for"]
 
@@ -86,6 +87,10 @@ class CompiledActing:
     def __init__(self, policy: ActorCritic) -> None:
         self.net = CompiledActorCritic(policy)
         self.takes_raw = not len(policy.encoder.normalizers)
+
+    def up_to_date(self) -> bool:
+        """Whether the policy's weights are still where the kernels look for them."""
+        return self.net.flat is FlatParameters.of(self.net.policy)
 
     def act_into(
         self,

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.actor.acting import Acting, Compiled, acting_for
+from palaestra.actor.acting import Acting, Compiled, CompiledActing, acting_for
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.whole_rollout import whole_rollout
+from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentFault
 from palaestra.experience.buffer import ArraySpec, RolloutBuffer
@@ -59,9 +60,8 @@ class Collector:
         self._first_stream = next(_STREAMS) * 1_000_000
         self._distribution: Any = policy.distribution
         self._started = False
-        self._observation: Observation | None = None
-        self._mask: NDArray[np.bool_] | None = None
-        self._rows: tuple[RolloutBuffer, list[StepRow], list[Observation]] | None = None
+        self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
+        self._acting: Acting | None = None
 
     def new_buffer(self, num_steps: int) -> RolloutBuffer:
         """A buffer that fits this environment and policy."""
@@ -80,16 +80,16 @@ class Collector:
         if buffer is None or buffer.num_steps != num_steps:
             buffer = self.new_buffer(num_steps)
         buffer.reset()
-        rows, observations = self._views(buffer)
-        _copy_into(observations[0], current.observation)
+        _copy_into(_at(buffer.observation, 0), current.observation)
         if buffer.action_mask is not None:
             buffer.action_mask[0] = current.action_mask
         self.episodes = []
-        acting = acting_for(self.policy, self._compiled, masked=buffer.action_mask is not None)
-        cut_short = self._run(buffer, rows, observations, acting)
+        acting = self._acting_now(masked=buffer.action_mask is not None)
+        cut_short = self._run(buffer, acting)
         buffer.position = num_steps
         _refuse_what_is_not_finite(buffer)
-        self._fill_next_values(buffer, observations[num_steps], acting, cut_short)
+        last = _at(buffer.observation, num_steps)
+        self._fill_next_values(buffer, last, acting, cut_short)
         buffer.policy_version = policy_version
         buffer.first_stream = self._first_stream
         buffer.first_env_step = self.num_steps
@@ -97,15 +97,20 @@ class Collector:
         if self.reward_scale is not None:
             buffer.reward_scale = self.reward_scale.absorb(buffer.reward, ended, buffer.valid)
         self.num_steps += num_steps
-        _copy_into(current.observation, observations[num_steps])
+        _copy_into(current.observation, last)
         if buffer.action_mask is not None:
             assert current.action_mask is not None
             current.action_mask[:] = buffer.action_mask[num_steps]
         return buffer
 
-    def _run(
-        self, buffer: RolloutBuffer, rows: list[StepRow], observations: list[Observation], acting: Acting
-    ) -> list[tuple[int, Ended]]:
+    def _acting_now(self, *, masked: bool) -> Acting:
+        """Made once, and again only if the policy's weights have moved to other memory."""
+        known = self._acting
+        if known is None or (isinstance(known, CompiledActing) and not known.up_to_date()):
+            self._acting = known = acting_for(self.policy, self._compiled, masked=masked)
+        return known
+
+    def _run(self, buffer: RolloutBuffer, acting: Acting) -> list[tuple[int, Ended]]:
         """Fill the buffer. Returns the episodes that were cut short, with the step at which they were."""
         draw: Callable[..., NDArray[np.float32]] = (
             self.rng.random if self._distribution.noise_kind == "uniform" else self.rng.standard_normal
@@ -114,30 +119,34 @@ class Collector:
         noise = draw(shape, dtype=np.float32)
         ends = whole_rollout(self.env, acting, buffer, noise)
         if ends is None:
-            ends = self._step_by_step(buffer, rows, observations, acting, noise)
+            ends = self._step_by_step(buffer, acting, noise)
         for t, ended in ends:
             at = (self.num_steps + t + 1) * buffer.num_envs
             self.episodes.append(Episode(at, ended.index, ended.episode_return, ended.length))
         return [(t, ended) for t, ended in ends if not buffer.terminated[t, ended.index]]
 
     def _step_by_step(
-        self,
-        buffer: RolloutBuffer,
-        rows: list[StepRow],
-        observations: list[Observation],
-        acting: Acting,
-        noise: NDArray[np.float32],
+        self, buffer: RolloutBuffer, acting: Acting, noise: NDArray[np.float32]
     ) -> list[tuple[int, Ended]]:
         """The hot loop: every line is paid T times."""
         act_into, step, to_env = acting.act_into, self.env.step, self._distribution.to_env
-        masks = buffer.action_mask
+        observations, masks = buffer.observation, buffer.action_mask
         actions, log_probs, values = buffer.action, buffer.log_prob, buffer.value
+        row = StepRow(None, buffer.reward[0], buffer.terminated[0], buffer.truncated[0], buffer.valid[0])  # type: ignore[arg-type]
+        nested = isinstance(observations, dict)
+        here = _at(observations, 0)
         ends: list[tuple[int, Ended]] = []
-        for t, row in enumerate(rows):
-            action = actions[t]
-            act_into(observations[t], noise[t], None if masks is None else masks[t], action, log_probs[t], values[t])
+        for t in range(buffer.num_steps):
+            row.observation = _at(observations, t + 1) if nested else observations[t + 1]
+            row.reward, row.terminated = buffer.reward[t], buffer.terminated[t]
+            row.truncated, row.valid = buffer.truncated[t], buffer.valid[t]
+            action, mask = actions[t], None
+            if masks is not None:
+                mask, row.action_mask = masks[t], masks[t + 1]
+            act_into(here, noise[t], mask, action, log_probs[t], values[t])
             for ended in step(to_env(action), row):
                 ends.append((t, ended))  # noqa: PERF401  almost always empty
+            here = row.observation
         return ends
 
     def _fill_next_values(
@@ -155,33 +164,9 @@ class Collector:
     def _current_row(self) -> StepRow:
         """Where the environment stands; resets it the first time."""
         if not self._started:
-            self._row = _row_for(self.env)
             self.env.reset(self._seed, self._row)
-            if self.env.mask_size and self._row.action_mask is None:
-                self._row = _row_for(self.env)  # masks are discovered by the first reset
-                self.env.reset(self._seed, self._row)
             self._started = True
         return self._row
-
-    def _views(self, buffer: RolloutBuffer) -> tuple[list[StepRow], list[Observation]]:
-        # Slicing an array costs as much as stepping a small environment, so the views are made once per buffer.
-        if self._rows is None or self._rows[0] is not buffer:
-            T = buffer.num_steps
-            observations = [_at(buffer.observation, t) for t in range(T + 1)]
-            masks = buffer.action_mask
-            rows = [
-                StepRow(
-                    observations[t + 1],
-                    buffer.reward[t],
-                    buffer.terminated[t],
-                    buffer.truncated[t],
-                    buffer.valid[t],
-                    None if masks is None else masks[t + 1],
-                )
-                for t in range(T)
-            ]
-            self._rows = (buffer, rows, observations)
-        return self._rows[1], self._rows[2]
 
     def snapshot(self) -> Snapshot:
         """Everything needed to continue exactly here; `facts["exact"]` is False if the environment cannot."""
@@ -243,12 +228,6 @@ def _stacked(observations: list[Observation]) -> Observation:
     if isinstance(first, dict):
         return {name: np.stack([o[name] for o in observations]) for name in first}
     return np.stack(observations)  # type: ignore[arg-type]
-
-
-def _row_for(env: VectorEnv) -> StepRow:
-    from palaestra.env.spaces import allocate_row
-
-    return allocate_row(env.observation_space, env.num_envs, env.mask_size)
 
 
 def _refuse_what_is_not_finite(buffer: RolloutBuffer) -> None:
