@@ -16,7 +16,7 @@ import numpy as np
 from palaestra.kernel import compiled
 from palaestra.policy.kernels import backward_mlp, forward_mlp, log_softmax_row
 
-__all__ = ["gae_columns", "train_joint", "train_policy", "train_value"]
+__all__ = ["adam_step", "gae_columns", "train_joint", "train_policy", "train_value"]
 
 _LOG_SQRT_2PI = np.float32(0.5 * math.log(2.0 * math.pi))
 
@@ -44,7 +44,8 @@ def gae_columns(reward, value, next_value, terminated, truncated, discount, lam,
 
 
 @compiled
-def _adam(params, grads, first, second, rate, scale, eps, step):
+def adam_step(params, grads, first, second, rate, scale, eps, step):
+    """Adam with the gradient times `scale`, in one pass over memory."""
     one, b1, b2 = np.float32(1.0), np.float32(0.9), np.float32(0.999)
     size = np.float32(rate / (1.0 - 0.9**step))
     root = np.float32(1.0 / math.sqrt(1.0 - 0.999**step))
@@ -207,7 +208,7 @@ def train_policy(discrete, observation, data, order, batch, net, sizes, activati
             sums[ACTOR_NORM] += norm
             taken += 1
             scale = _shrink(norm, settings[MAX_NORM])
-            _adam(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + taken)
+            adam_step(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + taken)
     return taken
 
 
@@ -230,7 +231,7 @@ def train_value(observation, data, order, batch, net, sizes, activation, setting
             sums[CRITIC_NORM] += norm
             taken += 1
             scale = _shrink(norm, settings[MAX_NORM])
-            _adam(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + taken)
+            adam_step(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + taken)
     return taken
 
 
@@ -306,8 +307,8 @@ def train_joint(
             scale = _shrink(norm, settings[MAX_NORM])
             value_taken += 1
             rate, eps = settings[RATE], settings[ADAM_EPS]
-            _adam(critic[0], critic[1], critic[2], critic[3], rate, scale, eps, critic_step + value_taken)
+            adam_step(critic[0], critic[1], critic[2], critic[3], rate, scale, eps, critic_step + value_taken)
             if live:
                 policy_taken += 1
-                _adam(actor[0], actor[1], actor[2], actor[3], rate, scale, eps, actor_step + policy_taken)
+                adam_step(actor[0], actor[1], actor[2], actor[3], rate, scale, eps, actor_step + policy_taken)
     return policy_taken, value_taken

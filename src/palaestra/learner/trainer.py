@@ -252,7 +252,7 @@ class Trainer:
     def _optimizer(self) -> Adam:
         flat = FlatParameters.of(self.policy)
         if self._adam is None or self._adam.first.shape != flat.vector.shape:
-            self._adam = Adam(flat, self.algorithm.config.adam_eps)
+            self._adam = Adam(flat, self.algorithm.config.adam_eps, compiled=self._compiled != "off")
         return self._adam
 
     def _undo_point(self) -> Callable[[], None]:

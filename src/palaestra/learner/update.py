@@ -94,7 +94,8 @@ def learn_plainly(
 
 
 def _step(flat: FlatParameters, adam: Adam, live: list[str], config: PPOConfig, rate: float, tally: _Tally) -> None:
-    squares = {group: float(flat.gradient[flat.groups[group]].square().sum()) for group in live}
+    parts = {group: flat.gradient[flat.groups[group]] for group in live}
+    squares = {group: float(torch.dot(part, part)) for group, part in parts.items()}
     whole = sum(squares.values())
     if not math.isfinite(whole):
         raise NonFiniteError(f"gradient is not finite at minibatch {tally.minibatches} of this update")
