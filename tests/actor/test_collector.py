@@ -346,3 +346,11 @@ def test_scaled_rewards_are_still_recorded_as_they_were_paid():
     rollout = _collector(Countdown(3), reward_scale=RewardScale(1, 0.99)).collect(6).get()
     assert rollout["reward"][:, 0].tolist() == [1, 2, 3, 1, 2, 3]
     assert rollout["reward_scale"].unique().item() != 1.0
+
+
+def test_streams_of_other_seeds_and_other_collectors_never_share_a_number():
+    from palaestra.actor.collector import _stream_base
+
+    bases = [_stream_base(seed) for seed in (0, 0, 1, 2) for _ in range(50)]
+    assert len(set(bases)) == 200
+    assert all(0 <= base < 2**63 - 2**20 and base % 2**20 == 0 for base in bases)

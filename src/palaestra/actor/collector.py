@@ -25,7 +25,16 @@ from palaestra.experience.buffer import ArraySpec, RolloutBuffer
 
 __all__ = ["Collector", "Episode"]
 
-_STREAMS = itertools.count()
+_COLLECTORS = itertools.count()
+
+
+def _stream_base(seed: int) -> int:
+    """Where a collector's stream numbers start: apart for other seeds and other collectors, also across processes.
+
+    The same seed in the same place of another process gives the same number, and the same experience.
+    """
+    drawn = np.random.SeedSequence([seed, 4, next(_COLLECTORS)]).generate_state(1, np.uint64)[0]
+    return (int(drawn) >> 21) << 20
 
 
 class Episode(NamedTuple):
@@ -57,7 +66,7 @@ class Collector:
         self._seed = seed
         self._compiled: Compiled = compiled
         self.rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
-        self._first_stream = next(_STREAMS) * 1_000_000
+        self._first_stream = _stream_base(seed)
         self._distribution: Any = policy.distribution
         self._started = False
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
