@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from palaestra.config import nearest
 from palaestra.errors import ConfigError
 
 __all__ = ["envs", "schema"]
@@ -34,6 +33,7 @@ def schema(
     name: Annotated[str, typer.Argument(help="ppo, env, policy, trainer, telemetry, or run for the whole.")] = "",
 ) -> None:
     """Print the JSON Schema of a configuration section: every key, its default and what it does."""
+    from palaestra.config import nearest
     from palaestra.train.config import SECTIONS
 
     if not name:
