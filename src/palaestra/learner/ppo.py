@@ -197,9 +197,16 @@ def _rows(entry: Any, rows: Tensor) -> Any:
     return entry[rows]
 
 
+def _picked(entry: Any, rows: Tensor) -> Any:
+    # Several times faster than `entry[rows]`, which minibatches of images notice.
+    if isinstance(entry, Mapping):
+        return {name: part.index_select(0, rows) for name, part in entry.items()}
+    return entry.index_select(0, rows)
+
+
 def minibatch(batch: TrainBatch, rows: Tensor) -> TrainBatch:
     """The given rows of a batch."""
-    return {key: _rows(entry, rows) for key, entry in batch.items()}
+    return {key: _picked(entry, rows) for key, entry in batch.items()}
 
 
 def joined(batches: list[TrainBatch]) -> TrainBatch:

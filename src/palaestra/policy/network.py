@@ -65,16 +65,28 @@ class ImageEncoder(nn.Module):
         for layer in (*self.convolutions, self.project):
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 orthogonal_(layer, math.sqrt(2.0), generator)
-        # Channels-last weights make the CPU and GPU kernels read pixels in the order the frames already have; torch
-        # initialises only the other order.
-        self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """`[B, features]`."""
         if self._channels_last:
             pixels = pixels.permute(0, 3, 1, 2)
-        scaled = pixels.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / 255.0)
-        return nn.functional.relu(self.project(self.convolutions(scaled).flatten(1)))
+        # Rearranged while still bytes, a quarter of the memory; channels-last is the order CPU convolutions like best.
+        x = pixels.contiguous(memory_format=torch.channels_last).float()
+        for index, layer in enumerate(self.convolutions):
+            if isinstance(layer, nn.Conv2d):
+                # 1/255 goes into the first weights: they are smaller than the batch.
+                weight = layer.weight * (1.0 / 255.0) if index == 0 else layer.weight
+                x = _convolved(x, weight, layer)
+            else:
+                x = layer(x)
+        return nn.functional.relu(self.project(x.flatten(1)))
+
+
+def _convolved(x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:
+    if x.shape[-2:] == weight.shape[-2:]:
+        # A kernel as large as its input is a matrix product, and a several times faster one.
+        return nn.functional.linear(x.flatten(1), weight.flatten(1), layer.bias)[:, :, None, None]
+    return nn.functional.conv2d(x, weight, layer.bias, layer.stride)
 
 
 def _convolutions(channels: int, side: int) -> list[nn.Module]:
@@ -93,7 +105,7 @@ def _convolutions(channels: int, side: int) -> list[nn.Module]:
         )
     layers: list[nn.Module] = []
     for out, kernel, stride in plan:
-        layers += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU()]
+        layers += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU(inplace=True)]
         channels = out
     return layers
 
