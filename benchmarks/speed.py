@@ -25,6 +25,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="one short round: does everything still run?")
     parser.add_argument("--only", action="append", choices=WORKLOADS, help="this workload (may be repeated)")
+    parser.add_argument("--lane", action="append", choices=LANES, help="this lane (may be repeated)")
+    parser.add_argument("--rival", action="append", choices=rivals.PACKAGES, help="this rival (may be repeated)")
     parser.add_argument("--rounds", type=int, help="rounds per workload (3; quick: 1)")
     parser.add_argument("--seconds", type=float, help="seconds per run after the first iteration (4; quick: 1)")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to write")
@@ -50,7 +52,9 @@ def main() -> None:
         _write(arguments.results, found)
         return
     python, missing = rivals.prepare(ROOT, console.print)
-    lanes = LANES if can_pin() else LANES[1:]
+    if arguments.rival:
+        missing |= {name: "not asked for" for name in rivals.PACKAGES if name not in arguments.rival}
+    lanes = tuple(lane for lane in (LANES if can_pin() else LANES[1:]) if lane in (arguments.lane or LANES))
     if not can_pin():
         console.print("No `taskset` here: the lane with one core is left out.")
     bench = Bench(
