@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that come from code: every metric, every configuration key."""
+"""Writes the pages of docs/ that come from code or measurement: metrics, configuration keys, benchmarks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from palaestra.telemetry.metric import render_metrics_page
 from palaestra.train.config import SECTIONS
 
 DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = Path(__file__).parent / "results"
+ABLATION = ("<!-- ablation: begin -->", "<!-- ablation: end -->")
 
 INTRODUCTION = """# Configuration
 
@@ -23,14 +25,57 @@ trainer: {total_timesteps: 500_000, rollout_length: 128}
 
 Any key can be set on the command line as well, after the file: `palaestra train FILE algorithm.learning_rate=1e-3
 policy.hidden=[128,128]`. Values are read as YAML. `--seed N` is short for `trainer.seed=N`. Unknown keys are refused
-with the nearest name; so is a `batch_size` that does not divide a rollout. What was understood is written to `resolved.json`
-in the run directory before anything starts.
+with the nearest name; so is a `batch_size` that does not divide a rollout. What was understood is written to
+`resolved.json` in the run directory before anything starts.
 
 `algorithm: {name: ppo, cfg: {…}}` and `trainer: {buffer_size: …, iterations: …}` are accepted as other spellings of
 `algorithm: {name: ppo, …}` and `trainer: {rollout_length: …, total_timesteps: …}`.
 
 `palaestra schema NAME` prints the same as JSON Schema; this page is generated from it by `make docs`.
 """
+
+
+BENCHMARKS = """# Benchmarks
+
+How fast and how well, with the method and the raw numbers. Figures are from one small machine that other work shared;
+every size and time is noisy there, so trust the ratios. `make bench` measures the speed again beside the rivals, and
+`python -m benchmarks.learning` the learning; this page is put together from `benchmarks/results/` by `make docs`.
+
+## Speed
+
+"""
+
+LEARNING = """
+## Learning
+
+At the published hyperparameters and budgets, where a published figure exists.
+
+"""
+
+CURVES = """
+The thin lines are single seeds.
+
+| | |
+| --- | --- |
+"""
+
+
+def benchmarks_page() -> str:
+    """Speed, learning and the ablation, from what was measured."""
+    speed = (RESULTS / "speed.md").read_text() if (RESULTS / "speed.md").exists() else "Not measured yet.\n"
+    parts = [BENCHMARKS, speed, LEARNING, (RESULTS / "learning.md").read_text(), CURVES]
+    pictures = [f"![{path.stem}](images/{path.name})" for path in sorted((DOCS / "images").glob("learning_*.png"))]
+    pictures += [""] * (len(pictures) % 2)
+    parts += [f"| {left} | {right} |\n" for left, right in zip(pictures[::2], pictures[1::2], strict=True)]
+    return "".join(parts)
+
+
+def algorithms_page(page: str) -> str:
+    """The page on algorithms with the measured ablation put in its place."""
+    head, _, rest = page.partition(ABLATION[0])
+    _, _, tail = rest.partition(ABLATION[1])
+    found = (RESULTS / "ablation.md").read_text().strip()
+    return f"{head}{ABLATION[0]}\n{found}\n\n{ABLATION[1]}{tail}"
 
 
 def configuration_page() -> str:
@@ -63,7 +108,11 @@ def _shown(value: object) -> str:
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write every page."""
+    (DOCS / "benchmarks.md").write_text(benchmarks_page(), encoding="utf-8")
+    algorithms = DOCS / "algorithms.md"
+    if (RESULTS / "ablation.md").exists():
+        algorithms.write_text(algorithms_page(algorithms.read_text(encoding="utf-8")), encoding="utf-8")
     (DOCS / "metrics.md").write_text(render_metrics_page(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
 
