@@ -1,7 +1,7 @@
 """Does it learn what it should? Several seeds of each configuration beside the published figure, scored the same way.
 
 Writes `results/learning.json` (everything, after every run), `results/learning.md` (the table) and one picture per
-environment. Run it as `python -m benchmarks.learning`; `--only NAME` repeats one row and keeps the others.
+environment. Run it as `python -m benchmarks.learning`; a run that is stored is not repeated unless `--again` is given.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=PUBLISHED, help="this configuration (may be repeated)")
     parser.add_argument("--seeds", type=int, default=5, help="runs per configuration (5)")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="fraction of the configured length (1)")
+    parser.add_argument("--again", action="store_true", help="forget the stored runs of what is chosen")
     parser.add_argument("--render", action="store_true", help="only write the table and the pictures again")
     return parser.parse_args()
 
@@ -192,16 +193,18 @@ def main() -> None:
     stored = RESULTS / "learning.json"
     found: dict[str, Any] = json.loads(stored.read_text()) if stored.exists() else {}
     for name in [] if arguments.render else arguments.only or PUBLISHED:
-        runs: list[dict[str, Any]] = []
         for seed in range(arguments.seeds):
             config = load_config(ROOT / "configs" / "ppo" / f"{name}.yaml", seed=seed)
             steps = round(config.total_timesteps * arguments.steps_scale)
-            run = run_once(config, steps, PUBLISHED[name].score)
-            runs.append(run)
-            found[name] = {"env": config.env.id, "steps": steps, "runs": runs}
+            row = found.get(name)
+            if row is None or row["steps"] != steps or (arguments.again and seed == 0):
+                row = found[name] = {"env": config.env.id, "steps": steps, "runs": []}
+            if any(run["seed"] == seed for run in row["runs"]):
+                continue
+            row["runs"].append(run_once(config, steps, PUBLISHED[name].score))
             _write(found)
-            print(f"{name} seed {seed}: {run['score']:.1f} in {run['seconds']:.0f} s", flush=True)
-        picture(name, found[name])
+            picture(name, row)
+            print(f"{name} seed {seed}: {row['runs'][-1]['score']:.1f}", flush=True)
     if arguments.render:
         for name, row in found.items():
             picture(name, row)
