@@ -48,11 +48,6 @@ class FlatParameters:
                 p.data = self.vector[low:high].view(p.shape)
                 p.grad = self.gradient[low:high].view(p.shape)
 
-    def rebind_gradients(self) -> None:
-        """Point every parameter's gradient at our vector again (backward replaces it when it was None)."""
-        for p, (low, high) in zip(self._parameters, self._spans(), strict=True):
-            p.grad = self.gradient[low:high].view(p.shape)
-
     def _spans(self) -> Iterable[tuple[int, int]]:
         at = 0
         for p in self._parameters:
