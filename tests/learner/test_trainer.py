@@ -273,7 +273,9 @@ def _same_rollout(one, other):
 
 @pytest.mark.parametrize("compiled", PATHS)
 @pytest.mark.parametrize(
-    "env", ["CartPole-v1", "Pendulum-v1", [Countdown(3, "truncated"), Countdown(3, "truncated")]], ids=str
+    "env",
+    ["CartPole-v1", "Pendulum-v1", [Countdown(3, "truncated"), Countdown(3, "truncated")]],
+    ids=["CartPole-v1", "Pendulum-v1", "two countdowns"],
 )
 def test_two_consecutive_rollouts_are_one_long_rollout_bit_for_bit(env, compiled):
     in_two, in_one = (_trainer(copy.deepcopy(env), compiled=compiled, hidden=(64, 64)) for _ in range(2))
