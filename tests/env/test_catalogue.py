@@ -34,7 +34,7 @@ def test_slow_environments_get_workers_when_there_are_cores(monkeypatch, millise
     made = []
     space = Countdown()
     facts = EnvFacts(milliseconds / 1e3, space.observation_space, space.action_space, 0)
-    monkeypatch.setattr(catalogue, "inspect_env", lambda make, name: facts)
+    monkeypatch.setattr(catalogue, "inspect_env", lambda make, name, patience_s: facts)
     monkeypatch.setattr(catalogue.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(catalogue, "WorkerEnv", lambda make, n, workers, facts: made.append((n, workers)))
     make_env(EnvConfig(id="palaestra.env.toy:Countdown", num_envs=3))
