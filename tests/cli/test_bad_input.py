@@ -96,6 +96,41 @@ def test_a_finished_run_says_how_to_train_on(palaestra, config):
     assert "trainer.total_timesteps=512" in said.err
 
 
+def test_a_place_where_no_run_can_be_written_is_refused(palaestra, config, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "file"))
+    said = palaestra("train", config)
+    assert (said.code, "Set PALAESTRA_HOME elsewhere" in said.err) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (MemoryError("Unable to allocate 116 TiB"), "out of memory (Unable to allocate 116 TiB)"),
+    ],
+)
+def test_a_machine_that_is_full_is_one_message_and_exit_code_1(palaestra, config, monkeypatch, broken, reason):
+    def fail(*_, **__):
+        raise broken
+
+    monkeypatch.setattr("palaestra.train.train", fail)
+    said = palaestra("train", config)
+    assert said.code == 1
+    assert reason in said.err
+    assert len(said.err.strip().splitlines()) == 1
+
+
+def test_a_damaged_file_of_a_run_is_refused_by_name(palaestra, config):
+    document = json.loads(palaestra("train", config, "--json").out)
+    attempt = Path(document["run_dir"]) / "attempt_1"
+    (attempt / "resolved.json").write_text("{")
+    (attempt / "checkpoints" / "best.json").write_text("{")
+    for words, name in ((["train", "--resume"], "resolved.json"), (["eval"], "best.json")):
+        said = palaestra(*words, document["run_id"])
+        assert (said.code, name in said.err) == (2, True), said
+
+
 def test_an_unknown_run_is_refused(palaestra):
     said = palaestra("eval", "nothing-like-it")
     assert said.code == 2

@@ -42,6 +42,14 @@ def test_attempts_are_counted_and_secrets_are_not_written_down(tmp_path, monkeyp
     assert '"OMP_NUM_THREADS": "1"' in text
 
 
+def test_a_folder_that_is_no_attempt_is_left_alone(tmp_path):
+    run = _run(tmp_path, "pole")
+    run.new_attempt([], {})
+    (run.path / "attempt_old").mkdir()
+    assert [attempt.path.name for attempt in run.attempts()] == ["attempt_1"]
+    assert run.new_attempt([], {}).path.name == "attempt_2"
+
+
 def test_runs_live_under_the_current_directory_or_palaestra_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PALAESTRA_HOME", raising=False)

@@ -70,3 +70,9 @@ def main() -> None:
         # The reader (head, less) has seen enough; Python would complain again while closing stdout.
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:  # after BrokenPipeError, which is one
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except MemoryError as error:
+        print(f"error: out of memory ({error}). Use fewer environments or shorter rollouts.", file=sys.stderr)
+        sys.exit(1)

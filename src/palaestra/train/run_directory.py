@@ -39,6 +39,11 @@ class Attempt:
     path: Path
 
     @property
+    def number(self) -> int:
+        """Counted from 1."""
+        return int(self.path.name.removeprefix("attempt_"))
+
+    @property
     def journal(self) -> Path:
         """The run's events."""
         return self.path / "metrics.jsonl"
@@ -64,7 +69,15 @@ class RunDirectory:
     def create(cls, root: Path, run_id: str, given: str, resolved: Mapping[str, Any]) -> RunDirectory:
         """A new run with its configuration written down."""
         run = cls(root / run_id)
-        run.path.mkdir(parents=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir()
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise ConfigError(
+                "runs directory", str(root), f"cannot be written ({error.strerror})", "Set PALAESTRA_HOME elsewhere"
+            ) from None
         (run.path / "config.yaml").write_text(given, encoding="utf-8")
         _write_json(run.path / "resolved.json", resolved)
         return run
@@ -87,7 +100,7 @@ class RunDirectory:
 
     def new_attempt(self, argv: Sequence[str], resolved: Mapping[str, Any]) -> Attempt:
         """The next attempt, with the command that started it."""
-        number = 1 + max((int(p.name[8:]) for p in self.path.glob("attempt_*")), default=0)
+        number = 1 + max((attempt.number for attempt in self.attempts()), default=0)
         attempt = Attempt(self.path / f"attempt_{number}")
         attempt.checkpoints.mkdir(parents=True)
         environment = {
@@ -103,14 +116,13 @@ class RunDirectory:
 
     def attempts(self) -> list[Attempt]:
         """Oldest first."""
-        return [Attempt(p) for p in sorted(self.path.glob("attempt_*"), key=lambda p: int(p.name[8:]))]
+        found = [Attempt(p) for p in self.path.glob("attempt_*") if p.name.removeprefix("attempt_").isdecimal()]
+        return sorted(found, key=lambda attempt: attempt.number)
 
     def resolved(self) -> dict[str, Any]:
         """The configuration of the newest attempt."""
         attempts = self.attempts()
-        path = attempts[-1].path / "resolved.json" if attempts else self.path / "resolved.json"
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return data
+        return _read_json(attempts[-1].path / "resolved.json" if attempts else self.path / "resolved.json")
 
     def latest_checkpoint(self) -> Path:
         """The newest of the newest attempt that has any."""
@@ -126,7 +138,7 @@ class RunDirectory:
         for attempt in self.attempts():
             note = attempt.checkpoints / "best.json"
             if note.is_file():
-                fact = json.loads(note.read_text(encoding="utf-8"))
+                fact = _read_json(note)
                 path = attempt.checkpoints / fact["checkpoint"]
                 if (path / MANIFEST).is_file():
                     scored.append((float(fact["score"]), path))
@@ -140,6 +152,14 @@ def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
         return path
     run = RunDirectory.find(name, root)
     return (run.best_checkpoint() if which == "best" else None) or run.latest_checkpoint()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError("run file", str(path), f"cannot be read ({error})", "Name a checkpoint instead") from None
+    return data
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
