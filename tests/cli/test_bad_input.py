@@ -30,6 +30,9 @@ REFUSED = {
     ),
     "no environments": (["env.num_envs=0"], "greater than or equal to 1"),
     "asynchronous collection": (["trainer.buffer_type=vla"], "not part of this version"),
+    "seed that torch cannot take": (["trainer.seed=100000000000000000000"], "trainer.seed"),
+    "hidden layer of no width": (["policy.hidden=[64, 0]"], "policy.hidden.1 = 0"),
+    "hidden layer of negative width": (["policy.hidden=[-1]"], "policy.hidden.0 = -1"),
     "not an override": (["fast"], "is not key=value"),
     "override through a value": (["trainer.seed=1", "trainer.seed.x=1"], "has no keys"),
 }
@@ -54,6 +57,8 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(palaestra, conf
         ("bad.yaml", b"", "is empty"),
         ("bad.yaml", b"\x00\xff\xfe", "is not text"),
         ("bad.json", b'{"a": 1,,}', "is not JSON"),
+        ("bad.yaml", b"name: 2020-01-01\nenv: {id: CartPole-v1}", "name = datetime.date(2020, 1, 1)"),
+        ("bad.yaml", b"env: &env {id: CartPole-v1, kwargs: *env}", "is not YAML: an anchor that contains itself"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(palaestra, tmp_path, name, content, reason):
@@ -94,6 +99,12 @@ def test_a_finished_run_says_how_to_train_on(palaestra, config):
     said = palaestra("train", "--resume", document["run_id"])
     assert said.code == 2
     assert "trainer.total_timesteps=512" in said.err
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_eval_refuses_a_seed_that_is_none(palaestra, config, seed):
+    said = palaestra("eval", "any", "--seed", seed)
+    assert (said.code, "--seed" in said.err) == (2, True), said
 
 
 def test_a_place_where_no_run_can_be_written_is_refused(palaestra, config, tmp_path, monkeypatch):

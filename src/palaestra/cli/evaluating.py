@@ -31,7 +31,11 @@ def evaluate_command(
         raise ConfigError("--episodes", episodes, "must be at least 1")
 
     from palaestra.train import evaluate_checkpoint, runs_root
+    from palaestra.train.config import MAX_SEED
     from palaestra.train.run_directory import find_checkpoint
+
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise ConfigError("--seed", seed, f"must lie between 0 and {MAX_SEED}")
 
     path = find_checkpoint(run, runs_root(), which=checkpoint)
     other = find_checkpoint(against, runs_root(), which=checkpoint) if against is not None else None

@@ -21,7 +21,10 @@ from palaestra.policy.actor_critic import PolicyConfig
 from palaestra.telemetry import TelemetryConfig
 from palaestra.train.document import overridden, read_document
 
-__all__ = ["SECTIONS", "RunConfig", "TrainerConfig", "config_from", "load_config"]
+__all__ = ["MAX_SEED", "SECTIONS", "RunConfig", "TrainerConfig", "config_from", "load_config"]
+
+MAX_SEED = 2**32 - 1
+"""The largest seed; evaluation adds to it, and torch takes no more than 64 bits."""
 
 
 class TrainerConfig(Section):
@@ -45,7 +48,7 @@ class TrainerConfig(Section):
     collection: Literal["synchronous", "asynchronous"] = "synchronous"
     """Whether collecting waits for learning."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """Everything random follows from it: same seed, same numbers, on the same machine."""
 
     log_interval: int = Field(default=1, ge=1)

@@ -5,6 +5,7 @@ Reads text, decides nothing about meaning: `train.config` does that.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Sequence
@@ -52,10 +53,19 @@ def read_document(path: Path) -> dict[str, Any]:
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "cannot be parsed"
         raise ConfigError("config file", str(path), f"is not YAML: {problem}{where}") from None
+    if _contains_itself(data):
+        raise ConfigError("config file", str(path), "is not YAML: an anchor that contains itself")
     if not isinstance(data, dict):
         kind = "empty" if data is None else f"a {type(data).__name__}"
         raise ConfigError("config file", str(path), f"is {kind}, not a mapping of sections", "See configs/ppo/")
     return data
+
+
+def _contains_itself(data: Any, above: tuple[int, ...] = ()) -> bool:
+    if not isinstance(data, dict | list):
+        return False
+    inner = data.values() if isinstance(data, dict) else data
+    return id(data) in above or any(_contains_itself(part, (*above, id(data))) for part in inner)
 
 
 def _near(path: Path) -> str:
@@ -72,7 +82,7 @@ def without_comments(text: str) -> str:
 
 def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """A copy of `data` with each `key.path=value` put in; values are read as YAML."""
-    result: dict[str, Any] = json.loads(json.dumps(data))
+    result = copy.deepcopy(data)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not all(key.split(".")):
