@@ -14,6 +14,7 @@ from palaestra.train.document import overridden, read_document, without_comments
         ("3e-4", 3e-4), ("1E5", 1e5), ("2.5e-4", 2.5e-4), ("-1.5", -1.5), (".5", 0.5), ("1_000_000", 1_000_000),
         ("7", 7), ("true", True), ("null", None), ("tanh", "tanh"), ("[64, 64]", [64, 64]), ("1e", "1e"),
         ("CartPole-v1", "CartPole-v1"), ("0x10", 16), ("''", ""),
+        ("on", "on"), ("off", "off"), ("yes", True), ("No", False),
     ],
 )  # fmt: skip
 def test_a_value_is_read_as_it_is_meant(written, meant):

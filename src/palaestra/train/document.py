@@ -20,11 +20,15 @@ __all__ = ["overridden", "read_document"]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `3e-4` as text because it lacks a dot; everybody who types it means a number."""
+    """YAML 1.1 reads `3e-4` as text because it lacks a dot; everybody who types it means a number.
+
+    It reads `on` and `off` as booleans, too; here they are words, because `trainer.compiled` and others take them.
+    """
 
 
+_READ_OTHERWISE = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _READ_OTHERWISE]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -33,6 +37,11 @@ _Loader.add_implicit_resolver(
                r"^[-+]?\.[0-9_]+$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"),
     list("-+0123456789."),
 )  # fmt: skip
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile(r"^(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE)$"),
+    list("yYnNtTfF"),
+)
 
 
 def read_document(path: Path) -> dict[str, Any]:
