@@ -263,6 +263,16 @@ def test_a_crash_while_writing_leaves_no_half_checkpoint(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update_1"]
 
 
+def test_a_full_disk_keeps_no_half_checkpoint(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        _trainer().save_checkpoint(tmp_path / "update_1")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_existing_checkpoint_is_never_overwritten(saved):
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     with pytest.raises(CheckpointError, match="never overwritten"):

@@ -65,11 +65,16 @@ def write_checkpoint(path: Path, policy: bytes, tensors: dict[str, Tensor], stat
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    for name, content in files.items():
-        with open(temporary / name, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        for name, content in files.items():
+            with open(temporary / name, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:
+        # A disk that is full stays full as long as half a checkpoint lies on it.
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     _fsync_directory(temporary)
     os.rename(temporary, path)
     _fsync_directory(path.parent)
