@@ -160,7 +160,7 @@ class ObservationEncoder(nn.Module):
             sizes, starts = part.nvec.reshape(-1).tolist(), part.start.reshape(-1).tolist()
             hot = [nn.functional.one_hot(c - s, n) for c, n, s in zip(columns, sizes, starts, strict=True)]
             return torch.cat(hot, -1).float()
-        numbers = value.flatten(1).float()
+        numbers = value.reshape(len(value), -1).float()  # a Box without axes has nothing to flatten
         key = _module_name(name)
         return self.normalizers[key](numbers) if key in self.normalizers else numbers
 
@@ -172,7 +172,7 @@ class ObservationEncoder(nn.Module):
                 value = observation if isinstance(observation, Tensor) else observation[name]
                 normalizer = self.normalizers[key]
                 assert isinstance(normalizer, ObservationNormalizer)
-                normalizer.absorb(value.flatten(1))
+                normalizer.absorb(value.reshape(len(value), -1))
 
 
 def _module_name(name: str) -> str:
