@@ -40,6 +40,13 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
     assert kept == {"update_00000005", "update_00000006", best.name}
 
 
+def test_a_run_that_evaluates_scores_no_checkpoint_by_training_returns(tmp_path):
+    outcome = train(_config(eval_every=4, eval_episodes=2, checkpoint_every=100), root=tmp_path, run_id="a")
+    saved = [event for event in _events(outcome.run.attempts()[0]) if isinstance(event, CheckpointSaved)]
+    assert [(event.update, event.metric is not None) for event in saved] == [(0, False), (4, True), (6, False)]
+    assert outcome.run.best_checkpoint().name == "update_00000004"
+
+
 def test_a_run_that_breaks_numerically_leaves_its_last_good_weights(tmp_path, monkeypatch):
     calls = []
     learn = Trainer._learn

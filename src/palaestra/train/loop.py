@@ -147,7 +147,7 @@ class _Run:
         except BaseException as error:
             telemetry.emit(PhaseChanged("failed", f"{type(error).__name__}: {error}"))
             raise
-        checkpoint = self._save(self._last.get("eval_return", self._last.get("episode_return")))
+        checkpoint = self._save(self._score(self._last))
         stopped = self._interruption.asked
         telemetry.emit(PhaseChanged("stopped" if stopped else "succeeded", "interrupted" if stopped else "done"))
         return Outcome(self._run, self._trainer.total_timesteps, self._last, checkpoint, stopped)
@@ -162,8 +162,12 @@ class _Run:
         self._tell(metrics)
         due = c.checkpoint_every is not None and trainer.n_updates % c.checkpoint_every == 0
         if due or "eval_return" in metrics or time.monotonic() - self._saved_at > c.checkpoint_seconds:
-            self._save(metrics.get("eval_return", None if c.eval_every else metrics.get("episode_return")))
+            self._save(self._score(metrics))
         return not self._interruption.asked
+
+    def _score(self, metrics: dict[str, float]) -> float | None:
+        # Returns with and without exploration noise are not compared: a run that evaluates is judged by that alone.
+        return metrics.get("eval_return" if self._config.trainer.eval_every else "episode_return")
 
     def _tell(self, metrics: dict[str, float]) -> None:
         trainer = self._trainer
