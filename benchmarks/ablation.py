@@ -219,13 +219,14 @@ def picture(found: dict[str, Any]) -> None:
     axes.invert_yaxis()
     shown = {"clip 0.2, bootstrapped, separate": "#3467a8", "no clip, bootstrapped, separate": "#222222",
              "rewards x 0.01": "#b5532b"}  # fmt: skip
-    panels = {"episode_return": "return", "slope": "slope of the critic's last tanh layer"}
+    panels = {"episode_return": "return (mean)", "slope": "slope of the critic's last tanh layer (median)"}
     for below, (key, label) in zip(right.subplots(len(panels), 1, sharex=True), panels.items(), strict=True):
         for name, colour in shown.items():
             curves = [run["diagnostics"][key] for run in found.get(name, {}).values()]
             for curve in curves:
                 below.plot(_steps(), curve, color=colour, alpha=0.2, linewidth=0.8)
-            below.plot(_steps(), np.mean(curves, axis=0), color=colour, linewidth=2, label=name)
+            middle = np.median if key == "slope" else np.mean
+            below.plot(_steps(), middle(curves, axis=0), color=colour, linewidth=2, label=name)
         below.set_ylabel(label, fontsize=8)
         below.tick_params(labelsize=8)
         below.spines[["top", "right"]].set_visible(False)
