@@ -55,6 +55,10 @@ def _refusal(section: type[Section], error: ValidationError, place: str) -> Conf
         return ConfigError(where, found["input"], "unknown key", remedy)
     if found["type"] == "missing":
         return ConfigError(where, None, "required and not given", f"Set {where}")
+    if found["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return ConfigError(where, found["input"], "is not a mapping", f"Write {where}: {{key: value}}")
+    if found["type"] in ("tuple_type", "list_type"):
+        return ConfigError(where, found["input"], "is not a list", f"Write {where}=[{found['input']}]")
     reason = found["msg"].removeprefix("Value error, ").rstrip(".")
     return ConfigError(where, found["input"], reason[:1].lower() + reason[1:])
 

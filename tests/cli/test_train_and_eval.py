@@ -122,7 +122,7 @@ def test_version_and_help_answer(palaestra):
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_saves_a_checkpoint_and_says_how_to_resume(config, tmp_path, which):
-    command = [sys.executable, "-m", "palaestra", "train", str(config), "trainer.total_timesteps=100000000"]
+    command = [sys.executable, "-m", "palaestra", "train", str(config), "trainer.total_timesteps=100000000", "-q"]
     command += ["trainer.checkpoint_every=1000000"]
     child = subprocess.Popen(
         command,
@@ -137,6 +137,7 @@ def test_an_interruption_saves_a_checkpoint_and_says_how_to_resume(config, tmp_p
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
     assert "palaestra train --resume" in out
+    assert "Stopping: this update is finished and saved first" in err
     run = journal.parents[1]
     newest = sorted((run / "attempt_1" / "checkpoints").glob("update_*"))[-1]
     assert read_checkpoint(newest).state["n_updates"] > 0

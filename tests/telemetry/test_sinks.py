@@ -33,7 +33,7 @@ def names(telemetry):
 
 def test_the_journal_is_always_written(opened, journal_path):
     with opened(progress=False) as telemetry:
-        assert names(telemetry) == ["Journal"]
+        assert names(telemetry) == ["Journal", "NoticeSink"]
         telemetry.emit(Frame(1, "1.png"))
 
     with JournalReader(journal_path) as reader:
@@ -87,3 +87,18 @@ def test_the_section_refuses_what_it_does_not_know():
         validated(TelemetryConfig, {"wandb": "sometimes"}, place="telemetry")
     with pytest.raises(ConfigError, match=r"telemetry\.wandb_project"):
         validated(TelemetryConfig, {"wandb_project": ""}, place="telemetry")
+
+
+def test_without_a_progress_display_warnings_still_reach_a_person():
+    from io import StringIO
+
+    from palaestra.telemetry.conformance import check_sink
+    from palaestra.telemetry.event import LogLine, PhaseChanged
+    from palaestra.telemetry.notice import NoticeSink
+
+    heard = StringIO()
+    sink = NoticeSink(heard)
+    for event in (LogLine("info", "all is well"), PhaseChanged("running"), LogLine("warning", "look here")):
+        sink.emit(event)
+    assert heard.getvalue() == "warning: look here\n"
+    check_sink(lambda: NoticeSink(StringIO()))

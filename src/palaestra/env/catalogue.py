@@ -45,7 +45,7 @@ class EnvConfig(Section):
     """A Gymnasium id (`CartPole-v1`), the address of a class or function that makes an environment
     (`my_package.tasks:Maze`), or one of our compiled environments (`compiled/CartPole-v1`)."""
 
-    num_envs: int = Field(default=8, ge=1)
+    num_envs: int = Field(default=8, ge=1, le=65_536)
     """Copies stepped together. More give less correlated batches and fewer updates per environment step."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict)

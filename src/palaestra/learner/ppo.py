@@ -30,7 +30,7 @@ REWARD_LIMIT = 10.0
 class PPOConfig(Section):
     """How PPO learns."""
 
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0, le=1)
     """Step size of Adam. Too high and `approx_kl` jumps and returns collapse; too low and nothing moves."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
@@ -60,10 +60,10 @@ class PPOConfig(Section):
     normalize_advantage: bool = True
     """Give each minibatch advantages of mean 0 and variance 1, so that the step does not depend on reward scale."""
 
-    entropy_coef: float = Field(default=0.01, ge=0)
+    entropy_coef: float = Field(default=0.01, ge=0, le=1e6)
     """Reward for staying undecided. Raise it when `entropy` falls to 0 before the task is solved."""
 
-    value_coef: float = Field(default=0.5, ge=0)
+    value_coef: float = Field(default=0.5, ge=0, le=1e6)
     """Weight of the value error against the policy objective."""
 
     max_grad_norm: float | None = Field(default=0.5, gt=0)
@@ -76,7 +76,7 @@ class PPOConfig(Section):
     target_kl: float | None = Field(default=None, gt=0)
     """Stop improving the policy (not the value) on this rollout once a minibatch's KL exceeds 1.5 times this."""
 
-    adam_eps: float = Field(default=1e-5, gt=0)
+    adam_eps: float = Field(default=1e-5, gt=0, le=1)
     """Adam's epsilon. The reference implementations use 1e-5, not torch's 1e-8."""
 
 

@@ -41,7 +41,7 @@ class PolicyConfig(Section):
     name: str = "actor_critic"
     """`actor_critic`, or the address `package.module:Class` of your own `nn.Module` (see docs/algorithms.md)."""
 
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 64)
+    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = (64, 64)
     """Widths of the hidden layers of actor and critic (each has its own). Wider learns harder tasks and runs slower."""
 
     activation: Literal["tanh", "relu"] = "tanh"

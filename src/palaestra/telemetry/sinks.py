@@ -17,6 +17,7 @@ from pydantic import Field
 
 from palaestra.config import Section
 from palaestra.telemetry.journal import Journal
+from palaestra.telemetry.notice import NoticeSink
 from palaestra.telemetry.progress import ProgressSink
 from palaestra.telemetry.sink import Sink, Telemetry
 from palaestra.telemetry.tensorboard import TensorBoardSink, require_tensorboard
@@ -79,5 +80,7 @@ def open_telemetry(
             opened(WandbSink(config.wandb_project, run_id, config.wandb, run_dir, resolved))
         if config.progress:
             opened(ProgressSink(total_env_steps, run_id, stream=stream))
+        else:
+            opened(NoticeSink(stream))
         undo.pop_all()
     return Telemetry(sinks)

@@ -91,7 +91,7 @@ class RunConfig(Section):
     @property
     def rollout_length(self) -> int:
         """Steps per environment and update."""
-        return self.trainer.buffer_size or self.trainer.rollout_length
+        return self.trainer.rollout_length
 
     @property
     def total_timesteps(self) -> int:
@@ -130,9 +130,22 @@ def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfi
     data["algorithm"] = _algorithm(data.get("algorithm") or {})
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
+    data["trainer"] = _trainer(data.get("trainer"))
     config = validated(RunConfig, {key: {} if value is None else value for key, value in data.items()})
     _check_across(config)
     return config
+
+
+def _trainer(given: Any) -> Any:
+    """`buffer_size` is another name for `rollout_length`; from here on there is one."""
+    if not isinstance(given, Mapping) or given.get("buffer_size") is None:
+        return given
+    settings = dict(given)
+    length = settings.pop("buffer_size")
+    if settings.get("rollout_length", length) != length:
+        reason = f"trainer.rollout_length says {settings['rollout_length']!r}"
+        raise ConfigError("trainer.buffer_size", length, reason, "Give one of them")
+    return {**settings, "rollout_length": length}
 
 
 def _algorithm(given: Any) -> dict[str, Any]:
@@ -157,10 +170,6 @@ def _algorithm(given: Any) -> dict[str, Any]:
 
 def _check_across(config: RunConfig) -> None:
     t = config.trainer
-    if t.buffer_size is not None and t.rollout_length not in (t.buffer_size, 2048):
-        raise ConfigError(
-            "trainer.buffer_size", t.buffer_size, f"trainer.rollout_length says {t.rollout_length}", "Give one of them"
-        )
     if t.total_timesteps is not None and t.iterations is not None:
         raise ConfigError(
             "trainer.iterations", t.iterations, f"trainer.total_timesteps says {t.total_timesteps}", "Give one of them"
@@ -168,7 +177,8 @@ def _check_across(config: RunConfig) -> None:
     if t.buffer_type == "vla" or t.collection == "asynchronous":
         place = "trainer.buffer_type" if t.buffer_type == "vla" else "trainer.collection"
         value = t.buffer_type if t.buffer_type == "vla" else t.collection
-        raise ConfigError(place, value, "asynchronous collection is not part of this version", "Use 'standard'")
+        remedy = f"Leave {place} out"
+        raise ConfigError(place, value, "asynchronous collection is not part of this version", remedy)
     samples, batch = config.rollout_length * config.env.num_envs, int(config.algorithm["batch_size"])
     if samples % batch:
         raise ConfigError(

@@ -25,6 +25,15 @@ class _Loader(yaml.SafeLoader):
     It reads `on` and `off` as booleans, too; here they are words, because `trainer.compiled` and others take them.
     """
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key written twice: YAML's last-one-wins would drop a whole section without a word."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
 
 _READ_OTHERWISE = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
 _Loader.yaml_implicit_resolvers = {
@@ -105,7 +114,7 @@ def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, An
         *path, last = key.split(".")
         place = result
         for part in path:
-            inner = place.setdefault(part, {})
+            inner = place[part] = {} if place.get(part) is None else place[part]
             if not isinstance(inner, dict):
                 raise ConfigError(key, text, f"{part!r} holds {inner!r}, which has no keys")
             place = inner

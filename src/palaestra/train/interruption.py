@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks training to finish its update and save, the second leaves at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first asks training to finish its update and save, the second leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Interruption:
 
     @contextmanager
     def watching(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Catch both signals inside the block; the handlers found are put back afterwards."""
+        """Catch the signals inside the block; the handlers found are put back afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield  # signals reach the main thread alone
             return
@@ -30,7 +30,9 @@ class Interruption:
                 signal.signal(each, signal.SIG_DFL)
             say("Stopping: this update is finished and saved first. Ctrl-C again leaves at once.")
 
-        caught = (signal.SIGINT, signal.SIGTERM)
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # A signal found ignored (nohup, a job in the background) stays ignored: whoever started us meant it.
+        caught = [each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN]
         before = {each: signal.signal(each, first) for each in caught}
         try:
             yield

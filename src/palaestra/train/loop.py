@@ -6,8 +6,6 @@ checkpoints appear on time, and an interruption or a number that stops being one
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -30,7 +28,7 @@ from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.telemetry.sinks import check_telemetry
 from palaestra.train.config import RunConfig, config_from
 from palaestra.train.interruption import Interruption
-from palaestra.train.run_directory import Attempt, RunDirectory
+from palaestra.train.run_directory import Attempt, RunDirectory, write_json
 
 __all__ = ["Outcome", "build_trainer", "evaluate_checkpoint", "train"]
 
@@ -131,14 +129,16 @@ class _Run:
         self._saved_at = time.monotonic()
         self._last: dict[str, float] = {}
         self._best = -float("inf")
+        self._best_path: Path | None = None
         self._saved: Path | None = None
 
     def go(self) -> Outcome:
         c, telemetry = self._config, self._telemetry
-        self._save(None)
         try:
             with self._interruption.watching(lambda text: telemetry.emit(LogLine("warning", text))):
+                self._save(None)
                 self._trainer.train(c.total_timesteps, c.rollout_length, 1, self._after_update)
+                checkpoint = self._save(self._score(self._last))
         except NonFiniteError as error:
             # The trainer has put the weights back to what they were before the update that broke.
             self._save(None)
@@ -147,7 +147,6 @@ class _Run:
         except BaseException as error:
             telemetry.emit(PhaseChanged("failed", f"{type(error).__name__}: {error}"))
             raise
-        checkpoint = self._save(self._score(self._last))
         stopped = self._interruption.asked
         telemetry.emit(PhaseChanged("stopped" if stopped else "succeeded", "interrupted" if stopped else "done"))
         return Outcome(self._run, self._trainer.total_timesteps, self._last, checkpoint, stopped)
@@ -199,7 +198,8 @@ class _Run:
             if best:
                 assert score is not None
                 self._best = score
-                _write_best(self._attempt.checkpoints, path.name, score)
+                self._best_path = path
+                write_json(self._attempt.checkpoints / "best.json", {"checkpoint": path.name, "score": score})
             event = CheckpointSaved(trainer.n_updates, trainer.total_timesteps, str(path), sha256, best, score)
             self._telemetry.emit(event)
             self._saved = path
@@ -209,16 +209,9 @@ class _Run:
 
     def _forget_old(self) -> None:
         directory = self._attempt.checkpoints
-        best = self._run.best_checkpoint()
         for path in checkpoints_in(directory)[: -self._config.trainer.keep_checkpoints]:
-            if path != best:
+            if path != self._best_path:
                 shutil.rmtree(path)
-
-
-def _write_best(directory: Path, name: str, score: float) -> None:
-    temporary = directory / ".best.json.tmp"
-    temporary.write_text(json.dumps({"checkpoint": name, "score": score}) + "\n", encoding="utf-8")
-    os.replace(temporary, directory / "best.json")
 
 
 def _evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:

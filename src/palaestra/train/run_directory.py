@@ -21,7 +21,7 @@ from palaestra.config import nearest
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.learner.checkpoint import MANIFEST, checkpoints_in
 
-__all__ = ["Attempt", "RunDirectory", "find_checkpoint", "runs_root"]
+__all__ = ["Attempt", "RunDirectory", "find_checkpoint", "runs_root", "write_json"]
 
 RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
 SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
@@ -79,12 +79,14 @@ class RunDirectory:
                 "runs directory", str(root), f"cannot be written ({error.strerror})", "Set PALAESTRA_HOME elsewhere"
             ) from None
         (run.path / "config.yaml").write_text(given, encoding="utf-8")
-        _write_json(run.path / "resolved.json", resolved)
+        write_json(run.path / "resolved.json", resolved)
         return run
 
     @classmethod
     def find(cls, name: str, root: Path) -> RunDirectory:
         """By path, by id, or by the unique beginning of an id."""
+        if not name:
+            raise ConfigError("run", name, "no run named", "Give its id or directory")
         path = Path(name)
         if (path / "resolved.json").is_file():
             return cls(path.resolve())
@@ -108,10 +110,10 @@ class RunDirectory:
             for key, value in sorted(os.environ.items())
             if RELEVANT.match(key)  # what can change a run; the rest of a shell is nobody's business
         }
-        _write_json(attempt.path / "command.json", {"argv": list(argv), "environment": environment})
-        _write_json(attempt.path / "resolved.json", resolved)
+        write_json(attempt.path / "command.json", {"argv": list(argv), "environment": environment})
+        write_json(attempt.path / "resolved.json", resolved)
         if number == 1:
-            _write_json(self.path / "command.json", {"argv": list(argv), "environment": environment})
+            write_json(self.path / "command.json", {"argv": list(argv), "environment": environment})
         return attempt
 
     def attempts(self) -> list[Attempt]:
@@ -162,7 +164,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a small file whole or not at all, also through a power cut."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(data, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(json.dumps(data, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
