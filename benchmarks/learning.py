@@ -52,7 +52,12 @@ PUBLISHED = {
         "theirs explores with gSDE; SB3 at these settings, one seed run beside ours: -174.8 with gSDE, -377.1 without",
     ),
     "mountaincar_continuous": Published(
-        88.34, 2.57, _ZOO, "evaluation", "theirs: gSDE and 20,000 steps; plain Gaussian noise here, so other settings"
+        88.34,
+        2.57,
+        _ZOO,
+        "evaluation",
+        "theirs: gSDE and 20,000 steps; plain Gaussian noise here, so other settings, chosen on these seeds (on ten "
+        "others: 89.4 ± 1.1)",
     ),
     "lunarlander": Published(242.1, 31.8, _ZOO, "evaluation", "theirs is LunarLander-v2"),
     "halfcheetah": Published(1442.6, 46.0, _CLEANRL, "training", "theirs is HalfCheetah-v4"),
@@ -181,7 +186,7 @@ def picture(name: str, row: dict[str, Any]) -> None:
     axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda at, _: f"{at / 1000:.0f}k" if at else "0"))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="best")
     IMAGES.mkdir(parents=True, exist_ok=True)
     figure.savefig(IMAGES / f"learning_{name}.png")
     pyplot.close(figure)
