@@ -30,7 +30,7 @@ REWARD_LIMIT = 10.0
 class PPOConfig(Section):
     """How PPO learns."""
 
-    learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    learning_rate: float = Field(default=3e-4, gt=0, le=3e38)
     """Step size of Adam. Too high and `approx_kl` jumps and returns collapse; too low and nothing moves."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
