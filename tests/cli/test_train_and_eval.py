@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(palaestra, config):
 
 
 def read_checkpoint_policy(path):
-    return (read_checkpoint(__import__("pathlib").Path(path)).policy_file).read_bytes()
+    return read_checkpoint(Path(path)).policy_file.read_bytes()
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(palaestra, config):
