@@ -48,6 +48,9 @@ every size and time is noisy there, so trust the ratios. `make bench` measures t
 LEARNING = """
 ### Beside the table
 
+The figures were taken in two goes: CartPole with every rival, three rounds of 3 s; the other rows with SB3 alone, two
+rounds of 4 s, so that "fastest rival" means SB3 there. Only the lane with one core is shown.
+
 `palaestra --help` answers in 0.12 s. From the command to the end of the first update, kernels cached: 2.2 s. A
 rollout of 2048 x 16 CartPole steps takes 0.97 to 1.11 times the bytes of its tensors in resident memory (SB3's: 1.29).
 
