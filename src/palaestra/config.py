@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import typing
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from palaestra.errors import ConfigError
 
-__all__ = ["Section", "nearest", "validated"]
+__all__ = ["Section", "imported", "nearest", "validated"]
 
 
 class Section(BaseModel):
@@ -32,6 +33,15 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     """The known names most like `name`, best first; empty when nothing is close."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+
+
+def imported(address: str, *, place: str) -> Any:
+    """What the address `package.module:Name` names, or `ConfigError` about `place`."""
+    module, _, attribute = address.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(place, address, f"cannot be imported ({error})", "Check the address") from None
 
 
 def validated(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
-from palaestra.config import Section, nearest, validated
+from palaestra.config import Section, imported, nearest, validated
 from palaestra.errors import ConfigError
 from palaestra.learner.ppo import PPO, PPOConfig
 
@@ -18,11 +17,7 @@ CONFIGS: dict[str, type[Section]] = {"ppo": PPOConfig}
 
 def _class_named(name: str) -> type[PPO]:
     if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            cls = getattr(import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError("algorithm.name", name, f"cannot be imported ({error})", "Check the address") from None
+        cls = imported(name, place="algorithm.name")
         if not (isinstance(cls, type) and issubclass(cls, PPO)):
             raise ConfigError("algorithm.name", name, "is not a subclass of palaestra.learner.PPO")
         return cls

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import gymnasium
 import torch
 from torch import nn
 
-from palaestra.config import nearest
+from palaestra.config import imported, nearest
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
 
@@ -49,11 +48,7 @@ def build_policy(
 def _own_network(
     config: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
 ) -> nn.Module:
-    module_name, _, attribute = config.name.partition(":")
-    try:
-        cls = getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("policy.name", config.name, f"cannot be imported ({error})", "Check the address") from None
+    cls = imported(config.name, place="policy.name")
     # A network of the user's initialises itself from torch's global generator; it is put back as it was found.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
