@@ -147,6 +147,15 @@ def test_a_damaged_file_of_a_run_is_refused_by_name(palaestra, config):
         assert (said.code, name in said.err) == (2, True), said
 
 
+def test_an_exception_of_several_lines_is_told_in_one(palaestra, config, tmp_path, monkeypatch):
+    (tmp_path / "talkative.py").write_text("def make():\n    raise RuntimeError('first\\nsecond')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = palaestra("train", config, "env.id=talkative:make")
+    assert said.code == 2
+    assert "first" in said.err
+    assert len(said.err.strip().splitlines()) == 1
+
+
 def test_an_unknown_run_is_refused(palaestra):
     said = palaestra("eval", "nothing-like-it")
     assert said.code == 2

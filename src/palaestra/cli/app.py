@@ -53,15 +53,20 @@ app.command("envs")(envs)
 app.command("schema")(schema)
 
 
+def _tell(problem: str) -> None:
+    # An environment's own exception may span lines; a refusal is one line, so that scripts can read it.
+    print("error: " + " ".join(problem.splitlines()), file=sys.stderr)
+
+
 def main() -> None:
     """Run the command; every error of ours becomes one message and an exit code."""
     try:
         app()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"{error}")
         sys.exit(2)
     except PalaestraError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"{error}")
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -71,8 +76,8 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # after BrokenPipeError, which is one
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"{error}")
         sys.exit(1)
     except MemoryError as error:
-        print(f"error: out of memory ({error}). Use fewer environments or shorter rollouts.", file=sys.stderr)
+        _tell(f"out of memory ({error}). Use fewer environments or shorter rollouts.")
         sys.exit(1)
