@@ -31,6 +31,13 @@ __all__ = ["COMPILED", "EnvConfig", "KnownEnvironment", "as_vector_env", "known_
 COMPILED = {"compiled/CartPole-v1": "palaestra.env.compiled_cartpole:CompiledCartPole"}
 """Environments of ours that step all copies in compiled code; imported when asked for."""
 
+_REGISTERED = {
+    "palaestra/TableReach-v0": ("palaestra.env.table:TableReach", 25),
+    "palaestra/TablePush-v0": ("palaestra.env.table:TablePush", 50),
+    "palaestra/TableReachMujoco-v0": ("palaestra.env.table_mujoco:TableReachMujoco", 25),
+}
+"""Environments of ours under their Gymnasium ids, with their time limits; imported when made."""
+
 _TOYS = ("Bandit", "Countdown", "Gate", "MaskedChoice", "MixedSenses", "Pixels", "TargetReach")
 _NATIVE_FROM = 16
 """Copies from which numpy over all of them beats a Python loop over each."""
@@ -61,12 +68,20 @@ class EnvConfig(Section):
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Cuts episodes after so many steps (truncation: their future still counts). By default the registered limit."""
 
+    action_chunk: int = Field(default=1, ge=1, le=1024)
+    """Actions per decision, executed one after the other without looking (Box actions, policies that act in chunks).
+    A step then is a decision: its reward is the sum over the chunk, and `gamma` counts decisions."""
+
     normalize_observation: bool = False
     """Shift and scale observations by running statistics, kept in the checkpoint. Continuous control needs it;
     images and small classic tasks do not."""
 
     normalize_reward: bool = False
     """Scale rewards by the spread of the discounted return. Returns are still reported as the environment paid them."""
+
+
+for _id, (_entry_point, _limit) in _REGISTERED.items():
+    gymnasium.register(_id, entry_point=_entry_point, max_episode_steps=_limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +99,10 @@ def make_env(config: EnvConfig) -> VectorEnv:
     """Make the environments a configuration asks for; `ConfigError` before anything is launched if that cannot be."""
     if config.id in COMPILED:
         return _compiled(config)
-    recipe = EnvRecipe(config.id, config.kwargs, config.max_episode_steps)
+    recipe = EnvRecipe(config.id, config.kwargs, config.max_episode_steps, config.action_chunk)
     spec = recipe.spec()
+    if config.action_chunk > 1:
+        return _one_by_one(config, recipe)
     has_native = spec is not None and spec.vector_entry_point is not None
     if config.vectorization == "native" or (
         config.vectorization == "auto" and has_native and config.num_envs >= _NATIVE_FROM
@@ -93,6 +110,11 @@ def make_env(config: EnvConfig) -> VectorEnv:
         return _native(config, recipe, has_native)
     if spec is not None and spec.entry_point is None:
         return _native(config, recipe, has_native)
+    return _one_by_one(config, recipe)
+
+
+def _one_by_one(config: EnvConfig, recipe: EnvRecipe) -> VectorEnv:
+    """Copies of the single environment, here or in workers."""
     facts = inspect_env(recipe, name=config.id, patience_s=0.1)
     cores = os.cpu_count() or 1
     slow = facts.step_seconds > _WORKERS_FROM_S and config.num_envs > 1 and cores > 1

@@ -20,6 +20,7 @@ from gymnasium import error as gymnasium_error
 from gymnasium.wrappers import TimeLimit
 
 from palaestra.config import nearest
+from palaestra.env.chunk import ActionChunk
 from palaestra.errors import ConfigError, PalaestraError, UnknownEnvironment
 
 __all__ = ["EnvRecipe", "missing_dependency", "quiet_gymnasium"]
@@ -27,6 +28,7 @@ __all__ = ["EnvRecipe", "missing_dependency", "quiet_gymnasium"]
 _DEPENDENCIES = {
     "gymnasium.envs.box2d": ("Box2D", "pip install 'palaestra[box2d]'"),
     "gymnasium.envs.mujoco": ("mujoco", "pip install 'palaestra[mujoco]'"),
+    "palaestra.env.table_mujoco": ("mujoco", "pip install 'palaestra[mujoco]'"),
     "gymnasium.envs.phys2d": ("jax", "pip install 'gymnasium[jax]'"),
     "gymnasium.envs.tabular": ("jax", "pip install 'gymnasium[jax]'"),
 }
@@ -39,9 +41,14 @@ class EnvRecipe:
     id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
+    action_chunk: int = 1
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """A new environment, or a `ConfigError` that says why not."""
+        env = self._single()
+        return env if self.action_chunk == 1 else ActionChunk(env, self.action_chunk)
+
+    def _single(self) -> gymnasium.Env[Any, Any]:
         factory = self.factory()
         if factory is None:
             return self._registered()
