@@ -1,4 +1,4 @@
-"""From a configuration to a policy: ours by name, the user's own `nn.Module` by address."""
+"""From a configuration to a policy: ours by name, a pretrained model by its class, the user's own by address."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import nn
 from palaestra.config import imported, nearest
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+from palaestra.policy.vla import VLAPolicy, checked_box, load_vla_model
+from palaestra.policy.vla_conformance import check_vla_model
 
 __all__ = ["build_policy"]
 
-POLICIES = {"actor_critic": ActorCritic}
+POLICIES: dict[str, type[nn.Module]] = {"actor_critic": ActorCritic, "vla": VLAPolicy}
 
 
 def build_policy(
@@ -24,9 +26,20 @@ def build_policy(
     *,
     normalize_observation: bool = False,
     seed: int = 0,
+    pretrained: bool = True,
 ) -> nn.Module:
-    """The policy that `config` names, with weights drawn from `seed`."""
+    """The policy that `config` names, with weights drawn from `seed` where no file gives them.
+
+    `pretrained=False` leaves a pretrained model's file unread, for a checkpoint that brings every weight itself.
+    """
     network = None
+    if config.name == "vla":
+        if normalize_observation:
+            raise ConfigError(
+                "env.normalize_observation", True, "a pretrained model receives observations as they are",
+                "Set env.normalize_observation=false",
+            )  # fmt: skip
+        return _vla_policy(config, observation_space, action_space, seed, pretrained)
     if ":" in config.name:
         network = _own_network(config, observation_space, action_space, seed)
         if hasattr(network, "evaluate_actions"):  # a whole policy, not just a network
@@ -42,6 +55,38 @@ def build_policy(
     )
     if network is not None:
         _try_out(policy, config)
+    return policy
+
+
+def _vla_policy(
+    config: PolicyConfig,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    seed: int,
+    pretrained: bool,
+) -> VLAPolicy:
+    """The model, in the interface of a policy, after every rule it has to keep was tried on it."""
+    assert config.vla_config is not None
+    box = checked_box(action_space, config.action_dim)
+    notices: list[str] = []
+    model = load_vla_model(
+        config.vla_config,
+        action_dim=int(box.shape[-1]),
+        chunk=int(box.shape[0]) if len(box.shape) == 2 else 1,
+        observation_space=observation_space,
+        seed=seed,
+        pretrained=pretrained,
+        notices=notices,
+    )
+    policy = VLAPolicy(
+        model,
+        observation_space,
+        action_space,
+        freeze=config.vla_config.freeze,
+        learning_rate_scale=config.vla_config.learning_rate_scale,
+        notices=notices,
+    )
+    check_vla_model(model, observation_space, box)
     return policy
 
 

@@ -1,0 +1,390 @@
+"""Pretrained vision-language-action models as policies: load one, and let the trainer act with it and improve it.
+
+`VLAModelInterface` is all a model has to offer; `load_vla_model` finds its class and its weights, `VLAPolicy` gives it
+the interface of a policy. The model stays in eval mode even while it learns: with dropout on, the probability of an
+action would differ between the moment it was drawn and the moment it is learned from, and the ratio of the two is what
+PPO measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from palaestra.config import imported, nearest, validated
+from palaestra.errors import ConfigError
+from palaestra.policy.actor_critic import Acted, TensorObservation
+from palaestra.policy.vla_config import VLAConfig
+from palaestra.policy.vla_weights import fit_weights, read_weights, under
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["BoxActions", "VLAModelInterface", "VLAPolicy", "as_tensordict", "checked_box", "draw", "load_vla_model"]
+
+PLACE = "policy.vla_config"
+# Models that take no generator draw from torch's global one, which is borrowed and put back; two threads that act at
+# once (a background collector and an evaluation) would mix up each other's numbers.
+_GLOBAL_GENERATOR = threading.Lock()
+
+
+class VLAModelInterface(Protocol):
+    """What a model has to offer to be trained, beside being a `torch.nn.Module`.
+
+    `observations` is a TensorDict of batch size `[B]` with the environment's own keys, e.g. `rgb` (uint8
+    `[B, H, W, 3]`), `proprio` (float32), `language` (int64 token ids); an environment without keys gives
+    `observation`. Models that act in chunks return actions `[B, k, action_dim]`, and log-probabilities and entropies
+    `[B, k]`, one per action of the chunk; the log-probability of an action may depend on earlier ones only.
+
+    Optional, used when they are there:
+
+    - `forward(…, *, deterministic: bool, generator: torch.Generator)`: either keyword or both. Without
+      `deterministic`, evaluation plays a draw from a fixed seed; without `generator`, draws come from torch's global
+      generator, seeded before each call.
+    - `act(observations, *, deterministic, generator) -> (actions, log_prob, value)` and
+      `evaluate(observations, actions) -> (log_prob, entropy, value)`: the same numbers in one pass through the
+      backbone instead of two or three.
+    - `fresh_weights: tuple[str, …]`: parts (by prefix) that a checkpoint is not expected to hold, such as a value head.
+    - `checkpoint_config(path) -> dict` (class method): keyword arguments that the checkpoint's own files imply.
+    - `checkpoint_weights(tensors) -> dict`: a checkpoint's tensors under the names this class uses.
+    """
+
+    def forward(self, observations: TensorDict) -> Tensor:
+        """Actions `[B, action_dim]`, drawn from the distribution that `evaluate_actions` evaluates."""
+
+    def get_value(self, observations: TensorDict) -> Tensor:
+        """Values `[B, 1]`: the discounted reward expected from here."""
+
+    def evaluate_actions(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability `[B]` (differentiable) and entropy `[B]` of actions that were taken."""
+
+
+# --------------------------------------------------------------------------------------------------------- loading
+
+
+def load_vla_model(
+    config: VLAConfig | None = None,
+    *,
+    action_dim: int | None = None,
+    chunk: int = 1,
+    observation_space: gymnasium.Space[Any] | None = None,
+    seed: int = 0,
+    pretrained: bool = True,
+    notices: list[str] | None = None,
+    **settings: Any,
+) -> nn.Module:
+    """The model that `config` (or its keys as `settings`) describes, with its weights.
+
+    The class is called with `model_config`, and with `action_dim`, `chunk` and `observation_space` if it names them and
+    `model_config` does not. Weights no file gives are drawn from `seed`. `pretrained=False` leaves the file's weights
+    out, for a checkpoint that brings all of them. What a person should know is appended to `notices`.
+    """
+    config = config or validated(VLAConfig, settings, place=PLACE)
+    cls = _class_at(config.model_class)
+    keywords = dict(config.settings)
+    described = getattr(cls, "checkpoint_config", None)
+    if described is not None and config.model_path is not None:
+        keywords = {**described(config.model_path), **keywords}
+    offered = {"action_dim": action_dim, "chunk": chunk, "observation_space": observation_space}
+    wanted = _parameters_of(cls)
+    keywords |= {k: v for k, v in offered.items() if k in wanted and k not in keywords and v is not None}
+    model = _constructed(cls, config, keywords, seed)
+    if config.model_path is not None and pretrained:
+        _load_into(model, config, [] if notices is None else notices)
+    return model
+
+
+def _class_at(address: str) -> Any:
+    if ":" not in address:
+        module, _, name = address.rpartition(".")
+        if not module:
+            raise ConfigError(
+                f"{PLACE}.model_class",
+                address,
+                "names no module",
+                "Write package.module:Class, or package.module.Class",
+            )
+        address = f"{module}:{name}"
+    cls = imported(address, place=f"{PLACE}.model_class")
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise ConfigError(
+            f"{PLACE}.model_class", address, f"is not a subclass of torch.nn.Module but {_kind(cls)}",
+            "Derive it from torch.nn.Module",
+        )  # fmt: skip
+    return cls
+
+
+def _kind(thing: Any) -> str:
+    return f"the class {thing.__qualname__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def _parameters_of(function: Any) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def _constructed(cls: Any, config: VLAConfig, keywords: dict[str, Any], seed: int) -> nn.Module:
+    # A model initialises itself from torch's global generator; it is put back as it was found.
+    with _seeded_globally(seed):
+        try:
+            model: nn.Module = cls(**keywords)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
+            known = sorted(_parameters_of(cls))
+            raise ConfigError(
+                f"{PLACE}.model_config", dict(config.settings),
+                f"{config.model_class} refused it ({_in_one_line(error)})", f"It takes {', '.join(known) or 'nothing'}",
+            ) from error  # fmt: skip
+    return model
+
+
+def _load_into(model: nn.Module, config: VLAConfig, notices: list[str]) -> None:
+    assert config.model_path is not None
+    tensors = read_weights(config.model_path)
+    renamed = getattr(model, "checkpoint_weights", None)
+    if renamed is not None:
+        tensors = renamed(tensors)
+    fresh = tuple(getattr(model, "fresh_weights", ()))
+    report = fit_weights(model, tensors, path=config.model_path, strict=config.strict, fresh=fresh)
+    if report.stripped:
+        notices.append(f"{config.model_path}: every name begins with {report.stripped!r}, which was taken off.")
+    if not report.fits:
+        notices.append(f"{config.model_path}: {report.summary} (policy.vla_config.strict is false).")
+
+
+# --------------------------------------------------------------------------------------------------------- acting
+
+
+def as_tensordict(observation: TensorObservation) -> TensorDict:
+    """Observations `[B, ...]` as the model sees them; keys joined by "/" become nested ones again."""
+    from tensordict import TensorDict
+
+    if isinstance(observation, Tensor):
+        return TensorDict({"observation": observation}, batch_size=[len(observation)])
+    nested: dict[str, Any] = {}
+    size = 0
+    for name, part in observation.items():
+        *outer, last = name.split("/")
+        level = nested
+        for key in outer:
+            level = level.setdefault(key, {})
+        level[last] = part
+        size = len(part)
+    return TensorDict(nested, batch_size=[size])
+
+
+@contextlib.contextmanager
+def _seeded_globally(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    borrowed = [device] if device is not None and device.type == "cuda" else []
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=borrowed):
+        torch.manual_seed(seed)
+        yield
+
+
+def draw(method: Any, observations: TensorDict, *, seed: int, deterministic: bool) -> Any:
+    """Call a model's `forward` or `act` with whichever of the optional keywords it takes."""
+    takes = _parameters_of(method)
+    keywords: dict[str, Any] = {"deterministic": deterministic} if "deterministic" in takes else {}
+    device = next(iter(observations.values(include_nested=True, leaves_only=True))).device
+    if "generator" in takes:
+        keywords["generator"] = torch.Generator(device).manual_seed(seed)
+        return method(observations, **keywords)
+    with _seeded_globally(seed, device):
+        return method(observations, **keywords)
+
+
+def _seed_from(noise: Tensor) -> int:
+    """63 bits that any change of the noise changes."""
+    digest = hashlib.blake2b(noise.detach().cpu().numpy().tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class BoxActions:
+    """What an actor has to know about the actions: their form, and how they become the environment's."""
+
+    noise_kind: Literal["uniform", "normal"] = "uniform"
+    noise_size = 2
+    """Two numbers of 24 bits per environment seed one step."""
+    action_dtype = np.float32
+
+    def __init__(self, space: spaces.Box) -> None:
+        self.action_shape = tuple(space.shape)
+        self._low, self._high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+
+    def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Clipped to the bounds of the space; the log-probability stays that of the action as drawn."""
+        clipped: NDArray[Any] = np.clip(action, self._low, self._high)
+        return clipped
+
+
+class VLAPolicy(nn.Module):
+    """A model that follows `VLAModelInterface`, as a policy.
+
+    An action space `[d]` means one action per decision, `[k, d]` a chunk of k. `notices` are sentences a person should
+    see before training starts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        action_dim: int | None = None,
+        freeze: Sequence[str] = (),
+        learning_rate_scale: Mapping[str, float] | None = None,
+        notices: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        box = checked_box(action_space, action_dim)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.action_dim = int(box.shape[-1])
+        self.chunk = int(box.shape[0]) if len(box.shape) == 2 else 1
+        self.distribution = BoxActions(box)
+        self.notices = list(notices)
+        self.model: Any = model
+        self._in_one_precision()
+        self._frozen = tuple(freeze)
+        self._scales = dict(learning_rate_scale or {})
+        self._freeze()
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def learning_rate_scales(self) -> dict[str, float]:
+        """Factor on the learning rate by parameter group."""
+        return {name: self._scales.get(name.removeprefix("policy."), 1.0) for name in self.parameter_groups()}
+
+    def train(self, mode: bool = True) -> VLAPolicy:
+        """Stays in eval mode whatever `mode` says: an action must keep the probability it was drawn with."""
+        super().train(False)
+        return self
+
+    def act(self, observation: TensorObservation, noise: Tensor | None, *, mask: Tensor | None = None) -> Acted:
+        """Draw actions; `noise[B, 2]` is the seed, without it the model's deterministic action is taken.
+
+        The log-probability is `[B]`, or `[B, k]` for chunks, because only the part that is executed will count.
+        """
+        _refuse_mask(mask)
+        observations = as_tensordict(observation)
+        seed, deterministic = (0, True) if noise is None else (_seed_from(noise), False)
+        if hasattr(self.model, "act"):
+            action, log_prob, value = draw(self.model.act, observations, seed=seed, deterministic=deterministic)
+        else:
+            action = draw(self.model.forward, observations, seed=seed, deterministic=deterministic)
+            log_prob, _, value = self._evaluated(observations, action)
+        return Acted(action.float(), log_prob.float(), value.reshape(-1).float())
+
+    def value(self, observation: TensorObservation) -> Tensor:
+        """Values `[B]`."""
+        value: Tensor = self.model.get_value(as_tensordict(observation))
+        return value.reshape(-1).float()
+
+    def evaluate_actions(
+        self,
+        observation: TensorObservation,
+        action: Tensor,
+        *,
+        mask: Tensor | None = None,
+        duration: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability, entropy and value, each `[B]`, of actions that were taken.
+
+        `duration[B]` says how many actions of each chunk were executed; the others do not count. None: all of them.
+        """
+        _refuse_mask(mask)
+        log_prob, entropy, value = self._evaluated(as_tensordict(observation), action)
+        if log_prob.ndim == 2:
+            if duration is not None:
+                unused = torch.arange(log_prob.shape[1], device=log_prob.device) >= duration.reshape(-1, 1)
+                log_prob, entropy = log_prob.masked_fill(unused, 0.0), entropy.masked_fill(unused, 0.0)
+            log_prob, entropy = log_prob.sum(-1), entropy.sum(-1)
+        return log_prob.float(), entropy.float(), value.reshape(-1).float()
+
+    def _evaluated(self, observations: TensorDict, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if hasattr(self.model, "evaluate"):
+            log_prob, entropy, value = self.model.evaluate(observations, action)
+            return log_prob, entropy, value
+        log_prob, entropy = self.model.evaluate_actions(observations, action)
+        return log_prob, entropy, self.model.get_value(observations)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """What is trained: `policy`, and `policy.<part>` for every part with a learning rate of its own."""
+        groups: dict[str, list[nn.Parameter]] = {"policy": [], **{f"policy.{part}": [] for part in self._scales}}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                part = under(name, tuple(self._scales))
+                groups["policy" if part is None else f"policy.{part}"].append(parameter)
+        return {name: group for name, group in groups.items() if group}
+
+    def _in_one_precision(self) -> None:
+        other = {t.dtype for t in self.model.state_dict().values() if isinstance(t, Tensor) and t.is_floating_point()}
+        other -= {torch.float32}
+        if other:
+            kinds = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in other))
+            self.model.float()
+            self.notices.append(f"The model's {kinds} weights are trained as float32.")
+
+    def _freeze(self) -> None:
+        names = [name for name, _ in self.model.named_parameters()]
+        for key, parts in (("freeze", self._frozen), ("learning_rate_scale", tuple(self._scales))):
+            for part in parts:
+                if not any(under(name, (part,)) for name in names):
+                    tops = sorted({name.split(".")[0] for name in names})
+                    close = nearest(part, [*tops, *names], count=1)
+                    remedy = f"Did you mean {close[0]!r}?" if close else f"The parts are {', '.join(tops[:12])}"
+                    raise ConfigError(f"{PLACE}.{key}", part, "no parameter's name begins so", remedy)
+        for name, parameter in self.model.named_parameters():
+            if under(name, self._frozen) is not None:
+                parameter.requires_grad_(False)
+        groups = self.parameter_groups()
+        if not groups:
+            raise ConfigError(f"{PLACE}.freeze", list(self._frozen), "nothing is left to train", "Freeze fewer parts")
+        for part in self._scales:
+            if f"policy.{part}" not in groups:
+                raise ConfigError(
+                    f"{PLACE}.learning_rate_scale", part, "all of it is frozen", "Take it out of one of the two"
+                )
+
+
+def checked_box(space: gymnasium.Space[Any], action_dim: int | None = None) -> spaces.Box:
+    """The action space if a model of `action_dim` can act in it, `[d]` or `[k, d]`; otherwise `ConfigError`."""
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (1, 2):
+        raise ConfigError(
+            "policy.name", "vla", f"its actions are rows of numbers, and the environment's are {space}",
+            "Use policy.name=actor_critic, or an environment with a Box action space",
+        )  # fmt: skip
+    found = int(space.shape[-1])
+    if action_dim is not None and action_dim != found:
+        raise ConfigError(
+            "policy.action_dim", action_dim, f"an action of the environment has {found} numbers",
+            f"Set policy.action_dim={found}, or leave it out",
+        )  # fmt: skip
+    return space
+
+
+def _refuse_mask(mask: Tensor | None) -> None:
+    if mask is not None:
+        raise ConfigError("info['action_mask']", tuple(mask.shape), "continuous actions cannot be masked")
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
