@@ -93,6 +93,8 @@ def _files_of(place: Path) -> list[Path]:
     if place.is_dir():
         for pattern in ("*.safetensors.index.json", "*.safetensors", "*.bin.index.json", "*.bin", "*.pt", "*.pth"):
             found = sorted(place.glob(pattern))
+            # Libraries keep other tensors (statistics, optimiser state) beside the weights; these are the usual names.
+            found = [f for f in found if f.name in ("model.safetensors", "pytorch_model.bin")] or found
             if len(found) > 1:
                 names = ", ".join(file.name for file in found[:4])
                 raise ConfigError(PLACE, str(place), f"holds several files ({names}) and no index", "Name one of them")

@@ -1,0 +1,417 @@
+"""Policies of the LeRobot library as models to train: `model_class: palaestra.policy.lerobot_adapter:LeRobotModel`.
+
+Such a policy answers an observation with one chunk of actions and no probability. Two parts are added to make it
+learnable by reward: a normal distribution around the chunk, with a learned width, and a value head on what the action
+head sees. A policy that generates actions from noise (flow matching) always starts from zero noise here, so that its
+answer is a function of the observation; exploration is the normal distribution's alone.
+
+LeRobot is imported by name when a model is made, never before: it brings dozens of packages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from palaestra.config import nearest
+from palaestra.errors import ConfigError
+from palaestra.policy.vla_conformance import random_observations
+from palaestra.policy.vla_gaussian import GaussianHead
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["LeRobotModel"]
+
+PLACE = "policy.vla_config.model_config"
+ACTION, STATE, ENVIRONMENT, IMAGES = (
+    "action",
+    "observation.state",
+    "observation.environment_state",
+    "observation.images",
+)
+TOKENS, TOKENS_MASK = "observation.language.tokens", "observation.language.attention_mask"
+HEADS = {"act": "model.action_head", "smolvla": "model.action_out_proj", "pi0": "model.action_out_proj"}
+"""The last layer of each policy we know; its input is what the value head reads."""
+BOUNDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
+
+
+class LeRobotModel(nn.Module):
+    """A LeRobot policy with a normal distribution around its actions and a value head."""
+
+    fresh_weights = ("gaussian", "value_head", "normalization")
+
+    def __init__(
+        self,
+        policy: str,
+        observation_space: gymnasium.Space[Any],
+        action_dim: int,
+        chunk: int = 1,
+        *,
+        config: Mapping[str, Any] | None = None,
+        keys: Mapping[str, str] | None = None,
+        stats: Mapping[str, Mapping[str, Any]] | None = None,
+        features: str | None = None,
+        value_hidden: int = 256,
+        log_std_init: float = -1.0,
+    ) -> None:
+        """Make the policy and what is added to it.
+
+        Args:
+            policy: LeRobot's name of it: `act`, `smolvla`, …
+            observation_space: What the environment shows.
+            action_dim: Numbers in one action.
+            chunk: Actions executed per decision, at most as many as the policy predicts.
+            config: Fields of LeRobot's configuration class; input and output features follow from the spaces.
+            keys: LeRobot's name of an input to the environment's, e.g. `{observation.images.top: rgb}`.
+            stats: Normalisation by LeRobot's names, e.g. `{observation.state: {mean: […], std: […]}}`.
+            features: Path of the policy's last layer, for policies this module does not know.
+            value_hidden: Width of the value head.
+            log_std_init: Logarithm of the standard deviation at the start, in units of normalised actions.
+        """
+        super().__init__()
+        shown = {name: part[0] for name, part in random_observations(observation_space, 1).items()}
+        fields = dict(config or {})
+        self._keys = _matched_keys(fields.get("input_features"), keys, shown)
+        cls = _policy_class(policy)
+        self._chunked = chunk != 1
+        self._chunk = chunk
+        settings = _settings(cls.config_class, fields, self._keys, shown, action_dim, chunk)
+        self.policy = cls(settings)
+        self._refuse_what_cannot_be_trained(policy, settings, action_dim)
+        self.normalization = _Normalization(settings, stats or {})
+        self._head = features or HEADS.get(policy, "")
+        width = self._last_layer(policy).in_features
+        self.value_head = nn.Sequential(nn.Linear(width, value_hidden), nn.Tanh(), nn.Linear(value_hidden, 1))
+        self.gaussian = GaussianHead(action_dim, log_std_init)
+        with torch.no_grad():
+            self.gaussian.log_std.add_(self.normalization.scale_of(ACTION, action_dim).log())
+
+    # -------------------------------------------------------------------------------------------- files of LeRobot
+
+    @classmethod
+    def checkpoint_config(cls, path: str) -> dict[str, Any]:
+        """Policy, its configuration and its statistics, from the files `save_pretrained` wrote."""
+        from palaestra.policy.vla_weights import read_weights
+
+        place = Path(path).expanduser()
+        directory = place if place.is_dir() else place.parent
+        described = directory / "config.json"
+        if not described.is_file():
+            return {}
+        try:
+            fields = dict(json.loads(described.read_text(encoding="utf-8")))
+            policy = str(fields.pop("type"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"its config.json is not LeRobot's ({type(error).__name__}: {error})"
+            remedy = "Name a directory that LeRobot's save_pretrained wrote"
+            raise ConfigError("policy.vla_config.model_path", path, reason, remedy) from None
+        if "pretrained_backbone_weights" in fields:
+            fields["pretrained_backbone_weights"] = None  # the file brings every weight, nothing is downloaded
+        stats: dict[str, dict[str, Any]] = {}
+        for file in sorted(directory.glob("*normalizer_processor.safetensors")):
+            for name, tensor in read_weights(file).items():
+                key, _, statistic = name.rpartition(".")
+                stats.setdefault(key, {})[statistic] = tensor.tolist()
+        return {"policy": policy, "config": fields, **({"stats": stats} if stats else {})}
+
+    def checkpoint_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """LeRobot's names, below `policy`."""
+        return {f"policy.{name}": value for name, value in tensors.items()}
+
+    # -------------------------------------------------------------------------------------------- VLAModelInterface
+
+    def forward(
+        self, observations: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Actions drawn around the policy's."""
+        mean, _ = self._answer(observations)
+        return self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
+
+    def get_value(self, observations: TensorDict) -> Tensor:
+        """Values `[B, 1]`."""
+        return self._answer(observations)[1]
+
+    def evaluate_actions(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-density and entropy."""
+        return self.gaussian.evaluate(self._answer(observations)[0], actions)
+
+    def act(
+        self, observations: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Action, log-density and value in one pass."""
+        mean, value = self._answer(observations)
+        actions = self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
+        return actions, self.gaussian.evaluate(mean, actions)[0], value
+
+    def evaluate(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-density, entropy and value in one pass."""
+        mean, value = self._answer(observations)
+        return *self.gaussian.evaluate(mean, actions), value
+
+    def _answer(self, observations: TensorDict) -> tuple[Tensor, Tensor]:
+        """The policy's actions in the environment's units, and the value of what its last layer saw."""
+        seen: list[Tensor] = []
+        # The hook lives for one call: a module that keeps a function cannot be sent to another process.
+        watch = self.policy.get_submodule(self._head).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            chunk = self._predicted(self._batch(observations))
+        finally:
+            watch.remove()
+        features = seen[-1].float()
+        value: Tensor = self.value_head(features.flatten(1, -2).mean(1) if features.ndim > 2 else features)
+        chunk = self.normalization.undone(ACTION, chunk.float())
+        return (chunk[:, : self._chunk] if self._chunked else chunk[:, 0]), value
+
+    def _predicted(self, batch: dict[str, Tensor]) -> Tensor:
+        # LeRobot decorates it with no_grad; what is inside differentiates.
+        predict = inspect.unwrap(type(self.policy).predict_action_chunk)
+        keywords = {}
+        if "noise" in inspect.signature(predict).parameters:
+            config: Any = self.policy.config
+            shape = (len(next(iter(batch.values()))), config.chunk_size, config.max_action_dim)
+            keywords["noise"] = next(iter(batch.values())).new_zeros(shape, dtype=torch.float32)
+        chunk: Tensor = predict(self.policy, batch, **keywords)
+        return chunk
+
+    def _batch(self, observations: TensorDict) -> dict[str, Tensor]:
+        batch: dict[str, Tensor] = {}
+        for name, key in self._keys.items():
+            part = observations[tuple(key.split("/"))]
+            if name.startswith(IMAGES):
+                part = part.permute(0, 3, 1, 2).float() / (255.0 if part.dtype == torch.uint8 else 1.0)
+            elif name == TOKENS:
+                batch[TOKENS_MASK] = part != 0
+            else:
+                part = part.reshape(len(part), -1).float()
+            batch[name] = self.normalization.applied(name, part)
+        return batch
+
+    # -------------------------------------------------------------------------------------------- refusals
+
+    def _refuse_what_cannot_be_trained(self, policy: str, settings: Any, action_dim: int) -> None:
+        if not hasattr(type(self.policy), "predict_action_chunk") or getattr(settings, "n_obs_steps", 1) != 1:
+            raise ConfigError(
+                f"{PLACE}.policy", policy, "it remembers earlier observations, a stored step holds one",
+                "Use a policy with n_obs_steps=1 that predicts chunks, such as act",
+            )  # fmt: skip
+        if getattr(settings, "temporal_ensemble_coeff", None) is not None:
+            raise ConfigError(
+                f"{PLACE}.config.temporal_ensemble_coeff", settings.temporal_ensemble_coeff,
+                "averaging over earlier chunks makes an action depend on more than its observation", "Set it to null",
+            )  # fmt: skip
+        found = tuple(settings.output_features[ACTION].shape)
+        if found != (action_dim,):
+            raise ConfigError(
+                f"{PLACE}.config.output_features", f"{ACTION} {found}", f"the environment's have {action_dim} numbers",
+                "Use an environment with the robot the policy was trained for",
+            )  # fmt: skip
+        if self._chunk > settings.chunk_size:
+            raise ConfigError(
+                f"{PLACE}.config.chunk_size", settings.chunk_size, f"env.action_chunk executes {self._chunk} actions",
+                f"Set env.action_chunk={settings.chunk_size} or less",
+            )  # fmt: skip
+
+    def _last_layer(self, policy: str) -> nn.Linear:
+        try:
+            layer = self.policy.get_submodule(self._head) if self._head else None
+        except AttributeError:
+            layer = None
+        if not isinstance(layer, nn.Linear):
+            linear = [name for name, module in self.policy.named_modules() if isinstance(module, nn.Linear)]
+            raise ConfigError(
+                f"{PLACE}.features", self._head or None, f"is no linear layer of {policy}",
+                f"Name the one that gives the actions, e.g. {', '.join(linear[-3:])}",
+            )  # fmt: skip
+        return layer
+
+
+class _Normalization(nn.Module):
+    """LeRobot's scaling of inputs and actions: `(x - offset) / scale`, by feature."""
+
+    def __init__(self, settings: Any, stats: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__()
+        kinds = {
+            name: feature.type for name, feature in {**settings.input_features, **settings.output_features}.items()
+        }
+        modes = {_word(kind): _word(mode) for kind, mode in settings.normalization_mapping.items()}
+        for name, kind in kinds.items():
+            mode = modes.get(_word(kind), "IDENTITY")
+            if name in stats and mode != "IDENTITY":
+                offset, scale = _offset_and_scale(name, mode, stats[name])
+                self.register_buffer(_flat(name) + "_offset", offset)
+                self.register_buffer(_flat(name) + "_scale", scale)
+
+    def applied(self, name: str, value: Tensor) -> Tensor:
+        buffers = dict(self.named_buffers())
+        if _flat(name) + "_scale" not in buffers:
+            return value
+        return (value - buffers[_flat(name) + "_offset"]) / buffers[_flat(name) + "_scale"]
+
+    def undone(self, name: str, value: Tensor) -> Tensor:
+        buffers = dict(self.named_buffers())
+        if _flat(name) + "_scale" not in buffers:
+            return value
+        return value * buffers[_flat(name) + "_scale"] + buffers[_flat(name) + "_offset"]
+
+    def scale_of(self, name: str, size: int) -> Tensor:
+        return dict(self.named_buffers()).get(_flat(name) + "_scale", torch.ones(size))
+
+
+def _word(member: Any) -> str:
+    return str(getattr(member, "value", member))
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _offset_and_scale(name: str, mode: str, stats: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    wanted = ("mean", "std") if mode == "MEAN_STD" else BOUNDS[mode]
+    if any(statistic not in stats for statistic in wanted):
+        raise ConfigError(
+            f"{PLACE}.stats.{name}",
+            sorted(stats),
+            f"{mode} needs {' and '.join(wanted)}",
+            "Give both, or no statistics",
+        )
+    one, two = (torch.as_tensor(stats[statistic], dtype=torch.float32) for statistic in wanted)
+    if mode == "MEAN_STD":
+        return one, two + 1e-8
+    half = (two - one) / 2
+    # LeRobot maps a constant feature to -1 by dividing by its epsilon.
+    half = torch.where(half == 0, torch.full_like(half, 0.5e-8), half)
+    return one + half, half
+
+
+# ------------------------------------------------------------------------------------------------------- LeRobot itself
+
+
+def _policy_class(policy: str) -> Any:
+    if not policy.isidentifier():
+        raise ConfigError(f"{PLACE}.policy", policy, "is not a name", "Write policy: act")
+    try:
+        importlib.import_module("lerobot.policies")
+    except ImportError as error:
+        raise ConfigError(
+            f"{PLACE}.policy", policy, f"LeRobot cannot be imported ({error})",
+            "Install it: pip install 'palaestra[lerobot]'",
+        ) from error  # fmt: skip
+    try:
+        module = importlib.import_module(f"lerobot.policies.{policy}.modeling_{policy}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(f"lerobot.policies.{policy}"):
+            reason, remedy = f"LeRobot's {policy} needs more ({error})", "Install LeRobot's extra for this policy"
+        else:
+            reason, remedy = "LeRobot has no such policy", "Write policy: act"
+        raise ConfigError(f"{PLACE}.policy", policy, reason, remedy) from error
+    for found in vars(module).values():
+        if isinstance(found, type) and issubclass(found, nn.Module) and getattr(found, "name", None) == policy:
+            return found
+    raise ConfigError(f"{PLACE}.policy", policy, f"{module.__name__} holds no policy of that name", "Write policy: act")
+
+
+def _settings(
+    config_class: Any,
+    fields: dict[str, Any],
+    keys: Mapping[str, str],
+    shown: Mapping[str, Tensor],
+    size: int,
+    chunk: int,
+) -> Any:
+    """LeRobot's configuration object: what was given, and features that follow from the spaces."""
+    types = importlib.import_module("lerobot.configs.types")
+    known = {field.name for field in dataclasses.fields(config_class)}
+    values: dict[str, Any] = {**fields, "device": "cpu"}  # whoever owns the model moves it
+    for feature_set in ("input_features", "output_features"):
+        if fields.get(feature_set):
+            values[feature_set] = {
+                name: types.PolicyFeature(types.FeatureType(f["type"]), tuple(f["shape"]))
+                for name, f in fields[feature_set].items()
+            }
+    if not fields.get("input_features"):
+        values["input_features"] = {
+            name: types.PolicyFeature(types.FeatureType(_kind(name)), _shape(name, shown[key]))
+            for name, key in keys.items()
+            if name != TOKENS
+        }
+    if not fields.get("output_features"):
+        values["output_features"] = {ACTION: types.PolicyFeature(types.FeatureType.ACTION, (size,))}
+    if fields.get("normalization_mapping"):
+        values["normalization_mapping"] = {
+            kind: types.NormalizationMode(mode) for kind, mode in fields["normalization_mapping"].items()
+        }
+    for name in ("chunk_size", "n_action_steps"):
+        if name in known:
+            values.setdefault(name, min(chunk, values["chunk_size"]) if name == "n_action_steps" else chunk)
+    if "pretrained_backbone_weights" in known:
+        values.setdefault("pretrained_backbone_weights", None)  # the default would be downloaded
+    for name in values.keys() - known:
+        close = nearest(name, known, count=1)
+        raise ConfigError(
+            f"{PLACE}.config.{name}", values[name], f"{config_class.__name__} has no such field",
+            f"Did you mean {close[0]!r}?" if close else f"Its fields: {', '.join(sorted(known))}",
+        )  # fmt: skip
+    return config_class(**values)
+
+
+def _kind(name: str) -> str:
+    if name.startswith(IMAGES):
+        return "VISUAL"
+    return "ENV" if name == ENVIRONMENT else "STATE"
+
+
+def _shape(name: str, part: Tensor) -> tuple[int, ...]:
+    if name.startswith(IMAGES):
+        height, width, channels = part.shape
+        return (channels, height, width)
+    return (part.numel(),)
+
+
+def _matched_keys(
+    wanted: Mapping[str, Any] | None, given: Mapping[str, str] | None, shown: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """LeRobot's name of every input to the environment's key."""
+    images = [key for key, part in shown.items() if part.ndim == 3 and part.shape[-1] in (1, 3)]
+    if given is None:
+        matched = {f"{IMAGES}.{key.replace('/', '.')}": key for key in images}
+        for key in shown:
+            matched |= {name: key for name in _usual_names(key.rpartition("/")[2])}
+        theirs = [name for name in wanted or {} if name.startswith(IMAGES) or name == "observation.image"]
+        if len(theirs) == len(images) == 1:
+            matched = {name: key for name, key in matched.items() if key != images[0]} | {theirs[0]: images[0]}
+        given = {name: key for name, key in matched.items() if wanted is None or name in wanted or name == TOKENS}
+    for name, key in given.items():
+        if key not in shown:
+            close = nearest(key, shown, count=1)
+            remedy = f"Did you mean {close[0]!r}?" if close else f"It shows {', '.join(shown)}"
+            raise ConfigError(f"{PLACE}.keys.{name}", key, "the environment shows no such key", remedy)
+    missing = sorted(set(wanted or {}) - set(given))
+    if missing or not given:
+        first = (missing or [STATE])[0]
+        fitting = [key for key in shown if (key in images) == first.startswith(IMAGES)] or list(shown)
+        raise ConfigError(
+            f"{PLACE}.keys", dict(given), f"the policy needs {', '.join(missing) or 'an input'}",
+            f"Say where it comes from, e.g. {{{first}: {fitting[0]}}}; "
+            f"the environment shows {', '.join(shown)}",
+        )  # fmt: skip
+    return dict(given)
+
+
+def _usual_names(key: str) -> tuple[str, ...]:
+    if key in ("proprio", "state"):
+        return (STATE,)
+    if key in ("environment_state", "object_state"):
+        return (ENVIRONMENT,)
+    if key == "observation":  # an environment without keys: all it shows is state, and some policies read it twice
+        return (STATE, ENVIRONMENT)
+    return (TOKENS,) if key == "language" else ()
