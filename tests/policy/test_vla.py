@@ -102,9 +102,9 @@ class Picky(LinearVLA):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_class": "nowhere.models.Gpt"}, "model_class = 'nowhere.models:Gpt': cannot be imported"),
+        ({"model_class": "nowhere.models.Gpt"}, "'nowhere.models.Gpt': cannot be imported.*on PYTHONPATH"),
         ({"model_class": f"{HERE}:Nothing"}, "cannot be imported.*Nothing"),
-        ({"model_class": "Gpt"}, "names no module. Write package.module:Class"),
+        ({"model_class": "Gpt"}, "names no class in a module. Write package.module:Class"),
         ({"model_class": f"{HERE}:NotAModule"}, "is not a subclass of torch.nn.Module but the class NotAModule"),
         ({"model_class": f"{HERE}:LINEAR"}, "is not a subclass of torch.nn.Module but a str"),
         ({"model_class": f"{HERE}:NeedsMore"}, "vla_config.model_config = {}: .*refused it.*vocabulary.*It takes"),

@@ -9,6 +9,7 @@ PPO measures.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import threading
@@ -105,23 +106,19 @@ def load_vla_model(
     return model
 
 
-def _class_at(address: str) -> Any:
-    if ":" not in address:
-        module, _, name = address.rpartition(".")
-        if not module:
-            raise ConfigError(
-                f"{PLACE}.model_class",
-                address,
-                "names no module",
-                "Write package.module:Class, or package.module.Class",
-            )
-        address = f"{module}:{name}"
-    cls = imported(address, place=f"{PLACE}.model_class")
+def _class_at(given: str) -> Any:
+    module, _, name = given.partition(":") if ":" in given else given.rpartition(".")
+    if not (module and name):
+        remedy = "Write package.module:Class, or package.module.Class"
+        raise ConfigError(f"{PLACE}.model_class", given, "names no class in a module", remedy)
+    try:
+        cls = imported(f"{module}:{name}", place=f"{PLACE}.model_class")
+    except ConfigError as error:
+        remedy = "Check the address, and that the directory of the module is on PYTHONPATH"
+        raise ConfigError(f"{PLACE}.model_class", given, error.reason, remedy) from error
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ConfigError(
-            f"{PLACE}.model_class", address, f"is not a subclass of torch.nn.Module but {_kind(cls)}",
-            "Derive it from torch.nn.Module",
-        )  # fmt: skip
+        reason = f"is not a subclass of torch.nn.Module but {_kind(cls)}"
+        raise ConfigError(f"{PLACE}.model_class", given, reason, "Derive it from torch.nn.Module")
     return cls
 
 
@@ -129,6 +126,7 @@ def _kind(thing: Any) -> str:
     return f"the class {thing.__qualname__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
 
 
+@functools.lru_cache(maxsize=64)  # asked at every step, and as slow as a small network
 def _parameters_of(function: Any) -> frozenset[str]:
     try:
         return frozenset(inspect.signature(function).parameters)
@@ -197,7 +195,7 @@ def _seeded_globally(seed: int, device: torch.device | None = None) -> Iterator[
 
 def draw(method: Any, observations: TensorDict, *, seed: int, deterministic: bool) -> Any:
     """Call a model's `forward` or `act` with whichever of the optional keywords it takes."""
-    takes = _parameters_of(method)
+    takes = _parameters_of(getattr(method, "__func__", method))
     keywords: dict[str, Any] = {"deterministic": deterministic} if "deterministic" in takes else {}
     device = next(iter(observations.values(include_nested=True, leaves_only=True))).device
     if "generator" in takes:
