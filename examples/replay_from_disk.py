@@ -1,7 +1,7 @@
 """Rollouts as files: collect now, learn later, in another process if you like.
 
 A rollout is one safetensors file with a checksum; loading it runs no code. It carries the log-probabilities of the
-policy that acted, so learning from it later is still PPO, only further off-policy: watch `policy_lag` and
+policy that acted, so learning from it later is still PPO, only further off-policy: watch `staleness` and
 `clip_fraction`. The clip bounds how much an old rollout can still push.
 
     python examples/replay_from_disk.py
@@ -26,7 +26,7 @@ def learn_from_files(trainer: Trainer, files: list[Path], passes: int) -> list[d
         for file in files:
             metrics = trainer.learn(Rollout.load(file))
             print(
-                f"pass {pass_}, {file.name}: loss {metrics['loss']:.2f}, policy lag {metrics['policy_lag']:.0f}, "
+                f"pass {pass_}, {file.name}: loss {metrics['loss']:.2f}, staleness {metrics['staleness']:.0f}, "
                 f"clipped {metrics['clip_fraction']:.0%}"
             )
             history.append(metrics)

@@ -5,6 +5,7 @@
     │   ├── UnknownEnvironment   the id names nothing; the nearest names are in the message
     │   └── CheckpointError      a checkpoint is corrupt, truncated, or of another shape
     ├── EnvironmentFault       an environment broke its contract while running (NaN, wrong shape, worker died)
+    ├── CollectorFailed        the background collector raised, hung, was killed or would not start; with the cause
     ├── NonFiniteError         a loss, gradient or parameter stopped being a number; names where it came from
     └── ExperienceError        rollouts that cannot be combined, buffers used out of order
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 __all__ = [
     "CheckpointError",
+    "CollectorFailed",
     "ConfigError",
     "EnvironmentFault",
     "ExperienceError",
@@ -53,6 +55,10 @@ class CheckpointError(ConfigError):
 
 class EnvironmentFault(PalaestraError):
     """An environment broke its contract while running."""
+
+
+class CollectorFailed(PalaestraError):
+    """Collection in the background came to an end that nobody asked for; learned weights are untouched."""
 
 
 class NonFiniteError(PalaestraError):

@@ -349,8 +349,8 @@ def test_scaled_rewards_are_still_recorded_as_they_were_paid():
 
 
 def test_streams_of_other_seeds_and_other_collectors_never_share_a_number():
-    from palaestra.actor.collector import _stream_base
+    from palaestra.actor.collector import stream_base
 
-    bases = [_stream_base(seed) for seed in (0, 0, 1, 2) for _ in range(50)]
+    bases = [stream_base(seed) for seed in (0, 0, 1, 2) for _ in range(50)]
     assert len(set(bases)) == 200
     assert all(0 <= base < 2**63 - 2**20 and base % 2**20 == 0 for base in bases)

@@ -33,7 +33,16 @@ REFUSED = {
     "two rollout lengths": (["trainer.buffer_size=64"], "Give one of them"),
     "more environments than any machine": (["env.num_envs=1000000000"], "less than or equal to 65536"),
     "no environments": (["env.num_envs=0"], "greater than or equal to 1"),
-    "asynchronous collection": (["trainer.buffer_type=vla"], "not part of this version"),
+    "negative staleness": (["trainer.collection=asynchronous", "trainer.max_staleness=-1"], "greater than or equal"),
+    "ring smaller than a segment": (
+        ["trainer.buffer_type=vla", "trainer.rollout_length=128", "trainer.buffer_size=64"],
+        "smaller than one segment",
+    ),
+    "ring of broken segments": (
+        ["trainer.buffer_type=vla", "trainer.rollout_length=128", "trainer.buffer_size=200"],
+        "Nearest: 128 and 256",
+    ),
+    "a collector that nobody starts": (["trainer.collector=process"], "Add trainer.collection=asynchronous"),
     "seed that torch cannot take": (["trainer.seed=100000000000000000000"], "trainer.seed"),
     "hidden layer of no width": (["policy.hidden=[64, 0]"], "policy.hidden.1 = 0"),
     "hidden layer of negative width": (["policy.hidden=[-1]"], "policy.hidden.0 = -1"),

@@ -26,7 +26,7 @@ def test_basic_training_learns_to_balance(capsys):
 def test_a_custom_loop_learns_from_five_rollouts_at_once():
     history = _main("custom_loop")(rounds=4, n_steps=64)
     assert [m["steps"] for m in history] == [5 * 64 * 8] * 4
-    assert [m["policy_lag"] for m in history] == [0.0] * 4  # all five were collected by the policy that learns
+    assert [m["staleness"] for m in history] == [0.0] * 4  # all five were collected by the policy that learns
     assert history[-1]["episode_return"] > history[0]["episode_return"]
 
 
@@ -45,7 +45,7 @@ def test_the_curriculum_reaches_a_level_that_chance_does_not():
 def test_rollouts_from_disk_are_learned_from_and_get_older(tmp_path):
     history = _main("replay_from_disk")(tmp_path, n_rollouts=2, n_steps=64, passes=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rollout_0.safetensors", "rollout_1.safetensors"]
-    assert [m["policy_lag"] for m in history] == [0.0, 1.0, 2.0, 3.0]
+    assert [m["staleness"] for m in history] == [0.0, 1.0, 2.0, 3.0]
     assert all(math.isfinite(m["loss"]) for m in history)
 
 

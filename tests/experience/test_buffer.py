@@ -164,13 +164,13 @@ def test_what_get_gives_shares_the_buffers_memory():
 
 def test_every_step_knows_its_environment_and_its_place():
     buffer = _buffer(2, 3)
-    buffer.first_stream, buffer.first_env_step, buffer.policy_version = 30, 7, 4
+    buffer.first_stream, buffer.first_env_step = 30, 7
     for number in (0, 1):
-        buffer.add(_step(number, 3))
+        buffer.add({**_step(number, 3), "policy_version": np.full(3, 4 + number)})
     rollout = buffer.get()
     assert rollout["stream"].tolist() == [[30, 31, 32]] * 2
     assert rollout["env_step"].tolist() == [[7] * 3, [8] * 3]
-    assert rollout["policy_version"].unique().tolist() == [4]
+    assert rollout["policy_version"].tolist() == [[4] * 3, [5] * 3]
 
 
 def test_a_rollout_of_2048_by_16_takes_little_more_than_its_numbers():

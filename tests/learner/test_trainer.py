@@ -108,8 +108,8 @@ def test_every_update_reports_what_happened():
     expected = {
         "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance",
         "learning_rate", "clip_range", "actor_grad_norm", "critic_grad_norm", "value_mean", "return_mean",
-        "advantage_std", "policy_lag", "episodes", "episode_return", "episode_return_min", "episode_return_max",
-        "episode_length", "steps_per_second", "collect_seconds", "learn_seconds",
+        "advantage_std", "staleness", "staleness_max", "episodes", "episode_return", "episode_return_min",
+        "episode_return_max", "episode_length", "steps_per_second", "collect_seconds", "learn_seconds",
     }  # fmt: skip
     assert expected <= metrics.keys()
     assert all(np.isfinite(value) for value in metrics.values())
@@ -117,7 +117,7 @@ def test_every_update_reports_what_happened():
         metrics["policy_loss"] - 0.01 * metrics["entropy"] + 0.5 * metrics["value_loss"]
     )
     assert metrics["explained_variance"] <= 1.0
-    assert metrics["policy_lag"] == 0.0
+    assert metrics["staleness"] == 0.0
 
 
 def test_the_episode_return_is_the_mean_of_the_latest_episodes_as_they_were_paid():
@@ -329,7 +329,7 @@ def test_several_trainers_may_share_a_policy_and_one_of_them_learns_for_all():
 def test_learning_again_from_an_old_rollout_says_how_old_it_is():
     trainer = _trainer()
     rollout = trainer.collect_rollouts(32)
-    assert [trainer.learn(rollout)["policy_lag"] for _ in range(3)] == [0.0, 1.0, 2.0]
+    assert [trainer.learn(rollout)["staleness"] for _ in range(3)] == [0.0, 1.0, 2.0]
 
 
 def test_a_plain_dictionary_of_tensors_is_a_rollout_too():

@@ -4,7 +4,9 @@ NAMES = """
 steps_per_second collect_seconds learn_seconds env_step update episodes episode_return episode_return_min
 episode_return_max episode_length loss policy_loss value_loss entropy approx_kl clip_fraction explained_variance
 learning_rate clip_range actor_grad_norm critic_grad_norm grad_norm value_mean return_mean advantage_std minibatches
-policy_stopped_at policy_lag reward_scale eval_return eval_return_std eval_length
+policy_stopped_at staleness reward_scale eval_return eval_return_std eval_length
+staleness_max behaviour_weight queue_depth wait_seconds collector_utilisation learner_utilisation dropped_steps
+collector_restarts
 """
 
 

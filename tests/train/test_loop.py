@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from palaestra.actor import Collector
 from palaestra.errors import EnvironmentFault, NonFiniteError
 from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
 from palaestra.learner.trainer import Trainer
@@ -51,11 +52,11 @@ def test_a_run_that_breaks_numerically_leaves_its_last_good_weights(tmp_path, mo
     calls = []
     learn = Trainer._learn
 
-    def breaking(self, rollouts):
+    def breaking(self, rollouts, **settings):
         calls.append(1)
         if len(calls) == 3:
             rollouts[0]["reward"] = rollouts[0]["reward"] * float("inf")
-        return learn(self, rollouts)
+        return learn(self, rollouts, **settings)
 
     monkeypatch.setattr(Trainer, "_learn", breaking)
     with pytest.raises(NonFiniteError, match="update_00000002"):
@@ -69,7 +70,7 @@ def test_a_failing_environment_is_a_failed_phase_in_the_journal(tmp_path, monkey
     def failing(self, *args, **kwargs):
         raise EnvironmentFault("environment 1 fell over")
 
-    monkeypatch.setattr(Trainer, "_collect", failing)
+    monkeypatch.setattr(Collector, "collect", failing)
     with pytest.raises(EnvironmentFault):
         train(_config(), root=tmp_path, run_id="a")
     phases = [e for e in _events_of(tmp_path) if isinstance(e, PhaseChanged)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +17,37 @@ from torch import nn
 
 from palaestra.actor.acting import Acting, Compiled, CompiledActing, acting_for
 from palaestra.actor.reward_scale import RewardScale
-from palaestra.actor.whole_rollout import whole_rollout
+from palaestra.actor.whole_rollout import can_roll_out_whole, whole_rollout
 from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentFault
 from palaestra.experience.buffer import ArraySpec, RolloutBuffer
 
-__all__ = ["Collector", "Episode"]
+__all__ = ["BeforeStep", "Collector", "Episode", "StopCollecting"]
+
+BeforeStep: TypeAlias = Callable[[int], int]
+"""Called before each step of a segment with how many were taken; may renew the weights; answers with their version."""
+
+
+class StopCollecting(Exception):
+    """Raised by a `BeforeStep` to end a segment in the middle: not an error, and never seen outside the actor."""
+
 
 _COLLECTORS = itertools.count()
 
 
-def _stream_base(seed: int) -> int:
+def stream_base(seed: int) -> int:
     """Where a collector's stream numbers start: apart for other seeds and other collectors, also across processes.
 
     The same seed in the same place of another process gives the same number, and the same experience.
     """
     drawn = np.random.SeedSequence([seed, 4, next(_COLLECTORS)]).generate_state(1, np.uint64)[0]
     return (int(drawn) >> 21) << 20
+
+
+def seed_of_attempt(seed: int, attempt: int) -> int:
+    """The seed of a collector that takes over from another in the same run; of the first it is the run's own."""
+    return seed if attempt == 0 else int(np.random.SeedSequence([seed, 5, attempt]).generate_state(1)[0])
 
 
 class Episode(NamedTuple):
@@ -58,59 +71,76 @@ class Collector:
         seed: int,
         compiled: Compiled = "auto",
         reward_scale: RewardScale | None = None,
+        first_stream: int | None = None,
     ) -> None:
+        """`first_stream`: the number of the first environment's stream, for a collector that takes over another's."""
         self.env, self.policy = env, policy
         self.episodes: list[Episode] = []
         self.num_steps = 0
         self.reward_scale = reward_scale
-        self._seed = seed
+        self._seed = self._first_seed = seed
         self._compiled: Compiled = compiled
         self.rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
-        self._first_stream = _stream_base(seed)
+        self._first_stream = stream_base(seed) if first_stream is None else first_stream
         self._distribution: Any = policy.distribution
         self._started = False
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
         self._acting: Acting | None = None
 
-    def new_buffer(self, num_steps: int) -> RolloutBuffer:
-        """A buffer that fits this environment and policy."""
-        row = self._current_row()
-        specs: Any
-        if isinstance(row.observation, dict):
-            specs = {name: ArraySpec(part.shape[1:], part.dtype) for name, part in row.observation.items()}
-        else:
-            specs = ArraySpec(row.observation.shape[1:], row.observation.dtype)
-        action = ArraySpec(self._distribution.action_shape, np.dtype(self._distribution.action_dtype))
-        return RolloutBuffer(num_steps, self.env.num_envs, specs, action, mask_size=self.env.mask_size)
+    def shape(self) -> dict[str, Any]:
+        """What a buffer for this environment and policy is made of, besides its length."""
+        return buffer_shape(self.env, self.policy)
 
-    def collect(self, num_steps: int, buffer: RolloutBuffer | None = None, *, policy_version: int = 0) -> RolloutBuffer:
-        """Take `num_steps` steps in every environment and write them down."""
+    def collect(
+        self,
+        num_steps: int,
+        buffer: RolloutBuffer | None = None,
+        *,
+        policy_version: int = 0,
+        before_step: BeforeStep | None = None,
+    ) -> RolloutBuffer:
+        """Take `num_steps` steps in every environment and write them down.
+
+        When `before_step` stops it half way, the environments stand where they were left and the exception goes on.
+        """
         current = self._current_row()
         if buffer is None or buffer.num_steps != num_steps:
-            buffer = self.new_buffer(num_steps)
+            buffer = RolloutBuffer(num_steps, **self.shape())
         buffer.reset()
         _copy_into(_at(buffer.observation, 0), current.observation)
         if buffer.action_mask is not None:
             buffer.action_mask[0] = current.action_mask
         self.episodes = []
         acting = self._acting_now(masked=buffer.action_mask is not None)
-        cut_short = self._run(buffer, acting)
+        buffer.policy_version[:] = policy_version
+        if buffer.duration is not None:
+            buffer.duration[:] = buffer.chunk
+        try:
+            cut_short = self._run(buffer, acting, before_step)
+        except StopCollecting:
+            self._stand_at(buffer, buffer.position)
+            raise
         buffer.position = num_steps
+        if buffer.duration is not None:
+            _sum_what_was_executed(buffer)
         _refuse_what_is_not_finite(buffer)
         last = _at(buffer.observation, num_steps)
         self._fill_next_values(buffer, last, acting, cut_short)
-        buffer.policy_version = policy_version
         buffer.first_stream = self._first_stream
         buffer.first_env_step = self.num_steps
         ended = buffer.terminated | buffer.truncated
         if self.reward_scale is not None:
             buffer.reward_scale = self.reward_scale.absorb(buffer.reward, ended, buffer.valid)
-        self.num_steps += num_steps
-        _copy_into(current.observation, last)
-        if buffer.action_mask is not None:
-            assert current.action_mask is not None
-            current.action_mask[:] = buffer.action_mask[num_steps]
+        self._stand_at(buffer, num_steps)
         return buffer
+
+    def _stand_at(self, buffer: RolloutBuffer, t: int) -> None:
+        """The environments have taken `t` steps of the segment; the next one goes on from there."""
+        self.num_steps += t
+        _copy_into(self._row.observation, _at(buffer.observation, t))
+        if buffer.action_mask is not None:
+            assert self._row.action_mask is not None
+            self._row.action_mask[:] = buffer.action_mask[t]
 
     def _acting_now(self, *, masked: bool) -> Acting:
         """Made once, and again only if the policy's weights have moved to other memory."""
@@ -119,28 +149,35 @@ class Collector:
             self._acting = known = acting_for(self.policy, self._compiled, masked=masked)
         return known
 
-    def _run(self, buffer: RolloutBuffer, acting: Acting) -> list[tuple[int, Ended]]:
+    def _run(self, buffer: RolloutBuffer, acting: Acting, before_step: BeforeStep | None) -> list[tuple[int, Ended]]:
         """Fill the buffer. Returns the episodes that were cut short, with the step at which they were."""
         draw: Callable[..., NDArray[np.float32]] = (
             self.rng.random if self._distribution.noise_kind == "uniform" else self.rng.standard_normal
         )
         shape = (buffer.num_steps, buffer.num_envs, self._distribution.noise_size)
         noise = draw(shape, dtype=np.float32)
-        ends = whole_rollout(self.env, acting, buffer, noise)
+        ends = None
+        if before_step is None or can_roll_out_whole(self.env, acting):
+            if before_step is not None:
+                buffer.policy_version[:] = before_step(0)
+            ends = whole_rollout(self.env, acting, buffer, noise)
         if ends is None:
-            ends = self._step_by_step(buffer, acting, noise)
+            ends = self._step_by_step(buffer, acting, noise, before_step)
         for t, ended in ends:
             at = (self.num_steps + t + 1) * buffer.num_envs
+            if buffer.duration is not None and ended.executed is not None:
+                buffer.duration[t, ended.index] = ended.executed
             self.episodes.append(Episode(at, ended.index, ended.episode_return, ended.length))
         return [(t, ended) for t, ended in ends if not buffer.terminated[t, ended.index]]
 
     def _step_by_step(
-        self, buffer: RolloutBuffer, acting: Acting, noise: NDArray[np.float32]
+        self, buffer: RolloutBuffer, acting: Acting, noise: NDArray[np.float32], before_step: BeforeStep | None
     ) -> list[tuple[int, Ended]]:
         """The hot loop: every line is paid T times."""
         act_into, step, to_env = acting.act_into, self.env.step, self._distribution.to_env
         observations, masks = buffer.observation, buffer.action_mask
-        actions, log_probs, values = buffer.action, buffer.log_prob, buffer.value
+        actions, values = buffer.action, buffer.value
+        log_probs = buffer.log_prob if buffer.chunk_log_prob is None else buffer.chunk_log_prob
         row = StepRow(None, buffer.reward[0], buffer.terminated[0], buffer.truncated[0], buffer.valid[0])  # type: ignore[arg-type]
         nested = isinstance(observations, dict)
         here = _at(observations, 0)
@@ -152,6 +189,9 @@ class Collector:
             action, mask = actions[t], None
             if masks is not None:
                 mask, row.action_mask = masks[t], masks[t + 1]
+            if before_step is not None:
+                buffer.position = t
+                buffer.policy_version[t] = before_step(t)
             act_into(here, noise[t], mask, action, log_probs[t], values[t])
             for ended in step(to_env(action), row):
                 ends.append((t, ended))  # noqa: PERF401  almost always empty
@@ -176,6 +216,19 @@ class Collector:
             self.env.reset(self._seed, self._row)
             self._started = True
         return self._row
+
+    def start_afresh(self, attempt: int) -> None:
+        """The next segment begins with a reset; each attempt plays other episodes with other noise."""
+        self._started = False
+        self._seed = seed_of_attempt(self._first_seed, attempt)
+        self.rng = np.random.default_rng(np.random.SeedSequence([self._seed, 1]))
+        if self.reward_scale is not None:
+            self.reward_scale.running[:] = 0.0
+
+    def scale_state(self) -> tuple[float, float, float] | None:
+        """The reward scale's mean, variance and count; None without one."""
+        scale = self.reward_scale
+        return None if scale is None else (scale.mean, scale.variance, scale.count)
 
     def snapshot(self) -> Snapshot:
         """Everything needed to continue exactly here; `facts["exact"]` is False if the environment cannot."""
@@ -214,6 +267,29 @@ class Collector:
             return not facts["started"]
         inner = Snapshot({k[4:]: v for k, v in arrays.items() if k.startswith("env/")}, facts["env"])
         return self.env.restore(inner, self._current_row())
+
+
+def buffer_shape(env: VectorEnv, policy: Any) -> dict[str, Any]:
+    """What a buffer for this environment and policy is made of, besides its length: arguments of its constructor."""
+    observation = allocate_row(env.observation_space, env.num_envs, env.mask_size).observation
+    specs: Any
+    if isinstance(observation, dict):
+        specs = {name: ArraySpec(part.shape[1:], part.dtype) for name, part in observation.items()}
+    else:
+        specs = ArraySpec(observation.shape[1:], observation.dtype)
+    action = ArraySpec(policy.distribution.action_shape, np.dtype(policy.distribution.action_dtype))
+    return {
+        "num_envs": env.num_envs, "observation": specs, "action": action, "mask_size": env.mask_size,
+        "chunk": getattr(policy, "chunk", 1),
+    }  # fmt: skip
+
+
+def _sum_what_was_executed(buffer: RolloutBuffer) -> None:
+    """A chunk's log-probability is that of the actions that reached the environment, not of those cut off by an end."""
+    assert buffer.duration is not None
+    assert buffer.chunk_log_prob is not None
+    executed = np.arange(buffer.chunk) < buffer.duration[..., None]
+    np.sum(buffer.chunk_log_prob, axis=-1, where=executed, out=buffer.log_prob)
 
 
 def _at(observation: Any, t: int) -> Observation:

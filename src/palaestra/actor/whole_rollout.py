@@ -13,16 +13,23 @@ from palaestra.env.compiled_cartpole import CompiledCartPole
 from palaestra.env.vector import Ended, VectorEnv
 from palaestra.experience.buffer import RolloutBuffer
 
-__all__ = ["whole_rollout"]
+__all__ = ["can_roll_out_whole", "whole_rollout"]
+
+
+def can_roll_out_whole(env: VectorEnv, acting: Acting) -> bool:
+    """Whether one kernel can run this environment under this policy."""
+    poles: Any = env
+    return type(poles) is CompiledCartPole and isinstance(acting, CompiledActing) and acting.takes_raw
 
 
 def whole_rollout(
     env: VectorEnv, acting: Acting, buffer: RolloutBuffer, noise: NDArray[np.float32]
 ) -> list[tuple[int, Ended]] | None:
     """Fill the buffer and tell which episodes ended at which step; None when it has to go step by step."""
-    poles: Any = env
-    if not (type(poles) is CompiledCartPole and isinstance(acting, CompiledActing) and acting.takes_raw):
+    if not can_roll_out_whole(env, acting):
         return None
+    poles: Any = env
+    assert isinstance(acting, CompiledActing)
     net, T, N = acting.net, buffer.num_steps, buffer.num_envs
     most = T * N
     ended = (

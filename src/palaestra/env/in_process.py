@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
+from palaestra.env.chunk import ActionChunk
 from palaestra.env.spaces import (
     ActionLayout,
     ObservationLayout,
@@ -135,7 +136,7 @@ class InProcessEnv:
         i = 0
         try:
             for i, step, action in zip(self._range, self._steps, actions, strict=True):
-                value, reward, terminated, truncated, _ = step(action)
+                value, reward, terminated, truncated, info = step(action)
                 # Of all shapes with this length only the right one fits into the row; numpy refuses the others.
                 if len(value) != size:
                     raise ValueError(f"the observation has shape {value.shape}, the observation space says ({size},)")
@@ -143,7 +144,7 @@ class InProcessEnv:
                 rewards[i] = reward
                 returns[i] += reward
                 if (terminated or truncated or late) and self._is_over(i, terminated, truncated, row):
-                    ended.append(self._turn_over(i, value, row))
+                    ended.append(self._turn_over(i, value, row, info))
         except Exception as error:
             raise self._fault(i, error) from error
         if late:
@@ -162,7 +163,7 @@ class InProcessEnv:
                 row.reward[i] = reward
                 self._returns[i] += reward
                 if self._is_over(i, terminated, truncated, row):
-                    ended.append(self._turn_over(i, value, row))
+                    ended.append(self._turn_over(i, value, row, info))
                 elif row.action_mask is not None:
                     self._write_mask(i, info, row)
         except Exception as error:
@@ -179,10 +180,11 @@ class InProcessEnv:
             row.truncated[i] = True
         return bool(terminated or truncated or timed_out)
 
-    def _turn_over(self, i: int, value: Any, row: StepRow) -> Ended:
+    def _turn_over(self, i: int, value: Any, row: StepRow, info: dict[str, Any]) -> Ended:
         # The copy comes first: environments that reuse their observation array overwrite it in reset().
         last = np.array(value, self.observation_space.dtype) if self._plain_size else self._layout.single(value)
-        done = Ended(i, last, float(self._returns[i]), self._clock - self._started[i])
+        length = self._clock - self._started[i]
+        done = Ended(i, last, float(self._returns[i]), length, info.get(ActionChunk.EXECUTED))
         self._begin(i, row)
         return done
 

@@ -34,6 +34,8 @@ class Ended(NamedTuple):
     """Sum of the rewards as the environment paid them."""
     length: int
     """Steps in the episode."""
+    executed: int | None = None
+    """Actions of the last chunk that reached the environment before the end; None without action chunks."""
 
 
 @dataclass(slots=True)

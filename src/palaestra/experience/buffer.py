@@ -7,7 +7,7 @@ until `reset` and the next fill overwrite it: take a `clone()` to keep it, or us
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["ArraySpec", "RolloutBuffer"]
+__all__ = ["ArraySpec", "Memory", "ObservationSpec", "RolloutBuffer"]
+
+Memory: TypeAlias = Callable[[tuple[int, ...], Any], NDArray[Any]]
+"""Gives a zeroed array of a shape and type: `numpy.zeros`, or one that lies in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +52,29 @@ class RolloutBuffer:
         action: ArraySpec,
         *,
         mask_size: int = 0,
+        chunk: int = 1,
+        memory: Memory = np.zeros,
     ) -> None:
+        """`chunk`: actions per decision; above 1 each has its log-probability, and `duration` counts those executed."""
         T, N = num_steps, num_envs
         self.num_steps, self.num_envs = T, N
-        self.observation = _allocate(observation, (T + 1, N))
-        self.action: NDArray[Any] = np.zeros((T, N, *action.shape), action.dtype)
-        self.log_prob = np.zeros((T, N), np.float32)
-        self.value = np.zeros((T, N), np.float32)
-        self.next_value = np.zeros((T, N), np.float32)
-        self.reward = np.zeros((T, N), np.float32)
-        self.terminated = np.zeros((T, N), np.bool_)
-        self.truncated = np.zeros((T, N), np.bool_)
-        self.valid = np.ones((T, N), np.bool_)
-        self.action_mask = np.ones((T + 1, N, mask_size), np.bool_) if mask_size else None
-        self.policy_version = 0
+        self.observation = _allocate(observation, (T + 1, N), memory)
+        self.action: NDArray[Any] = memory((T, N, *action.shape), action.dtype)
+        self.log_prob = memory((T, N), np.float32)
+        self.value = memory((T, N), np.float32)
+        self.next_value = memory((T, N), np.float32)
+        self.reward = memory((T, N), np.float32)
+        self.terminated = memory((T, N), np.bool_)
+        self.truncated = memory((T, N), np.bool_)
+        self.valid = memory((T, N), np.bool_)
+        self.action_mask = memory((T + 1, N, mask_size), np.bool_) if mask_size else None
+        self.chunk_log_prob = memory((T, N, chunk), np.float32) if chunk > 1 else None
+        self.duration = memory((T, N), np.int32) if chunk > 1 else None
+        self.policy_version = memory((T,), np.int64)
+        self.valid[:] = True
+        if self.action_mask is not None:
+            self.action_mask[:] = True
+        self.chunk = chunk
         self.reward_scale = 1.0
         self.first_stream = 0
         self.first_env_step = 0
@@ -91,7 +103,9 @@ class RolloutBuffer:
             if key == "observation" and isinstance(self.observation, dict):
                 for name, column in self.observation.items():
                     _write(column, rows, value[name], f"observation/{name}")
-            elif key in ("policy_version", "reward_scale", "stream", "env_step"):
+            elif key == "policy_version":
+                self.policy_version[rows] = _versions(value, steps)
+            elif key in ("reward_scale", "stream", "env_step"):
                 continue
             else:
                 column = getattr(self, key, None)
@@ -104,9 +118,12 @@ class RolloutBuffer:
         """What a step does not mention must not be what an earlier rollout left behind."""
         for column in (self.action, self.log_prob, self.value, self.next_value, self.terminated, self.truncated):
             column[rows] = 0
+        self.policy_version[rows] = 0
         self.valid[rows] = True
         if self.action_mask is not None:
             self.action_mask[rows] = True
+        if self.duration is not None:
+            self.duration[rows] = self.chunk
         for part in self.observation.values() if isinstance(self.observation, dict) else [self.observation]:
             part[rows] = 0
 
@@ -131,8 +148,8 @@ class RolloutBuffer:
             "reward": torch.from_numpy(self.reward[:t]),
             "terminated": torch.from_numpy(self.terminated[:t]),
             "truncated": torch.from_numpy(self.truncated[:t]),
-            # The same number for every step, or counted along an axis: views that cost no memory.
-            "policy_version": torch.tensor(self.policy_version).expand(t, n),
+            # The same number along an axis, or counted along it: views that cost no memory.
+            "policy_version": torch.from_numpy(self.policy_version[:t]).unsqueeze(1).expand(t, n),
             "reward_scale": torch.tensor(self.reward_scale, dtype=torch.float32).expand(t, n),
             "stream": (self.first_stream + torch.arange(n)).expand(t, n),
             "env_step": (self.first_env_step + torch.arange(t)).unsqueeze(1).expand(t, n),
@@ -141,6 +158,8 @@ class RolloutBuffer:
             columns["valid"] = torch.from_numpy(self.valid[:t])
         if self.action_mask is not None:
             columns["action_mask"] = torch.from_numpy(self.action_mask[:t])
+        if self.duration is not None:
+            columns["duration"] = torch.from_numpy(self.duration[:t])
         return columns
 
     def get(self, flatten: bool = False) -> Rollout | TensorDict:
@@ -158,10 +177,18 @@ class RolloutBuffer:
         return sum(array.nbytes for array in arrays)
 
 
-def _allocate(spec: ObservationSpec, leading: tuple[int, int]) -> Any:
+def _allocate(spec: ObservationSpec, leading: tuple[int, int], memory: Memory) -> Any:
     if isinstance(spec, ArraySpec):
-        return np.zeros((*leading, *spec.shape), spec.dtype)
-    return {name: np.zeros((*leading, *part.shape), part.dtype) for name, part in spec.items()}
+        return memory((*leading, *spec.shape), spec.dtype)
+    return {name: memory((*leading, *part.shape), part.dtype) for name, part in spec.items()}
+
+
+def _versions(value: Any, steps: int) -> NDArray[Any]:
+    """One version per step, however many environments it was given for: they act on one set of weights."""
+    versions = _array(value).reshape(steps, -1)
+    if (versions != versions[:, :1]).any():
+        raise ExperienceError("RolloutBuffer.add: the environments of one step must act on one policy_version.")
+    return versions[:, 0]
 
 
 def _tensors(observation: Any, t: int) -> Any:

@@ -46,6 +46,7 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
     stream          which environment, unique within one process
     env_step        how many steps that environment had taken before this one
     action_mask     which actions were allowed (only with masks)
+    duration        how many actions of the chunk were executed (only with action chunks)
     valid           False where the environment ignored the action (only when there are such steps)
     """
 

@@ -22,7 +22,7 @@ from palaestra.learner.adam import Adam
 from palaestra.learner.ppo import PPO, TrainBatch
 from palaestra.policy.compiled import CompiledActorCritic
 
-__all__ = ["CompiledLearner", "compiled_gae"]
+__all__ = ["CompiledLearner", "compiled_gae", "compiled_vtrace"]
 
 F32 = np.float32
 
@@ -38,6 +38,31 @@ def compiled_gae(rollout: Columns, reward: Tensor, *, discount: float, lam: floa
         advantage,
     )
     return torch.from_numpy(advantage)
+
+
+def compiled_vtrace(
+    rollout: Columns,
+    reward: Tensor,
+    log_ratio: Tensor,
+    *,
+    discount: float,
+    lam: float,
+    rho_bar: float,
+    c_bar: float,
+) -> tuple[Tensor, Tensor]:
+    """`learner.returns.vtrace` for tensors on the CPU."""
+    advantage, target = np.empty(tuple(reward.shape), F32), np.empty(tuple(reward.shape), F32)
+    k.vtrace_columns(
+        *(np.ascontiguousarray(t.numpy()) for t in (reward, rollout["value"], rollout["next_value"], log_ratio)),
+        *(np.ascontiguousarray(rollout[key].numpy()) for key in ("terminated", "truncated")),
+        F32(discount),
+        F32(lam),
+        F32(rho_bar),
+        F32(c_bar),
+        advantage,
+        target,
+    )
+    return torch.from_numpy(advantage), torch.from_numpy(target)
 
 
 class CompiledLearner:
@@ -75,7 +100,8 @@ class CompiledLearner:
         """Run every epoch and return the means of the diagnostics."""
         observation = self.net.normalized(batch["observation"].numpy())
         action = batch["action"].numpy().reshape(len(observation), -1).astype(F32)
-        policy_data = (action, _column(batch["log_prob"]), _column(batch["advantage"]))
+        weight = _column(batch["weight"]) if "weight" in batch else np.ones(len(action), F32)
+        policy_data = (action, _column(batch["log_prob"]), _column(batch["advantage"]), weight)
         value_data = (_column(batch["target"]), _column(batch["value"]))
         shuffles = np.ascontiguousarray(order.numpy())
         settings = self._settings(rate, clip_range)

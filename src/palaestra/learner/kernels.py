@@ -44,6 +44,23 @@ def gae_columns(reward, value, next_value, terminated, truncated, discount, lam,
 
 
 @compiled
+def vtrace_columns(
+    reward, value, next_value, log_ratio, terminated, truncated, discount, lam, rho_bar, c_bar, advantage, target
+):
+    """`returns.vtrace`, column by column."""
+    for n in range(reward.shape[1]):
+        carry = np.float32(0.0)
+        for t in range(reward.shape[0] - 1, -1, -1):
+            future = np.float32(0.0) if terminated[t, n] else discount * next_value[t, n]
+            delta = reward[t, n] + future - value[t, n]
+            keep = np.float32(0.0) if terminated[t, n] or truncated[t, n] else discount * lam
+            ratio = np.exp(log_ratio[t, n])
+            advantage[t, n] = delta + keep * carry
+            carry = min(ratio, rho_bar) * delta + keep * min(ratio, c_bar) * carry
+            target[t, n] = value[t, n] + carry
+
+
+@compiled
 def adam_step(params, grads, first, second, rate, scale, eps, step):
     """Adam with the gradient times `scale`, in one pass over memory."""
     one, b1, b2 = np.float32(1.0), np.float32(0.9), np.float32(0.999)
@@ -86,7 +103,7 @@ def _gather(source, order, start, count, target):
 @compiled
 def _policy_gradient(discrete, x, rows, data, params, sizes, activation, settings, grads, work, sums):
     """Gradient of clipped surrogate minus entropy bonus on one minibatch; returns the mean KL to the behaviour."""
-    action, log_prob_old, advantage = data
+    action, log_prob_old, advantage, weight = data
     hidden, d_hidden, out, turned = work
     n = rows.shape[0]
     k = out.shape[1]
@@ -124,7 +141,7 @@ def _policy_gradient(discrete, x, rows, data, params, sizes, activation, setting
                 log_prob += np.float32(-0.5) * u * u - log_std - _LOG_SQRT_2PI
         log_ratio = log_prob - log_prob_old[row]
         ratio = np.exp(log_ratio)
-        a = (advantage[row] - mean) * scale
+        a = (advantage[row] - mean) * scale * weight[row]
         bounded = min(max(ratio, one - clip), one + clip)
         plain, held = a * ratio, a * bounded
         pushes = plain <= held

@@ -23,6 +23,8 @@ __all__ = ["PPO", "Losses", "PPOConfig", "TrainBatch"]
 TrainBatch: TypeAlias = dict[str, Any]
 """Samples to learn from, `[B, ...]` by key: a rollout's entries flattened, plus `advantage` and `target`."""
 
+LEARNED_FROM = ("observation", "action", "log_prob", "value", "action_mask", "duration", "weight")
+
 REWARD_LIMIT = 10.0
 """Scaled rewards are clipped here, as in the reference implementations; unscaled ones never are."""
 
@@ -76,6 +78,20 @@ class PPOConfig(Section):
     target_kl: float | None = Field(default=None, gt=0)
     """Stop improving the policy (not the value) on this rollout once a minibatch's KL exceeds 1.5 times this."""
 
+    correction: Literal["none", "decoupled", "vtrace"] = "decoupled"
+    """For experience of older weights: `decoupled` clips around today's policy and weighs each sample by how likely
+    that policy was to act so; `vtrace` cuts the traces of unlikely actions as well; `none` is plain PPO. Fresh
+    experience is learned from alike, bit for bit. See docs/async.md."""
+
+    weight_limit: float = Field(default=2.0, ge=1, le=1e6)
+    """`decoupled`: the most a sample of older weights may count. Higher is less biased and noisier."""
+
+    rho_bar: float = Field(default=1.0, gt=0, le=1e6)
+    """`vtrace`: limit of the weight of a step's own surprise, and of its sample in the objective."""
+
+    c_bar: float = Field(default=1.0, gt=0, le=1e6)
+    """`vtrace`: limit of the weight that passes later surprises back."""
+
     adam_eps: float = Field(default=1e-5, gt=0, le=1)
     """Adam's epsilon. The reference implementations use 1e-5, not torch's 1e-8."""
 
@@ -97,18 +113,16 @@ class PPO:
 
         self.config = config if config is not None else validated(PPOConfig, settings, place="algorithm")
 
-    def prepare(self, rollout: Columns, advantage: Tensor | None = None) -> TrainBatch:
-        """Advantages (unless given) and value targets, then everything flattened to `[B, ...]`.
+    def prepare(self, rollout: Columns, advantage: Tensor | None = None, target: Tensor | None = None) -> TrainBatch:
+        """Advantages and value targets (unless given), then everything flattened to `[B, ...]`.
 
         The rollout is left as it is.
         """
         if advantage is None:
             advantage = self.advantages(rollout)
-        entries: TrainBatch = {
-            key: rollout[key] for key in ("observation", "action", "log_prob", "value", "action_mask") if key in rollout
-        }
+        entries: TrainBatch = {key: rollout[key] for key in LEARNED_FROM if key in rollout}
         entries["advantage"] = advantage
-        entries["target"] = advantage + rollout["value"]
+        entries["target"] = advantage + rollout["value"] if target is None else target
         flat = {key: _flat(entry) for key, entry in entries.items()}
         if "valid" in rollout:
             keep = rollout["valid"].reshape(-1)
@@ -130,12 +144,13 @@ class PPO:
     def losses(self, policy: Any, batch: TrainBatch, *, clip_range: float) -> Losses:
         """The objective on one minibatch."""
         c = self.config
-        log_prob, entropy, value = policy.evaluate_actions(
-            batch["observation"], batch["action"], mask=batch.get("action_mask")
-        )
+        log_prob, entropy, value = evaluated(policy, batch)
         advantage = batch["advantage"]
         if c.normalize_advantage and len(advantage) > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        if "weight" in batch:
+            # Never negative, so it may stand inside the minimum: w * min(a, b) = min(w * a, w * b).
+            advantage = advantage * batch["weight"]
         log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
         surrogate = torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip_range, 1 + clip_range))
@@ -168,6 +183,15 @@ class PPO:
     def clip_range(self, progress: float) -> float:
         """Clip interval after `progress` (0 to 1) of the training."""
         return self.config.clip_range * _remaining(self.config.clip_range_schedule, progress)
+
+
+def evaluated(policy: Any, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability, entropy and value of what is in the batch, under the policy as it is."""
+    extra = {"duration": batch["duration"]} if "duration" in batch else {}
+    found: tuple[Tensor, Tensor, Tensor] = policy.evaluate_actions(
+        batch["observation"], batch["action"], mask=batch.get("action_mask"), **extra
+    )
+    return found
 
 
 def scaled_reward(rollout: Columns) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["discounted_returns", "explained_variance", "gae"]
+__all__ = ["discounted_returns", "explained_variance", "gae", "vtrace"]
 
 
 def gae(
@@ -30,6 +30,37 @@ def gae(
         carry = delta[t] + keep[t] * carry
         advantage[t] = carry
     return advantage
+
+
+def vtrace(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    log_ratio: Tensor,
+    *,
+    terminated: Tensor,
+    truncated: Tensor,
+    discount: float,
+    lam: float,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and value targets for experience of another policy, `log_ratio` = log(today's / the one that acted).
+
+    With all ratios 1 they are GAE's; with lam = 1 they are V-trace as published. The advantage of a step does not
+    contain its own weight: that belongs into the objective.
+    """
+    ratio = log_ratio.exp()
+    rho, c = ratio.clamp(max=rho_bar), ratio.clamp(max=c_bar)
+    delta = reward + discount * next_value * ~terminated - value
+    keep = discount * lam * (~(terminated | truncated)).to(delta.dtype)
+    advantage, target = torch.empty_like(delta), torch.empty_like(delta)
+    carry = torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantage[t] = delta[t] + keep[t] * carry
+        carry = rho[t] * delta[t] + keep[t] * c[t] * carry
+        target[t] = value[t] + carry
+    return advantage, target
 
 
 def discounted_returns(

@@ -9,34 +9,39 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from palaestra.actor.acting import Compiled
+from palaestra.actor.async_config import AsyncConfig
+from palaestra.actor.asynchronous import AsyncCollection
 from palaestra.actor.collector import Collector, Episode
 from palaestra.actor.reward_scale import RewardScale
-from palaestra.env.catalogue import as_vector_env
+from palaestra.actor.source import InTurn, Segment, Source
+from palaestra.env.catalogue import EnvConfig, as_vector_env
 from palaestra.env.vector import Snapshot
-from palaestra.errors import CheckpointError, ConfigError, ExperienceError, NonFiniteError
+from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import Columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
 from palaestra.learner.compiled import CompiledLearner, compiled_gae
+from palaestra.learner.off_policy import prepare_stale, stale_steps
 from palaestra.learner.ppo import PPO, TrainBatch, joined, scaled_reward
 from palaestra.learner.returns import explained_variance
-from palaestra.learner.threads import few_threads
 from palaestra.learner.update import learn_plainly, where_it_broke
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.storage import load_weights, policy_bytes
+from palaestra.threads import few_threads
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -68,8 +73,17 @@ class Trainer:
         normalize_reward: bool = False,
         compiled: Compiled = "auto",
         torch_threads: int | None = None,
+        buffer_type: Literal["standard", "vla"] = "standard",
+        buffer_size: int | None = None,
+        asynchronous: AsyncConfig | None = None,
+        env_config: EnvConfig | None = None,
     ) -> None:
-        """`env`: ours, a Gymnasium environment (vector or single), a list of them, or an id."""
+        """`env`: ours, a Gymnasium environment (vector or single), a list of them, or an id.
+
+        `buffer_type="vla"`, or settings in `asynchronous`, collects in the background. `buffer_size` is the
+        `rollout_length` of `train` when that says none, else what the background's ring holds. `env_config` tells a
+        collector process how to make the environments, when `env` itself does not say.
+        """
         self.policy = policy
         self.env = as_vector_env(env)
         self.algorithm = algorithm or PPO()
@@ -81,8 +95,18 @@ class Trainer:
         self.num_episodes = 0
         self.last_episodes: list[Episode] = []
         self._check_fit()
-        scale = RewardScale(self.env.num_envs, self.algorithm.config.gamma) if normalize_reward else None
-        self.collector = Collector(self.env, policy, seed=seed, compiled=compiled, reward_scale=scale)
+        discount = self.algorithm.config.gamma if normalize_reward else None
+        self._background: AsyncCollection | None = None
+        if asynchronous is not None or buffer_type == "vla":
+            self._background = AsyncCollection(
+                asynchronous or AsyncConfig(), policy, self.env, seed=seed, compiled=compiled, discount=discount,
+                env_config=env_config or _env_config(env),
+            )  # fmt: skip
+            self.collector = self._background.collector
+        else:
+            scale = None if discount is None else RewardScale(self.env.num_envs, discount)
+            self.collector = Collector(self.env, policy, seed=seed, compiled=compiled, reward_scale=scale)
+        self.collector_failures: list[str] = []
         self._shuffle = np.random.default_rng(np.random.SeedSequence([seed, 2]))
         self._compiled: Compiled = compiled
         self._threads = torch_threads
@@ -90,6 +114,7 @@ class Trainer:
         self._fast: CompiledLearner | None = None
         self._buffer: RolloutBuffer | None = None
         self._planned_timesteps = 0
+        self._buffer_size = buffer_size
 
     # ------------------------------------------------------------------ the three calls
 
@@ -109,49 +134,74 @@ class Trainer:
     def train(
         self,
         total_timesteps: int,
-        rollout_length: int = 2048,
+        rollout_length: int | None = None,
         log_interval: int = 1,
         callback: Callback | None = None,
     ) -> History:
-        """Collect and learn in turn until `total_timesteps` steps have been taken in all (earlier calls included)."""
-        if total_timesteps < 1 or rollout_length < 1 or log_interval < 1:
+        """Collect and learn until `total_timesteps` steps have been learned from in all (earlier calls included).
+
+        `rollout_length`: steps in each environment per update; the trainer's `buffer_size`, or 2048.
+        """
+        length = rollout_length if rollout_length is not None else self._buffer_size or 2048
+        if total_timesteps < 1 or length < 1 or log_interval < 1:
             raise ConfigError(
-                "train(total_timesteps, rollout_length, log_interval)", (total_timesteps, rollout_length, log_interval),
+                "train(total_timesteps, rollout_length, log_interval)", (total_timesteps, length, log_interval),
                 "each must be at least 1",
             )  # fmt: skip
         self._planned_timesteps = total_timesteps
+        ring = None if rollout_length is None else self._buffer_size
         history: History = []
-        with self._few_threads():
+        if self.total_timesteps >= total_timesteps:
+            return history
+        with self._few_threads(), self._collecting(total_timesteps, length, ring) as source:
             while self.total_timesteps < total_timesteps:
-                metrics = self._iterate(rollout_length)
+                metrics = self._iterate(source, length)
                 if self.n_updates % log_interval == 0 or self.total_timesteps >= total_timesteps:
                     history.append(metrics)
                 if callback is not None and callback(self, metrics) is False:
                     break
         return history
 
-    def _iterate(self, rollout_length: int) -> dict[str, float]:
+    @contextmanager
+    def _collecting(self, total_timesteps: int, rollout_length: int, ring: int | None) -> Iterator[Source]:
+        """Where experience comes from during one `train`."""
+        if self._background is None:
+            turns = InTurn(self.collector, rollout_length, self.n_updates, self._buffer)
+            yield turns
+            self._buffer = turns.buffer
+            return
+        left = total_timesteps - self.total_timesteps
+        segments = -(-left // (rollout_length * self.env.num_envs))
+        source = self._background.start(self.n_updates, rollout_length, segments, buffer_size=ring)
+        self.collector_failures = source.failures
+        try:
+            yield source
+        finally:
+            source.stop()
+
+    def _iterate(self, source: Source, rollout_length: int) -> dict[str, float]:
         began = time.perf_counter()
         before = self.total_timesteps
-        if _overridden(self, "collect_rollouts") or _overridden(self, "learn"):
+        own_collection = _overridden(self, "collect_rollouts") and self._background is None
+        if own_collection:
             rollout = self.collect_rollouts(rollout_length)
-            collected = time.perf_counter()
+            waited = collecting = time.perf_counter() - began
             metrics = self.learn(rollout)
         else:
-            # Nobody stands between the two calls, so the experience need not leave its buffer, nor tensordict
-            # (over a second to import) be there.
-            self._buffer = self._collect(rollout_length, self._buffer)
-            collected = time.perf_counter()
-            metrics = self._learn([self._buffer.columns()])
+            segment = source.take()
+            waited, collecting = time.perf_counter() - began, segment.collect_seconds
+            metrics = self._learn_from(segment, source)
         ended = time.perf_counter()
         metrics |= {
             "env_step": float(self.total_timesteps),
             "update": float(self.n_updates),
             "episodes": float(self.num_episodes),
-            "collect_seconds": collected - began,
-            "learn_seconds": ended - collected,
+            "collect_seconds": collecting,
+            "learn_seconds": ended - began - waited,
             "steps_per_second": (self.total_timesteps - before) / max(ended - began, 1e-9),
         }
+        if self._background is not None:
+            metrics |= _overlap(segment, waited, ended - began) | source.metrics()
         if self.episode_rewards:
             metrics["episode_return"] = float(np.mean(self.episode_rewards))
             metrics["episode_return_min"] = float(np.min(self.episode_rewards))
@@ -159,21 +209,48 @@ class Trainer:
             metrics["episode_length"] = float(np.mean(self.episode_lengths))
         return metrics
 
+    def _learn_from(self, segment: Segment, source: Source) -> dict[str, float]:
+        """Learn from a segment that was lent to us, and give it back."""
+        if self._background is not None:
+            self._background.note(segment)
+        self._count(segment.buffer.num_steps, segment.episodes)
+        try:
+            if _overridden(self, "learn"):
+                metrics = self.learn(segment.buffer.get())
+            else:
+                # Nobody stands between, so the experience need not leave its buffer, nor tensordict (over a second to
+                # import) be there.
+                metrics = self._learn([segment.buffer.columns()], heed=source.heed, once=True)
+        except CollectorFailed:
+            self._count(-segment.buffer.num_steps, ())
+            source.put_back(replace(segment, episodes=()))  # they have been told
+            raise
+        source.give_back(segment, self.n_updates)
+        return metrics
+
     # ------------------------------------------------------------------ what they are made of
 
     def _collect(self, n_steps: int, buffer: RolloutBuffer | None) -> RolloutBuffer:
         if n_steps < 1:
             raise ConfigError("collect_rollouts(n_steps)", n_steps, "must be at least 1")
+        if self._background is not None:
+            self._background.catch_up()
         buffer = self.collector.collect(n_steps, buffer, policy_version=self.n_updates)
+        self._count(n_steps, self.collector.episodes)
+        return buffer
+
+    def _count(self, n_steps: int, episodes: Sequence[Episode]) -> None:
         self.total_timesteps += n_steps * self.env.num_envs
-        self.last_episodes = self.collector.episodes
+        self.last_episodes = list(episodes)
         self.num_episodes += len(self.last_episodes)
         for episode in self.last_episodes:
             self.episode_rewards.append(episode.episode_return)
             self.episode_lengths.append(episode.length)
-        return buffer
 
-    def _learn(self, rollouts: list[Columns]) -> dict[str, float]:
+    def _learn(
+        self, rollouts: list[Columns], *, heed: Callable[[], None] | None = None, once: bool = False
+    ) -> dict[str, float]:
+        """`heed` may raise in the middle of a long update; `once`: this experience does not come again."""
         device = next(self.policy.parameters()).device
         rollouts = [_moved(rollout, device) for rollout in rollouts]
         fast = self._compiled_learner(rollouts)
@@ -191,8 +268,11 @@ class Trainer:
             else:
                 metrics = learn_plainly(
                     self.policy, self.algorithm, self._optimizer(), batch, order.to(device), rate=rate,
-                    clip_range=clip_range,
+                    clip_range=clip_range, heed=heed,
                 )  # fmt: skip
+        except CollectorFailed:
+            undo()
+            raise
         except NonFiniteError as error:
             found = where_it_broke(self.policy, batch, str(error))
             undo()
@@ -200,17 +280,25 @@ class Trainer:
         fresh = all(bool((rollout["policy_version"] == self.n_updates).all()) for rollout in rollouts)
         metrics |= self._about(batch, rollouts, rate, clip_range, metrics)
         self.n_updates += 1
-        if fresh:
-            # Statistics move between rollouts, never within one, and only experience of this policy counts.
+        if fresh or once:
+            # Statistics move between rollouts, never within one, and no experience counts twice.
             self._absorb(batch)
         return metrics
 
     def _prepared(self, rollout: Columns) -> TrainBatch:
+        stale = stale_steps(rollout, self.n_updates)
+        if stale is not None and self.algorithm.config.correction != "none" and self._prepares_as_ppo():
+            return prepare_stale(self.algorithm, self.policy, rollout, stale, compiled=self._compiled != "off")
         if type(self.algorithm) is PPO and rollout["reward"].device.type == "cpu" and self._compiled != "off":
             config = self.algorithm.config
             advantage = compiled_gae(rollout, scaled_reward(rollout), discount=config.gamma, lam=config.gae_lambda)
             return self.algorithm.prepare(rollout, advantage)
         return self.algorithm.prepare(rollout)
+
+    def _prepares_as_ppo(self) -> bool:
+        """A subclass with advantages of its own knows best what to do with old experience."""
+        cls = type(self.algorithm)
+        return cls.prepare is PPO.prepare and cls.advantages is PPO.advantages
 
     def _about(
         self, batch: TrainBatch, rollouts: list[Columns], rate: float, clip_range: float, metrics: dict[str, float]
@@ -225,10 +313,13 @@ class Trainer:
             "value_mean": float(batch["value"].mean()),
             "return_mean": float(batch["target"].mean()),
             "advantage_std": float(batch["advantage"].std(correction=0)),
-            "policy_lag": self.n_updates - float(rollouts[0]["policy_version"].double().mean()),
         }
+        lag = self.n_updates - torch.cat([rollout["policy_version"].reshape(-1) for rollout in rollouts])
+        about |= {"staleness": float(lag.double().mean()), "staleness_max": float(lag.max())}
+        if "weight" in batch:
+            about["behaviour_weight"] = float(batch["weight"].mean())
         if self.collector.reward_scale is not None:
-            about["reward_scale"] = self.collector.reward_scale.scale
+            about["reward_scale"] = float(rollouts[-1]["reward_scale"].reshape(-1)[-1])
         return about
 
     def _absorb(self, batch: TrainBatch) -> None:
@@ -299,7 +390,7 @@ class Trainer:
     def save_checkpoint(self, path: str | Path, *, about: Mapping[str, Any] | None = None) -> str:
         """Write everything needed to continue exactly here; returns the checkpoint's SHA-256."""
         adam = self._optimizer()
-        position = self.collector.snapshot()
+        position = self.collector.snapshot() if self._background is None else self._background.snapshot()
         tensors = {"adam.first": adam.first.cpu(), "adam.second": adam.second.cpu()}
         tensors |= {f"collector.{name}": torch.from_numpy(np.array(a)) for name, a in position.arrays.items()}
         state = {
@@ -339,11 +430,28 @@ class Trainer:
         self._planned_timesteps = state["planned_timesteps"]
         self._shuffle.bit_generator.state = state["shuffle"]
         arrays = {n.removeprefix("collector."): t.numpy() for n, t in tensors.items() if n.startswith("collector.")}
-        return self.collector.restore(Snapshot(arrays, state["collector"]))
+        return (self._background or self.collector).restore(Snapshot(arrays, state["collector"]))
 
 
 def _overridden(trainer: Trainer, method: str) -> bool:
     return getattr(type(trainer), method) is not getattr(Trainer, method) or method in vars(trainer)
+
+
+def _env_config(env: Any) -> EnvConfig | None:
+    """How another process can make the environments, if `env` says it."""
+    if isinstance(env, str):
+        return EnvConfig(id=env)
+    return env if isinstance(env, EnvConfig) else None
+
+
+def _overlap(segment: Segment, waited: float, whole: float) -> dict[str, float]:
+    """How well collecting and learning kept each other busy."""
+    return {
+        "queue_depth": float(segment.queue_depth),
+        "wait_seconds": waited,
+        "collector_utilisation": segment.collect_seconds / max(segment.collect_seconds + segment.idle_seconds, 1e-9),
+        "learner_utilisation": 1.0 - waited / max(whole, 1e-9),
+    }
 
 
 def _columns(rollout: Any) -> Columns:

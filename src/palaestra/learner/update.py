@@ -7,6 +7,7 @@ visit the samples alike. Diagnostics stay tensors until the end: reading one num
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from palaestra.errors import NonFiniteError
 from palaestra.learner.adam import Adam
-from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, minibatch
+from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibatch
 from palaestra.policy.flat import FlatParameters
 
 __all__ = ["learn_plainly", "where_it_broke"]
@@ -66,17 +67,24 @@ def learn_plainly(
     *,
     rate: float,
     clip_range: float,
+    heed: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Run every epoch (`order[E, B]` holds the shuffles) and return the means of the diagnostics."""
+    """Run every epoch (`order[E, B]` holds the shuffles) and return the means of the diagnostics.
+
+    `heed` is called before each minibatch and may raise: bad news need not wait for the end of a long update.
+    """
     config = algorithm.config
     flat = FlatParameters.of(policy)
     # Only parts that share nothing can go on without each other.
     separable = "actor" in flat.groups
+    scales: dict[str, float] = getattr(policy, "learning_rate_scales", {})
     live = list(flat.groups)
     improving = True
     tally = _Tally()
     for epoch in order:
         for rows in epoch.split(config.batch_size):
+            if heed is not None:
+                heed()
             losses = algorithm.losses(policy, minibatch(batch, rows), clip_range=clip_range)
             if improving:
                 tally.policy(losses.said)
@@ -89,21 +97,27 @@ def learn_plainly(
             flat.gradient.zero_()
             (losses.policy + losses.value if improving else losses.value).backward()
             tally.value(losses.said)
-            _step(flat, adam, live, config, rate, tally)
+            _step(flat, adam, live, config, {group: rate * scales.get(group, 1.0) for group in live}, tally)
     return tally.metrics()
 
 
-def _step(flat: FlatParameters, adam: Adam, live: list[str], config: PPOConfig, rate: float, tally: _Tally) -> None:
+def _step(
+    flat: FlatParameters, adam: Adam, live: list[str], config: PPOConfig, rates: dict[str, float], tally: _Tally
+) -> None:
     parts = {group: flat.gradient[flat.groups[group]] for group in live}
     squares = {group: float(torch.dot(part, part)) for group, part in parts.items()}
     whole = sum(squares.values())
     if not math.isfinite(whole):
         raise NonFiniteError(f"gradient is not finite at minibatch {tally.minibatches} of this update")
+    apart = config.grad_clip == "separate" and "actor" in flat.groups
+    if "actor" not in flat.groups:
+        tally.norm("policy", math.sqrt(whole))
     for group, square in squares.items():
-        tally.norm(group, math.sqrt(square))
-        norm = math.sqrt(square if config.grad_clip == "separate" else whole)
+        if "actor" in flat.groups:
+            tally.norm(group, math.sqrt(square))
+        norm = math.sqrt(square if apart else whole)
         limit = config.max_grad_norm
-        adam.step(flat, group, rate, 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+        adam.step(flat, group, rates[group], 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
 
 
 def where_it_broke(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError:
@@ -125,7 +139,7 @@ def where_it_broke(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError
                 "Lower algorithm.learning_rate, or set algorithm.max_grad_norm."
             )
     with torch.no_grad():
-        _, _, value = policy.evaluate_actions(batch["observation"], batch["action"], mask=batch.get("action_mask"))
+        _, _, value = evaluated(policy, batch)
     side = "value" if not bool(torch.isfinite(value).all()) else "policy"
     return NonFiniteError(
         f"{found}; it came from the network: finite weights and finite samples gave a {side} loss that is not finite. "

@@ -156,10 +156,50 @@ METRICS: dict[str, Metric] = {
         "Minibatch at which the KL limit stopped the policy's part of the update; absent when it did not.",
         "Small on most updates: lower the learning rate, or data is being thrown away.",
     ),
-    "policy_lag": Metric(
+    "staleness": Metric(
         "updates",
-        "How many updates old the weights were that collected this experience; 0 right after collecting.",
-        "Large: saved or foreign rollouts; the ratio corrects for them only within the clip range.",
+        "How many updates old the weights were that collected this experience, on average; 0 when taking turns.",
+        "At the bound all the time: the learner is the slower side; more staleness buys nothing, lower max_staleness.",
+    ),
+    "staleness_max": Metric(
+        "updates",
+        "The oldest weights behind any step of this update; in the background never above max_staleness.",
+        "Far above 1 while returns fall behind a synchronous run: lower max_staleness.",
+    ),
+    "behaviour_weight": Metric(
+        "–",
+        "Mean weight of this update's samples: how much likelier today's policy is to act as the older one did.",
+        "Far from 1: the two policies differ much; lower max_staleness or the learning rate.",
+    ),
+    "queue_depth": Metric(
+        "segments",
+        "Whole segments that wait behind the one being learned from.",
+        "Always at its limit: learning is the bottleneck. Always 0: collecting is.",
+    ),
+    "wait_seconds": Metric(
+        "s",
+        "How long the learner waited for this update's experience.",
+        "Close to collect_seconds: nothing overlaps; see collector_utilisation.",
+    ),
+    "collector_utilisation": Metric(
+        "0 to 1",
+        "Part of the collector's time spent collecting; the rest it waited for room.",
+        "Low: the learner is slower; a larger batch per update or fewer epochs would balance them.",
+    ),
+    "learner_utilisation": Metric(
+        "0 to 1",
+        "Part of the learner's time spent learning; the rest it waited for experience.",
+        "Low: acting is slower; more environments per inference is the first remedy.",
+    ),
+    "dropped_steps": Metric(
+        "steps",
+        "Steps taken and never learned from, so far: overwritten, too stale, or of a segment that was not finished.",
+        "Growing steadily: overwrite_oldest throws work away; use block.",
+    ),
+    "collector_restarts": Metric(
+        "–",
+        "How often a background collector that failed was replaced.",
+        "Above 0: read the warnings of the run; each restart loses an unfinished segment.",
     ),
     "reward_scale": Metric(
         "–",

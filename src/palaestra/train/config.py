@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from palaestra.actor.async_config import AsyncConfig
 from palaestra.config import Section, validated
 from palaestra.env.catalogue import EnvConfig
 from palaestra.errors import ConfigError
@@ -27,8 +28,8 @@ MAX_SEED = 2**32 - 1
 """The largest seed; evaluation adds to it, and torch takes no more than 64 bits."""
 
 
-class TrainerConfig(Section):
-    """How long to train, in what portions, and what to keep."""
+class TrainerConfig(AsyncConfig):
+    """How long to train, in what portions, whether collecting waits for learning, and what to keep."""
 
     total_timesteps: int | None = Field(default=None, ge=1)
     """Steps over all environments together. Give this or `iterations`; 100,000 when neither is given."""
@@ -40,13 +41,15 @@ class TrainerConfig(Section):
     """Steps in each environment per update. Longer sees more before each change and changes less often."""
 
     buffer_size: int | None = Field(default=None, ge=1)
-    """Another name for `rollout_length`, as the specifications write it."""
+    """Alone: another name for `rollout_length`, as the specifications write it. Beside `rollout_length`, in
+    asynchronous collection: steps per environment that the ring holds, a multiple of it."""
 
     buffer_type: Literal["standard", "vla"] = "standard"
-    """`standard` collects, then learns. `vla` is asynchronous collection."""
+    """`standard` collects, then learns. `vla` is another name for asynchronous collection."""
 
     collection: Literal["synchronous", "asynchronous"] = "synchronous"
-    """Whether collecting waits for learning."""
+    """`synchronous` collects, then learns, in turn. `asynchronous` collects in the background while learning, for
+    policies whose inference is slow (docs/async.md)."""
 
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """Everything random follows from it: same seed, same numbers, on the same machine."""
@@ -102,6 +105,13 @@ class RunConfig(Section):
             return self.trainer.iterations * self.rollout_length * self.env.num_envs
         return 100_000
 
+    @property
+    def asynchronous(self) -> AsyncConfig | None:
+        """How to collect in the background; None when collecting waits for learning."""
+        if self.trainer.buffer_type == "standard" and self.trainer.collection == "synchronous":
+            return None
+        return AsyncConfig(**{name: getattr(self.trainer, name) for name in AsyncConfig.model_fields})
+
     def resolved(self) -> dict[str, Any]:
         """Every value as plain JSON, defaults included."""
         return self.model_dump(mode="json")
@@ -137,15 +147,19 @@ def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfi
 
 
 def _trainer(given: Any) -> Any:
-    """`buffer_size` is another name for `rollout_length`; from here on there is one."""
+    """`buffer_size` alone is another name for `rollout_length`; from here on there is one."""
     if not isinstance(given, Mapping) or given.get("buffer_size") is None:
         return given
     settings = dict(given)
-    length = settings.pop("buffer_size")
-    if settings.get("rollout_length", length) != length:
+    length = settings["buffer_size"]
+    if settings.get("rollout_length") is None:
+        del settings["buffer_size"]
+        return {**settings, "rollout_length": length}
+    asynchronous = settings.get("buffer_type") == "vla" or settings.get("collection") == "asynchronous"
+    if settings["rollout_length"] != length and not asynchronous:
         reason = f"trainer.rollout_length says {settings['rollout_length']!r}"
         raise ConfigError("trainer.buffer_size", length, reason, "Give one of them")
-    return {**settings, "rollout_length": length}
+    return settings
 
 
 def _algorithm(given: Any) -> dict[str, Any]:
@@ -174,11 +188,15 @@ def _check_across(config: RunConfig) -> None:
         raise ConfigError(
             "trainer.iterations", t.iterations, f"trainer.total_timesteps says {t.total_timesteps}", "Give one of them"
         )
-    if t.buffer_type == "vla" or t.collection == "asynchronous":
-        place = "trainer.buffer_type" if t.buffer_type == "vla" else "trainer.collection"
-        value = t.buffer_type if t.buffer_type == "vla" else t.collection
-        remedy = f"Leave {place} out"
-        raise ConfigError(place, value, "asynchronous collection is not part of this version", remedy)
+    if config.asynchronous is None:
+        changed = [name for name, field in AsyncConfig.model_fields.items() if getattr(t, name) != field.default]
+        if changed:
+            raise ConfigError(
+                f"trainer.{changed[0]}", getattr(t, changed[0]), "means nothing when collecting waits for learning",
+                "Add trainer.collection=asynchronous, or leave it out",
+            )  # fmt: skip
+    elif t.buffer_size is not None:
+        _check_ring(t.buffer_size, config)
     samples, batch = config.rollout_length * config.env.num_envs, int(config.algorithm["batch_size"])
     if samples % batch:
         raise ConfigError(
@@ -186,6 +204,20 @@ def _check_across(config: RunConfig) -> None:
             f"does not divide the {samples} samples of a rollout (trainer.rollout_length {config.rollout_length} x "
             f"env.num_envs {config.env.num_envs})",
             f"Nearest that do: {' and '.join(str(n) for n in _divisors_near(samples, batch))}",
+        )  # fmt: skip
+
+
+def _check_ring(buffer_size: int, config: RunConfig) -> None:
+    length, needed = config.rollout_length, config.trainer.max_staleness + 1
+    if buffer_size < length:
+        raise ConfigError(
+            "trainer.buffer_size", buffer_size, f"is smaller than one segment (trainer.rollout_length {length})",
+            f"Leave it out, or give {needed * length} to hold {needed} segments",
+        )  # fmt: skip
+    if buffer_size % length:
+        raise ConfigError(
+            "trainer.buffer_size", buffer_size, f"is no multiple of a segment (trainer.rollout_length {length})",
+            f"Nearest: {buffer_size // length * length} and {(buffer_size // length + 1) * length}",
         )  # fmt: skip
 
 

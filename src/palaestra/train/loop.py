@@ -17,7 +17,7 @@ from torch import nn
 from palaestra.actor.evaluation import Evaluation, evaluate
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
-from palaestra.errors import ConfigError, NonFiniteError
+from palaestra.errors import CollectorFailed, ConfigError, NonFiniteError
 from palaestra.learner.algorithm import build_algorithm
 from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
 from palaestra.learner.trainer import Trainer
@@ -63,6 +63,9 @@ def build_trainer(config: RunConfig) -> Trainer:
             normalize_reward=config.env.normalize_reward,
             compiled=config.trainer.compiled,
             torch_threads=config.trainer.torch_threads,
+            buffer_size=config.trainer.buffer_size,
+            asynchronous=config.asynchronous,
+            env_config=config.env,
         )
     except BaseException:
         env.close()
@@ -131,6 +134,7 @@ class _Run:
         self._best = -float("inf")
         self._best_path: Path | None = None
         self._saved: Path | None = None
+        self._failures_told = 0
 
     def go(self) -> Outcome:
         c, telemetry = self._config, self._telemetry
@@ -139,11 +143,11 @@ class _Run:
                 self._save(None)
                 self._trainer.train(c.total_timesteps, c.rollout_length, 1, self._after_update)
                 checkpoint = self._save(self._score(self._last))
-        except NonFiniteError as error:
+        except (NonFiniteError, CollectorFailed) as error:
             # The trainer has put the weights back to what they were before the update that broke.
             self._save(None)
             telemetry.emit(PhaseChanged("failed", str(error)))
-            raise NonFiniteError(f"{error} The last good state is {self._saved}.") from None
+            raise type(error)(f"{error} The last good state is {self._saved}.") from error.__cause__
         except BaseException as error:
             telemetry.emit(PhaseChanged("failed", f"{type(error).__name__}: {error}"))
             raise
@@ -158,6 +162,9 @@ class _Run:
             metrics |= {"eval_return": found.mean_return, "eval_return_std": found.std_return}
             metrics["eval_length"] = sum(found.lengths) / len(found.lengths)
         self._last = metrics
+        for text in trainer.collector_failures[self._failures_told :]:
+            self._telemetry.emit(LogLine("warning", f"A collector was replaced: {text}"))
+        self._failures_told = len(trainer.collector_failures)
         self._tell(metrics)
         due = c.checkpoint_every is not None and trainer.n_updates % c.checkpoint_every == 0
         if due or "eval_return" in metrics or time.monotonic() - self._saved_at > c.checkpoint_seconds:

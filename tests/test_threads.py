@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from palaestra.learner.threads import few_threads
+from palaestra.threads import few_threads
 
 
 def test_torch_gets_its_threads_back_even_after_an_error():
@@ -22,7 +22,7 @@ def test_torch_gets_its_threads_back_even_after_an_error():
 def test_every_openblas_is_held_to_one_thread_also_the_one_the_kernels_load_late():
     code = """
 import threadpoolctl
-from palaestra.learner.threads import few_threads
+from palaestra.threads import few_threads
 with few_threads(None):
     import scipy.linalg.cython_blas
     found = [lib for lib in threadpoolctl.threadpool_info() if lib["internal_api"] == "openblas"]

@@ -1,0 +1,341 @@
+"""The background collector in a process of its own: for environments and policies that keep a core busy.
+
+Both processes lay the same ring, weight board and pulse over one block of anonymous shared memory. Through the pipe go
+leave to fill a slot, word that it is filled, and a traceback; never a tensor. The books are the parent's alone and no
+lock is shared, so a child that is killed in the middle of anything takes nothing with it but its unfinished segment,
+and the parent knows how many steps that were. A child whose parent is gone leaves by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from palaestra.actor.acting import Compiled
+from palaestra.actor.background import START_GRACE_S, STOP_GRACE_S, Filled, Following
+from palaestra.actor.collector import Collector, Episode, StopCollecting
+from palaestra.actor.reward_scale import RewardScale
+from palaestra.env.vector import VectorEnv
+from palaestra.errors import CollectorFailed, PalaestraError
+from palaestra.experience.slots import Overflow
+from palaestra.experience.vla_buffer import VLABuffer
+from palaestra.policy.live import LiveWeights, packed, tensors_of, unpacked
+from palaestra.threads import few_threads
+from palaestra.transport.queue import Claim, SegmentQueue
+from palaestra.transport.shared import SharedArrays, shared_block
+from palaestra.transport.weights import WeightBoard
+
+__all__ = ["Orders", "ProcessFiller", "SharedPlan"]
+
+# Where each fact stands in the pulse, which the child writes (but for STOP) and the parent reads.
+MOVED_AT, STEPS, STOP = 0, 1, 2
+"""When the last step began; how many each environment has taken in this life; whether to leave."""
+
+
+@dataclass(frozen=True)
+class SharedPlan:
+    """What both processes need to lay the same things over the same memory."""
+
+    buffer_size: int
+    segment_length: int
+    overflow: Overflow
+    shape: dict[str, Any]
+    """What a buffer is made of, from `collector.buffer_shape`."""
+    depth: int
+    live: tuple[tuple[int, ...], ...]
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool, bool], ...]
+    """Shape, type, whether a parameter, whether frozen: of every tensor of the policy."""
+
+    @classmethod
+    def of(cls, policy: nn.Module, shape: dict[str, Any], **sizes: Any) -> SharedPlan:
+        """The plan for a policy and the buffers it needs."""
+        live = tuple(array.shape for array in LiveWeights(policy).read())
+        tensors = tuple(
+            (tuple(t.shape), t.dtype, isinstance(t, nn.Parameter), isinstance(t, nn.Parameter) and not t.requires_grad)
+            for t in tensors_of(policy)
+        )
+        return cls(shape=shape, live=live, tensors=tensors, **sizes)
+
+    def lay(self, memory: SharedArrays) -> tuple[VLABuffer, WeightBoard, NDArray[np.float64], list[NDArray[Any]]]:
+        """Ring, board, pulse and the frozen weights (as bytes)."""
+        ring = VLABuffer(
+            self.buffer_size, segment_length=self.segment_length, overflow=self.overflow, memory=memory, **self.shape
+        )
+        like = [np.empty(shape, np.uint8) for shape in self.live]
+        board = WeightBoard(like, self.depth, memory=memory)
+        frozen = [memory((_nbytes(shape, dtype),), np.uint8) for shape, dtype, _, fixed in self.tensors if fixed]
+        return ring, board, memory((3,), np.float64), frozen
+
+    def block(self) -> Any:
+        """Fresh memory of the right size."""
+        return shared_block(self.lay)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a collector process is started with, besides memory and a policy."""
+
+    make_env: Callable[[], VectorEnv]
+    """Importable and picklable."""
+    seed: int
+    compiled: Compiled
+    discount: float | None
+    """Of the reward scale; None without one."""
+    scale_state: tuple[float, float, float] | None
+    first_stream: int
+    num_steps: int
+    """Steps each stream has taken before."""
+    torch_threads: int = 1
+
+
+class ProcessFiller:
+    """Fills segments in a process of its own; started afresh, it is another process."""
+
+    def __init__(
+        self, policy: nn.Module, plan: SharedPlan, block: Any, queue: SegmentQueue, next_orders: Callable[[], Orders]
+    ) -> None:
+        self._plan, self._block, self._queue, self._next_orders = plan, block, queue, next_orders
+        _, _, self._pulse, frozen = plan.lay(SharedArrays(block))
+        fixed = [p for p in policy.parameters() if not p.requires_grad]
+        for memory, tensor in zip(frozen, fixed, strict=True):
+            np.copyto(memory, tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        self._structure = packed(policy)
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._listener: threading.Thread | None = None
+        self._sending = threading.Lock()
+        self._granted: list[int] = []
+        self._delivered = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    def start(self, *, afresh: bool = False) -> None:
+        """Start the process and let it fill what there is room for; its environments are always fresh."""
+        context = multiprocessing.get_context("spawn")
+        self._pulse[:] = 0.0
+        self._pulse[MOVED_AT] = time.monotonic() + START_GRACE_S
+        self._granted, self._delivered = [], 0
+        ours, theirs = context.Pipe()
+        args = (theirs, self._block, self._plan, self._structure, self._next_orders(), os.getpid())
+        # Not a daemon: its environments may be processes of their own.
+        self._process = context.Process(target=_live, args=args, name="palaestra-collector")
+        self._process.start()
+        theirs.close()
+        self._pipe = ours
+        self._listener = threading.Thread(
+            target=self._listen, args=(ours, self._process), name="palaestra-collector-listener", daemon=True
+        )
+        self._listener.start()
+        self.room()
+
+    def room(self) -> None:
+        """Pass on whatever leave the queue gives."""
+        with self._sending:
+            while self._pipe is not None and self._may_grant() and (claim := self._queue.claim(0.0)) is not None:
+                if not self._granted:
+                    # Whatever it did before, from here on it has something to do.
+                    self._pulse[MOVED_AT] = max(self._pulse[MOVED_AT], time.monotonic())
+                self._granted.append(claim.slot)
+                with contextlib.suppress(OSError):  # its death is the listener's to tell
+                    self._pipe.send(("fill", claim))
+
+    def _may_grant(self) -> bool:
+        # Ahead of time, so that the child never waits for word; but what is to be overwritten must be chosen late.
+        return self._plan.overflow == "block" or not self._granted
+
+    def unmoved_for(self) -> float:
+        """Seconds since the child's last step began."""
+        return time.monotonic() - float(self._pulse[MOVED_AT]) if self._granted else 0.0
+
+    def stop(self) -> bool:
+        """Ask, wait, kill; give up what was not finished. Nothing is ever left of it."""
+        process, pipe, listener = self._process, self._pipe, self._listener
+        if process is None or pipe is None or listener is None:
+            return True
+        self._pulse[STOP] = 1.0
+        with self._sending, contextlib.suppress(OSError):
+            pipe.send(("stop",))
+        listener.join(STOP_GRACE_S)  # it ends with the process
+        if listener.is_alive():
+            process.kill()
+            listener.join()
+        with self._sending:
+            self._pipe = self._process = self._listener = None
+        pipe.close()
+        process.close()
+        return True
+
+    def _listen(self, pipe: Connection, process: Any) -> None:
+        """Hear what the child says until it is gone, and then settle what it leaves behind."""
+        failure: CollectorFailed | None = None
+        while True:
+            wait([pipe, process.sentinel])
+            try:
+                # The pipe is emptied before the death is believed: the last words are in there.
+                if not pipe.poll():
+                    break
+                word, *rest = pipe.recv()
+            except (EOFError, OSError):
+                break
+            if word == "filled":
+                self._filled(*rest)
+            else:
+                failure = _told(*rest)
+        process.join()
+        if self._pulse[STOP] == 0.0 and failure is None:
+            failure = CollectorFailed(
+                f"the background collector (process {process.pid}) died: {_exit_reason(process.exitcode)}. "
+                "If nobody killed it, look for it in the system's out-of-memory log."
+            )
+        self._settle()
+        if failure is not None:
+            self._queue.fail(failure)
+
+    def _filled(
+        self, slot: int, first_stream: int, first_env_step: int, reward_scale: float, said: tuple[Any, ...]
+    ) -> None:
+        buffer = self._queue.ring.segments[slot]
+        buffer.position = buffer.num_steps
+        buffer.first_stream, buffer.first_env_step, buffer.reward_scale = first_stream, first_env_step, reward_scale
+        episodes, *rest = said
+        self._granted.remove(slot)
+        self._delivered += buffer.num_steps
+        self._queue.deliver(slot, Filled([Episode(*one) for one in episodes], *rest))
+        self.room()
+
+    def _settle(self) -> None:
+        """Free what was granted and never filled; the child was in the first of those, if in any."""
+        steps = (int(self._pulse[STEPS]) - self._delivered) * self._queue.ring.num_envs
+        while self._granted:
+            self._queue.give_up(self._granted.pop(0), steps)
+            steps = 0
+
+
+# ---------------------------------------------------------------------- the child
+
+
+def _live(pipe: Connection, block: Any, plan: SharedPlan, structure: bytes, orders: Orders, parent: int) -> None:
+    """The life of a collector process."""
+    # Signals reach the whole group; stopping the collector is the parent's decision.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    env: VectorEnv | None = None
+    try:
+        ring, board, pulse, frozen = plan.lay(SharedArrays(block))
+        policy = unpacked(structure, _tensors(plan, frozen))
+        following = Following(policy, board)
+        following.renew()
+        env = orders.make_env()
+        with few_threads(orders.torch_threads):
+            collector = _collector(env, policy, orders)
+            _fill_as_told(pipe, ring, pulse, following, collector, parent)
+    except (EOFError, StopCollecting):
+        pass  # told to stop, or the parent is gone and nobody is left to tell
+    except BaseException as error:  # noqa: BLE001  whatever it was, the learner has to hear of it
+        cause = error if isinstance(error, PalaestraError) and _is_picklable(error) else None
+        with contextlib.suppress(OSError):
+            pipe.send(("failed", cause, f"{type(error).__name__}: {error}", traceback.format_exc()))
+    finally:
+        if env is not None:
+            env.close()
+
+
+def _collector(env: VectorEnv, policy: nn.Module, orders: Orders) -> Collector:
+    scale = None if orders.discount is None else RewardScale(env.num_envs, orders.discount)
+    if scale is not None and orders.scale_state is not None:
+        scale.mean, scale.variance, scale.count = orders.scale_state
+    collector = Collector(
+        env, policy, seed=orders.seed, compiled=orders.compiled, reward_scale=scale, first_stream=orders.first_stream
+    )
+    collector.num_steps = orders.num_steps
+    return collector
+
+
+def _fill_as_told(
+    pipe: Connection,
+    ring: VLABuffer,
+    pulse: NDArray[np.float64],
+    following: Following,
+    collector: Collector,
+    parent: int,
+) -> None:
+    exact: int | None = None
+
+    def before(t: int) -> int:
+        pulse[STEPS] = done + t
+        if done or t:  # the first step of all keeps its grace
+            pulse[MOVED_AT] = time.monotonic()
+        if pulse[STOP] or os.getppid() != parent:
+            raise StopCollecting
+        return following.renew(exact)
+
+    done = 0
+    idle_from = time.monotonic()
+    while True:
+        word, *rest = pipe.recv()
+        if word == "stop":
+            return
+        claim: Claim = rest[0]
+        exact = claim.version
+        began = time.monotonic()
+        buffer = ring.segments[claim.slot]
+        collector.collect(buffer.num_steps, buffer, before_step=before)
+        done += buffer.num_steps
+        pulse[STEPS] = done
+        ended = time.monotonic()
+        episodes = [tuple(episode) for episode in collector.episodes]
+        said = (episodes, ended - began, began - idle_from, collector.scale_state())
+        pipe.send(("filled", claim.slot, buffer.first_stream, buffer.first_env_step, buffer.reward_scale, said))
+        idle_from = ended
+
+
+def _tensors(plan: SharedPlan, frozen: list[NDArray[Any]]) -> list[Tensor]:
+    """The policy's tensors: frozen ones where they lie, the others of our own, to be filled from the board."""
+    waiting = iter(frozen)
+    made: list[Tensor] = []
+    for shape, dtype, is_parameter, fixed in plan.tensors:
+        tensor = torch.from_numpy(next(waiting)).view(dtype).view(shape) if fixed else torch.zeros(shape, dtype=dtype)
+        made.append(nn.Parameter(tensor, requires_grad=not fixed) if is_parameter else tensor)
+    return made
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def _told(cause: BaseException | None, line: str, trace: str) -> CollectorFailed:
+    failure = CollectorFailed(f"the background collector failed: {line}\n{trace.rstrip()}")
+    failure.__cause__ = cause
+    return failure
+
+
+def _exit_reason(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by signal {-code}, {signal.Signals(-code).name}"
+    return f"exit code {code}, without a word"
+
+
+def _is_picklable(error: BaseException) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  an error that cannot travel is told as text instead
+        return False
+    return True

@@ -1,0 +1,233 @@
+"""`VLABuffer`: a ring of whole, time-ordered segments between a collector that never stops and a learner.
+
+All memory is allocated at the start. A segment is `[segment_length, num_envs]`, each column one environment's unbroken
+stream, so advantages never cross environments or the seam of the ring. What is being read is never overwritten: a full
+ring makes the writer wait (`block`), or lose the oldest unread segment, counted in `dropped_steps`
+(`overwrite_oldest`). Threads may share it; two processes share its memory, and one of them keeps the books.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from palaestra.errors import ConfigError, ExperienceError
+from palaestra.experience.buffer import ArraySpec, Memory, ObservationSpec, RolloutBuffer
+from palaestra.experience.slots import Overflow, Slots
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from palaestra.experience.rollout import Rollout
+
+__all__ = ["VLABuffer"]
+
+
+class VLABuffer:
+    """Room for `buffer_size` steps of `num_envs` environments, in segments of `segment_length`."""
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        observation: ObservationSpec,
+        action: ArraySpec,
+        *,
+        segment_length: int | None = None,
+        overflow: Overflow = "block",
+        mask_size: int = 0,
+        chunk: int = 1,
+        memory: Memory = np.zeros,
+    ) -> None:
+        """`segment_length` defaults to the whole buffer: one segment, learned from when it is full."""
+        length = buffer_size if segment_length is None else segment_length
+        _check_sizes(buffer_size, length, num_envs, overflow)
+        self.segment_length, self.num_envs = length, num_envs
+        self.segments = [
+            RolloutBuffer(length, num_envs, observation, action, mask_size=mask_size, chunk=chunk, memory=memory)
+            for _ in range(buffer_size // length)
+        ]
+        self.slots = Slots(len(self.segments), overflow)
+        self.changed = threading.Condition()
+        """Held while the books are read or changed, and notified after; waits end when a slot changes hands."""
+        self.discarded_steps = 0
+        """Steps thrown away other than by overwriting: too old, or of a segment that was never finished."""
+        self._filling: int | None = None
+        self._added = 0
+
+    @property
+    def buffer_size(self) -> int:
+        """Steps per environment that fit."""
+        return self.segment_length * len(self.segments)
+
+    @property
+    def dropped_steps(self) -> int:
+        """Steps over all environments that were recorded and never read."""
+        return self.slots.overwritten * self.segment_length * self.num_envs + self.discarded_steps
+
+    def __len__(self) -> int:
+        """Whole segments that wait to be read."""
+        with self.changed:
+            return self.slots.num_full
+
+    def is_full(self) -> bool:
+        """Whether every segment is whole and unread."""
+        return len(self) == len(self.segments)
+
+    # ------------------------------------------------------------------ step by step, for one writer
+
+    def add(self, transition: Mapping[str, Any] | TensorDict, *, timeout: float | None = None) -> None:
+        """Append one step `[N, ...]` or several `[t, N, ...]`, by key.
+
+        On a full ring that blocks, waits until a reader makes room: for ever, or `timeout` seconds.
+        """
+        source: Any = transition
+        given = {str(key): source[key] for key in source.keys()}
+        if "reward" not in given:
+            raise ExperienceError("VLABuffer.add: no reward given, and it tells how many steps there are.")
+        several = np.ndim(given["reward"]) == 2
+        steps = len(given["reward"]) if several else 1
+        done = 0
+        while done < steps:
+            if self._filling is None:
+                self._filling = self._begin(timeout)
+            segment = self.segments[self._filling]
+            part = min(steps - done, segment.num_steps - segment.position)
+            segment.add(_steps(given, done, done + part) if several else given)
+            done += part
+            self._added += part
+            if segment.is_full():
+                self.commit(self._filling)
+                self._filling = None
+
+    def _begin(self, timeout: float | None) -> int:
+        slot = self.claim(timeout)
+        if slot is None:
+            raise ExperienceError(
+                f"VLABuffer.add: the ring of {len(self.segments)} segments stayed full for {timeout:g} s. "
+                "Read it with get(), or use overflow='overwrite_oldest'."
+            )
+        self.segments[slot].reset()
+        self.segments[slot].first_env_step = self._added
+        return slot
+
+    def get(self, flatten: bool = False) -> Rollout | TensorDict:
+        """Everything whole and unread that follows on without a gap, oldest first, copied out; frees its room.
+
+        `[T, N]`, or `[T * N]` with `flatten`.
+        """
+        from palaestra.experience.rollout import Rollout, combine_rollouts
+
+        parts: list[Rollout] = []
+        expected: int | None = None
+        while (slot := self.take(expected)) is not None:
+            segment = self.segments[slot]
+            parts.append(Rollout.from_columns(segment.columns()).clone())
+            expected = segment.first_env_step + segment.num_steps
+            self.release(slot)
+        if not parts:
+            raise ExperienceError("VLABuffer.get: no segment is whole yet. Ask is_full() or len() first.")
+        rollout = combine_rollouts(parts)
+        return rollout.reshape(-1) if flatten else rollout
+
+    @contextmanager
+    def reading(self) -> Iterator[RolloutBuffer]:
+        """The oldest whole segment in place, uncopied; it is not overwritten before the block ends."""
+        slot = self.take()
+        if slot is None:
+            raise ExperienceError("VLABuffer.reading: no segment is whole yet. Ask is_full() or len() first.")
+        try:
+            yield self.segments[slot]
+        finally:
+            self.release(slot)
+
+    # ------------------------------------------------------------------ segment by segment, for a collector
+
+    def claim(self, timeout: float | None = 0.0) -> int | None:
+        """A slot to fill; None when there is none within `timeout` seconds (None waits for ever)."""
+        with self.changed:
+            found: list[int] = []
+
+            def claimed() -> bool:
+                slot = self.slots.claim()
+                if slot is not None:
+                    found.append(slot)
+                return slot is not None
+
+            self.changed.wait_for(claimed, timeout)
+            return found[0] if found else None
+
+    def commit(self, slot: int) -> None:
+        """The segment is whole; a reader may take it."""
+        with self.changed:
+            self.slots.commit(slot)
+            self.changed.notify_all()
+
+    def abandon(self, slot: int, steps: int) -> None:
+        """The segment will not be finished: its `steps` (over all environments) are counted as dropped."""
+        with self.changed:
+            self.slots.abandon(slot)
+            self.discarded_steps += steps
+            self.changed.notify_all()
+
+    def take(self, first_env_step: int | None = None) -> int | None:
+        """The oldest whole segment's slot, protected until `release`; None if there is none (starting there)."""
+        with self.changed:
+            slot = self.slots.oldest()
+            if slot is None or first_env_step not in (None, self.segments[slot].first_env_step):
+                return None
+            return self.slots.take()
+
+    def release(self, slot: int) -> None:
+        """The reader has done with the segment."""
+        with self.changed:
+            self.slots.release(slot)
+            self.changed.notify_all()
+
+    def put_back(self, slot: int) -> None:
+        """The reader did not get to use the segment: it is unread again, and the oldest."""
+        with self.changed:
+            self.slots.put_back(slot)
+            self.changed.notify_all()
+
+    def discard(self, slot: int) -> None:
+        """The reader has no use for the segment it took: counted as dropped."""
+        with self.changed:
+            self.slots.release(slot)
+            self.discarded_steps += self.segment_length * self.num_envs
+            self.changed.notify_all()
+
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(segment.nbytes() for segment in self.segments)
+
+
+def _check_sizes(buffer_size: int, length: int, num_envs: int, overflow: str) -> None:
+    for name, number in (("num_envs", num_envs), ("segment_length", length), ("buffer_size", buffer_size)):
+        if number < 1:
+            raise ConfigError(f"VLABuffer({name})", number, "must be at least 1")
+    if buffer_size < length:
+        raise ConfigError(
+            "VLABuffer(buffer_size)", buffer_size, f"is smaller than one segment of {length} steps",
+            f"Give at least {length}; {2 * length} lets collecting go on while learning",
+        )  # fmt: skip
+    if buffer_size % length:
+        raise ConfigError(
+            "VLABuffer(buffer_size)", buffer_size, f"does not hold whole segments of {length} steps",
+            f"Use {buffer_size // length * length} or {(buffer_size // length + 1) * length}",
+        )  # fmt: skip
+    if overflow not in ("block", "overwrite_oldest"):
+        raise ConfigError("VLABuffer(overflow)", overflow, "is not 'block' or 'overwrite_oldest'")
+
+
+def _steps(given: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+    def part(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: column[start:stop] for name, column in value.items()}
+        return value[start:stop]
+
+    return {key: part(value) for key, value in given.items()}

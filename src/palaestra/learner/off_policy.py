@@ -1,0 +1,93 @@
+"""Learning from what an older policy did: its steps looked at with the eyes of the policy that is about to learn.
+
+Three policies are told apart. The *behaviour* policy acted and left its log-probabilities; the *proximal* policy is the
+one at the start of this update; the *current* one moves during it. PPO clips current against proximal, and each
+sample counts as much as the proximal policy was likelier than the behaviour policy to act so, up to a limit. Steps of
+the proximal policy itself keep their recorded numbers untouched, so fresh experience is learned from exactly as by
+plain PPO. Edits nothing: what it changes, it copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from palaestra.experience.columns import Columns
+from palaestra.learner.compiled import compiled_gae, compiled_vtrace
+from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibatch, scaled_reward
+from palaestra.learner.returns import gae, vtrace
+
+__all__ = ["Seen", "prepare_stale", "seen_today", "stale_steps"]
+
+ROWS_AT_ONCE = 1024
+"""Steps per forward pass: enough to be fast, few enough for images of a large model."""
+
+
+class Seen(NamedTuple):
+    """A rollout as the proximal policy sees it."""
+
+    rollout: Columns
+    """The same columns; `log_prob`, `value` and `next_value` of stale steps are the proximal policy's."""
+    log_weight: Tensor
+    """log(proximal / behaviour) `[T, N]`; exactly 0 for steps of the proximal policy itself."""
+
+
+def stale_steps(rollout: Columns, version: int) -> Tensor | None:
+    """Which steps were not taken by the weights of `version`, `[T, N]`; None when all were."""
+    stale: Tensor = rollout["policy_version"] != version
+    return stale if bool(stale.any()) else None
+
+
+@torch.no_grad()
+def seen_today(policy: Any, rollout: Columns, stale: Tensor) -> Seen:
+    """Evaluate the stale steps under the policy as it is."""
+    rows = stale.reshape(-1).nonzero().squeeze(1)
+    keys = ("observation", "action", "action_mask", "duration")
+    flat: TrainBatch = {key: _flat(rollout[key]) for key in keys if key in rollout}
+    log_prob, value = rollout["log_prob"].flatten().clone(), rollout["value"].flatten().clone()
+    for some in rows.split(ROWS_AT_ONCE):
+        found, _, worth = evaluated(policy, minibatch(flat, some))
+        log_prob[some], value[some] = found.to(log_prob.dtype), worth.to(value.dtype)
+    log_prob, value = log_prob.view_as(rollout["log_prob"]), value.view_as(rollout["value"])
+    # What follows within the segment is seen today as well; where it does not, the recorded estimate has to do.
+    next_value = rollout["next_value"].clone()
+    goes_on = ~(rollout["terminated"] | rollout["truncated"])[:-1]
+    next_value[:-1] = torch.where(goes_on & stale[1:], value[1:], next_value[:-1])
+    today = {**rollout, "log_prob": log_prob, "value": value, "next_value": next_value}
+    return Seen(today, log_prob - rollout["log_prob"])
+
+
+def prepare_stale(algorithm: PPO, policy: Any, rollout: Columns, stale: Tensor, *, compiled: bool = True) -> TrainBatch:
+    """What `PPO.prepare` gives, for experience of which some is older than the policy."""
+    c: PPOConfig = algorithm.config
+    seen = seen_today(policy, rollout, stale)
+    today: Columns = dict(seen.rollout)
+    reward, weight = scaled_reward(today), seen.log_weight.exp()
+    settings: dict[str, Any] = {"discount": c.gamma, "lam": c.gae_lambda}
+    ends: dict[str, Any] = {key: today[key] for key in ("terminated", "truncated")}
+    value, next_value = today["value"], today["next_value"]
+    fast = compiled and reward.device.type == "cpu"
+    if c.correction == "vtrace":
+        settings |= {"rho_bar": c.rho_bar, "c_bar": c.c_bar}
+        advantage, target = (
+            compiled_vtrace(today, reward, seen.log_weight, **settings)
+            if fast
+            else vtrace(reward, value, next_value, seen.log_weight, **ends, **settings)
+        )
+        today["weight"] = weight.clamp(max=c.rho_bar)
+    else:
+        advantage = (
+            compiled_gae(today, reward, **settings) if fast else gae(reward, value, next_value, **ends, **settings)
+        )
+        target = advantage + today["value"]
+        today["weight"] = weight.clamp(max=c.weight_limit)
+    return algorithm.prepare(today, advantage, target)
+
+
+def _flat(entry: Any) -> Any:
+    if isinstance(entry, Mapping):
+        return {name: part.flatten(0, 1) for name, part in entry.items()}
+    return entry.flatten(0, 1)

@@ -1,0 +1,94 @@
+"""What of a policy changes while it learns, and how a second copy of it is kept up to date, here or elsewhere.
+
+`LiveWeights` lists the arrays that move (trained weights as one vector, then buffers such as normaliser statistics).
+`twin` copies a policy within a process, sharing what is frozen. `packed` and `unpacked` take it to another process:
+its structure is pickled, its tensors never are; they lie in memory that both processes see.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from palaestra.errors import ConfigError
+from palaestra.policy.flat import FlatParameters
+
+__all__ = ["LiveWeights", "packed", "twin", "unpacked"]
+
+
+class LiveWeights:
+    """The moving arrays of one policy."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        self._tensors = [FlatParameters.of(policy).vector, *policy.buffers()]
+        self._in_place = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in self._tensors)
+        self._copies = [_as_bytes(tensor.detach().cpu()) for tensor in self._tensors]
+
+    def read(self) -> list[NDArray[Any]]:
+        """The arrays as they are; on the CPU the policy's own memory, so whoever keeps them must copy."""
+        if not self._in_place:
+            for mine, tensor in zip(self._copies, self._tensors, strict=True):
+                np.copyto(mine, _as_bytes(tensor.detach().cpu()))
+        return self._copies
+
+    def write(self, fill: Callable[[Sequence[NDArray[Any]]], int]) -> int:
+        """Let `fill` write new values and answer with their version."""
+        version = fill(self._copies)
+        if not self._in_place:
+            for mine, tensor in zip(self._copies, self._tensors, strict=True):
+                tensor.copy_(torch.from_numpy(mine).view(tensor.dtype).view(tensor.shape))
+        return version
+
+
+def twin(policy: nn.Module) -> nn.Module:
+    """A second policy with weights of its own; what is frozen is shared, since nobody writes to it."""
+    shared: dict[int, Any] = {id(p): p for p in policy.parameters() if not p.requires_grad}
+    return copy.deepcopy(policy, shared)
+
+
+def packed(policy: nn.Module) -> bytes:
+    """The structure of a policy, without its tensors, as bytes for a process that can import its class."""
+    index = {id(tensor): number for number, tensor in enumerate(tensors_of(policy))}
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> int | None:
+            return index.get(id(obj)) if isinstance(obj, Tensor) else None
+
+    file = io.BytesIO()
+    try:
+        Pickler(file).dump(policy)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            "policy", type(policy).__name__, f"cannot be sent to a collector process ({error})",
+            "Define its class at the top of an importable module, or collect in a thread: trainer.collector=thread",
+        ) from error  # fmt: skip
+    return file.getvalue()
+
+
+def unpacked(structure: bytes, tensors: Sequence[Tensor]) -> nn.Module:
+    """The policy that `packed` described, over the given tensors."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: int) -> Tensor:
+            return tensors[pid]
+
+    policy: nn.Module = Unpickler(io.BytesIO(structure)).load()
+    return policy
+
+
+def tensors_of(policy: nn.Module) -> list[Tensor]:
+    """Every parameter and buffer once, in a fixed order."""
+    return [*policy.parameters(), *policy.buffers()]
+
+
+def _as_bytes(tensor: Tensor) -> NDArray[Any]:
+    # As bytes, because numpy has no bfloat16.
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy()

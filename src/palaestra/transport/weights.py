@@ -1,0 +1,71 @@
+"""The arrow from learner to actor: published weights with version numbers, read without ever being torn.
+
+The board keeps the last `depth` versions. The writer announces a version before it touches the memory and makes it the
+newest only when it is whole; a reader copies, then looks whether the writer had come round to that memory meanwhile,
+and if so copies again. Nobody waits for anybody, so a reader that is killed leaves no lock behind. Knows nothing of
+policies: it carries arrays of fixed shapes, from one writer to any number of readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from palaestra.errors import ExperienceError
+
+__all__ = ["WeightBoard"]
+
+WRITING, NEWEST = 0, 1
+
+
+class WeightBoard:
+    """The last `depth` published versions of a list of arrays."""
+
+    def __init__(
+        self,
+        like: Sequence[NDArray[Any]],
+        depth: int = 2,
+        *,
+        memory: Callable[[tuple[int, ...], Any], NDArray[Any]] = np.zeros,
+    ) -> None:
+        """`memory` gives zeroed arrays; laid over the same shared memory by two processes, it is one board."""
+        if depth < 2:
+            raise ExperienceError(f"WeightBoard: depth {depth} leaves nothing to read while it is written. Use 2.")
+        self.depth = depth
+        # Counted from 1, so that untouched memory says that nothing was published.
+        self._state = memory((2,), np.int64)
+        self._versions = [[memory(array.shape, array.dtype) for array in like] for _ in range(depth)]
+
+    @property
+    def newest(self) -> int:
+        """The newest whole version; -1 before the first."""
+        return int(self._state[NEWEST]) - 1
+
+    def publish(self, version: int, arrays: Sequence[NDArray[Any]]) -> None:
+        """Make a copy of `arrays` the newest version. Versions only grow."""
+        if version <= self.newest:
+            raise ExperienceError(f"WeightBoard.publish: version {version} is not newer than {self.newest}.")
+        self._state[WRITING] = version + 1
+        for target, array in zip(self._versions[version % self.depth], arrays, strict=True):
+            np.copyto(target, array)
+        self._state[NEWEST] = version + 1
+
+    def read_into(self, targets: Sequence[NDArray[Any]], version: int | None = None) -> int:
+        """Copy the newest version, or exactly the one asked for, and say which it was."""
+        while True:
+            wanted = self.newest if version is None else version
+            if wanted < 0 or wanted > self.newest:
+                raise ExperienceError(f"WeightBoard.read_into: version {wanted} is not published yet.")
+            for target, array in zip(targets, self._versions[wanted % self.depth], strict=True):
+                np.copyto(target, array)
+            # The writer announces itself before its first byte, so whoever finds no announcement has clean bytes.
+            if int(self._state[WRITING]) - 1 < wanted + self.depth:
+                return wanted
+            if version is not None:
+                raise ExperienceError(
+                    f"WeightBoard.read_into: version {version} was replaced; the board keeps {self.depth}, up to "
+                    f"{self.newest}. Make it deeper."
+                )
