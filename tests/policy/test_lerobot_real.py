@@ -1,6 +1,7 @@
 """The LeRobot adapter on LeRobot itself; skipped where it is not installed (`pip install 'palaestra[lerobot]'`).
 
-A real ACT with a small transformer and torchvision's ResNet-18, freshly initialised.
+A real ACT with a small transformer and torchvision's ResNet-18, and a real SmolVLA around a tiny SmolVLM, both freshly
+initialised: their published weights are not needed to see that the pieces fit.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import importlib.util
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,11 +61,11 @@ def _torchvision():
         yield
 
 
-def _built(action=CHUNK, **section):
+def _built(action=CHUNK, observation=OBSERVATION, **section):
     section = {"model_class": "palaestra.policy.lerobot_adapter:LeRobotModel", **section}
     section.setdefault("model_config", {} if "model_path" in section else {"policy": "act", "config": SMALL})
     config = validated(PolicyConfig, {"name": "vla", "vla_config": section}, place="policy")
-    return build_policy(config, OBSERVATION, action, seed=1)
+    return build_policy(config, observation, action, seed=1)
 
 
 def test_a_real_act_keeps_every_rule_of_a_model():
@@ -119,3 +121,45 @@ def test_a_frozen_resnet_stays_bit_identical_while_the_rest_moves():
     assert resnet <= same
     assert "model.policy.model.action_head.weight" not in same
     assert "model.policy.model.decoder.layers.0.linear1.weight" not in same
+
+
+@pytest.fixture
+def tiny_smolvlm(tmp_path, monkeypatch):
+    """A SmolVLM of a few thousand weights, by its configuration; its tokenizer is two numbers."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    from transformers import SmolVLMConfig
+
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    SmolVLMConfig(
+        image_token_id=31, scale_factor=2, pad_token_id=0,
+        vision_config={**vision, "image_size": 48, "patch_size": 12},
+        text_config={**text, "model_type": "llama", "num_key_value_heads": 2, "vocab_size": 32, "pad_token_id": 0},
+    ).save_pretrained(tmp_path)  # fmt: skip
+    import lerobot.policies.smolvla.smolvlm_with_expert as smolvlm
+
+    tokens = SimpleNamespace(tokenizer=SimpleNamespace(fake_image_token_id=29, global_image_token_id=30))
+    monkeypatch.setattr(smolvlm, "AutoProcessor", SimpleNamespace(from_pretrained=lambda _: tokens))
+    return str(tmp_path)
+
+
+def test_a_real_smolvla_keeps_every_rule_of_a_model_and_reads_its_instruction(tiny_smolvlm):
+    small = {
+        "vlm_model_name": tiny_smolvlm, "num_vlm_layers": 2, "resize_imgs_with_padding": [48, 48], "num_steps": 3,
+        "chunk_size": 6, "n_action_steps": 6, "max_state_dim": 8, "max_action_dim": 4, "expert_width_multiplier": 0.5,
+    }  # fmt: skip
+    words = spaces.Dict({**OBSERVATION.spaces, "language": spaces.MultiDiscrete([28] * 6)})
+    policy = _built(CHUNK, words, model_config={"policy": "smolvla", "config": small})
+    assert type(policy.model.policy).__name__ == "SmolVLAPolicy"
+    seen = random_observations(words, 3)
+    acted = policy.act(seen, torch.full((3, 2), 0.5))
+    log_prob, _, _ = policy.evaluate_actions(seen, acted.action.detach())
+    assert torch.allclose(log_prob, acted.log_prob.sum(-1), atol=1e-4)
+    log_prob.sum().backward()
+    expert = policy.model.policy.model.vlm_with_expert.lm_expert
+    assert all(p.grad is not None for p in expert.layers[0].mlp.parameters())
+    vision = policy.model.policy.model.vlm_with_expert.vlm.model.vision_model
+    assert all(p.grad is None for p in vision.parameters())  # SmolVLA freezes it unless told otherwise
+    other = {**seen, "language": (seen["language"] + 1) % 28}
+    assert not torch.allclose(policy.act(other, None).action, policy.act(seen, None).action, atol=1e-6)

@@ -33,12 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["LeRobotModel"]
 
 PLACE = "policy.vla_config.model_config"
-ACTION, STATE, ENVIRONMENT, IMAGES = (
-    "action",
-    "observation.state",
-    "observation.environment_state",
-    "observation.images",
-)
+ACTION, STATE, ENVIRONMENT = "action", "observation.state", "observation.environment_state"
+IMAGE = "observation.image"
+"""How the name of an image begins: `observation.image`, or `observation.images.top`."""
 TOKENS, TOKENS_MASK = "observation.language.tokens", "observation.language.attention_mask"
 HEADS = {"act": "model.action_head", "smolvla": "model.action_out_proj", "pi0": "model.action_out_proj"}
 """The last layer of each policy we know; its input is what the value head reads."""
@@ -187,7 +184,7 @@ class LeRobotModel(nn.Module):
         batch: dict[str, Tensor] = {}
         for name, key in self._keys.items():
             part = observations[tuple(key.split("/"))]
-            if name.startswith(IMAGES):
+            if name.startswith(IMAGE):
                 part = part.permute(0, 3, 1, 2).float() / (255.0 if part.dtype == torch.uint8 else 1.0)
             elif name == TOKENS:
                 batch[TOKENS_MASK] = part != 0
@@ -365,13 +362,13 @@ def _settings(
 
 
 def _kind(name: str) -> str:
-    if name.startswith(IMAGES):
+    if name.startswith(IMAGE):
         return "VISUAL"
     return "ENV" if name == ENVIRONMENT else "STATE"
 
 
 def _shape(name: str, part: Tensor) -> tuple[int, ...]:
-    if name.startswith(IMAGES):
+    if name.startswith(IMAGE):
         height, width, channels = part.shape
         return (channels, height, width)
     return (part.numel(),)
@@ -383,10 +380,10 @@ def _matched_keys(
     """LeRobot's name of every input to the environment's key."""
     images = [key for key, part in shown.items() if part.ndim == 3 and part.shape[-1] in (1, 3)]
     if given is None:
-        matched = {f"{IMAGES}.{key.replace('/', '.')}": key for key in images}
+        matched = {f"{IMAGE}s.{key.replace('/', '.')}": key for key in images}
         for key in shown:
             matched |= {name: key for name in _usual_names(key.rpartition("/")[2])}
-        theirs = [name for name in wanted or {} if name.startswith(IMAGES) or name == "observation.image"]
+        theirs = [name for name in wanted or {} if name.startswith(IMAGE)]
         if len(theirs) == len(images) == 1:
             matched = {name: key for name, key in matched.items() if key != images[0]} | {theirs[0]: images[0]}
         given = {name: key for name, key in matched.items() if wanted is None or name in wanted or name == TOKENS}
@@ -398,7 +395,7 @@ def _matched_keys(
     missing = sorted(set(wanted or {}) - set(given))
     if missing or not given:
         first = (missing or [STATE])[0]
-        fitting = [key for key in shown if (key in images) == first.startswith(IMAGES)] or list(shown)
+        fitting = [key for key in shown if (key in images) == first.startswith(IMAGE)] or list(shown)
         raise ConfigError(
             f"{PLACE}.keys", dict(given), f"the policy needs {', '.join(missing) or 'an input'}",
             f"Say where it comes from, e.g. {{{first}: {fitting[0]}}}; "
