@@ -1,5 +1,8 @@
 """The table: the words decide, the numbers add up, the picture shows it, and somebody who sees the state can do it."""
 
+import os
+import subprocess
+import sys
 import time
 
 import gymnasium
@@ -250,3 +253,34 @@ def test_the_physics_of_mujoco_lag_behind_the_command_and_need_the_package(monke
 
 def _without_mujoco(*args, **kwargs):
     raise ModuleNotFoundError("No module named 'mujoco'")
+
+
+_MUJOCO_CAMERA = """
+import numpy as np
+from palaestra.env.table import RGB
+from palaestra.env.table_mujoco import TableReachMujoco
+from palaestra.errors import ConfigError
+try:
+    env = TableReachMujoco(camera="mujoco")
+except ConfigError as error:
+    print(error)
+else:
+    seen, _ = env.reset(seed=3)
+    for colour, (x, y) in zip(env.colours, env.blocks):
+        pixel = seen["rgb"][int((1 - y) * 48), int(x * 48)].astype(int)
+        assert abs(pixel - RGB[colour]).max() < 40, (colour, pixel)
+    env.close()
+    print("the camera shows it")
+"""
+
+
+@pytest.mark.parametrize(("backend", "told"), [("egl", "the camera shows it"), ("disable", "MuJoCo found no OpenGL")])
+def test_mujocos_own_camera_shows_the_same_table_or_says_that_it_cannot(backend, told):
+    # MuJoCo chooses its way to OpenGL when it is imported, hence the fresh interpreter.
+    around = {**os.environ, "MUJOCO_GL": backend}
+    done = subprocess.run(
+        [sys.executable, "-c", _MUJOCO_CAMERA], capture_output=True, text=True, env=around, check=False
+    )
+    if backend == "egl" and "MuJoCo found no OpenGL" in done.stdout:
+        pytest.skip("no EGL here")
+    assert told in done.stdout, done.stderr

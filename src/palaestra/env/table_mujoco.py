@@ -67,7 +67,7 @@ class TableReachMujoco(TableReach):
             raise ConfigError("env.kwargs.camera", camera, "there is no such camera", "Use 'drawn' or 'mujoco'")
         self._model = mujoco.MjModel.from_xml_string(_XML)
         self._data = mujoco.MjData(self._model)
-        self._renderer: Any = mujoco.Renderer(self._model, size, size) if camera == "mujoco" else None
+        self._renderer: Any = _renderer(self._model, size) if camera == "mujoco" else None
 
     def close(self) -> None:
         """Give the renderer's memory back."""
@@ -96,3 +96,13 @@ class TableReachMujoco(TableReach):
             self._renderer.update_scene(self._data, camera="above")
             rgb = self._renderer.render().copy()
         return rgb, depth
+
+
+def _renderer(model: Any, size: int) -> Any:
+    try:
+        return mujoco.Renderer(model, size, size)
+    # Each of MuJoCo's ways to OpenGL says in its own way that it is not there.
+    except (ImportError, AttributeError, RuntimeError, mujoco.FatalError) as error:
+        reason = f"MuJoCo found no OpenGL ({type(error).__name__})"
+        remedy = "Set MUJOCO_GL=egl or osmesa before Python starts, or use 'drawn'"
+        raise ConfigError("env.kwargs.camera", "mujoco", reason, remedy) from error
