@@ -1,7 +1,9 @@
 """Pretrained models as policies: configuration, loading, acting, learning with parts frozen, and files."""
 
 import copy
+import math
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from palaestra.policy.flat import FlatParameters
 from palaestra.policy.storage import load_weights
 from palaestra.policy.vla import VLAPolicy, as_tensordict, load_vla_model
 from palaestra.policy.vla_conformance import random_observations
+from palaestra.policy.vla_gaussian import GaussianHead
 from palaestra.policy.vla_linear import LinearVLA
 
 OBSERVATION = spaces.Dict(
@@ -180,6 +183,12 @@ def test_a_class_may_rename_a_files_weights_add_parts_of_its_own_and_read_its_sh
     policy = _built(model_class=f"{HERE}:WithNewHead", model_path=str(tmp_path / "w.safetensors"))
     assert policy.notices == []
     assert torch.equal(policy.model.vision_encoder.weight, state["vision_encoder.weight"])
+    with pytest.raises(
+        ConfigError, match=r"is \(2, 5\) in the file and \(2, 6\) in the model"
+    ):  # what is written counts
+        _built(
+            model_class=f"{HERE}:WithNewHead", model_path=str(tmp_path / "w.safetensors"), model_config={"hidden": 6}
+        )
 
 
 def test_a_checkpoint_that_brings_every_weight_needs_no_pretrained_file():
@@ -235,6 +244,23 @@ def test_a_model_that_takes_no_generator_is_seeded_and_torchs_own_state_put_back
     assert torch.equal(torch.rand(2), expected)
     assert torch.equal(policy.act(seen, noise).action, first)
     assert torch.equal(policy.act(seen, None).action, policy.act(seen, None).action)
+
+
+def test_two_threads_that_act_at_once_do_not_mix_up_their_random_numbers():
+    policy, seen = _built(model_class=f"{HERE}:FromTheGlobalGenerator"), _seen()
+    noises = [torch.full((3, 2), 0.01 * i) for i in range(40)]
+    alone = [policy.act(seen, noise).action for noise in noises]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda noise: policy.act(seen, noise).action, noises))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_the_normal_distribution_by_hand():
+    head = GaussianHead(2, log_std_init=math.log(0.5))
+    log_prob, entropy = head.evaluate(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.0]]))
+    # One and two standard deviations away: -(1 + 4) / 2 - 2 log 0.5 - log(2 pi) = -2.9516
+    assert log_prob.tolist() == pytest.approx([-2.951583], rel=1e-5)
+    assert entropy.tolist() == pytest.approx([2 * (0.5 + math.log(0.5) + 0.5 * math.log(2 * math.pi))], rel=1e-5)
 
 
 @pytest.mark.parametrize("action", [ACTION, CHUNK], ids=["single", "chunk"])
