@@ -84,4 +84,4 @@ def _keys_at(section: type[BaseModel], path: list[str]) -> set[str]:
         if not inner:
             break
         model = inner[0]
-    return set(model.model_fields)
+    return {field.alias or name for name, field in model.model_fields.items()}

@@ -96,7 +96,7 @@ def test_a_full_ring_makes_the_writer_wait_until_a_reader_makes_room():
     ring = _ring(2, segment_length=1)
     ring.add(_step(0))
     ring.add(_step(1))
-    with pytest.raises(ExperienceError, match="stayed full for 0.01 s. Read it"):
+    with pytest.raises(ExperienceError, match=r"stayed full for 0.01 s. Read it"):
         ring.add(_step(2), timeout=0.01)
     writer = threading.Thread(target=ring.add, args=(_step(2),))
     writer.start()
@@ -127,7 +127,7 @@ def test_a_gap_ends_what_is_read_at_once_because_advantages_must_not_cross_it():
 
 
 def test_reading_an_empty_ring_says_what_to_ask_first():
-    with pytest.raises(ExperienceError, match="no segment is whole yet. Ask is_full"):
+    with pytest.raises(ExperienceError, match=r"no segment is whole yet. Ask is_full"):
         _ring(4).get()
 
 

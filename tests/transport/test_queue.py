@@ -122,9 +122,7 @@ def test_put_back_comes_first_again():
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    st.integers(0, 4), st.booleans(), st.lists(st.sampled_from(["begin", "end", "take", "learned"]), max_size=80)
-)
+@given(st.integers(0, 4), st.booleans(), st.lists(st.sampled_from(["begin", "end", "take", "learned"]), max_size=80))
 def test_whatever_the_timing_no_step_is_staler_than_the_bound(bound, reproducible, steps):
     queue = _queue(bound, reproducible=reproducible)
     queue.open(0, 1000)

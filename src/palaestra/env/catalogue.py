@@ -154,6 +154,9 @@ def known_environments() -> list[KnownEnvironment]:
 
 
 def _compiled(config: EnvConfig) -> VectorEnv:
+    if config.action_chunk > 1:
+        reason = f"{config.id} takes one discrete action per step"
+        raise ConfigError("env.action_chunk", config.action_chunk, reason, "Leave env.action_chunk out")
     module, _, name = COMPILED[config.id].partition(":")
     make = getattr(importlib.import_module(module), name)
     kwargs = dict(config.kwargs)

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 from palaestra.experience.buffer import ArraySpec, RolloutBuffer
 from palaestra.experience.columns import Columns
+from palaestra.experience.vla_buffer import VLABuffer
 
 if TYPE_CHECKING:
     from palaestra.experience.rollout import Rollout, combine_rollouts
 
-__all__ = ["ArraySpec", "Columns", "Rollout", "RolloutBuffer", "combine_rollouts"]
+__all__ = ["ArraySpec", "Columns", "Rollout", "RolloutBuffer", "VLABuffer", "combine_rollouts"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from palaestra.learner.algorithm import ALGORITHMS, build_algorithm
 from palaestra.learner.checkpoint import Checkpoint, read_checkpoint
 from palaestra.learner.ppo import PPO, PPOConfig
-from palaestra.learner.returns import explained_variance, gae
+from palaestra.learner.returns import explained_variance, gae, vtrace
 from palaestra.learner.trainer import Trainer
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "explained_variance",
     "gae",
     "read_checkpoint",
+    "vtrace",
 ]

@@ -4,5 +4,18 @@ from palaestra.policy.actor_critic import Acted, ActorCritic, PolicyConfig
 from palaestra.policy.build import build_policy
 from palaestra.policy.distribution import Distribution
 from palaestra.policy.storage import load_policy, save_policy
+from palaestra.policy.vla import VLAPolicy, load_vla_model
+from palaestra.policy.vla_conformance import check_vla_model
 
-__all__ = ["Acted", "ActorCritic", "Distribution", "PolicyConfig", "build_policy", "load_policy", "save_policy"]
+__all__ = [
+    "Acted",
+    "ActorCritic",
+    "Distribution",
+    "PolicyConfig",
+    "VLAPolicy",
+    "build_policy",
+    "check_vla_model",
+    "load_policy",
+    "load_vla_model",
+    "save_policy",
+]

@@ -47,14 +47,14 @@ class Outcome:
     interrupted: bool
 
 
-def build_trainer(config: RunConfig) -> Trainer:
-    """Environment, policy, algorithm and trainer of a configuration."""
+def build_trainer(config: RunConfig, *, pretrained: bool = True) -> Trainer:
+    """Environment, policy, algorithm and trainer of a configuration; `pretrained` as in `build_policy`."""
     algorithm = build_algorithm(
         config.algorithm["name"], {key: value for key, value in config.algorithm.items() if key != "name"}
     )
     env = make_env(config.env)
     try:
-        policy = _policy_for(config, env)
+        policy = _policy_for(config, env, pretrained=pretrained)
         return Trainer(
             policy,
             env,
@@ -72,13 +72,14 @@ def build_trainer(config: RunConfig) -> Trainer:
         raise
 
 
-def _policy_for(config: RunConfig, env: VectorEnv) -> nn.Module:
+def _policy_for(config: RunConfig, env: VectorEnv, *, pretrained: bool) -> nn.Module:
     return build_policy(
         config.policy,
         env.observation_space,
         env.action_space,
         normalize_observation=config.env.normalize_observation,
         seed=config.trainer.seed,
+        pretrained=pretrained,
     )
 
 
@@ -93,7 +94,8 @@ def train(
 ) -> Outcome:
     """Train to the end of the configuration, in a new run or as another attempt of one."""
     check_telemetry(config.telemetry)
-    trainer = build_trainer(config)
+    # A checkpoint brings every weight itself, so its run goes on where the pretrained file is gone.
+    trainer = build_trainer(config, pretrained=resume is None)
     try:
         exact = True
         if resume is not None:
@@ -112,6 +114,8 @@ def train(
             config.telemetry, run.path, run.run_id, config.total_timesteps, resolved, attempt.journal
         ) as telemetry:
             telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
+            for text in getattr(trainer.policy, "notices", ()):
+                telemetry.emit(LogLine("warning", text))
             if not exact:
                 text = "The environments could not be brought back to where they stood: they start fresh episodes."
                 telemetry.emit(LogLine("warning", text))
@@ -231,7 +235,7 @@ def evaluate_checkpoint(path: Path, *, episodes: int, seed: int | None, determin
     config = config_from(checkpoint.state["about"]["config"])
     env = make_env(_evaluation_env(config, episodes))
     try:
-        policy = _policy_for(config, env)
+        policy = _policy_for(config, env, pretrained=False)
         load_weights(policy, checkpoint.policy_file)
         chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
         return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)

@@ -71,13 +71,15 @@ class SegmentQueue:
             self.ring.changed.notify_all()
 
     def claim(self, timeout: float | None = None) -> Claim | None:
-        """Leave to begin a segment; None when closed, finished, or not within `timeout` seconds."""
+        """Leave to begin a segment; None when closed, or not within `timeout` seconds."""
         claimed: list[Claim] = []
         ring = self.ring
 
         def settled() -> bool:
-            if not self._open or self._left <= 0:
+            if not self._open:
                 return True
+            if self._left <= 0:  # more may be wanted yet, when something turns out to be too stale
+                return False
             if ring.slots.overflow == "block" and ring.slots.num_busy > self._max_staleness:
                 return False
             lost_before = ring.slots.overwritten
