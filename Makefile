@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED  ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fmt bench screenshots docs clean
+.PHONY: help setup demo test test-slow check fmt bench bench-async screenshots docs clean
 
 help:           ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ fmt: setup      ## rewrite the code into house format
 
 bench: setup    ## speed beside the rivals, in one run, as ratios
 	$(BIN)/python -m benchmarks.speed
+
+bench-async: setup  ## what collecting in the background gains, costs and survives (hours)
+	$(BIN)/python -m benchmarks.overlap
+	$(BIN)/python -m benchmarks.staleness
+	$(BIN)/python -m benchmarks.staleness --slow
+	$(BIN)/python -m benchmarks.soak
 
 screenshots: setup  ## pictures of what a person sees
 	$(BIN)/python -m benchmarks.screenshots

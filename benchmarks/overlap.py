@@ -9,6 +9,7 @@ Run it as `python -m benchmarks.overlap [PART ...]`; it writes `results/overlap.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -112,13 +113,22 @@ def row(found: dict[str, list[Run]], **about: Any) -> dict[str, Any]:
     return result
 
 
+@functools.cache
+def computed_per_minibatch(num_envs: int) -> float:
+    """Seconds that a minibatch takes beyond its sleep: what it really computes."""
+    run = timed(slow_trainer(0.02, 0.0, num_envs=num_envs, background=False), 6, STEPS)
+    return run.learn / EPOCHS
+
+
 def slow_trainer(seconds: float, ratio: float, *, num_envs: int, background: bool) -> Trainer:
     """CartPole behind a slow line, learning taking `ratio` times as long as collecting."""
     env = make_env(EnvConfig(id="CartPole-v1", num_envs=num_envs))
     policy = SlowPolicy(env.observation_space, env.action_space, seed=0)
     rows = STEPS * num_envs
     policy.infer_seconds, policy.learn_rows = seconds, rows
-    policy.learn_seconds = ratio * (STEPS + 1) * seconds / EPOCHS
+    if ratio:
+        wanted = ratio * (STEPS + 1) * seconds / EPOCHS
+        policy.learn_seconds = max(0.0, wanted - computed_per_minibatch(num_envs))
     algorithm = PPO(n_epochs=EPOCHS, batch_size=rows)
     return Trainer(policy, env, algorithm, asynchronous=AsyncConfig() if background else None)
 

@@ -71,14 +71,42 @@ The thin lines are single seeds.
 | --- | --- |
 """
 
+BACKGROUND = """
+## Collecting in the background
+
+What `collection: asynchronous` gains in time, costs in learning, and survives. `make bench-async` takes the figures
+again: `python -m benchmarks.overlap`, `benchmarks.staleness` and `benchmarks.soak`.
+
+"""
+
+OLDER = """
+### Learning from older weights
+
+"""
+
+ENDURANCE = """
+### Endurance
+
+CartPole behind a policy that takes 3 ms per inference, while the collector's process is killed (SIGKILL) or frozen
+(SIGSTOP) every 2 to 10 s, or the environments raise at one step in a thousand; `collector_restarts` without limit,
+`step_timeout` 3 s. The environments count their steps in files of their own, which outlive a killed process. Learned,
+dropped and unread must add up to that count, but for the step that a collector was in when it was struck. Also checked:
+no step learned from twice (by stream and number), none staler than allowed, an update at least every 90 s, and memory,
+file descriptors, threads and child processes as they were. `make test-slow` does two minutes of it.
+
+"""
+
 
 def benchmarks_page() -> str:
-    """Speed, learning and the ablation, from what was measured."""
+    """Speed, learning and collecting in the background, from what was measured."""
     speed = (RESULTS / "speed.md").read_text() if (RESULTS / "speed.md").exists() else "Not measured yet.\n"
     parts = [BENCHMARKS, speed, LEARNING, (RESULTS / "learning.md").read_text(), CURVES]
     pictures = [f"![{path.stem}](images/{path.name})" for path in sorted((DOCS / "images").glob("learning_*.png"))]
     pictures += [""] * (len(pictures) % 2)
     parts += [f"| {left} | {right} |\n" for left, right in zip(pictures[::2], pictures[1::2], strict=True)]
+    for heading, name in ((BACKGROUND, "overlap"), (OLDER, "staleness"), (ENDURANCE, "soak")):
+        measured = RESULTS / f"{name}.md"
+        parts += [heading, measured.read_text() if measured.exists() else "Not measured yet.\n"]
     return "".join(parts)
 
 

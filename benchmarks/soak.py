@@ -112,12 +112,14 @@ class Watch:
     rss: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
+    updates: int = 0
     longest_gap: float = 0.0
     moved_at: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
 
     def progress(self) -> None:
         """An update has ended."""
+        self.updates += 1
         now = time.monotonic()
         self.longest_gap = max(self.longest_gap, now - self.moved_at)
         self.moved_at = now
@@ -125,13 +127,17 @@ class Watch:
     def run(self) -> None:
         """Until done; a deadlock ends the program, with what every thread was doing."""
         while not self.done.wait(1.0):
-            self.rss.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-            self.descriptors.append(len(os.listdir("/proc/self/fd")))
-            self.threads.append(len(os.listdir("/proc/self/task")))
+            if self.updates > 2:  # libraries load with the first
+                self._sample()
             if time.monotonic() - self.moved_at > STALL_S:
                 faulthandler.dump_traceback()
                 print(f"no update for {STALL_S:g} s", file=sys.stderr, flush=True)
                 os._exit(1)
+
+    def _sample(self) -> None:
+        self.rss.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        self.descriptors.append(len(os.listdir("/proc/self/fd")))
+        self.threads.append(len(os.listdir("/proc/self/task")))
 
 
 def thirds(samples: list[int]) -> tuple[float, float]:
