@@ -9,6 +9,7 @@ second part, `--slow`, trains behind a policy and a learner that wait, where ove
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from palaestra.train import build_trainer, load_config
 
 STORED = RESULTS / "staleness.jsonl"
 STALENESS = (1, 2, 4, 8)
-CORRECTIONS = ("decoupled", "vtrace", "none")
+CORRECTIONS = ("decoupled", "none", "vtrace")
 CURVE_POINTS = 40
 EVAL_EPISODES = 50
 
@@ -152,13 +153,12 @@ def stored() -> list[dict[str, Any]]:
 
 
 def _wanted(arguments: argparse.Namespace) -> Iterator[tuple[str, Mode, int]]:
-    """Seed by seed, so that stopping early leaves rows of equal length."""
+    """Correction by correction, then seed by seed, so that stopping early leaves rows of equal length."""
     if arguments.slow:
         yield from (("slow", mode, seed) for seed in range(arguments.seeds) for mode in (Mode(), Mode(1, "decoupled")))
         return
-    for seed in range(arguments.seeds):
-        for name in arguments.only or TASKS:
-            yield from ((name, mode, seed) for mode in MODES)
+    for correction, seed, name in itertools.product(CORRECTIONS, range(arguments.seeds), arguments.only or TASKS):
+        yield from ((name, mode, seed) for mode in MODES if mode.correction in (correction, "sync"))
 
 
 def main() -> None:
@@ -175,6 +175,7 @@ def main() -> None:
             key = {"task": name, "staleness_wanted": mode.staleness, "correction": mode.correction, "seed": seed}
             if tuple(key.values()) in done:
                 continue
+            done.add(tuple(key.values()))
             run = run_slow(mode, seed) if name == "slow" else run_once(TASKS[name], mode, seed)
             with STORED.open("a") as file:
                 file.write(json.dumps(key | run) + "\n")
