@@ -88,7 +88,7 @@ ENDURANCE = """
 ### Endurance
 
 CartPole behind a policy that takes 3 ms per inference, while the collector's process is killed (SIGKILL) or frozen
-(SIGSTOP) every 2 to 10 s, or the environments raise at one step in a thousand; `collector_restarts` without limit,
+(SIGSTOP) every 2 to 12 s, or the environments raise at one step in a thousand; `collector_restarts` without limit,
 `step_timeout` 3 s. The environments count their steps in files of their own, which outlive a killed process. Learned,
 dropped and unread must add up to that count, but for the step that a collector was in when it was struck. Also checked:
 no step learned from twice (by stream and number), none staler than allowed, an update at least every 90 s, and memory,

@@ -42,7 +42,7 @@ NUM_ENVS, LENGTH = 4, 64
 STEP_TIMEOUT = 3.0
 STALL_S = 90.0
 """Without an update for so long it is a deadlock: starting a process, noticing a hang and killing it take far less."""
-BETWEEN_BLOWS = (2.0, 10.0)
+BETWEEN_BLOWS = (2.0, 12.0)
 FROZEN = 0.25
 """Share of the blows that freeze instead of kill."""
 RSS_GROWTH = 0.05
@@ -152,18 +152,23 @@ class Murderer:
 
     def __init__(self, filler: ProcessFiller, seed: int) -> None:
         self._filler, self._random = filler, random.Random(seed)
-        self.kills = self.freezes = 0
+        self.kills = self.freezes = self.kills_of_starting = 0
+        self._last_was_early = False
 
     def run(self, done: threading.Event) -> None:
         """Until done."""
         while not done.wait(self._random.uniform(*BETWEEN_BLOWS)):
             freeze = self._random.random() < FROZEN
-            # A first step has two minutes of grace, so a process that is frozen before it would look like a deadlock.
-            if freeze and self._filler._pulse[STEPS] < 1:
+            starting = self._filler._pulse[STEPS] < 1
+            # A first step has two minutes of grace, so a process that is frozen before it would look like a deadlock;
+            # so would a machine too busy to start a process between two blows.
+            if starting and (freeze or self._last_was_early):
                 continue
             if self._strike(signal.SIGSTOP if freeze else signal.SIGKILL):
+                self._last_was_early = starting
                 self.freezes += freeze
                 self.kills += not freeze
+                self.kills_of_starting += starting
 
     def _strike(self, number: signal.Signals) -> bool:
         """Through a descriptor of the process: its number may by then be somebody else's."""
@@ -266,6 +271,7 @@ def _findings(
         "in_flight_when_struck": taken - accounted, "in_flight_bound": in_flight,
         "restarts": restarts,
         "kills": murderer.kills if murderer else 0, "freezes": murderer.freezes if murderer else 0,
+        "kills_of_starting": murderer.kills_of_starting if murderer else 0,
         "hangs_noticed": sum("hangs" in failure for failure in source.failures),
         "streams": len(trainer.learned_until),
         "longest_gap_seconds": round(watch.longest_gap, 2),

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import nn
 
 from palaestra.actor.collector import BeforeStep, Collector, Episode, StopCollecting
@@ -195,6 +196,8 @@ class ThreadFiller:
 
     def _run(self) -> None:
         claim: Claim | None = None
+        # Threads of arithmetic are counted per thread of ours, and a new one begins with all cores.
+        torch.set_num_threads(torch.get_num_threads())
         try:
             idle_from = time.monotonic()
             while (claim := self._queue.claim()) is not None:

@@ -95,6 +95,8 @@ class Trainer:
         self.num_episodes = 0
         self.last_episodes: list[Episode] = []
         self._check_fit()
+        # Before anybody acts: the same weights in another layout give other last digits.
+        FlatParameters.of(policy)
         discount = self.algorithm.config.gamma if normalize_reward else None
         self._background: AsyncCollection | None = None
         if asynchronous is not None or buffer_type == "vla":
