@@ -127,6 +127,20 @@ def test_a_terminal_shows_the_bar_the_time_and_the_numbers_that_matter(clock):
         assert re.search(rf"{label} +{re.escape(value)}(\s|$)", drawn, re.MULTILINE), (label, drawn)
 
 
+def test_a_run_that_collects_in_the_background_says_how_well_the_two_overlap(clock):
+    behind = {"staleness": 0.75, "queue_depth": 1.0, "collector_utilisation": 0.982, "learner_utilisation": 0.5}
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        sink = ProgressSink(100, "run", stream, clock=clock)
+        sink.emit(TrainingStep(1, 50, METRICS | behind))
+        drawn = last_drawn(stream)
+        sink.close()
+        if stream is terminal:
+            shown = " ".join(drawn.split())
+    assert "staleness 0.75 collector busy 98 % learner busy 50 %" in shown
+    assert "staleness 0.75" in file.getvalue()
+
+
 def test_the_return_shown_is_the_mean_of_the_last_hundred_episodes(clock):
     stream = Terminal()
     sink = ProgressSink(1000, "run", stream, clock=clock)

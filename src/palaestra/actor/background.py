@@ -122,7 +122,7 @@ class BackgroundSource:
         except CollectorFailed as failure:
             if len(self.failures) >= self._restarts or not self._filler.stop():
                 raise
-            self.failures.append(str(failure).partition("\n")[0])
+            self.failures.append(str(failure))
             self._queue.reopen()
             self._filler.start(afresh=True)
 

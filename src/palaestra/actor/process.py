@@ -322,7 +322,8 @@ def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 
 def _told(cause: BaseException | None, line: str, trace: str) -> CollectorFailed:
-    failure = CollectorFailed(f"the background collector failed: {line}\n{trace.rstrip()}")
+    failure = CollectorFailed(f"the background collector failed: {line}")
+    failure.add_note(f"In the collector's process:\n{trace.rstrip()}")
     failure.__cause__ = cause
     return failure
 

@@ -57,6 +57,13 @@ _COLUMNS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("approx KL", "approx_kl"), ("entropy", "entropy"), ("learning rate", "learning_rate")),
 )
 
+_BEHIND = (
+    ("staleness", "staleness"),
+    ("collector busy", "collector_utilisation"),
+    ("learner busy", "learner_utilisation"),
+)
+"""A further row for runs that collect in the background."""
+
 
 class Pace:
     """Turns (env_step, time) into a share done, steps per second and seconds left."""
@@ -224,6 +231,9 @@ class ProgressSink:
             value = self._value(metric)
             if value is not None:
                 parts.append(f"{label} {_amount(value, metric)}")
+        staleness = self._value("staleness")
+        if staleness is not None and self._value("queue_depth") is not None:
+            parts.append(f"staleness {_amount(staleness, 'staleness')}")
         parts.extend(self._timing(now))
         return "  ".join(parts)
 
@@ -275,7 +285,10 @@ class ProgressSink:
                 grid.add_column(width=2)
             grid.add_column(no_wrap=True, style="dim")
             grid.add_column(no_wrap=True, justify="right", min_width=8)
-        for row in zip(*columns, strict=True):
+        rows = list(zip(*columns, strict=True))
+        if self._value("queue_depth") is not None:
+            rows.append(_BEHIND[: len(columns)])
+        for row in rows:
             cells: list[RenderableType] = []
             for label, metric in row:
                 if cells:
@@ -340,7 +353,7 @@ def _duration(seconds: float) -> str:
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
-_Style = Literal["count", "tenth", "thousandth", "compact"]
+_Style = Literal["count", "tenth", "thousandth", "compact", "percent"]
 _STYLES: dict[str, _Style] = {
     "episodes": "count",
     "episode_return": "tenth",
@@ -348,6 +361,9 @@ _STYLES: dict[str, _Style] = {
     "entropy": "thousandth",
     "explained_variance": "thousandth",
     "learning_rate": "compact",
+    "staleness": "tenth",
+    "collector_utilisation": "percent",
+    "learner_utilisation": "percent",
 }
 
 
@@ -358,6 +374,8 @@ def _amount(value: float, metric: str) -> str:
     style = _STYLES.get(metric)
     if style == "count":
         return _count(value)
+    if style == "percent":
+        return f"{value:.0%}".replace("%", " %")
     if style == "compact":
         return f"{value:.2g}"
     size = abs(value)

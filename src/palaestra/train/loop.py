@@ -151,7 +151,8 @@ class _Run:
             # The trainer has put the weights back to what they were before the update that broke.
             self._save(None)
             telemetry.emit(PhaseChanged("failed", str(error)))
-            raise type(error)(f"{error} The last good state is {self._saved}.") from error.__cause__
+            error.args = (f"{str(error).rstrip('.')}. The last good state is {self._saved}.",)
+            raise
         except BaseException as error:
             telemetry.emit(PhaseChanged("failed", f"{type(error).__name__}: {error}"))
             raise
