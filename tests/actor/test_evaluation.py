@@ -57,3 +57,27 @@ def test_no_episodes_are_refused():
     env = as_vector_env([Countdown()])
     with pytest.raises(ConfigError, match="at least 1"):
         evaluate(_policy(env), env, episodes=0, seed=0)
+
+
+def test_where_the_environment_tells_successes_are_counted_with_an_interval():
+    from palaestra.actor.evaluation import Evaluation, share_interval
+
+    found = Evaluation((1.0,) * 10, (5,) * 10, (True,) * 9 + (False,))
+    assert found.success_rate == 0.9
+    low, high = found.report()["success_ci95"]
+    assert (round(low, 3), round(high, 3)) == (0.596, 0.982)  # Wilson, 9 of 10
+    assert share_interval(0, 10)[0] == 0.0
+    assert share_interval(10, 10)[1] == pytest.approx(1.0)
+    assert "success_rate" not in Evaluation((1.0,), (5,)).report()
+
+
+def test_an_environment_s_own_word_on_success_reaches_evaluation():
+    from palaestra.env import EnvConfig, make_env
+    from palaestra.policy import ActorCritic, PolicyConfig
+
+    env = make_env(EnvConfig(id="palaestra/TableReach-v0", num_envs=2))
+    policy = ActorCritic(env.observation_space, env.action_space, PolicyConfig(hidden=(8,), image_features=8))
+    found = evaluate(policy, env, episodes=3, seed=0)
+    assert len(found.successes) == 3
+    # Solving ends an episode early, and nothing else does.
+    assert [length < 25 for length in found.lengths] == list(found.successes)

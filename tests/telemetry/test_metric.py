@@ -6,7 +6,7 @@ episode_return_max episode_length loss policy_loss value_loss entropy approx_kl 
 learning_rate clip_range actor_grad_norm critic_grad_norm grad_norm value_mean return_mean advantage_std minibatches
 policy_stopped_at staleness reward_scale eval_return eval_return_std eval_length
 staleness_max behaviour_weight queue_depth wait_seconds collector_utilisation learner_utilisation dropped_steps
-collector_restarts
+collector_restarts success_rate eval_success_rate
 """
 
 

@@ -58,6 +58,8 @@ class Episode(NamedTuple):
     env_index: int
     episode_return: float
     length: int
+    success: bool | None = None
+    """Whether the task was solved, where the environment says so."""
 
 
 class Collector:
@@ -167,7 +169,7 @@ class Collector:
             at = (self.num_steps + t + 1) * buffer.num_envs
             if buffer.duration is not None and ended.executed is not None:
                 buffer.duration[t, ended.index] = ended.executed
-            self.episodes.append(Episode(at, ended.index, ended.episode_return, ended.length))
+            self.episodes.append(Episode(at, ended.index, ended.episode_return, ended.length, ended.success))
         return [(t, ended) for t, ended in ends if not buffer.terminated[t, ended.index]]
 
     def _step_by_step(

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from palaestra.env.spaces import allocate_row
-from palaestra.env.vector import Observation, StepRow, VectorEnv
+from palaestra.env.vector import Ended, Observation, StepRow, VectorEnv
 from palaestra.errors import ConfigError
 
-__all__ = ["Evaluation", "confidence_interval", "evaluate"]
+__all__ = ["Evaluation", "confidence_interval", "evaluate", "share_interval"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Evaluation:
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    successes: tuple[bool, ...] | None = None
+    """Which episodes solved the task; None where the environment does not say."""
 
     @property
     def mean_return(self) -> float:
@@ -44,9 +46,19 @@ class Evaluation:
         """95 % interval of the mean (Student's t)."""
         return confidence_interval(self.returns)
 
+    @property
+    def success_rate(self) -> float | None:
+        """Share of episodes that solved the task."""
+        return None if self.successes is None else float(np.mean(self.successes))
+
     def report(self) -> dict[str, Any]:
         """As plain JSON."""
+        solved: dict[str, Any] = {}
+        if self.successes is not None:
+            interval = share_interval(sum(self.successes), len(self.successes))
+            solved = {"success_rate": self.success_rate, "success_ci95": list(interval)}
         return {
+            **solved,
             "episodes": len(self.returns),
             "mean_return": self.mean_return,
             "std_return": self.std_return,
@@ -68,6 +80,15 @@ def confidence_interval(numbers: tuple[float, ...]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
+def share_interval(solved: int, played: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson's, which stays within 0 and 1 and does not collapse at either end)."""
+    z = 1.959964
+    share, scale = solved / played, 1 + z * z / played
+    middle = (share + z * z / (2 * played)) / scale
+    half = z * math.sqrt(share * (1 - share) / played + z * z / (4 * played * played)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, deterministic: bool = True) -> Evaluation:
     """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time."""
     if episodes < 1:
@@ -77,7 +98,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
     rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
     N = env.num_envs
     wanted = [episodes // N + (1 if i < episodes % N else 0) for i in range(N)]
-    played: list[list[tuple[float, int]]] = [[] for _ in range(N)]
+    played: list[list[Ended]] = [[] for _ in range(N)]
     was_training = policy.training
     policy.eval()
     try:
@@ -89,11 +110,16 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
             action: NDArray[Any] = acted.action.cpu().numpy()
             for ended in env.step(player.distribution.to_env(action), row):
                 if len(played[ended.index]) < wanted[ended.index]:
-                    played[ended.index].append((ended.episode_return, ended.length))
+                    played[ended.index].append(ended)
     finally:
         policy.train(was_training)
     flat = [episode for done in played for episode in done]
-    return Evaluation(tuple(r for r, _ in flat), tuple(length for _, length in flat))
+    solved = tuple(episode.success for episode in flat if episode.success is not None)
+    return Evaluation(
+        tuple(episode.episode_return for episode in flat),
+        tuple(episode.length for episode in flat),
+        solved if len(solved) == len(flat) else None,
+    )
 
 
 def _first_row(env: VectorEnv, seed: int) -> StepRow:

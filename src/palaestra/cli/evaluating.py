@@ -57,8 +57,12 @@ def evaluate_command(
 
 def _sentence(name: str, report: dict[str, Any]) -> str:
     low, high = report["ci95"]
+    solved = ""
+    if "success_rate" in report:
+        least, most = (100 * share for share in report["success_ci95"])
+        solved = f"solved {100 * report['success_rate']:.1f} % (95 % interval {least:.1f} to {most:.1f}), "
     return (
-        f"{name}: mean return {report['mean_return']:.2f} (95 % interval {low:.2f} to {high:.2f}; "
+        f"{name}: {solved}mean return {report['mean_return']:.2f} (95 % interval {low:.2f} to {high:.2f}; "
         f"standard deviation {report['std_return']:.2f}; {report['episodes']} episodes)"
     )
 

@@ -184,7 +184,11 @@ class InProcessEnv:
         # The copy comes first: environments that reuse their observation array overwrite it in reset().
         last = np.array(value, self.observation_space.dtype) if self._plain_size else self._layout.single(value)
         length = self._clock - self._started[i]
-        done = Ended(i, last, float(self._returns[i]), length, info.get(ActionChunk.EXECUTED))
+        success = info.get("is_success")
+        done = Ended(
+            i, last, float(self._returns[i]), length, info.get(ActionChunk.EXECUTED),
+            None if success is None else bool(success),
+        )  # fmt: skip
         self._begin(i, row)
         return done
 

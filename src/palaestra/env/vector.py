@@ -36,6 +36,8 @@ class Ended(NamedTuple):
     """Steps in the episode."""
     executed: int | None = None
     """Actions of the last chunk that reached the environment before the end; None without action chunks."""
+    success: bool | None = None
+    """What the environment said in `info["is_success"]`; None where it says nothing of the kind."""
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from palaestra.experience.columns import Columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
 from palaestra.learner.compiled import CompiledLearner, compiled_gae
+from palaestra.learner.input import columns_of, moved
 from palaestra.learner.off_policy import prepare_stale, stale_steps
 from palaestra.learner.ppo import PPO, TrainBatch, joined, scaled_reward
 from palaestra.learner.returns import explained_variance
@@ -92,6 +93,7 @@ class Trainer:
         self.n_updates = 0
         self.episode_rewards: deque[float] = deque(maxlen=100)
         self.episode_lengths: deque[int] = deque(maxlen=100)
+        self.episode_successes: deque[bool] = deque(maxlen=100)
         self.num_episodes = 0
         self.last_episodes: list[Episode] = []
         self._check_fit()
@@ -131,7 +133,7 @@ class Trainer:
         if not several:
             raise ExperienceError("learn: an empty list of rollouts. Collect at least one.")
         with self._few_threads():
-            return self._learn([_columns(one) for one in several])
+            return self._learn([columns_of(one) for one in several])
 
     def train(
         self,
@@ -209,6 +211,8 @@ class Trainer:
             metrics["episode_return_min"] = float(np.min(self.episode_rewards))
             metrics["episode_return_max"] = float(np.max(self.episode_rewards))
             metrics["episode_length"] = float(np.mean(self.episode_lengths))
+        if self.episode_successes:
+            metrics["success_rate"] = float(np.mean(self.episode_successes))
         return metrics
 
     def _learn_from(self, segment: Segment, source: Source) -> dict[str, float]:
@@ -248,13 +252,15 @@ class Trainer:
         for episode in self.last_episodes:
             self.episode_rewards.append(episode.episode_return)
             self.episode_lengths.append(episode.length)
+            if episode.success is not None:
+                self.episode_successes.append(episode.success)
 
     def _learn(
         self, rollouts: list[Columns], *, heed: Callable[[], None] | None = None, once: bool = False
     ) -> dict[str, float]:
         """`heed` may raise in the middle of a long update; `once`: this experience does not come again."""
         device = next(self.policy.parameters()).device
-        rollouts = [_moved(rollout, device) for rollout in rollouts]
+        rollouts = [moved(rollout, device) for rollout in rollouts]
         fast = self._compiled_learner(rollouts)
         batch = joined([self._prepared(rollout) for rollout in rollouts])
         size = len(batch["advantage"])
@@ -453,31 +459,6 @@ def _overlap(segment: Segment, waited: float, whole: float) -> dict[str, float]:
         "wait_seconds": waited,
         "collector_utilisation": segment.collect_seconds / max(segment.collect_seconds + segment.idle_seconds, 1e-9),
         "learner_utilisation": 1.0 - waited / max(whole, 1e-9),
-    }
-
-
-def _columns(rollout: Any) -> Columns:
-    from palaestra.experience.rollout import REQUIRED, Rollout
-
-    if not hasattr(rollout, "keys"):
-        raise ExperienceError(f"learn: expected a Rollout, got {type(rollout).__name__}.")
-    missing = [key for key in REQUIRED if key not in rollout.keys()]
-    if missing:
-        raise ExperienceError(f"learn: the rollout has no {', '.join(missing)}. collect_rollouts gives all of them.")
-    if isinstance(rollout, dict):
-        return dict(rollout)
-    if not isinstance(rollout, Rollout):
-        rollout = Rollout(dict(rollout.items()), batch_size=rollout.batch_size)
-    columns: Columns = rollout.columns()
-    return columns
-
-
-def _moved(rollout: Columns, device: torch.device) -> Columns:
-    if rollout["reward"].device == device:
-        return rollout
-    return {
-        key: {name: part.to(device) for name, part in entry.items()} if isinstance(entry, dict) else entry.to(device)
-        for key, entry in rollout.items()
     }
 
 

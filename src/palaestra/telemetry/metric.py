@@ -206,6 +206,16 @@ METRICS: dict[str, Metric] = {
         "Factor by which rewards were multiplied for learning; the recorded rewards stay as they were paid.",
         "Swinging by orders of magnitude: reward sizes are not stationary; use a fixed scale.",
     ),
+    "success_rate": Metric(
+        "0 to 1",
+        "Share of the last hundred training episodes that solved the task, where the environment tells (is_success).",
+        "Flat while returns grow: the reward pays for something other than the task.",
+    ),
+    "eval_success_rate": Metric(
+        "0 to 1",
+        "Share of the evaluation's episodes that solved the task.",
+        "Well below success_rate: the policy needs its noise, or saw the evaluation's scenes too rarely.",
+    ),
     "eval_return": Metric(
         "reward",
         "Mean return of evaluation episodes, acting without exploration noise.",

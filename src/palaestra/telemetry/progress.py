@@ -227,7 +227,8 @@ class ProgressSink:
     def _line(self, now: float) -> str:
         pace = self._pace
         parts = [f"{self._title}  {_count(pace.env_step)}/{_count(pace.total)} steps ({_percent(pace.share())})"]
-        for label, metric in (("return", "episode_return"), ("length", "episode_length")):
+        shown = (("success", "success_rate"), ("return", "episode_return"), ("length", "episode_length"))
+        for label, metric in shown:
             value = self._value(metric)
             if value is not None:
                 parts.append(f"{label} {_amount(value, metric)}")
@@ -286,6 +287,8 @@ class ProgressSink:
             grid.add_column(no_wrap=True, style="dim")
             grid.add_column(no_wrap=True, justify="right", min_width=8)
         rows = list(zip(*columns, strict=True))
+        if self._value("success_rate") is not None:
+            rows[-1] = (("success", "success_rate"), *rows[-1][1:])  # worth more than a count of episodes
         if self._value("queue_depth") is not None:
             rows.append(_BEHIND[: len(columns)])
         for row in rows:
@@ -362,6 +365,7 @@ _STYLES: dict[str, _Style] = {
     "explained_variance": "thousandth",
     "learning_rate": "compact",
     "staleness": "tenth",
+    "success_rate": "percent",
     "collector_utilisation": "percent",
     "learner_utilisation": "percent",
 }

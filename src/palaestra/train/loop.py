@@ -166,6 +166,8 @@ class _Run:
             found = self._evaluation()
             metrics |= {"eval_return": found.mean_return, "eval_return_std": found.std_return}
             metrics["eval_length"] = sum(found.lengths) / len(found.lengths)
+            if found.success_rate is not None:
+                metrics["eval_success_rate"] = found.success_rate
         self._last = metrics
         for text in trainer.collector_failures[self._failures_told :]:
             self._telemetry.emit(LogLine("warning", f"A collector was replaced: {text}"))
