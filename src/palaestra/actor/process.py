@@ -195,10 +195,16 @@ class ProcessFiller:
                 word, *rest = pipe.recv()
             except (EOFError, OSError):
                 break
-            if word == "filled":
-                self._filled(*rest)
-            else:
+            if word != "filled":
                 failure = _told(*rest)
+                continue
+            try:
+                self._filled(*rest)
+            except Exception as error:  # noqa: BLE001  a listener that died in silence would leave the learner waiting
+                failure = CollectorFailed(f"what the background collector said was not understood: {error}")
+                failure.__cause__ = error
+                process.kill()
+                break
         process.join()
         if self._pulse[STOP] == 0.0 and failure is None:
             failure = CollectorFailed(
@@ -216,9 +222,10 @@ class ProcessFiller:
         buffer.position = buffer.num_steps
         buffer.first_stream, buffer.first_env_step, buffer.reward_scale = first_stream, first_env_step, reward_scale
         episodes, *rest = said
+        report = Filled([Episode(*one) for one in episodes], *rest)
         self._granted.remove(slot)
         self._delivered += buffer.num_steps
-        self._queue.deliver(slot, Filled([Episode(*one) for one in episodes], *rest))
+        self._queue.deliver(slot, report)
         self.room()
 
     def _settle(self) -> None:
