@@ -4,6 +4,9 @@
     ├── ConfigError            refused before anything is launched or written; exit code 2
     │   ├── UnknownEnvironment   the id names nothing; the nearest names are in the message
     │   └── CheckpointError      a checkpoint is corrupt, truncated, or of another shape
+    ├── SessionRefused         a session server or gateway said no: unknown task, step out of order, no room, no right
+    │   └── InvalidAction        an action that cannot be performed on this screen; nothing was done
+    ├── EnvironmentFailed      a session broke (page crashed or hung, browser or pod gone); never a reward
     ├── EnvironmentFault       an environment broke its contract while running (NaN, wrong shape, worker died)
     ├── CollectorFailed        the background collector raised, hung, was killed or would not start; with the cause
     ├── NonFiniteError         a loss, gradient or parameter stopped being a number; names where it came from
@@ -19,10 +22,13 @@ __all__ = [
     "CheckpointError",
     "CollectorFailed",
     "ConfigError",
+    "EnvironmentFailed",
     "EnvironmentFault",
     "ExperienceError",
+    "InvalidAction",
     "NonFiniteError",
     "PalaestraError",
+    "SessionRefused",
     "UnknownEnvironment",
 ]
 
@@ -51,6 +57,30 @@ class UnknownEnvironment(ConfigError):
 
 class CheckpointError(ConfigError):
     """A checkpoint that cannot be trusted or does not fit; nothing was changed."""
+
+
+class SessionRefused(PalaestraError):
+    """A request that was understood and refused; nothing changed. `code` is a word, `status` the HTTP status."""
+
+    def __init__(self, code: str, text: str, *, status: int = 400, retry_after: float | None = None) -> None:
+        self.code, self.status, self.retry_after = code, status, retry_after
+        super().__init__(text)
+
+
+class InvalidAction(SessionRefused):
+    """An action that cannot be performed: place, value, reason, remedy."""
+
+    def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
+        self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
+        super().__init__("invalid_action", str(ConfigError(place, value, reason, remedy)), status=422)
+
+
+class EnvironmentFailed(PalaestraError):
+    """A session came to grief through no doing of the agent's. `reason` is a word a program can sort by."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"{reason}: {detail}")
 
 
 class EnvironmentFault(PalaestraError):

@@ -1,0 +1,121 @@
+"""The kit every session has to pass, wherever it runs: the rules of the protocol, tried one by one.
+
+`await check_session(make, task)` opens as many sessions as it needs and raises `AssertionError` with the rule that was
+broken. It knows nothing of the task but that a click somewhere does no harm to the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from palaestra.errors import SessionRefused
+from palaestra.sessions.action import Click, Move, Point, TypeText, UiAction, Wait
+from palaestra.sessions.session import Session
+from palaestra.sessions.task import TaskRequest
+
+__all__ = ["check_session"]
+
+MakeSession = Callable[[], Awaitable[Session]]
+
+
+async def check_session(make: MakeSession, task: str, *, other_seed: int = 4) -> None:
+    """Try every rule on sessions that `make` opens; `other_seed` must give another screen than seed 3."""
+    await _same_seed_same_screen(make, task, other_seed)
+    await _steps_count_and_retries_are_harmless(make, task)
+    await _refusals_change_nothing(make, task)
+    await _nothing_is_left_of_an_earlier_episode(make, task)
+    await _closing_is_final(make, task)
+
+
+async def _begun(make: MakeSession, task: str, seed: int = 3) -> Session:
+    session = await make()
+    await session.reset(TaskRequest(task, seed))
+    return session
+
+
+async def _refused(act: Awaitable[object], *codes: str) -> None:
+    got = "it was accepted"
+    try:
+        await act
+    except SessionRefused as refusal:
+        if refusal.code in codes:
+            return
+        got = f"got {refusal.code}: {refusal}"
+    raise AssertionError(f"expected a refusal {' or '.join(codes)}, {got}")
+
+
+async def _same_seed_same_screen(make: MakeSession, task: str, other_seed: int) -> None:
+    screens = []
+    for seed in (3, 3, other_seed):
+        session = await make()
+        spec = await session.reset(TaskRequest(task, seed))
+        assert spec.seed == seed, f"the spec says seed {spec.seed}, asked for was {seed}"
+        assert spec.instruction, "a task needs an instruction"
+        assert spec.step_limit >= 1, "a task needs a step limit"
+        picture = await session.screenshot()
+        assert picture.size == spec.screen, f"the screen is {picture.size}, the spec says {spec.screen}"
+        progress = await session.progress()
+        assert not progress.done, "a fresh episode cannot be over"
+        screens.append((picture.sha256, spec.instruction))
+        await session.close()
+    assert screens[0] == screens[1], "the same seed must give the same pixels and the same instruction"
+    assert screens[0] != screens[2], f"seeds 3 and {other_seed} give the same screen: nothing follows from the seed"
+
+
+async def _steps_count_and_retries_are_harmless(make: MakeSession, task: str) -> None:
+    session = await _begun(make, task)
+    try:
+        first = await session.act(Move(Point(1, 1)), step=1)
+        assert first.number == 1, f"the first act is number 1, not {first.number}"
+        again = await session.act(Move(Point(1, 1)), step=1)
+        assert again == first, "a repeated step must be answered from memory, to the byte"
+        await _refused(session.act(Move(Point(2, 2)), step=1), "step_conflict")
+        await _refused(session.act(Move(Point(2, 2)), step=3), "step_out_of_order")
+        await _refused(session.act(Move(Point(2, 2)), step=0), "bad_request", "step_out_of_order")
+        second = await session.act(Wait(0.01), step=2)
+        assert second.number == 2, "refused steps must not count"
+    finally:
+        await session.close()
+
+
+async def _refusals_change_nothing(make: MakeSession, task: str) -> None:
+    session = await make()
+    try:
+        await _refused(session.act(Wait(0.01), step=1), "not_reset")
+        await _refused(session.reset(TaskRequest("no-such-suite/no-such-task")), "unknown_task")
+        await _refused(session.reset(TaskRequest(task, 0, {"no_such_parameter": 1})), "bad_params")
+        spec = await session.reset(TaskRequest(task, 3))
+        before = await session.screenshot()
+        outside: list[UiAction] = [
+            Click(Point(spec.screen.width, 0)), Move(Point(0, spec.screen.height)), Click(Point(-1, 5)),
+        ]  # fmt: skip
+        for action in outside:
+            await _refused(session.act(action, step=1), "invalid_action")
+        assert (await session.screenshot()).sha256 == before.sha256, "a refused act must leave the screen as it was"
+    finally:
+        await session.close()
+
+
+async def _nothing_is_left_of_an_earlier_episode(make: MakeSession, task: str) -> None:
+    session = await _begun(make, task)
+    try:
+        fresh = await session.screenshot()
+        spec = await session.reset(TaskRequest(task, 3))
+        middle = Point(spec.screen.width // 2, spec.screen.height // 2)
+        await session.act(Click(middle), step=1)
+        if not (await session.progress()).done:
+            await session.act(TypeText("left behind"), step=2)
+        await session.reset(TaskRequest(task, 3))
+        assert (await session.screenshot()).sha256 == fresh.sha256, "a reset must leave nothing of what was before"
+        progress = await session.progress()
+        assert not progress.done, "a reset begins a fresh episode"
+        assert progress.reward == 0.0, "a fresh episode has earned nothing"
+    finally:
+        await session.close()
+
+
+async def _closing_is_final(make: MakeSession, task: str) -> None:
+    session = await _begun(make, task)
+    await session.close()
+    await session.close()
+    await _refused(session.screenshot(), "no_session")

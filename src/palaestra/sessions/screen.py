@@ -1,0 +1,61 @@
+"""`Screenshot`: what was on the screen, as the bytes that came from it, named by their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from palaestra.errors import EnvironmentFailed
+
+__all__ = ["Screenshot", "Size"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Width and height in pixels."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Screenshot:
+    """An encoded picture of the screen."""
+
+    data: bytes = field(repr=False)
+    size: Size
+    media_type: str = "image/png"
+    sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.sha256:
+            object.__setattr__(self, "sha256", hashlib.sha256(self.data).hexdigest())
+
+    @classmethod
+    def of(cls, data: bytes) -> Screenshot:
+        """The picture in these bytes, its size read from the bytes themselves."""
+        media_type, size = _measured(data)
+        return cls(data, size, media_type)
+
+    def facts(self) -> dict[str, Any]:
+        """What to tell about it without sending it."""
+        return {
+            "sha256": self.sha256, "width": self.size.width, "height": self.size.height,
+            "media_type": self.media_type, "bytes": len(self.data),
+        }  # fmt: skip
+
+
+def _measured(data: bytes) -> tuple[str, Size]:
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
+        return "image/png", Size(*struct.unpack(">II", data[16:24]))
+    if data[:2] == b"\xff\xd8":
+        at = 2
+        while at + 9 < len(data) and data[at] == 0xFF:
+            marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+            if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+                height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+                return "image/jpeg", Size(width, height)
+            at += 2 + length
+    raise EnvironmentFailed("bad_screenshot", f"{len(data)} bytes that are neither PNG nor JPEG came from the screen")
