@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning import IMAGES, RESULTS, interval
-from benchmarks.staleness import CORRECTIONS, MODES, SLOW_STEPS, STALENESS, TASKS, Mode
+from benchmarks.staleness import CORRECTIONS, MODES, REMEDIES, SLOW_STEPS, STALENESS, TASKS, Mode
 
 __all__ = ["difference", "verdict", "write"]
 
@@ -57,7 +57,7 @@ def _cells(runs: list[dict[str, Any]], task: str) -> dict[Mode, list[dict[str, A
             (r for r in runs if (r["task"], r["staleness_wanted"], r["correction"]) == (task, *_key(mode))),
             key=lambda run: run["seed"],
         )
-        for mode in MODES
+        for mode in (*MODES, *REMEDIES.get(task, ()))
     }
 
 
@@ -78,7 +78,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
             f"**{task.title}**: `configs/{task.config}.yaml`, {task.steps:,} steps, {updates} updates{settings}.\n\n",
             "| s | correction | seeds | last 100 episodes | difference | | evaluated | whole training | difference "
             "| weight |\n|---|---|---|---|---|---|---|---|---|---|\n",
-            *(_row(mode, cells) for mode in MODES if len(cells[mode]) > 1),
+            *(_row(mode, cells) for mode in cells if len(cells[mode]) > 1),
             f"\n![return against steps and time](images/staleness_{name}.png)\n\n",
         ]
     return "".join(parts) + _slow([run for run in runs if run["task"] == "slow"])
