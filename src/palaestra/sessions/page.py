@@ -1,0 +1,348 @@
+"""A page that a task lives on: loaded from memory, cut off from every network, acted on by mouse and keyboard.
+
+Every request of the page comes here first: the task's own origin is answered by the task, everything else is refused.
+Time starts at a fixed instant, chance is seeded, animations are off, dialogs are dismissed. A page that crashes, or
+does not answer within its deadline, is an `EnvironmentFailed` from then on. Whether it still answers is asked *before*
+it is made to draw, because a page that hangs while drawing would hold up its neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from palaestra.errors import EnvironmentFailed
+from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, UiAction, Wait
+from palaestra.sessions.browser import Browser, Target
+from palaestra.sessions.cdp import CdpError
+from palaestra.sessions.keys import MODIFIERS, Key, key_named
+from palaestra.sessions.screen import Screenshot, Size
+
+__all__ = ["ORIGIN", "Page", "PageRequest", "PageResponse"]
+
+ORIGIN = "http://task.localhost"
+FRAME_S = 0.02
+QUICK_S = 0.004
+"""How long an event may take before a frame is drawn to help it along."""
+
+Event: TypeAlias = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PageRequest:
+    """Something the page asked its own origin for."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class PageResponse:
+    """The task's answer."""
+
+    body: bytes
+    media_type: str = "text/html; charset=utf-8"
+    status: int = 200
+
+
+Serve = Callable[[PageRequest], PageResponse | None]
+
+_PRELUDE = """
+(() => {
+  let state = SEED >>> 0;
+  Math.random = () => { state = (state + 0x6D2B79F5) | 0; let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t; return ((t ^ (t >>> 14)) >>> 0) / 4294967296; };
+  const Real = Date, began = Real.now(), base = Real.UTC(2024, 0, 15, 12, 0, 0);
+  const now = () => base + Real.now() - began;
+  window.Date = new Proxy(Real, {
+    construct: (target, given) => given.length ? new target(...given) : new target(now()),
+    apply: () => new Real(now()).toString(),
+    get: (target, name) => name === 'now' ? now : Reflect.get(target, name),
+  });
+  window.open = () => null;
+  window.print = () => {};
+  const still = () => {
+    const style = document.createElement('style');
+    style.textContent = '*,*::before,*::after{animation:none!important;transition:none!important;' +
+      'caret-color:transparent!important;scroll-behavior:auto!important}';
+    (document.head || document.documentElement).appendChild(style);
+  };
+  document.documentElement ? still() : document.addEventListener('readystatechange', still, {once: true});
+})();
+"""
+
+
+class Page:
+    """One page of one task."""
+
+    def __init__(self, browser: Browser, target: Target, size: Size, serve: Serve, deadline: float) -> None:
+        self._browser, self._target, self._size = browser, target, size
+        self._serve, self._deadline = serve, deadline
+        self._pointer = Point(0, 0)
+        self._failure: EnvironmentFailed | None = None
+        self.blocked: list[str] = []
+        """What the page asked the world for, and did not get."""
+
+    @classmethod
+    async def open(cls, browser: Browser, size: Size, serve: Serve, *, seed: int, deadline: float = 10.0) -> Page:
+        """A page that shows the task's `/`."""
+        target = await browser.open(size)
+        page = cls(browser, target, size, serve, deadline)
+        try:
+            await page._prepare(seed)
+        except BaseException:
+            await page.close()
+            raise
+        return page
+
+    async def _prepare(self, seed: int) -> None:
+        cdp, session = self._browser.cdp, self._target.session
+        cdp.listen(session, self._hear)
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("Page.enable", {}),
+            ("Inspector.enable", {}),
+            ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
+            ("Page.addScriptToEvaluateOnNewDocument", {"source": _PRELUDE.replace("SEED", str(seed % 2**32))}),
+            ("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}),
+        ]
+        if not self._browser.installed.draws_on_demand:
+            metrics = {"width": self._size.width, "height": self._size.height, "deviceScaleFactor": 1, "mobile": False}
+            calls.append(("Emulation.setDeviceMetricsOverride", metrics))
+        answers = [cdp.begin(method, params, session=session) for method, params in calls]
+        await self._all(answers, "the page was prepared")
+        loaded = asyncio.get_running_loop().create_future()
+        self._loaded = loaded
+        answer = await self._call("Page.navigate", {"url": f"{ORIGIN}/"})
+        if answer.get("errorText"):
+            raise EnvironmentFailed("load_failed", f"the task's page did not load: {answer['errorText']}")
+        await self._all([loaded], "the page loaded")
+
+    # ------------------------------------------------------------------ what the page says
+
+    def _hear(self, method: str, params: dict[str, Any]) -> None:
+        if method == "Fetch.requestPaused":
+            self._answer(params)
+        elif method == "Page.loadEventFired":
+            loaded = getattr(self, "_loaded", None)
+            if loaded is not None and not loaded.done():
+                loaded.set_result({})
+        elif method == "Page.javascriptDialogOpening":
+            accept = {"accept": params.get("type") == "beforeunload"}
+            self._browser.cdp.tell("Page.handleJavaScriptDialog", accept, session=self._target.session)
+        elif method == "Inspector.targetCrashed":
+            self._fail("page_crashed", "the page's process died")
+        elif method == "Palaestra.gone":
+            self._fail("browser_gone", "the browser is gone")
+
+    def _fail(self, reason: str, detail: str) -> None:
+        if self._failure is None:
+            self._failure = EnvironmentFailed(reason, detail)
+        loaded = getattr(self, "_loaded", None)
+        if loaded is not None and not loaded.done():
+            loaded.set_exception(self._failure)
+
+    def _answer(self, params: dict[str, Any]) -> None:
+        request, number = params["request"], params["requestId"]
+        parts = urlsplit(request["url"])
+        cdp, session = self._browser.cdp, self._target.session
+        response: PageResponse | None = None
+        if f"{parts.scheme}://{parts.netloc}" == ORIGIN:
+            path = parts.path + (f"?{parts.query}" if parts.query else "")
+            body = request.get("postData", "").encode()
+            response = self._serve(PageRequest(request["method"], path, body)) or PageResponse(b"", status=404)
+        elif parts.scheme in ("data", "blob"):
+            cdp.tell("Fetch.continueRequest", {"requestId": number}, session=session)
+            return
+        if response is None:
+            self.blocked.append(request["url"][:200])
+            refusal = {"requestId": number, "errorReason": "BlockedByClient"}
+            cdp.tell("Fetch.failRequest", refusal, session=session)
+            return
+        fulfilment = {
+            "requestId": number, "responseCode": response.status,
+            "responseHeaders": [{"name": "Content-Type", "value": response.media_type}],
+            "body": base64.b64encode(response.body).decode(),
+        }  # fmt: skip
+        cdp.tell("Fetch.fulfillRequest", fulfilment, session=session)
+
+    # ------------------------------------------------------------------ what the page is asked
+
+    async def evaluate(self, expression: str) -> Any:
+        """The JSON value of a JavaScript expression; promises are waited for."""
+        settings = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        answer = await self._call("Runtime.evaluate", settings)
+        if "exceptionDetails" in answer:
+            thrown = answer["exceptionDetails"].get("exception", {}).get("description", "an exception")
+            raise EnvironmentFailed("script_failed", f"{expression[:80]} threw {str(thrown).splitlines()[0]}")
+        return answer["result"].get("value")
+
+    async def call_function(self, function: str, *arguments: Any) -> Any:
+        """Call a JavaScript function with JSON arguments."""
+        return await self.evaluate(f"({function})({', '.join(json.dumps(argument) for argument in arguments)})")
+
+    async def screenshot(self) -> Screenshot:
+        """What the page looks like."""
+        await self.evaluate("1")
+        picture: Screenshot = await self._guarded(self._browser.draw(self._target, timeout=self._deadline))
+        return picture
+
+    async def act(self, action: UiAction) -> None:
+        """Perform an action with real input events; `Terminate` and `Answer` do nothing to a page."""
+        if isinstance(action, Wait):
+            await self._wait(action.seconds)
+            return
+        sent = [self._browser.cdp.begin(*event, session=self._target.session) for event in self._events(action)]
+        await self._settle(sent)
+        if isinstance(action, Scroll):
+            # The wheel is acknowledged one frame before the content has moved.
+            await self._guarded(self._browser.tick(self._target, timeout=self._deadline))
+
+    def _events(self, action: UiAction) -> Iterator[Event]:
+        if isinstance(action, Click):
+            yield from self._click(action)
+        elif isinstance(action, Move):
+            yield self._mouse("mouseMoved", action.at)
+        elif isinstance(action, Drag):
+            yield from self._drag(action)
+        elif isinstance(action, TypeText):
+            yield from _typed(action.text)
+        elif isinstance(action, PressKeys):
+            yield from _pressed(action.keys)
+        elif isinstance(action, Scroll):
+            at = action.at or self._pointer
+            yield self._mouse("mouseWheel", at, deltaX=action.dx, deltaY=action.dy)
+
+    async def _settle(self, sent: list[asyncio.Future[dict[str, Any]]]) -> None:
+        """Wait until every event was dealt with: moves and the wheel wait for a frame, which comes on demand."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._deadline
+        while sent:
+            _, waiting = await asyncio.wait(sent, timeout=QUICK_S)
+            if not waiting:
+                break
+            # A page that hangs is found out here, before a frame is asked of it.
+            await self.evaluate("1")
+            await self._guarded(self._browser.tick(self._target, timeout=self._deadline))
+            if loop.time() > end:
+                break
+        await self._all(sent, "the page took notice of the action")
+
+    async def close(self) -> None:
+        """Dispose of the page and its context."""
+        await self._browser.close_page(self._target)
+
+    # ------------------------------------------------------------------ mouse and keyboard
+
+    def _mouse(self, kind: str, at: Point, **more: Any) -> Event:
+        self._pointer = at
+        return "Input.dispatchMouseEvent", {"type": kind, "x": at.x, "y": at.y, **more}
+
+    def _click(self, click: Click) -> Iterator[Event]:
+        at = click.at or self._pointer
+        bits = sum(MODIFIERS[name] for name in click.held)
+        for name in click.held:
+            yield _key("rawKeyDown", key_named(name), bits)
+        yield self._mouse("mouseMoved", at, modifiers=bits)
+        mask = _BUTTONS[click.button]
+        for count in range(1, click.times + 1):
+            shared = {"button": click.button, "clickCount": count, "modifiers": bits}
+            yield self._mouse("mousePressed", at, buttons=mask, **shared)
+            yield self._mouse("mouseReleased", at, buttons=0, **shared)
+        for name in reversed(click.held):
+            yield _key("keyUp", key_named(name), 0)
+
+    def _drag(self, drag: Drag) -> Iterator[Event]:
+        mask = _BUTTONS[drag.button]
+        yield self._mouse("mouseMoved", drag.path[0])
+        yield self._mouse("mousePressed", drag.path[0], button=drag.button, buttons=mask, clickCount=1)
+        for start, end in pairwise(drag.path):
+            # A drag that jumps is not recognised as one by pages that measure distances.
+            for part in range(1, 6):
+                x = round(start.x + (end.x - start.x) * part / 5)
+                y = round(start.y + (end.y - start.y) * part / 5)
+                yield self._mouse("mouseMoved", Point(x, y), button=drag.button, buttons=mask)
+        yield self._mouse("mouseReleased", drag.path[-1], button=drag.button, buttons=0, clickCount=1)
+
+    async def _wait(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (left := end - loop.time()) > 0:
+            await asyncio.sleep(min(FRAME_S, left))
+            await self.evaluate("1")
+            await self._guarded(self._browser.tick(self._target, timeout=self._deadline))
+
+    # ------------------------------------------------------------------ calls and their failures
+
+    async def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        call = self._browser.cdp.call(method, params, session=self._target.session, timeout=self._deadline)
+        answer: dict[str, Any] = await self._guarded(call)
+        return answer
+
+    async def _all(self, answers: list[asyncio.Future[dict[str, Any]]], what: str) -> None:
+        async def gathered() -> None:
+            try:
+                await asyncio.wait_for(asyncio.gather(*answers), self._deadline)
+            except TimeoutError:
+                raise EnvironmentFailed("hung", f"{self._deadline:g} s went by before {what}") from None
+
+        await self._guarded(gathered())
+
+    async def _guarded(self, doing: Any) -> Any:
+        """Whatever breaks, the page is broken from then on, and by the first cause."""
+        if self._failure is not None:
+            doing.close()
+            raise self._failure
+        try:
+            return await doing
+        except EnvironmentFailed as failure:
+            self._fail(failure.reason, failure.detail)
+        except CdpError as error:
+            self._fail("page_gone", f"the browser said: {error}")
+        assert self._failure is not None
+        raise self._failure
+
+
+def _typed(text: str) -> Iterator[Event]:
+    for character in text:
+        key = key_named({"\n": "Enter", "\t": "Tab"}.get(character, character))
+        if not key.code:
+            yield "Input.insertText", {"text": character}
+            continue
+        bits = MODIFIERS["Shift"] if character.isupper() else 0
+        yield _key("keyDown" if key.text else "rawKeyDown", key, bits)
+        yield _key("keyUp", key, bits)
+
+
+def _pressed(names: tuple[str, ...]) -> Iterator[Event]:
+    bits = 0
+    keys = [key_named(name) for name in names]
+    for name, key in zip(names, keys, strict=True):
+        bits |= MODIFIERS.get(name, 0)
+        # With Control or Meta held a letter is a command, not text.
+        types = key.text and not bits & (MODIFIERS["Control"] | MODIFIERS["Meta"])
+        yield _key("keyDown" if types else "rawKeyDown", key, bits)
+    for name, key in zip(reversed(names), reversed(keys), strict=True):
+        bits &= ~MODIFIERS.get(name, 0)
+        yield _key("keyUp", key, bits)
+
+
+def _key(kind: str, key: Key, bits: int) -> Event:
+    event: dict[str, Any] = {
+        "type": kind, "key": key.name, "code": key.code, "windowsVirtualKeyCode": key.number, "modifiers": bits,
+    }  # fmt: skip
+    if kind == "keyDown":
+        event["text"] = event["unmodifiedText"] = key.text
+    if kind == "rawKeyDown" and bits & MODIFIERS["Control"] and key.name.lower() in _EDITING:
+        event["commands"] = [_EDITING[key.name.lower()]]
+    return "Input.dispatchKeyEvent", event
+
+
+_BUTTONS = {"left": 1, "right": 2, "middle": 4}
+_EDITING = {"a": "SelectAll", "c": "Copy", "v": "Paste", "x": "Cut", "z": "Undo", "y": "Redo"}
