@@ -8,6 +8,7 @@ policies: it carries arrays of fixed shapes, from one writer to any number of re
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,9 +50,15 @@ class WeightBoard:
         if version <= self.newest:
             raise ExperienceError(f"WeightBoard.publish: version {version} is not newer than {self.newest}.")
         self._state[WRITING] = version + 1
+        _fence()
         for target, array in zip(self._versions[version % self.depth], arrays, strict=True):
             np.copyto(target, array)
+        _fence()
         self._state[NEWEST] = version + 1
+
+    def clear(self) -> None:
+        """Forget every version; only while nobody reads."""
+        self._state[:] = 0
 
     def read_into(self, targets: Sequence[NDArray[Any]], version: int | None = None) -> int:
         """Copy the newest version, or exactly the one asked for, and say which it was."""
@@ -59,8 +66,10 @@ class WeightBoard:
             wanted = self.newest if version is None else version
             if wanted < 0 or wanted > self.newest:
                 raise ExperienceError(f"WeightBoard.read_into: version {wanted} is not published yet.")
+            _fence()
             for target, array in zip(targets, self._versions[wanted % self.depth], strict=True):
                 np.copyto(target, array)
+            _fence()
             # The writer announces itself before its first byte, so whoever finds no announcement has clean bytes.
             if int(self._state[WRITING]) - 1 < wanted + self.depth:
                 return wanted
@@ -69,3 +78,12 @@ class WeightBoard:
                     f"WeightBoard.read_into: version {version} was replaced; the board keeps {self.depth}, up to "
                     f"{self.newest}. Make it deeper."
                 )
+
+
+def _fence() -> None:
+    """Keep what comes before from being seen after what follows, on processors that reorder (ARM) as well."""
+    # Letting go of one lock and taking the next is a full barrier; either alone orders one direction.
+    with threading.Lock():
+        pass
+    with threading.Lock():
+        pass
