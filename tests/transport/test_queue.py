@@ -121,6 +121,25 @@ def test_put_back_comes_first_again():
     assert queue.take(0, 0.0).report == "again"
 
 
+def test_a_segment_that_an_interrupted_learner_held_is_free_when_the_queue_opens_again():
+    queue = _queue(0)
+    queue.open(0, 10)
+    assert _fill(queue, 0)
+    assert queue.take(0, 0.0) is not None
+    queue.open(0, 10)
+    assert _fill(queue, 0)
+
+
+def test_a_reproducible_collector_asks_for_no_weights_to_come_after_something_was_too_stale():
+    queue = _queue(1, reproducible=True)
+    queue.open(0, 1)
+    assert _fill(queue, 0)
+    queue.open(5, 10)
+    assert queue.take(5, 0.0) is None  # acted at 0, and the learner has come to 5 on its own
+    # The next two are learned from by updates 5 and 6, both at the bound of 1 or newer: 5 is all there is.
+    assert [queue.claim(0.0).version, queue.claim(0.0).version] == [5, 5]
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 4), st.booleans(), st.lists(st.sampled_from(["begin", "end", "take", "learned"]), max_size=80))
 def test_whatever_the_timing_no_step_is_staler_than_the_bound(bound, reproducible, steps):

@@ -21,7 +21,7 @@ from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.source import Segment
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import Snapshot, VectorEnv
-from palaestra.errors import ConfigError
+from palaestra.errors import CollectorFailed, ConfigError
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.live import LiveWeights, twin
 from palaestra.transport.queue import SegmentQueue
@@ -51,6 +51,11 @@ class AsyncCollection:
                 "trainer.collector", "process", "environment objects cannot be sent to another process",
                 "Name the environment (env='CartPole-v1' or an EnvConfig), or use trainer.collector=thread",
             )  # fmt: skip
+        if config.reproducible and config.overflow == "overwrite_oldest":
+            raise ConfigError(
+                "trainer.reproducible", True, "what is overwritten depends on the timing (trainer.overflow)",
+                "Use trainer.overflow=block, or leave trainer.reproducible out",
+            )  # fmt: skip
         self._config, self._policy, self._env, self._seed = config, policy, env, seed
         self._compiled, self._discount, self._env_config = compiled, discount, env_config
         self._first_stream = stream_base(seed)
@@ -60,6 +65,7 @@ class AsyncCollection:
         self._source: BackgroundSource | None = None
         self._ring: VLABuffer | None = None
         self._board: WeightBoard | None = None
+        self._failures: list[str] = []
         self.collector = self._make_collector()
 
     def _make_collector(self) -> Collector:
@@ -72,6 +78,11 @@ class AsyncCollection:
         self, version: int, rollout_length: int, num_segments: int, *, buffer_size: int | None = None
     ) -> BackgroundSource:
         """A source that is collecting, the learner being at `version`; `buffer_size`: steps the ring holds."""
+        if not self.stop():
+            raise CollectorFailed(
+                "train: the collector's thread of the last call still hangs in its step, and two cannot share the "
+                "environments. Wait until that step ends, or make a new trainer."
+            )
         c = self._config
         size = buffer_size or (c.max_staleness + 1 + (c.overflow == "overwrite_oldest")) * rollout_length
         known = self._ring is not None and (self._ring.segment_length, self._ring.buffer_size) == (rollout_length, size)
@@ -79,6 +90,10 @@ class AsyncCollection:
             self._source = self._make_source(rollout_length, size)
         self._source.start(version, num_segments)
         return self._source
+
+    def stop(self) -> bool:
+        """End collection in bounded time; whether nothing of it is left. Harmless when nothing runs."""
+        return self._source is None or self._source.stop()
 
     def note(self, segment: Segment) -> None:
         """Remember how far experience has come, for a checkpoint or the next collector."""
@@ -113,7 +128,13 @@ class AsyncCollection:
         self._scale_state = self.collector.scale_state()
         self._attempt = int(snapshot.facts.get("attempt", 1))
         self.collector.start_afresh(self._attempt)
+        # What lies in the ring and on the board is of another policy, with version numbers of its own.
+        self._source = self._ring = self._board = None
         return False
+
+    def _start_afresh(self) -> None:
+        self._attempt += 1
+        self.collector.start_afresh(self._attempt)
 
     # ------------------------------------------------------------------ what a source is made of
 
@@ -126,6 +147,7 @@ class AsyncCollection:
         depth = c.max_staleness + 2 if c.reproducible else 2
         shape = buffer_shape(self._env, self._policy)
         filler: Filler
+        lost = 0 if self._ring is None else self._ring.dropped_steps + self._ring.unread_steps
         if c.collector == "process":
             plan = SharedPlan.of(self._policy, shape, depth=depth, **sizes)
             block = plan.block()
@@ -136,10 +158,14 @@ class AsyncCollection:
             self._ring = VLABuffer(**sizes, **shape)
             self._board = WeightBoard(LiveWeights(self._policy).read(), depth)
             queue = self._queue()
-            filler = ThreadFiller(self.collector, queue, Following(self.collector.policy, self._board))
+            filler = ThreadFiller(
+                self.collector, queue, Following(self.collector.policy, self._board), self._start_afresh
+            )
+        self._ring.discarded_steps = lost
         return BackgroundSource(
-            self._policy, queue, self._board, filler, step_timeout=c.step_timeout, restarts=c.collector_restarts
-        )
+            self._policy, queue, self._board, filler, step_timeout=c.step_timeout, restarts=c.collector_restarts,
+            failures=self._failures,
+        )  # fmt: skip
 
     def _queue(self) -> SegmentQueue:
         assert self._ring is not None

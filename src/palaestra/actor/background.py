@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,6 +28,9 @@ LOOK_AFTER_S = 0.2
 """How often a waiting learner looks whether the collector still moves."""
 START_GRACE_S = 120.0
 """A first step may have to compile kernels, load a model or start a simulator."""
+HANG_CONFIRMED_S = 0.5
+"""How long a step that has taken too long is watched before it counts as hung: after a pause of the whole machine, or
+of the learner alone, the collector only has to be given the time to say that it moves."""
 STOP_GRACE_S = 5.0
 """How long a collector may take to finish the step it is in before it is left behind or killed."""
 
@@ -68,16 +72,24 @@ class BackgroundSource:
         *,
         step_timeout: float,
         restarts: int = 0,
+        failures: list[str] | None = None,
     ) -> None:
-        """`restarts`: how many times a collector that failed is replaced before anybody hears of it."""
+        """`restarts`: how many times a collector that failed is replaced before anybody hears of it.
+
+        `failures`: what befell earlier ones, of another source.
+        """
         self._weights, self._queue, self._board, self._filler = LiveWeights(policy), queue, board, filler
         self._step_timeout, self._restarts = step_timeout, restarts
         self._version = 0
-        self.failures: list[str] = []
+        self._suspected_at: float | None = None
+        self.failures: list[str] = [] if failures is None else failures
         """What befell the collectors that were replaced."""
 
     def start(self, version: int, num_segments: int) -> None:
         """Begin to collect up to `num_segments`, the policy being at `version`."""
+        # Nobody reads before the filler starts, and the weights may have changed without a new number.
+        self._board.clear()
+        self._suspected_at = None
         self._publish(version)
         self._queue.open(version, num_segments)
         self._filler.start()
@@ -109,7 +121,7 @@ class BackgroundSource:
     def heed(self) -> None:
         """Raise when the collector has failed or not moved for too long, unless it can be replaced."""
         still = self._filler.unmoved_for()
-        if still > self._step_timeout:
+        if self._hangs(still):
             self._queue.fail(
                 CollectorFailed(
                     f"the background collector hangs: its step has not ended for {still:.1f} s, and "
@@ -123,18 +135,27 @@ class BackgroundSource:
             if len(self.failures) >= self._restarts or not self._filler.stop():
                 raise
             self.failures.append(str(failure))
+            self._suspected_at = None
             self._queue.reopen()
             self._filler.start(afresh=True)
+
+    def _hangs(self, still: float) -> bool:
+        now = time.monotonic()
+        if still <= self._step_timeout:
+            self._suspected_at = None
+        elif self._suspected_at is None:
+            self._suspected_at = now
+        return self._suspected_at is not None and now - self._suspected_at > HANG_CONFIRMED_S
 
     def metrics(self) -> dict[str, float]:
         """What was thrown away so far, and how often the collector was replaced."""
         dropped = float(self._queue.ring.dropped_steps)
         return {"dropped_steps": dropped, "collector_restarts": float(len(self.failures))}
 
-    def stop(self) -> None:
-        """Send the filler home; unread segments stay for a later start."""
+    def stop(self) -> bool:
+        """Send the filler home; unread segments stay for a later start. Whether nothing of it is left."""
         self._queue.close()
-        self._filler.stop()
+        return self._filler.stop()
 
     def _publish(self, version: int) -> None:
         self._version = version
@@ -149,6 +170,10 @@ class Following:
         self._weights, self._board = LiveWeights(policy), board
         self.version = -1
 
+    def forget(self) -> None:
+        """Whatever is here, look again."""
+        self.version = -1
+
     def renew(self, exact: int | None = None) -> int:
         """Take over the newest weights, or exactly those asked for, if they are not here already."""
         wanted = self._board.newest if exact is None else exact
@@ -160,20 +185,22 @@ class Following:
 class ThreadFiller:
     """Fills segments in a thread of this process, with a collector whose policy is a copy of the learner's."""
 
-    def __init__(self, collector: Collector, queue: SegmentQueue, following: Following) -> None:
-        """`following` keeps the collector's policy up to date."""
+    def __init__(
+        self, collector: Collector, queue: SegmentQueue, following: Following, start_afresh: Callable[[], None]
+    ) -> None:
+        """`following` keeps the collector's policy up to date; `start_afresh` makes it begin other episodes."""
         self._collector, self._queue, self._following = collector, queue, following
+        self._start_afresh = start_afresh
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._moved_at = 0.0
         self._acting = self._warm = False
-        self._attempt = 0
 
     def start(self, *, afresh: bool = False) -> None:
         """Start the thread."""
         if afresh:
-            self._attempt += 1
-            self._collector.start_afresh(self._attempt)
+            self._start_afresh()
+        self._following.forget()
         self._stopping = False
         self._warm = False
         # A daemon, because a thread that hangs cannot be ended and must not keep the interpreter from leaving.
@@ -223,6 +250,7 @@ class ThreadFiller:
 
     def _fill(self, claim: Claim) -> None:
         buffer = self._queue.ring.segments[claim.slot]
+        buffer.reset()  # should not even the first step be reached, none was taken
         self._moved_at = time.monotonic() + START_GRACE_S
         self._acting = True
         self._collector.collect(buffer.num_steps, buffer, before_step=self._before_step(claim))

@@ -110,10 +110,8 @@ class ProcessFiller:
         self, policy: nn.Module, plan: SharedPlan, block: Any, queue: SegmentQueue, next_orders: Callable[[], Orders]
     ) -> None:
         self._plan, self._block, self._queue, self._next_orders = plan, block, queue, next_orders
-        _, _, self._pulse, frozen = plan.lay(SharedArrays(block))
-        fixed = [p for p in policy.parameters() if not p.requires_grad]
-        for memory, tensor in zip(frozen, fixed, strict=True):
-            np.copyto(memory, tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        _, _, self._pulse, self._frozen = plan.lay(SharedArrays(block))
+        self._fixed = [p for p in policy.parameters() if not p.requires_grad]
         self._structure = packed(policy)
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -130,6 +128,8 @@ class ProcessFiller:
     def start(self, *, afresh: bool = False) -> None:
         """Start the process and let it fill what there is room for; its environments are always fresh."""
         context = multiprocessing.get_context("spawn")
+        for memory, tensor in zip(self._frozen, self._fixed, strict=True):
+            np.copyto(memory, tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         self._pulse[:] = 0.0
         self._pulse[MOVED_AT] = time.monotonic() + START_GRACE_S
         self._granted, self._delivered = [], 0
@@ -137,12 +137,12 @@ class ProcessFiller:
         args = (theirs, self._block, self._plan, self._structure, self._next_orders(), os.getpid())
         # Not a daemon: its environments may be processes of their own.
         self._process = context.Process(target=_live, args=args, name="palaestra-collector")
-        self._process.start()
-        theirs.close()
         self._pipe = ours
         self._listener = threading.Thread(
             target=self._listen, args=(ours, self._process), name="palaestra-collector-listener", daemon=True
         )
+        self._process.start()
+        theirs.close()
         self._listener.start()
         self.room()
 
@@ -173,10 +173,15 @@ class ProcessFiller:
         self._pulse[STOP] = 1.0
         with self._sending, contextlib.suppress(OSError):
             pipe.send(("stop",))
-        listener.join(STOP_GRACE_S)  # it ends with the process
-        if listener.is_alive():
-            process.kill()
-            listener.join()
+        try:
+            # It ends with the process; a start that was interrupted may have got as far as neither.
+            (listener if listener.ident is not None else process).join(STOP_GRACE_S)
+        finally:
+            if process.is_alive():
+                process.kill()
+                process.join()
+            if listener.ident is not None:
+                listener.join()
         with self._sending:
             self._pipe = self._process = self._listener = None
         pipe.close()
@@ -195,6 +200,8 @@ class ProcessFiller:
                 word, *rest = pipe.recv()
             except (EOFError, OSError):
                 break
+            except Exception as error:  # noqa: BLE001  an error of a class that only the child can import
+                word, rest = "failed", [None, f"its last words cannot be read ({error})", ""]
             if word != "filled":
                 failure = _told(*rest)
                 continue
@@ -304,9 +311,11 @@ def _fill_as_told(
         exact = claim.version
         began = time.monotonic()
         buffer = ring.segments[claim.slot]
-        collector.collect(buffer.num_steps, buffer, before_step=before)
+        try:
+            collector.collect(buffer.num_steps, buffer, before_step=before)
+        finally:
+            pulse[STEPS] = done + buffer.position
         done += buffer.num_steps
-        pulse[STEPS] = done
         ended = time.monotonic()
         episodes = [tuple(episode) for episode in collector.episodes]
         said = (episodes, ended - began, began - idle_from, collector.scale_state())

@@ -52,8 +52,8 @@ class Source(Protocol):
     def metrics(self) -> dict[str, float]:
         """What only this kind of source has to report."""
 
-    def stop(self) -> None:
-        """End collection in bounded time. Harmless when repeated."""
+    def stop(self) -> bool:
+        """End collection in bounded time; whether nothing of it is left. Harmless when repeated."""
 
 
 class InTurn:
@@ -83,5 +83,6 @@ class InTurn:
         """Nothing of its own."""
         return {}
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
         """Nothing runs between two calls."""
+        return True

@@ -71,9 +71,10 @@ class RolloutBuffer:
         self.chunk_log_prob = memory((T, N, chunk), np.float32) if chunk > 1 else None
         self.duration = memory((T, N), np.int32) if chunk > 1 else None
         self.policy_version = memory((T,), np.int64)
-        self.valid[:] = True
-        if self.action_mask is not None:
-            self.action_mask[:] = True
+        if memory is np.zeros:  # shared memory may hold steps that another process has yet to read
+            self.valid[:] = True
+            if self.action_mask is not None:
+                self.action_mask[:] = True
         self.chunk = chunk
         self.reward_scale = 1.0
         self.first_stream = 0

@@ -81,6 +81,10 @@ class Slots:
         self.states[slot] = SlotState.READING
         return slot
 
+    def being_read(self) -> list[int]:
+        """The slots that were taken and not given back."""
+        return [slot for slot, state in enumerate(self.states) if state is SlotState.READING]
+
     def release(self, slot: int) -> None:
         """The reader is done with it."""
         self._move(slot, SlotState.READING, SlotState.FREE)

@@ -69,6 +69,11 @@ class VLABuffer:
         """Steps over all environments that were recorded and never read."""
         return self.slots.overwritten * self.segment_length * self.num_envs + self.discarded_steps
 
+    @property
+    def unread_steps(self) -> int:
+        """Steps over all environments that wait to be read."""
+        return len(self) * self.segment_length * self.num_envs
+
     def __len__(self) -> int:
         """Whole segments that wait to be read."""
         with self.changed:

@@ -176,12 +176,12 @@ class Trainer:
             return
         left = total_timesteps - self.total_timesteps
         segments = -(-left // (rollout_length * self.env.num_envs))
-        source = self._background.start(self.n_updates, rollout_length, segments, buffer_size=ring)
-        self.collector_failures = source.failures
         try:
+            source = self._background.start(self.n_updates, rollout_length, segments, buffer_size=ring)
+            self.collector_failures = source.failures
             yield source
         finally:
-            source.stop()
+            self._background.stop()
 
     def _iterate(self, source: Source, rollout_length: int) -> dict[str, float]:
         began = time.perf_counter()

@@ -28,12 +28,22 @@ class LiveWeights:
     """The moving arrays of one policy."""
 
     def __init__(self, policy: nn.Module) -> None:
-        self._tensors = [FlatParameters.of(policy).vector, *policy.buffers()]
-        self._in_place = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in self._tensors)
-        self._copies = [_as_bytes(tensor.detach().cpu()) for tensor in self._tensors]
+        self._policy = policy
+        self._tensors: list[Tensor] = []
+        self._find()
+
+    def _find(self) -> None:
+        """Look the tensors up: a policy may have replaced them (`zero_grad`, a buffer that is assigned anew)."""
+        tensors = [FlatParameters.of(self._policy).vector, *self._policy.buffers()]
+        if len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors, self._tensors, strict=True)):
+            return
+        self._tensors = tensors
+        self._in_place = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
+        self._copies = [_as_bytes(tensor.detach().cpu()) for tensor in tensors]
 
     def read(self) -> list[NDArray[Any]]:
         """The arrays as they are; on the CPU the policy's own memory, so whoever keeps them must copy."""
+        self._find()
         if not self._in_place:
             for mine, tensor in zip(self._copies, self._tensors, strict=True):
                 np.copyto(mine, _as_bytes(tensor.detach().cpu()))
@@ -41,6 +51,7 @@ class LiveWeights:
 
     def write(self, fill: Callable[[Sequence[NDArray[Any]]], int]) -> int:
         """Let `fill` write new values and answer with their version."""
+        self._find()
         version = fill(self._copies)
         if not self._in_place:
             for mine, tensor in zip(self._copies, self._tensors, strict=True):

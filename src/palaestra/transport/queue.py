@@ -52,6 +52,8 @@ class SegmentQueue:
     def open(self, version: int, num_segments: int) -> None:
         """Let up to `num_segments` be begun, the learner being at `version`. Unread ones are learned from first."""
         with self.ring.changed:
+            for slot in self.ring.slots.being_read():  # by a learner that was interrupted, and will not come back
+                self.ring.release(slot)
             self._failure, self._open = None, True
             self._left = num_segments - self.ring.slots.num_full
             self._next_update = version + self.ring.slots.num_full
@@ -137,6 +139,7 @@ class SegmentQueue:
                 if version - int(self.ring.segments[slot].policy_version.min()) <= self._max_staleness:
                     return Taken(slot, report, self.ring.slots.num_full)
                 self._left += 1
+                self._next_update -= 1
                 self.ring.discard(slot)
         return None
 

@@ -1,0 +1,161 @@
+"""What happens around background collection: interruptions, later calls of `train`, pauses, weights that move."""
+
+import numpy as np
+import pytest
+import torch
+from tests.actor import rooms
+from tests.learner.test_asynchronous import ROOMS, _nobody_is_left, _trainer, _weights
+
+from palaestra.actor import background
+from palaestra.errors import CollectorFailed, ConfigError
+from palaestra.learner import PPO
+
+__all__ = ["_nobody_is_left"]
+
+
+def _stop_with_something_unread(trainer, metrics):
+    ring = trainer._background._ring
+    with ring.changed:
+        assert ring.changed.wait_for(lambda: ring.slots.num_full, 30)
+    return False
+
+
+def _published(trainer):
+    board = trainer._background._board
+    arrays = [np.empty_like(array) for array in board._versions[0]]
+    version = board.read_into(arrays)
+    return version, torch.from_numpy(arrays[0]).view(torch.float32)
+
+
+class InterruptedOnce(PPO):
+    """Ctrl-C in the middle of the first update."""
+
+    armed = True
+
+    def losses(self, *args, **kwargs):
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+        return super().losses(*args, **kwargs)
+
+
+def test_an_interrupted_update_does_not_keep_its_segment_for_ever():
+    trainer = _trainer(max_staleness=0, ppo=InterruptedOnce(n_epochs=1, batch_size=16))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(3 * 64, 32)
+    # With staleness 0 nothing is begun while something is read: a segment still lent out would stop everything.
+    assert [metrics["env_step"] for metrics in trainer.train(3 * 64, 32)] == [128.0, 192.0]
+
+
+def test_what_is_unread_keeps_its_masks_when_another_process_takes_over():
+    trainer = _trainer("palaestra.env.toy:MaskedChoice", "process", max_staleness=3)
+    trainer.train(1000, 16, callback=_stop_with_something_unread)
+    ring = trainer._background._ring
+    slot = ring.slots.oldest()
+    kept = ring.segments[slot].action_mask[:16].copy()
+    assert not kept.all()
+    source = trainer._background.start(trainer.n_updates, 16, ring.slots.num_full + 1)
+    before = ring.slots.num_full
+    with ring.changed:
+        assert ring.changed.wait_for(lambda: ring.slots.num_full > before, 30)
+    source.stop()
+    assert np.array_equal(ring.segments[slot].action_mask[:16], kept)
+
+
+def test_weights_that_move_to_other_memory_are_still_the_ones_published():
+    trainer = _trainer(ppo=PPO(n_epochs=1, batch_size=16))
+
+    def forget_gradients(trainer, metrics):
+        trainer.policy.zero_grad(set_to_none=True)  # the flat vector is made anew
+
+    trainer.train(6 * 64, 32, callback=forget_gradients)
+    version, weights = _published(trainer)
+    assert version == 6
+    assert torch.equal(weights, _weights(trainer))
+
+
+def test_weights_changed_by_hand_between_two_trainings_are_acted_on():
+    trainer = _trainer()
+    trainer.train(2 * 64, 32)
+    with torch.no_grad():
+        for parameter in trainer.policy.parameters():
+            parameter.mul_(0.5)
+    source = trainer._background.start(trainer.n_updates, 32, 1)
+    assert source.take().buffer.is_full()
+    source.stop()
+    assert torch.equal(_published(trainer)[1], _weights(trainer))
+    acted = torch.cat([parameter.detach().flatten() for parameter in trainer.collector.policy.parameters()])
+    assert torch.equal(acted, _weights(trainer))
+
+
+def test_an_earlier_checkpoint_brings_its_own_versions(tmp_path):
+    trainer = _trainer()
+    trainer.save_checkpoint(tmp_path / "start")
+    trainer.train(8 * 64, 32)
+    trainer.load_checkpoint(tmp_path / "start")
+    # The board still at version 8 would make experience of the future: a staleness of -8.
+    assert [metrics["staleness"] >= 0.0 for metrics in trainer.train(3 * 64, 32)] == [True] * 3
+
+
+def test_steps_left_in_a_ring_of_other_segments_are_counted_as_dropped():
+    trainer = _trainer(max_staleness=2)
+    trainer.train(1000, 16, callback=_stop_with_something_unread)
+    ring = trainer._background._ring
+    lost = ring.dropped_steps + len(ring) * 16 * 2
+    history = trainer.train(trainer.total_timesteps + 64, 32)
+    assert lost >= 32
+    assert history[0]["dropped_steps"] == lost
+
+
+def test_a_thread_that_still_hangs_is_not_joined_by_a_second(monkeypatch):
+    monkeypatch.setattr(background, "STOP_GRACE_S", 0.1)
+    monkeypatch.setattr(background, "START_GRACE_S", 0.0)
+    trainer = _trainer(f"{ROOMS}:Stuck", kwargs={"at": 40}, step_timeout=0.3)
+    with pytest.raises(CollectorFailed, match="hangs"):
+        trainer.train(10_000, 16)
+    for length in (16, 8):
+        with pytest.raises(CollectorFailed, match="thread of the last call still hangs"):
+            trainer.train(10_000, length)
+    rooms.LET_GO.set()
+    monkeypatch.setattr(background, "STOP_GRACE_S", 10.0)
+    before = trainer.total_timesteps
+    trainer.train(before + 64, 16)
+    assert trainer.total_timesteps == before + 64
+
+
+def _hangs(monkeypatch, looks):
+    """What a source that looks at each of the given times finds, the collector not having moved for so long."""
+    source = background.BackgroundSource.__new__(background.BackgroundSource)
+    source._step_timeout, source._suspected_at = 60.0, None
+    found = []
+    for at, still in looks:
+        monkeypatch.setattr(background.time, "monotonic", lambda at=at: at)
+        found.append(source._hangs(still))
+    monkeypatch.undo()
+    return found
+
+
+def test_a_pause_of_the_whole_machine_is_not_a_hang(monkeypatch):
+    # Ctrl-Z for ten minutes: the first look finds an old step, the next one a fresh one.
+    assert _hangs(monkeypatch, [(0.0, 600.0), (0.2, 0.1), (0.9, 0.3)]) == [False, False, False]
+
+
+def test_a_step_that_is_still_too_long_after_a_closer_look_is_a_hang(monkeypatch):
+    assert _hangs(monkeypatch, [(0.0, 61.0), (0.4, 61.4), (0.6, 61.6)]) == [False, False, True]
+
+
+def test_a_replacement_after_a_resume_does_not_play_the_resumed_episodes_again(tmp_path):
+    first = _trainer()
+    first.train(64, 32)
+    first.save_checkpoint(tmp_path / "there")
+    resumed = _trainer(collector_restarts=1)
+    resumed.load_checkpoint(tmp_path / "there")
+    seeds = [first.collector._seed, resumed.collector._seed]
+    resumed._background._start_afresh()
+    seeds.append(resumed.collector._seed)
+    assert len(set(seeds)) == 3
+
+
+def test_overwriting_cannot_be_reproducible():
+    with pytest.raises(ConfigError, match=r"trainer.reproducible = True: .*Use trainer.overflow=block"):
+        _trainer(overflow="overwrite_oldest", reproducible=True)
