@@ -12,14 +12,17 @@ from benchmarks.staleness import CORRECTIONS, MODES, REMEDIES, SLOW_STEPS, STALE
 
 __all__ = ["difference", "verdict", "write"]
 
-ABOUT = """The published settings with shorter budgets, 5 seeds where nothing else is said. Each asynchronous run is
+ABOUT = """The published settings with shorter budgets, several seeds. Each asynchronous run is
 `reproducible`, so every step it learns from (after the first few updates) is exactly *s* updates old: the worst that
 `max_staleness: s` allows, and more than it usually gives. Score: mean return of the last 100 training episodes;
 *evaluated*: 50 greedy episodes; *whole training*: mean of the curve, which tells slow starts. Differences to the
 synchronous runs carry 95 % intervals by Welch's t over seeds; *worse* and *better* mean that the interval leaves out 0.
-Forty cells at 95 % make about two such words by chance, and five seeds overlook small losses: read the intervals.
+Among forty cells one or two such words come by chance, and five seeds overlook small losses: read the intervals.
 *Weight* is `behaviour_weight`, the mean weight of a sample.
 """
+
+ENOUGH = 3
+"""Seeds below which nothing is called worse or better."""
 
 SLOW = """
 ### The same against the clock
@@ -100,9 +103,9 @@ def _row(mode: Mode, cells: dict[Mode, list[dict[str, Any]]]) -> str:
         first = "0 | synchronous"
     else:
         (mean, half), (area, area_half) = against("training"), against("mean_over_training")
-        word = verdict(mean, half)
+        word = verdict(mean, half) if len(ours) >= ENOUGH else "too few seeds"
         cells_text = (
-            f"{mean:+.{digits}f} ± {half:.{digits}f}", word if word == "no difference shown" else f"**{word}**",
+            f"{mean:+.{digits}f} ± {half:.{digits}f}", f"**{word}**" if word in ("worse", "better") else word,
             shown("evaluation"), shown("mean_over_training"), f"{area:+.{digits}f} ± {area_half:.{digits}f}",
         )  # fmt: skip
         first = f"{mode.staleness} | {mode.correction}"
@@ -116,25 +119,25 @@ def _row(mode: Mode, cells: dict[Mode, list[dict[str, Any]]]) -> str:
 
 
 def _summary(runs: list[dict[str, Any]]) -> list[str]:
-    """Per correction: where its score is significantly worse."""
-    lines = []
+    """Per correction: where it is significantly worse, by the final score and by the whole training."""
+    lines = ["| correction | s | cells | final score worse | whole training worse |\n|---|---|---|---|---|\n"]
     for correction in CORRECTIONS:
         for limit, staleness in (("1 to 4", (1, 2, 4)), ("8", (8,))):
-            words: dict[str, list[str]] = {"worse": [], "better": [], "no difference shown": []}
+            worse: dict[str, list[str]] = {"training": [], "mean_over_training": []}
+            count = 0
             for name, task in TASKS.items():
                 cells = _cells(runs, name)
-                sync = [run["training"] for run in cells[Mode()]]
                 for s in staleness:
-                    ours = [run["training"] for run in cells[Mode(s, correction)]]
-                    if len(ours) > 1 and len(sync) > 1:
-                        words[verdict(*difference(ours, sync))].append(f"{task.title.split(' ')[0]} at {s}")
-            count = sum(map(len, words.values()))
+                    ours, sync = cells[Mode(s, correction)], cells[Mode()]
+                    if min(len(ours), len(sync)) < ENOUGH:
+                        continue
+                    count += 1
+                    for field, places in worse.items():
+                        if verdict(*difference([r[field] for r in ours], [r[field] for r in sync])) == "worse":
+                            places.append(f"{task.title.split(' ')[0].rpartition('-')[0]} at {s}")
             if count:
-                which = f" ({', '.join(words['worse'])})" if words["worse"] else ""
-                lines.append(
-                    f"- `{correction}`, staleness {limit}: significantly worse in {len(words['worse'])} of {count} "
-                    f"cells{which}, better in {len(words['better'])}.\n"
-                )
+                said = [f"{len(places)}{': ' if places else ''}{', '.join(places)}" for places in worse.values()]
+                lines.append(f"| `{correction}` | {limit} | {count} | {said[0]} | {said[1]} |\n")
     return lines
 
 
