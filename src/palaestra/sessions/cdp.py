@@ -35,13 +35,14 @@ class Cdp:
         self._gone: EnvironmentFailed | None = None
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.ReadTransport | None = None
 
     async def open(self) -> None:
         """Begin to read."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MAX_MESSAGE)
         source = os.fdopen(self._from_it, "rb", buffering=0)
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
+        self._listening, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
         target = os.fdopen(self._to_it, "wb", buffering=0)
         transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, target)
         self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
@@ -95,6 +96,9 @@ class Cdp:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
+        await asyncio.sleep(0)  # the transports let go of their descriptors in the loop's next turn
 
     def _send(self, number: int, method: str, params: dict[str, Any] | None, session: str | None) -> None:
         message: dict[str, Any] = {"id": number, "method": method, "params": params or {}}

@@ -118,9 +118,20 @@ class Chromium:
             os.killpg(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), GRACE_S)
+        await self._until_the_group_is_gone()
         # Its last writes may race with the removal; a second look finds what they left.
         for _ in range(3):
             shutil.rmtree(self._profile, ignore_errors=True)
             if not self._profile.exists():
                 return
             await asyncio.sleep(0.05)
+
+    async def _until_the_group_is_gone(self) -> None:
+        """The renderers outlive the browser by a moment; they are somebody else's children by then."""
+        end = asyncio.get_running_loop().time() + GRACE_S
+        while asyncio.get_running_loop().time() < end:
+            try:
+                os.killpg(self.process.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            await asyncio.sleep(0.01)

@@ -28,7 +28,7 @@ class Episode:
     def __init__(self, spec: TaskSpec) -> None:
         self.spec = spec
         self.steps = 0
-        self.over = False
+        self.over = self.truncated = False
         self._action: dict[str, Any] | None = None
         self._reply: Any = None
 
@@ -54,9 +54,9 @@ class Episode:
         self.steps += 1
         self._action, self._reply = encode(action), None
 
-    def answer(self, reply: Any, *, over: bool) -> None:
+    def answer(self, reply: Any, *, over: bool, truncated: bool = False) -> None:
         """What came of the act that was begun, kept for a retry."""
-        self._reply, self.over = reply, over
+        self._reply, self.over, self.truncated = reply, over, truncated
 
 
 def judged(progress: Progress, action: UiAction, spec: TaskSpec, steps: int) -> Progress:

@@ -91,18 +91,20 @@ class Page:
         """What the page asked the world for, and did not get."""
 
     @classmethod
-    async def open(cls, browser: Browser, size: Size, serve: Serve, *, seed: int, deadline: float = 10.0) -> Page:
-        """A page that shows the task's `/`."""
+    async def open(
+        cls, browser: Browser, size: Size, serve: Serve, *, seed: int, entry: str = "/", deadline: float = 10.0
+    ) -> Page:
+        """A page that shows what the task serves at `entry`."""
         target = await browser.open(size)
         page = cls(browser, target, size, serve, deadline)
         try:
-            await page._prepare(seed)
+            await page._prepare(seed, entry)
         except BaseException:
             await page.close()
             raise
         return page
 
-    async def _prepare(self, seed: int) -> None:
+    async def _prepare(self, seed: int, entry: str) -> None:
         cdp, session = self._browser.cdp, self._target.session
         cdp.listen(session, self._hear)
         calls: list[tuple[str, dict[str, Any]]] = [
@@ -119,7 +121,7 @@ class Page:
         await self._all(answers, "the page was prepared")
         loaded = asyncio.get_running_loop().create_future()
         self._loaded = loaded
-        answer = await self._call("Page.navigate", {"url": f"{ORIGIN}/"})
+        answer = await self._call("Page.navigate", {"url": f"{ORIGIN}{entry}"})
         if answer.get("errorText"):
             raise EnvironmentFailed("load_failed", f"the task's page did not load: {answer['errorText']}")
         await self._all([loaded], "the page loaded")

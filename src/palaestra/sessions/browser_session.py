@@ -1,0 +1,128 @@
+"""A session in a browser: a fresh context for every episode, one action at a time, judged by its task.
+
+Owns the page of one episode and the lock that keeps acts apart. Everything that is a rule of the protocol is in
+`Episode`; everything that is a matter of browsers is in `Page`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.sessions.action import UiAction
+from palaestra.sessions.browser import Browser
+from palaestra.sessions.episode import Episode, Repeated, judged
+from palaestra.sessions.page import Page
+from palaestra.sessions.screen import Screenshot
+from palaestra.sessions.session import Step
+from palaestra.sessions.suite import Task
+from palaestra.sessions.suites import make_task
+from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
+
+__all__ = ["BrowserSession"]
+
+T = TypeVar("T")
+
+
+class BrowserSession:
+    """One session; `browser` gives the browser to open its pages in."""
+
+    def __init__(self, browser: Callable[[], Awaitable[Browser]], *, deadline: float = 10.0) -> None:
+        self._browser, self._deadline = browser, deadline
+        self._turn = asyncio.Lock()
+        self._page: Page | None = None
+        self._task: Task | None = None
+        self._episode: Episode | None = None
+        self._failure: EnvironmentFailed | None = None
+        self._closed = False
+
+    async def reset(self, request: TaskRequest) -> TaskSpec:
+        """Begin an episode on a fresh page."""
+        async with self._turn:
+            self._check_open()
+            task = make_task(request.suite, request.name, request.seed, request.params)
+            await self._let_go()
+            self._episode, self._failure, self._task = None, None, task
+            try:
+                browser = await self._browser()
+                self._page = await Page.open(
+                    browser, task.screen, task.serve, seed=request.seed, entry=task.entry, deadline=self._deadline
+                )
+                told = task.told(await self._page.evaluate(task.begin))
+                await self._page.screenshot()  # the first frame lays the page out, before anybody clicks on it
+            except EnvironmentFailed as failure:
+                self._failure = failure
+                await self._let_go()
+                raise
+            spec = TaskSpec(
+                request.suite, request.name, request.seed, dict(request.params), told, task.step_limit, task.screen
+            )
+            self._episode = Episode(spec)
+            return spec
+
+    async def act(self, action: UiAction, *, step: int) -> Step:
+        """Perform an action once and look at what came of it."""
+        async with self._turn:
+            episode, page, task = self._running()
+            repeated = episode.admit(action, step)
+            if isinstance(repeated, Repeated):
+                reply: Step = repeated.reply
+                return reply
+            episode.begin(action)
+            try:
+                await page.act(action)
+                picture = await page.screenshot()
+                found = task.judge(await page.evaluate(task.probe))
+            except EnvironmentFailed as failure:
+                self._failure = failure
+                raise
+            progress = judged(found, action, episode.spec, episode.steps)
+            made = Step(episode.steps, picture, progress)
+            episode.answer(made, over=progress.done, truncated=progress.truncated)
+            return made
+
+    async def screenshot(self) -> Screenshot:
+        """What is on the screen."""
+        async with self._turn:
+            _, page, _ = self._running()
+            return await self._or_failed(page.screenshot())
+
+    async def progress(self) -> Progress:
+        """The verifier's word."""
+        async with self._turn:
+            episode, page, task = self._running()
+            found = task.judge(await self._or_failed(page.evaluate(task.probe)))
+            limited = not found.done and episode.over
+            return Progress(found.reward, True, found.success, episode.truncated, found.detail) if limited else found
+
+    async def close(self) -> None:
+        """Dispose of the page."""
+        async with self._turn:
+            self._closed = True
+            await self._let_go()
+
+    async def _or_failed(self, doing: Awaitable[T]) -> T:
+        try:
+            return await doing
+        except EnvironmentFailed as failure:
+            self._failure = failure
+            raise
+
+    async def _let_go(self) -> None:
+        page, self._page = self._page, None
+        if page is not None:
+            await page.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionRefused("no_session", "the session is closed. Open another one.", status=404)
+
+    def _running(self) -> tuple[Episode, Page, Task]:
+        self._check_open()
+        if self._failure is not None:
+            raise self._failure
+        if self._episode is None or self._page is None or self._task is None:
+            raise SessionRefused("not_reset", "no task was begun. Reset the session first.", status=409)
+        return self._episode, self._page, self._task

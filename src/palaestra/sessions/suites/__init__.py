@@ -1,0 +1,44 @@
+"""The tasks we have, by suite; other packages add theirs as entry points `palaestra.suites`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from palaestra.config import imported, nearest
+from palaestra.errors import SessionRefused
+from palaestra.sessions.suite import Suite, Task
+
+__all__ = ["make_task", "suites"]
+
+_OURS = {
+    "click_target": "palaestra.sessions.suites.click_target:ClickTarget",
+    "data_entry": "palaestra.sessions.suites.data_entry:DataEntry",
+    "miniwob": "palaestra.sessions.suites.miniwob:MiniWob",
+}
+
+
+@cache
+def suites() -> dict[str, Suite]:
+    """Every suite by name: ours, and those of installed packages."""
+    found: dict[str, Suite] = {name: imported(address, place="suite")() for name, address in _OURS.items()}
+    for entry in entry_points(group="palaestra.suites"):
+        found[entry.name] = entry.load()()
+    return found
+
+
+def make_task(suite: str, name: str, seed: int, params: Mapping[str, Any]) -> Task:
+    """The task `suite/name`; refuses unknown ones with the nearest known."""
+    known = suites()
+    if suite not in known:
+        close = nearest(suite, known, count=1)
+        remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(known))}."
+        raise SessionRefused("unknown_task", f"task = '{suite}/{name}': no suite has this name. {remedy}", status=404)
+    if name not in known[suite].names():
+        close = nearest(name, known[suite].names(), count=1)
+        remedy = f"Did you mean '{suite}/{close[0]}'?" if close else "`palaestra tasks` lists them."
+        text = f"task = '{suite}/{name}': the suite has no such task. {remedy}"
+        raise SessionRefused("unknown_task", text, status=404)
+    return known[suite].make(name, seed, params)

@@ -1,0 +1,270 @@
+"""Sessions in a real browser: every rule of the kit, every kind of input, every way a page can break."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, Wait
+from palaestra.sessions.browser import Browser
+from palaestra.sessions.browser_session import BrowserSession
+from palaestra.sessions.chromium import find_chromium
+from palaestra.sessions.conformance import check_session
+from palaestra.sessions.page import Page, PageResponse
+from palaestra.sessions.screen import Size
+from palaestra.sessions.suites import suites
+from palaestra.sessions.task import TaskRequest
+
+try:
+    find_chromium()
+except ConfigError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+SCREEN = Size(200, 200)
+
+
+def _with_browser(play):
+    async def run():
+        browser = await Browser.start()
+        try:
+            return await play(browser)
+        finally:
+            await browser.stop()
+
+    return asyncio.run(run())
+
+
+def _session(browser, **settings):
+    async def give():
+        return browser
+
+    return BrowserSession(give, **settings)
+
+
+async def _page(browser, html, **settings):
+    def serve(request):
+        return PageResponse(html.encode()) if request.path == "/" else None
+
+    return await Page.open(browser, SCREEN, serve, seed=3, **settings)
+
+
+@pytest.mark.parametrize("task", ["click_target/button", "data_entry/form", "miniwob/click-button"])
+def test_every_suite_passes_the_kit(task):
+    if task.startswith("miniwob") and not suites()["miniwob"].names():
+        pytest.skip("the miniwob package is not installed")
+
+    async def play(browser):
+        async def make():
+            return _session(browser)
+
+        await check_session(make, task)
+        return browser.num_pages
+
+    assert _with_browser(play) == 0  # nothing is left open
+
+
+def test_the_data_entry_task_can_be_solved_and_counts_what_is_wrong():
+    async def play(browser):
+        session = _session(browser)
+        spec = await session.reset(TaskRequest("data_entry/form", 3, {"wanted": 1, "rows": 3}))
+        row = int(spec.instruction.split()[2])
+        page = session._page
+        cells = f"document.querySelectorAll('tr')[{row}].querySelectorAll('td')"
+        person = await page.evaluate(f"[...{cells}].slice(1).map((cell) => cell.textContent)")
+        progress, step = [], 0
+        for entered in (["Nobody", "Here", "at@all"], person):
+            for number, text in enumerate(entered):
+                for action in (Click(Point(450, 81 + 46 * number)), TypeText(text)):
+                    step += 1
+                    await session.act(action, step=step)
+            step += 1
+            await session.act(PressKeys(("Enter",)), step=step)
+            progress.append(await session.progress())
+        await session.close()
+        return row, progress
+
+    row, (wrong, right) = _with_browser(play)
+    assert (wrong.reward, wrong.done, wrong.detail["wrong_submissions"]) == (-0.1, False, 1)
+    assert right.detail["submitted_rows"] == [row]
+    assert (right.reward, right.done, right.success) == (0.9, True, False)  # in, but not without a mistake
+
+
+def test_mouse_and_keyboard_reach_the_page_as_a_person_s_would():
+    html = """<!doctype html><style>body{margin:0}*{font-size:10px}</style>
+      <input id=i style="position:absolute;left:0;top:0;width:100px;height:20px">
+      <div id=d style="position:absolute;left:0;top:40px;width:100px;height:40px;background:#ccc"></div>
+      <div id=s style="position:absolute;left:0;top:100px;width:100px;height:50px;overflow:auto">
+        <div style="height:900px">tall</div></div>
+      <script>window.heard = [];
+        for (const kind of ['click', 'dblclick', 'contextmenu', 'mousemove', 'mousedown', 'mouseup'])
+          d.addEventListener(kind, (e) => heard.push([kind, e.clientX, e.clientY, e.shiftKey, e.isTrusted]));
+      </script>"""
+
+    async def play(browser):
+        page = await _page(browser, html)
+        await page.screenshot()
+
+        async def heard(action):
+            await page.evaluate("heard.length = 0")
+            await page.act(action)
+            return await page.evaluate("heard")
+
+        found = {
+            "move": await heard(Move(Point(10, 50))),
+            "click": await heard(Click(Point(20, 60), held=("Shift",))),
+            "double": await heard(Click(Point(20, 60), times=2)),
+            "right": await heard(Click(Point(20, 60), button="right")),
+            "drag": await heard(Drag((Point(10, 50), Point(60, 70)))),
+        }
+        await page.act(Click(Point(50, 10)))
+        await page.act(TypeText("Grüße, 漢字 & 🙂!"))
+        found["typed"] = await page.evaluate("i.value")
+        await page.act(PressKeys(("Control", "a")))
+        await page.act(TypeText("x"))
+        found["replaced"] = await page.evaluate("i.value")
+        await page.act(Scroll(Point(50, 120), 0, 70))
+        found["scrolled"] = await page.evaluate("s.scrollTop")
+        return found
+
+    found = _with_browser(play)
+    assert found["move"] == [["mousemove", 10, 50, False, True]]
+    kinds = {name: [event[0] for event in events] for name, events in found.items() if isinstance(events, list)}
+    assert kinds["click"] == ["mousemove", "mousedown", "mouseup", "click"]
+    assert found["click"][-1] == ["click", 20, 60, True, True]
+    assert kinds["double"].count("click") == 2
+    assert kinds["double"][-1] == "dblclick"
+    assert "contextmenu" in kinds["right"]
+    assert kinds["drag"][0:2] == ["mousemove", "mousedown"]
+    assert kinds["drag"].count("mousemove") >= 2
+    assert found["typed"] == "Grüße, 漢字 & 🙂!"
+    assert found["replaced"] == "x"
+    assert found["scrolled"] == 70
+
+
+def test_nothing_but_the_task_s_own_origin_can_be_reached():
+    html = "<!doctype html><img src='https://example.org/pixel.png'><script src='http://127.0.0.1:9/x.js'></script>"
+    reach = """Promise.all([
+      fetch('http://example.org/').then(() => 'reached', () => 'blocked'),
+      fetch('/missing').then((answer) => answer.status),
+      new Promise((end) => { const s = new WebSocket('ws://127.0.0.1:22/');
+        s.onopen = () => end('reached'); s.onerror = () => end('blocked'); }),
+      new Promise((end) => { try { end(window.open('http://example.org') === null ? 'blocked' : 'reached') }
+        catch { end('blocked') } }),
+    ])"""
+
+    async def play(browser):
+        page = await _page(browser, html)
+        return await page.evaluate(reach), page.blocked
+
+    answers, blocked = _with_browser(play)
+    assert answers == ["blocked", 404, "blocked", "blocked"]
+    assert "https://example.org/pixel.png" in blocked
+
+
+def test_time_and_chance_are_the_same_every_time():
+    async def play(browser):
+        pages = [await _page(browser, "<!doctype html>") for _ in range(2)]
+        return [
+            await page.evaluate("[Math.random(), Math.random(), new Date().toISOString().slice(0, 16)]")
+            for page in pages
+        ]
+
+    first, second = _with_browser(play)
+    assert first == second
+    assert first[2] == "2024-01-15T12:00"
+
+
+def test_storage_does_not_leak_from_one_episode_to_the_next():
+    async def play(browser):
+        page = await _page(browser, "<!doctype html>")
+        await page.evaluate("localStorage.setItem('a', 1); document.cookie = 'b=2'")
+        await page.close()
+        other = await _page(browser, "<!doctype html>")
+        return await other.evaluate("[localStorage.length, document.cookie]")
+
+    assert _with_browser(play) == [0, ""]
+
+
+def test_a_dialog_does_not_stop_the_world():
+    async def play(browser):
+        page = await _page(
+            browser, "<!doctype html><body onclick='window.said = confirm(1); window.after = 1'>" + "x" * 99
+        )
+        await page.act(Click(Point(20, 10)))
+        return await page.evaluate("[window.said, window.after]")
+
+    assert _with_browser(play) == [False, 1]
+
+
+def test_a_page_that_hangs_fails_by_itself_and_its_neighbour_lives_on():
+    async def play(browser):
+        neighbour = await _page(browser, "<!doctype html>here")
+        page = await _page(browser, "<!doctype html>", deadline=1.0)
+        await page.evaluate("setTimeout(() => { while (true) {} }, 0)")
+        with pytest.raises(EnvironmentFailed, match=r"hung: .* within 1 s"):
+            await page.act(Click(Point(5, 5)))
+        with pytest.raises(EnvironmentFailed, match="hung"):
+            await page.screenshot()
+        await page.close()
+        return (await neighbour.screenshot()).size
+
+    assert _with_browser(play) == SCREEN
+
+
+def test_a_page_that_crashes_says_so_from_then_on():
+    async def play(browser):
+        session = _session(browser)
+        await session.reset(TaskRequest("click_target/button", 3))
+        browser.cdp.tell("Page.crash", session=session._page._target.session)
+        for attempt in (lambda: session.act(Wait(0.05), step=1), session.progress, session.screenshot):
+            with pytest.raises(EnvironmentFailed, match="page_crashed"):
+                await attempt()
+        await session.reset(TaskRequest("click_target/button", 3))  # a fresh page in the same browser
+        return (await session.progress()).done
+
+    assert _with_browser(play) is False
+
+
+def test_a_browser_that_is_killed_fails_its_pages_at_once():
+    async def play(browser):
+        page = await _page(browser, "<!doctype html>")
+        os.killpg(browser.pid, signal.SIGKILL)
+        with pytest.raises(EnvironmentFailed, match="browser_gone"):
+            await page.act(Wait(5.0))
+        return browser.gone
+
+    assert _with_browser(play) is True
+
+
+def test_a_stopped_browser_leaves_no_process_and_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def play(browser):
+        await _page(browser, "<!doctype html>")
+        assert len(list(tmp_path.iterdir())) == 1
+        return browser.pid
+
+    group = _with_browser(play)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.killpg(group, 0)
+
+
+@pytest.mark.slow
+def test_every_page_of_miniwob_loads_and_says_what_to_do():
+    names = suites()["miniwob"].names()
+
+    async def play(browser):
+        told = {}
+        for name in names:
+            session = _session(browser)
+            told[name] = (await session.reset(TaskRequest(f"miniwob/{name}", 3))).instruction
+            assert not (await session.progress()).done
+            await session.close()
+        return told
+
+    told = _with_browser(play)
+    assert len(told) == 130
+    assert all(told.values())

@@ -1,0 +1,102 @@
+"""The tasks themselves, without a browser: what follows from the seed, what is judged how, what is refused."""
+
+import json
+
+import pytest
+
+from palaestra.errors import SessionRefused
+from palaestra.sessions.page import PageRequest
+from palaestra.sessions.suites import make_task, suites
+from palaestra.sessions.suites.click_target import RUNGS
+
+
+def test_a_harder_target_means_more_and_smaller_buttons():
+    counts = [make_task("click_target", "button", 5, {"difficulty": n}).html.count("<button") for n in range(1, 9)]
+    assert counts == [count for count, _, _ in RUNGS] == [1, 1, 2, 3, 4, 6, 8, 12]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_buttons_lie_on_the_screen_and_apart(seed):
+    import re
+
+    html = make_task("click_target", "button", seed, {"difficulty": 8}).html
+    boxes = [
+        tuple(map(int, found)) for found in re.findall(r"left:(\d+)px;top:(\d+)px;width:(\d+)px;height:(\d+)px", html)
+    ]
+    assert len(boxes) == 12
+    for n, (x, y, w, h) in enumerate(boxes):
+        assert x + w <= 160
+        assert y + h <= 210
+        for a, b, c, d in boxes[n + 1 :]:
+            assert x + w <= a or a + c <= x or y + h <= b or b + d <= y
+
+
+def test_the_first_button_decides():
+    task = make_task("click_target", "button", 5, {"difficulty": 3})
+    wanted = task.told(None).split('"')[1]
+    assert task.judge(None).done is False
+    assert (task.judge(wanted).reward, task.judge(wanted).success) == (1.0, True)
+    assert (task.judge("other").done, task.judge("other").reward) == (True, 0.0)
+
+
+def _submit(task, body):
+    return task.serve(PageRequest("POST", "/submit", body if isinstance(body, bytes) else json.dumps(body).encode()))
+
+
+def test_rows_earn_their_share_and_mistakes_cost_a_tenth():
+    task = make_task("data_entry", "form", 3, {"rows": 5, "wanted": 2})
+    first, second = task._wanted
+    assert (
+        task.told(None)
+        == f"Enter rows {first} and {second} of the sheet into the form, one at a time, and submit each."
+    )
+    people = [dict(zip(("first", "last", "email"), person, strict=True)) for person in task._people]
+    _submit(task, people[first - 1])
+    assert (task.judge(None).reward, task.judge(None).done) == (0.5, False)
+    _submit(task, people[first - 1])  # again
+    _submit(task, {"first": "Nobody"})
+    _submit(task, b"\xff not JSON")
+    assert task.judge(None).reward == pytest.approx(0.2)
+    assert task.judge(None).detail["wrong_submissions"] == 3
+    _submit(task, people[second - 1])
+    found = task.judge(None)
+    assert (found.done, found.success, found.reward) == (True, False, pytest.approx(0.7))
+    assert found.detail["submitted_rows"] == [first, second]
+
+
+def test_the_same_seed_is_the_same_task_and_another_is_another():
+    for suite, name in (("click_target", "button"), ("data_entry", "form")):
+        same, again, other = (make_task(suite, name, seed, {}) for seed in (3, 3, 4))
+        assert same.html == again.html
+        assert same.html != other.html
+
+
+@pytest.mark.parametrize(
+    ("task", "params", "code", "message"),
+    [
+        ("clik_target/button", {}, "unknown_task", "Did you mean 'click_target'?"),
+        ("click_target/buton", {}, "unknown_task", "Did you mean 'click_target/button'?"),
+        ("click_target/button", {"dificulty": 2}, "bad_params", "Did you mean 'difficulty'?"),
+        ("click_target/button", {"difficulty": 9}, "bad_params", "between 1 and 8"),
+        ("click_target/button", {"difficulty": True}, "bad_params", "of type int"),
+        ("click_target/button", {"step_limit": 0}, "bad_params", "at least 1"),
+        ("data_entry/form", {"wanted": 4, "rows": 3}, "bad_params", "wanted <= rows"),
+        ("data_entry/form", {"rows": 99}, "bad_params", "rows <= 14"),
+    ],
+)
+def test_what_is_no_task_is_refused_with_the_nearest(task, params, code, message):
+    suite, _, name = task.partition("/")
+    with pytest.raises(SessionRefused) as refused:
+        make_task(suite, name, 0, params)
+    assert refused.value.code == code
+    assert message in str(refused.value)
+
+
+def test_miniwob_serves_its_own_files_and_nothing_else():
+    if not suites()["miniwob"].names():
+        pytest.skip("the miniwob package is not installed")
+    task = make_task("miniwob", "click-button", 3, {})
+    assert task.serve(PageRequest("GET", "/core/core.js", b"")).body.startswith(b"var core")
+    for path in ("/../__init__.py", "/core/../../__init__.py", "/etc/passwd", "/", "//etc/passwd"):
+        assert task.serve(PageRequest("GET", path, b"")) is None
+    assert (task.judge([True, 0.5, None]).success, task.judge([True, 1.0, None]).success) == (False, True)
