@@ -159,7 +159,7 @@ class Murderer:
         """Until done."""
         while not done.wait(self._random.uniform(*BETWEEN_BLOWS)):
             freeze = self._random.random() < FROZEN
-            starting = self._filler._pulse[STEPS] < 1
+            starting = bool(self._filler._pulse[STEPS] < 1)
             # A first step has two minutes of grace, so a process that is frozen before it would look like a deadlock;
             # so would a machine too busy to start a process between two blows.
             if starting and (freeze or self._last_was_early):
@@ -329,21 +329,32 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Every part, one after the other."""
+    """Every part, one after the other, or the one asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="in all (30)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="for all parts together (30)")
+    parser.add_argument("--part", type=int, choices=range(len(PARTS)), help="only this one")
     parser.add_argument("--seed", type=int, default=0, help="of the attacks (0)")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"machine": machine.facts(), "parts": []}
-    for share, what in PARTS:
-        part = soak(seconds=60 * arguments.minutes * share, seed=arguments.seed, **what)
-        found["parts"].append(part)
+    failed = False
+    for number, (share, what) in enumerate(PARTS):
+        if arguments.part not in (None, number):
+            continue
+        part = {"part": number, "machine": machine.facts()}
+        part |= soak(seconds=60 * arguments.minutes * share, seed=arguments.seed, **what)
+        failed |= bool(part["failed_checks"])
         print(json.dumps(part), flush=True)
         if not arguments.dry:
-            (RESULTS / "soak.json").write_text(json.dumps(found, indent=1) + "\n")
-            (RESULTS / "soak.md").write_text(markdown(found))
-    return int(any(part["failed_checks"] for part in found["parts"]))
+            _store(part)
+    return int(failed)
+
+
+def _store(part: dict[str, Any]) -> None:
+    stored = RESULTS / "soak.json"
+    known = json.loads(stored.read_text())["parts"] if stored.exists() else []
+    parts = sorted([*(one for one in known if one["part"] != part["part"]), part], key=lambda one: one["part"])
+    stored.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
+    (RESULTS / "soak.md").write_text(markdown({"parts": parts}))
 
 
 if __name__ == "__main__":
