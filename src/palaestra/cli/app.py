@@ -15,8 +15,9 @@ from palaestra import __version__
 from palaestra.cli.demo import demo
 from palaestra.cli.evaluating import evaluate_command
 from palaestra.cli.listing import envs, schema
+from palaestra.cli.sessions import sessions_app, tasks
 from palaestra.cli.training import train_command
-from palaestra.errors import ConfigError, PalaestraError
+from palaestra.errors import ConfigError, PalaestraError, SessionRefused
 
 __all__ = ["main"]
 
@@ -51,6 +52,8 @@ app.command("eval")(evaluate_command)
 app.command("demo")(demo)
 app.command("envs")(envs)
 app.command("schema")(schema)
+app.command("tasks")(tasks)
+app.add_typer(sessions_app, name="sessions")
 
 
 def _tell(problem: str) -> None:
@@ -62,7 +65,7 @@ def main() -> None:
     """Run the command; every error of ours becomes one message and an exit code."""
     try:
         app()
-    except ConfigError as error:
+    except (ConfigError, SessionRefused) as error:
         _tell(f"{error}")
         sys.exit(2)
     except PalaestraError as error:

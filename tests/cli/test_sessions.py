@@ -1,0 +1,101 @@
+"""Tasks by name, and a session in a person's own hands."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from palaestra.cli.words import action_in_words
+from palaestra.errors import ConfigError, InvalidAction
+from palaestra.sessions.action import Answer, Click, Drag, Move, Point, PressKeys, Scroll, Terminate, TypeText, Wait
+from palaestra.sessions.chromium import find_chromium
+from palaestra.sessions.screen import Screenshot, Size
+
+
+@pytest.mark.parametrize(
+    ("line", "action"),
+    [
+        ("click 80 120", Click(Point(80, 120))),
+        ("click 80,120", Click(Point(80, 120))),
+        ("double 1 2", Click(Point(1, 2), times=2)),
+        ("right 1 2", Click(Point(1, 2), "right")),
+        ("move 1 2", Move(Point(1, 2))),
+        ("drag 1 2 3 4", Drag((Point(1, 2), Point(3, 4)))),
+        ("type hello  world", TypeText("hello  world")),
+        ("press Control+a", PressKeys(("Control", "a"))),
+        ("press +", PressKeys(("+",))),
+        ("press Control++", PressKeys(("Control", "+"))),
+        ("scroll -120", Scroll(None, 0, -120)),
+        ("scroll 50 10 20", Scroll(Point(10, 20), 0, 50)),
+        ("wait 0.5", Wait(0.5)),
+        ("answer forty two", Answer("forty two")),
+        ("done", Terminate(True)),
+        ("give-up", Terminate(False)),
+        ('{"kind": "click", "at": [5, 6]}', Click(Point(5, 6))),
+    ],
+)
+def test_an_action_in_words_is_the_action(line, action):
+    assert action_in_words(line) == action
+
+
+@pytest.mark.parametrize(
+    "line", ["clik 1 2", "click 1", "click a b", "drag 1 2 3", "press Entr", "{oops", "wait", "type"]
+)
+def test_what_is_not_understood_is_refused(line):
+    with pytest.raises(InvalidAction):
+        action_in_words(line)
+
+
+def _palaestra(*arguments, given="", cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "palaestra", *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+    )
+
+
+def test_tasks_are_listed_and_filtered():
+    found = json.loads(_palaestra("tasks", "data", "--json").stdout)
+    assert found == ["data_entry/form"]
+
+
+@pytest.fixture
+def _browser():
+    try:
+        find_chromium()
+    except ConfigError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.usefixtures("_browser")
+def test_a_task_is_opened_shown_and_played_from_a_file_of_actions(tmp_path):
+    done = _palaestra("sessions", "try", "click_target/button", "--json", given="wait 0.01\n\ngive-up\n", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert [step["action"]["kind"] for step in said["steps"]] == ["wait", "terminate"]
+    assert (said["progress"]["done"], said["progress"]["success"], said["progress"]["reward"]) == (True, False, 0.0)
+    assert said["instruction"] in done.stderr
+    assert Screenshot.of((tmp_path / "screen.png").read_bytes()).size == Size(160, 210)
+
+
+@pytest.mark.usefixtures("_browser")
+@pytest.mark.parametrize(
+    ("arguments", "given", "message"),
+    [
+        (["nothing/here"], "", "no suite has this name"),
+        (["click_target"], "", "suite/name"),
+        (["click_target/button", "difficulty=99"], "", "between 1 and 8"),
+        (["click_target/button", "difficulty"], "", "key=value"),
+        (["click_target/button", "--seed", "-1"], "", "whole number from 0"),
+        (["click_target/button"], "click 999 1\n", "outside the screen of 160 x 210"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, given, message, tmp_path):
+    done = _palaestra("sessions", "try", *arguments, given=given, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert message in done.stderr.splitlines()[-1]
