@@ -1,8 +1,8 @@
 """Rollouts as files: collect now, learn later, in another process if you like.
 
 A rollout is one safetensors file with a checksum; loading it runs no code. It carries the log-probabilities of the
-policy that acted, so learning from it later is still PPO, only further off-policy: watch `staleness` and
-`clip_fraction`. The clip bounds how much an old rollout can still push.
+policy that acted, so that learning from it later can correct for what has changed since: watch `staleness` and
+`behaviour_weight`.
 
     python examples/replay_from_disk.py
 """

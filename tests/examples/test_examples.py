@@ -53,6 +53,13 @@ def test_meta_training_solves_both_tasks_with_one_policy():
     assert _main("meta_training")(rounds=30) == {0: 1.0, 1: 1.0}
 
 
+def test_a_slow_policy_is_collected_from_in_the_background(capsys):
+    _, _, history = _main("slow_policy")(updates=4, thinking=0.001)
+    assert [m["env_step"] for m in history] == [64, 128, 192, 256]
+    assert max(m["staleness_max"] for m in history) == 1.0
+    assert "times as fast" in capsys.readouterr().out
+
+
 def test_your_own_network_learns_like_ours():
     history = _main("your_own_network")(total_timesteps=12_288)
     assert history[-1]["episode_return"] > 1.5 * history[0]["episode_return"]
