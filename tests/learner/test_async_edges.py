@@ -1,5 +1,10 @@
 """What happens around background collection: interruptions, later calls of `train`, pauses, weights that move."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -159,3 +164,46 @@ def test_a_replacement_after_a_resume_does_not_play_the_resumed_episodes_again(t
 def test_overwriting_cannot_be_reproducible():
     with pytest.raises(ConfigError, match=r"trainer.reproducible = True: .*Use trainer.overflow=block"):
         _trainer(overflow="overwrite_oldest", reproducible=True)
+
+
+ORPHAN = """
+import os, signal
+from tests.learner.test_asynchronous import _trainer
+
+def die(trainer, metrics):
+    print(trainer._background._source._filler.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    _trainer("tests.actor.rooms:Stuck", "process", kwargs={"at": 40}).train(10_000, 16, callback=die)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    # The collector inherits the output and waits in its step for 60 s: the output ends when the last of them is gone.
+    parent = subprocess.run([sys.executable, script], capture_output=True, timeout=60, check=False)
+    assert parent.returncode == -9
+    assert int(parent.stdout) > 0
+
+
+def test_ctrl_c_does_not_kill_a_process_that_has_not_started_up_yet():
+    trainer = _trainer(kind="process")
+    source = trainer._background.start(0, 32, 1)
+    os.kill(source._filler.pid, signal.SIGINT)  # it cannot have imported anything by now
+    assert source.take().buffer.is_full()
+    trainer._background.stop()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+class LeavingTooSoon(rooms.Room):
+    def happen(self):
+        os._exit(3)
+
+
+def test_an_exit_without_a_word_says_where_to_look():
+    trainer = _trainer(f"{__name__}:LeavingTooSoon", "process", kwargs={"at": 40})
+    with pytest.raises(CollectorFailed, match=r"died: exit code 3, without a word. .* if __name__ == '__main__'"):
+        trainer.train(10_000, 16)

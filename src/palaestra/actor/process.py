@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -45,6 +46,9 @@ __all__ = ["Orders", "ProcessFiller", "SharedPlan"]
 # Where each fact stands in the pulse, which the child writes (but for STOP) and the parent reads.
 MOVED_AT, STEPS, STOP = 0, 1, 2
 """When the last step began; how many each environment has taken in this life; whether to leave."""
+
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""They reach the whole group, and what they mean for the collector is the parent's decision."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +138,21 @@ class ProcessFiller:
         self._pulse[MOVED_AT] = time.monotonic() + START_GRACE_S
         self._granted, self._delivered = [], 0
         ours, theirs = context.Pipe()
-        args = (theirs, self._block, self._plan, self._structure, self._next_orders(), os.getpid())
+        args = (theirs, self._block, self._plan, self._structure, self._next_orders())
         # Not a daemon: its environments may be processes of their own.
         self._process = context.Process(target=_live, args=args, name="palaestra-collector")
         self._pipe = ours
         self._listener = threading.Thread(
             target=self._listen, args=(ours, self._process), name="palaestra-collector-listener", daemon=True
         )
-        self._process.start()
+        # Blocked until it ignores them, lest Ctrl-C while it is still importing kills it. Starting the tracker unblocks
+        # them, so it has to run before.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._listener.start()
         self.room()
@@ -175,7 +186,8 @@ class ProcessFiller:
             pipe.send(("stop",))
         try:
             # It ends with the process; a start that was interrupted may have got as far as neither.
-            (listener if listener.ident is not None else process).join(STOP_GRACE_S)
+            if listener.ident is not None:
+                listener.join(STOP_GRACE_S)
         finally:
             if process.is_alive():
                 process.kill()
@@ -215,8 +227,7 @@ class ProcessFiller:
         process.join()
         if self._pulse[STOP] == 0.0 and failure is None:
             failure = CollectorFailed(
-                f"the background collector (process {process.pid}) died: {_exit_reason(process.exitcode)}. "
-                "If nobody killed it, look for it in the system's out-of-memory log."
+                f"the background collector (process {process.pid}) died: {_exit_reason(process.exitcode)}"
             )
         self._settle()
         if failure is not None:
@@ -246,21 +257,22 @@ class ProcessFiller:
 # ---------------------------------------------------------------------- the child
 
 
-def _live(pipe: Connection, block: Any, plan: SharedPlan, structure: bytes, orders: Orders, parent: int) -> None:
+def _live(pipe: Connection, block: Any, plan: SharedPlan, structure: bytes, orders: Orders) -> None:
     """The life of a collector process."""
-    # Signals reach the whole group; stopping the collector is the parent's decision.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     env: VectorEnv | None = None
     try:
         ring, board, pulse, frozen = plan.lay(SharedArrays(block))
+        threading.Thread(target=_leave_with_parent, args=(pulse,), daemon=True).start()
         policy = unpacked(structure, _tensors(plan, frozen))
         following = Following(policy, board)
         following.renew()
         env = orders.make_env()
         with few_threads(orders.torch_threads):
             collector = _collector(env, policy, orders)
-            _fill_as_told(pipe, ring, pulse, following, collector, parent)
+            _fill_as_told(pipe, ring, pulse, following, collector)
     except (EOFError, StopCollecting):
         pass  # told to stop, or the parent is gone and nobody is left to tell
     except BaseException as error:  # noqa: BLE001  whatever it was, the learner has to hear of it
@@ -270,6 +282,16 @@ def _live(pipe: Connection, block: Any, plan: SharedPlan, structure: bytes, orde
     finally:
         if env is not None:
             env.close()
+
+
+def _leave_with_parent(pulse: NDArray[np.float64]) -> None:
+    """When the parent is gone, leave before the next step; at once if there will be none, because this one hangs."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    pulse[STOP] = 1.0
+    time.sleep(STOP_GRACE_S)
+    os._exit(1)
 
 
 def _collector(env: VectorEnv, policy: nn.Module, orders: Orders) -> Collector:
@@ -289,7 +311,6 @@ def _fill_as_told(
     pulse: NDArray[np.float64],
     following: Following,
     collector: Collector,
-    parent: int,
 ) -> None:
     exact: int | None = None
 
@@ -297,7 +318,7 @@ def _fill_as_told(
         pulse[STEPS] = done + t
         if done or t:  # the first step of all keeps its grace
             pulse[MOVED_AT] = time.monotonic()
-        if pulse[STOP] or os.getppid() != parent:
+        if pulse[STOP]:
             raise StopCollecting
         return following.renew(exact)
 
@@ -346,8 +367,14 @@ def _told(cause: BaseException | None, line: str, trace: str) -> CollectorFailed
 
 def _exit_reason(code: int | None) -> str:
     if code is not None and code < 0:
-        return f"killed by signal {-code}, {signal.Signals(-code).name}"
-    return f"exit code {code}, without a word"
+        return (
+            f"killed by signal {-code}, {signal.Signals(-code).name}. If nobody killed it, look for it in the system's "
+            "out-of-memory log."
+        )
+    return (
+        f"exit code {code}, without a word. Look above for its own output; a script that trains must do so under "
+        "if __name__ == '__main__', and an environment must not end the process."
+    )
 
 
 def _is_picklable(error: BaseException) -> bool:
