@@ -12,7 +12,7 @@ from tests.actor import rooms
 from tests.learner.test_asynchronous import ROOMS, _nobody_is_left, _trainer, _weights
 
 from palaestra.actor import background
-from palaestra.errors import CollectorFailed, ConfigError
+from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.learner import PPO
 
 __all__ = ["_nobody_is_left"]
@@ -159,6 +159,13 @@ def test_a_replacement_after_a_resume_does_not_play_the_resumed_episodes_again(t
     resumed._background._start_afresh()
     seeds.append(resumed.collector._seed)
     assert len(set(seeds)) == 3
+
+
+def test_nobody_else_collects_in_the_environments_that_the_thread_has():
+    trainer = _trainer()
+    with pytest.raises(ExperienceError, match="until train\\(\\) ends"):
+        trainer.train(1000, 16, callback=lambda trainer, metrics: trainer.collect_rollouts(8))
+    assert trainer.collect_rollouts(8).shape == (8, 2)
 
 
 def test_overwriting_cannot_be_reproducible():

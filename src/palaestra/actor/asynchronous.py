@@ -21,7 +21,7 @@ from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.source import Segment
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import Snapshot, VectorEnv
-from palaestra.errors import CollectorFailed, ConfigError
+from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.live import LiveWeights, twin
 from palaestra.transport.queue import SegmentQueue
@@ -66,6 +66,7 @@ class AsyncCollection:
         self._ring: VLABuffer | None = None
         self._board: WeightBoard | None = None
         self._failures: list[str] = []
+        self._running = False
         self.collector = self._make_collector()
 
     def _make_collector(self) -> Collector:
@@ -88,12 +89,14 @@ class AsyncCollection:
         known = self._ring is not None and (self._ring.segment_length, self._ring.buffer_size) == (rollout_length, size)
         if self._source is None or not known:
             self._source = self._make_source(rollout_length, size)
+        self._running = True
         self._source.start(version, num_segments)
         return self._source
 
     def stop(self) -> bool:
         """End collection in bounded time; whether nothing of it is left. Harmless when nothing runs."""
-        return self._source is None or self._source.stop()
+        self._running = self._source is not None and not self._source.stop()
+        return not self._running
 
     def note(self, segment: Segment) -> None:
         """Remember how far experience has come, for a checkpoint or the next collector."""
@@ -103,6 +106,11 @@ class AsyncCollection:
     def catch_up(self) -> None:
         """Give the collector's copy of the policy the learner's weights, for collecting in turn."""
         if self.collector.policy is not self._policy:
+            if self._running:
+                raise ExperienceError(
+                    "collect_rollouts: the collector's thread has the environments until train() ends. Call it after "
+                    "that, or on a trainer of its own."
+                )
             mine, theirs = LiveWeights(self._policy), LiveWeights(self.collector.policy)
             for target, array in zip(theirs.read(), mine.read(), strict=True):
                 np.copyto(target, array)
