@@ -1,0 +1,161 @@
+"""The session server as a process: one browser, many sessions, one port.
+
+`python -m palaestra.sessions.server --port 0` says in one line of JSON where it listens, once it can be talked to, and
+serves until SIGTERM (or, with `--until-eof`, until whoever holds its standard input goes). It leaves no browser and no
+directory behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import uvicorn
+from fastapi import FastAPI
+
+from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.sessions.browser_session import BrowserSession
+from palaestra.sessions.chromium import find_chromium
+from palaestra.sessions.fake import FakeSession
+from palaestra.sessions.server_app import build_app
+from palaestra.sessions.shared_browser import SharedBrowser
+from palaestra.sessions.task import SCHEMA
+
+__all__ = ["main", "serve"]
+
+GRACE_S = 1
+"""How long requests may go on after SIGTERM, before their browser is taken from them."""
+
+KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection, so that no request is sent into one that the server is closing."""
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to whoever runs it; the original ends the process by the signal it caught."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    app: FastAPI, listening: socket.socket, *, ready: Callable[[int], None], until: asyncio.Event | None = None
+) -> None:
+    """Serve `app` on a bound socket; call `ready(port)` when it answers; stop when `until` is set."""
+    config = uvicorn.Config(
+        app, http="httptools", ws="none", lifespan="on", access_log=False, log_config=None, server_header=False,
+        date_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACE_S,
+    )  # fmt: skip
+    server = _Server(config)
+    over = until or asyncio.Event()
+
+    async def watch() -> None:
+        while not server.started:
+            await asyncio.sleep(0.005)  # uvicorn has no event for it
+        ready(listening.getsockname()[1])
+        await over.wait()
+        server.should_exit = True
+
+    watching = asyncio.create_task(watch())
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket; `ConfigError` when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named as TCP, or asyncio takes it for something else and leaves Nagle's algorithm on: 40 ms an answer.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(1024)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise ConfigError("server.port", f"{host}:{port}", f"cannot be listened on ({error})", "Use port 0") from None
+    listening.setblocking(False)
+    return listening
+
+
+def _announce(descriptor: int, host: str) -> Callable[[int], None]:
+    def ready(port: int) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        line = {"schema": SCHEMA, "url": f"http://{shown}:{port}", "port": port, "pid": os.getpid()}
+        os.write(descriptor, json.dumps(line).encode() + b"\n")
+        if descriptor > 2:
+            os.close(descriptor)
+
+    return ready
+
+
+async def _run(options: argparse.Namespace) -> None:
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    listening = bound(options.host, options.port)
+    try:
+        if options.fake:
+            app = build_app(FakeSession)
+        else:
+            shared = SharedBrowser(find_chromium(options.chromium))
+            try:
+                # The first session should not wait for the browser, and a machine without one should say so at once.
+                await shared.get()
+            except BaseException:
+                await shared.stop()
+                raise
+            app = build_app(lambda: BrowserSession(shared.get, deadline=options.deadline), stop=shared.stop)
+        if options.until_eof:
+            loop.add_reader(sys.stdin.fileno(), _end_with_stdin, over)
+        await serve(app, listening, ready=_announce(options.announce_fd, options.host), until=over)
+    finally:
+        listening.close()
+
+
+def _end_with_stdin(over: asyncio.Event) -> None:
+    try:
+        alive = os.read(sys.stdin.fileno(), 4096)
+    except OSError:
+        alive = b""
+    if not alive:
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        over.set()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a session server; the exit code is 0 when it was asked to stop, 1 when it broke, 2 when it was refused."""
+    parser = argparse.ArgumentParser(prog="python -m palaestra.sessions.server", description="Serve UI sessions.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anybody who reaches it may use it")
+    parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
+    parser.add_argument("--announce-fd", type=int, default=1, help="where to write the line that says the port")
+    parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends")
+    parser.add_argument("--chromium", default=None, help="the browser; by default the best one found")
+    parser.add_argument("--deadline", type=float, default=10.0, help="seconds a page may take to answer")
+    parser.add_argument("--fake", action="store_true", help="serve fake/button without a browser")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(_run(options))
+    except ConfigError as refusal:
+        sys.stderr.write(f"{refusal}\n")
+        return 2
+    except EnvironmentFailed as failure:
+        sys.stderr.write(f"{failure}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
