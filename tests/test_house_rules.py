@@ -1,6 +1,7 @@
 """The rules that would otherwise be paragraphs in a guide."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,6 @@ def test_nothing_is_ever_unpickled(path):
     if path.name in ("workers.py", "process.py", "live.py"):
         return  # talks to processes it started itself, over pipes nobody else can reach
     text = path.read_text()
-    for way in ("pickle.load", "Unpickler", "torch.load(", "cloudpickle", "eval(", "exec("):
-        clean = text.replace(".eval()", "").replace("policy.eval", "")
-        assert way not in clean, f"{path} uses {way}"
+    clean = text.replace(".eval()", "").replace("policy.eval", "")
+    for way in (r"pickle\.load", "Unpickler", r"torch\.load\(", "cloudpickle", r"\beval\(", r"\bexec\("):
+        assert not re.search(way, clean), f"{path} uses {way}"

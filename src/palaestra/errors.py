@@ -50,6 +50,10 @@ class ConfigError(PalaestraError):
             text = f"{text} {remedy}" if remedy.endswith("?") else f"{text} {remedy.rstrip('.')}."
         super().__init__(text)
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str, str]]:
+        # An exception travels between processes by its arguments, which are not its text here.
+        return type(self), (self.place, self.value, self.reason, self.remedy)
+
 
 class UnknownEnvironment(ConfigError):
     """The environment id or address names nothing that can be made here."""

@@ -42,6 +42,7 @@ REFUSED = {
         ["trainer.buffer_type=vla", "trainer.rollout_length=128", "trainer.buffer_size=200"],
         "Nearest: 128 and 256",
     ),
+    "traces heavier than steps": (["algorithm.c_bar=2"], "V-trace needs c_bar <= rho_bar"),
     "a collector that nobody starts": (["trainer.collector=process"], "Add trainer.collection=asynchronous"),
     "seed that torch cannot take": (["trainer.seed=100000000000000000000"], "trainer.seed"),
     "hidden layer of no width": (["policy.hidden=[64, 0]"], "policy.hidden.1 = 0"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from palaestra.config import Section
@@ -94,6 +94,12 @@ class PPOConfig(Section):
 
     adam_eps: float = Field(default=1e-5, gt=0, le=1)
     """Adam's epsilon. The reference implementations use 1e-5, not torch's 1e-8."""
+
+    @model_validator(mode="after")
+    def _traces_are_no_heavier_than_steps(self) -> PPOConfig:
+        if self.c_bar > self.rho_bar:
+            raise ValueError(f"c_bar {self.c_bar:g} is above rho_bar {self.rho_bar:g}; V-trace needs c_bar <= rho_bar")
+        return self
 
 
 class Losses(NamedTuple):

@@ -1,8 +1,9 @@
 """The trainer: collect, learn, and both in turn. Each of the three is usable alone, and may be overridden.
 
 Owns the counters, the shuffles, the optimiser and the collector; decides between the compiled and the plain path.
-It writes no file and prints nothing: whoever drives `train` passes a callback. Everything that matters to the next
-number is in `state()`, and `restore()` continues bit for bit.
+It prints nothing and writes a file only when asked for a checkpoint: whoever drives `train` passes a callback.
+Everything that matters to the next number is in the checkpoint; a synchronous trainer that loads it continues bit for
+bit.
 """
 
 from __future__ import annotations
