@@ -1,0 +1,207 @@
+"""The gateway's own routes: open, list, renew and close sessions, health and metrics, and their OpenAPI description."""
+
+# Annotations are evaluated here: FastAPI reads the bounds of the configuration out of them.
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Path, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from starlette.exceptions import HTTPException
+
+from palaestra import __version__
+from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.gateway.config import GatewayConfig
+from palaestra.gateway.desk import SessionDesk
+from palaestra.gateway.leases import Lease, State
+from palaestra.gateway.metrics import CONTENT_TYPE
+from palaestra.gateway.replies import ErrorReply, error_reply
+
+__all__ = ["build_api"]
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+SessionId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]+$", min_length=1, max_length=64)]
+
+
+class ErrorFacts(BaseModel):
+    """What went wrong."""
+
+    code: str
+    message: str
+    reason: str | None = None
+
+
+class Error(BaseModel):
+    """Every answer that is not a success."""
+
+    error: ErrorFacts
+
+
+class Opened(BaseModel):
+    """A session that is one's own until its lease runs out."""
+
+    session_id: str
+    session_type: str
+    expires_at: float
+    """Unix time at which the lease runs out, unless a request renews it."""
+    ttl_s: float
+
+
+class Listed(BaseModel):
+    """One session as the operator sees it."""
+
+    session_id: str
+    session_type: str
+    state: State
+    age_s: float
+    ttl_s: float
+    lease_left_s: float
+    reason: str | None
+    """Why it was lost."""
+
+
+class Listing(BaseModel):
+    """Every session there is."""
+
+    sessions: list[Listed]
+
+
+class Closed(BaseModel):
+    """A session that is no more."""
+
+    session_id: str
+    state: Literal["closed"] = "closed"
+
+
+class Health(BaseModel):
+    """Whether sessions can be opened."""
+
+    status: Literal["ok", "starting", "draining"]
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Error, "description": _MEANING[status]} for status in statuses}
+
+
+_MEANING = {
+    400: "malformed", 401: "no token, or a wrong one", 403: "from a web page of another origin",
+    404: "no such session", 405: "not with this method", 409: "not in this state", 413: "too large",
+    422: "bad input; nothing changed", 429: "every place is taken",
+    502: "the session broke (`environment_failed`)", 503: "stopping or not ready", 504: "the session hangs",
+}  # fmt: skip
+
+
+def build_api(desk: SessionDesk, config: GatewayConfig) -> FastAPI:
+    """The application behind every path but /proxy."""
+    app = FastAPI(
+        title="Palaestra gateway", version=__version__, docs_url=None, redoc_url=None,
+        description="Opens, leases, proxies and reaps UI sessions.", responses=_errors(400, 401, 403, 413),
+    )  # fmt: skip
+    _add_session_routes(app, desk, config)
+    _add_observation_routes(app, desk)
+    _add_error_replies(app)
+    _describe_proxy(app)
+    return app
+
+
+def _add_session_routes(app: FastAPI, desk: SessionDesk, config: GatewayConfig) -> None:
+    ttl = Field(config.ttl_s, ge=config.min_ttl_s, le=config.max_ttl_s, description="Seconds it lives unused.")
+    kinds = Field(config.session_types[0], min_length=1, json_schema_extra={"enum": list(config.session_types)})
+    opening: Any = create_model("Opening", __config__=_STRICT, session_type=(str, kinds), ttl_s=(float, ttl))
+    renewal: Any = create_model("Renewal", __config__=_STRICT, ttl_s=(float, ttl))
+
+    @app.post("/sessions", status_code=201, responses=_errors(422, 429, 502, 503, 504), operation_id="open_session")
+    async def open_session(asked: opening) -> Opened:
+        return _opened(await desk.open(asked.session_type, asked.ttl_s), desk)
+
+    @app.get("/sessions", operation_id="list_sessions")
+    async def list_sessions() -> Listing:
+        return Listing.model_validate({"sessions": desk.listing()})
+
+    @app.post("/sessions/{session_id}/renew", responses=_errors(404, 409, 422, 502), operation_id="renew_session")
+    async def renew_session(session_id: SessionId, asked: renewal) -> Opened:
+        return _opened(desk.renew(session_id, asked.ttl_s), desk)
+
+    @app.delete("/sessions/{session_id}", responses=_errors(404, 409, 422), operation_id="close_session")
+    async def close_session(session_id: SessionId) -> Closed:
+        await desk.close(session_id)
+        return Closed(session_id=session_id)
+
+
+def _add_observation_routes(app: FastAPI, desk: SessionDesk) -> None:
+    @app.get("/health", responses={503: {"model": Health}}, operation_id="health")
+    async def health() -> JSONResponse:
+        ready = desk.runtime.facts()["ready"] > 0
+        status = "draining" if desk.draining else "ok" if ready else "starting"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @app.get("/metrics", response_class=PlainTextResponse, responses=text, operation_id="metrics")
+    async def metrics() -> PlainTextResponse:
+        written = desk.metrics.text(desk.table.counts(), limit=desk.table.limit, servers=desk.runtime.facts())
+        return PlainTextResponse(written, media_type=CONTENT_TYPE)
+
+
+def _opened(lease: Lease, desk: SessionDesk) -> Opened:
+    return Opened(
+        session_id=lease.session_id, session_type=lease.session_type, ttl_s=lease.ttl_s,
+        expires_at=round(time.time() + lease.left_s(desk.clock()), 3),
+    )  # fmt: skip
+
+
+def _add_error_replies(app: FastAPI) -> None:
+    def respond(reply: ErrorReply) -> JSONResponse:
+        return JSONResponse(reply.document, reply.status, reply.headers)
+
+    @app.exception_handler(SessionRefused)
+    @app.exception_handler(EnvironmentFailed)
+    async def ours(request: Request, error: Any) -> JSONResponse:
+        return respond(error_reply(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_input(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = error.errors()[0]
+        place = ".".join(str(part) for part in found["loc"])
+        return respond(ErrorReply(422, "bad_request", f"{place} = {found.get('input')!r:.200}: {found['msg']}."))
+
+    @app.exception_handler(HTTPException)
+    async def not_a_route(request: Request, error: HTTPException) -> JSONResponse:
+        reply = ErrorReply(
+            error.status_code,
+            {404: "no_route", 405: "bad_method"}.get(error.status_code, "refused"),
+            f"{request.method} {request.url.path[:200]}: {error.detail}.",
+        )
+        reply.headers.update(error.headers or {})
+        return respond(reply)
+
+
+def _describe_proxy(app: FastAPI) -> None:
+    """The proxy is answered before FastAPI sees it; its description is written here."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = generate()
+            answers = {str(status): _described(status) for status in (400, 401, 403, 404, 405, 409, 413, 502, 504)}
+            answers["default"] = {"description": "what the session answered"}
+            parameters = [
+                {"name": "session_id", "in": "path", "required": True,
+                 "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}},
+                {"name": "path", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}},
+            ]  # fmt: skip
+            schema["paths"]["/proxy/{session_id}/{path}"] = {
+                method: {"operationId": f"proxy_{method}", "summary": "Ask something of a session; renews its lease.",
+                         "parameters": parameters, "responses": answers}
+                for method in ("get", "post", "put", "patch", "delete")
+            }  # fmt: skip
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _described(status: int) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": _MEANING[status], "content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,114 @@
+"""What a gateway can be told, and the token it asks for."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from palaestra.config import Section
+from palaestra.errors import ConfigError
+
+__all__ = ["TOKEN_VARIABLE", "GatewayConfig", "read_token"]
+
+TOKEN_VARIABLE = "PALAESTRA_GATEWAY_TOKEN"
+"""The environment variable the token is taken from when no file is named; it is not handed on to sessions."""
+
+_MIN_TOKEN = 16
+
+
+class GatewayConfig(Section):
+    """How a gateway serves sessions."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on. Anything but this machine itself needs a token."""
+    port: int = Field(8700, ge=0, le=65535)
+    """The port to listen on; 0 takes a free one and says which."""
+    token_file: Path | None = None
+    """File of mode 0600 that holds the token clients must send. None: from PALAESTRA_GATEWAY_TOKEN."""
+    allow_anonymous: bool = False
+    """Serve without a token. Only on this machine itself; any program that runs here can then open sessions."""
+    max_sessions: int = Field(16, ge=1, le=10_000)
+    """Sessions open at once; further ones are refused with 429. A browser page costs 50 MB and more."""
+    ttl_s: float = Field(60.0, gt=0)
+    """How long a session lives without a request, when its client does not say."""
+    min_ttl_s: float = Field(1.0, gt=0)
+    """The shortest lease that can be asked for."""
+    max_ttl_s: float = Field(3600.0, gt=0)
+    """The longest lease that can be asked for: how long a session may be forgotten and still cost memory."""
+    servers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256)
+    """Session servers that carry sessions, one per core by default. A server that dies takes only its own along."""
+    warm: int = Field(1, ge=0, le=16)
+    """Servers that wait in reserve, so that a dead one is replaced at once. Each costs an idle browser's memory."""
+    session_types: tuple[str, ...] = Field(("browser",), min_length=1)
+    """What clients may ask for."""
+    server_command: tuple[str, ...] = Field(
+        (sys.executable, "-m", "palaestra.sessions.server", "--port", "0"), min_length=1
+    )
+    """What starts a session server; it must print {"port": number} when it is ready."""
+    server_start_s: float = Field(60.0, gt=0)
+    """How long a session server may take to get ready; also how long an opening waits for one."""
+    request_timeout_s: float = Field(120.0, gt=0)
+    """How long one proxied request may take; then the session counts as hung."""
+    max_body_bytes: int = Field(64 << 20, ge=1)
+    """The largest request that is forwarded to a session."""
+    drain_s: float = Field(30.0, ge=0)
+    """After SIGTERM, how long running sessions may go on before they are closed."""
+    state_dir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"palaestra-gateway-{os.getuid()}")
+    """Where gateways of one user leave word of themselves, so that the next one can clean up after a killed one."""
+    stop_with_stdin: bool = False
+    """Stop when standard input ends: for a parent that must not leave its gateway behind."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GatewayConfig:
+        if not self.min_ttl_s <= self.ttl_s <= self.max_ttl_s:
+            raise ValueError(f"ttl_s {self.ttl_s:g} lies outside min_ttl_s {self.min_ttl_s:g} to {self.max_ttl_s:g}")
+        if self.allow_anonymous and not is_loopback(self.host):
+            raise ValueError(f"allow_anonymous needs a loopback host, not {self.host!r}")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(config: GatewayConfig, environment: MutableMapping[str, str]) -> str | None:
+    """The token, None when anybody may come in; `ConfigError` when there is none and there should be.
+
+    Takes it out of `environment`, so that no child process gets to see it.
+    """
+    from_environment = environment.pop(TOKEN_VARIABLE, None)
+    place, token = TOKEN_VARIABLE, from_environment
+    if config.token_file is not None:
+        place, token = "gateway.token_file", _from_file(config.token_file)
+    if token is None:
+        if config.allow_anonymous:
+            return None
+        remedy = f"Name a file of mode 0600, set {TOKEN_VARIABLE}, or allow_anonymous on a loopback host"
+        raise ConfigError("gateway.token_file", None, "a gateway needs a token", remedy)
+    if len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        reason = f"must be at least {_MIN_TOKEN} printable characters without spaces"
+        raise ConfigError(place, "(not shown)", reason, "openssl rand -hex 32 makes a good one")
+    return token
+
+
+def _from_file(path: Path) -> str:
+    try:
+        with path.open() as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise ConfigError("gateway.token_file", str(path), "others can read it", f"chmod 600 {path}")
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("gateway.token_file", str(path), f"cannot be read ({error})") from None

@@ -1,0 +1,68 @@
+"""Who comes in: the token, and which half of the gateway a request is for. The outermost ASGI application."""
+
+from __future__ import annotations
+
+import hmac
+import re
+
+from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.gateway.forwarding import PREFIX
+from palaestra.gateway.replies import Asgi, Message, Receive, Scope, Send, read_body, send_error
+
+__all__ = ["Entrance", "authorise"]
+
+MAX_CONTROL_BYTES = 64 << 10
+_LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
+
+
+def authorise(headers: list[tuple[bytes, bytes]], token: bytes | None) -> None:
+    """Refuse a request that must not come in (401, 403).
+
+    Without a token the one danger is a web page in a browser on this machine, which may send requests to any address:
+    it gives itself away by its `Origin`, or by a `Host` that is not this machine's.
+    """
+    found = {name: value for name, value in headers if name in (b"authorization", b"origin", b"host")}
+    if token is None:
+        if b"origin" in found or not _LOOPBACK.fullmatch(found.get(b"host", b"localhost")):
+            text = "without a token only programs on this machine are served, not web pages."
+            raise SessionRefused("foreign_origin", text, status=403)
+        return
+    scheme, _, given = found.get(b"authorization", b"").partition(b" ")
+    # Compared in full whatever the first bytes are, so that the time taken tells nothing.
+    if not hmac.compare_digest(given.strip(), token) or scheme.lower() != b"bearer":
+        text = "the request carries no token, or a wrong one. Send Authorization: Bearer <token>."
+        raise SessionRefused("unauthorised", text, status=401)
+
+
+class Entrance:
+    """Lets requests in and shows them where to go."""
+
+    def __init__(self, proxy: Asgi, api: Asgi, token: str | None) -> None:
+        self._proxy, self._api = proxy, api
+        self._token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        try:
+            if path != "/health":
+                authorise(scope["headers"], self._token)
+            if scope["raw_path"].startswith(PREFIX):
+                await self._proxy(scope, receive, send)
+                return
+            body = await read_body(receive, MAX_CONTROL_BYTES)
+        except (SessionRefused, EnvironmentFailed) as error:
+            await send_error(send, error, close=True)
+            return
+        await self._api(scope, _replayed(body, receive), send)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay

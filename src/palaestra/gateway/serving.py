@@ -1,0 +1,163 @@
+"""The gateway put together and kept running: the only place that knows all its parts.
+
+SIGTERM drains: nothing new is opened, running sessions may finish within the grace, then everything is closed. A second
+SIGTERM, or SIGINT, skips the grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+
+import uvicorn
+
+from palaestra.errors import ConfigError
+from palaestra.gateway.api import build_api
+from palaestra.gateway.config import GatewayConfig, read_token
+from palaestra.gateway.desk import SessionDesk
+from palaestra.gateway.entrance import Entrance
+from palaestra.gateway.local import LocalRuntime, Patience
+from palaestra.gateway.proxy import Proxy, make_client
+from palaestra.gateway.runtime import Runtime
+
+__all__ = ["Gateway", "open_gateway", "run_gateway"]
+
+LAST_ANSWERS_S = 5.0
+"""How long answers that are under way may take once everything is closed."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A running gateway: what answers, and what it is about."""
+
+    app: Entrance
+    desk: SessionDesk
+
+
+@contextlib.asynccontextmanager
+async def open_gateway(
+    config: GatewayConfig, *, token: str | None, runtime: Runtime | None = None
+) -> AsyncIterator[Gateway]:
+    """A gateway without its port, for whoever serves it; everything it started is gone when the block ends."""
+    async with make_client() as client:
+        carried = runtime or LocalRuntime(
+            config.server_command, client, config.state_dir, secrets.token_hex(8), servers=config.servers,
+            warm=config.warm, session_types=config.session_types, patience=Patience(start_s=config.server_start_s),
+        )  # fmt: skip
+        desk = SessionDesk(carried, limit=config.max_sessions, new_id=lambda: secrets.token_hex(16))
+        proxy = Proxy(desk, client, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
+        try:
+            await desk.start()
+            yield Gateway(Entrance(proxy, build_api(desk, config), token), desk)
+        finally:
+            await desk.stop()
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn that leaves signals to us: it would stop listening before the running sessions are done."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(config: GatewayConfig) -> socket.socket:
+    """The socket, before anything is started; `ConfigError` when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=1024)
+    except OSError as error:
+        remedy = "Choose another port, or 0 for a free one"
+        place = f"{config.host}:{config.port}"
+        raise ConfigError("gateway.port", place, f"cannot listen there ({error.strerror})", remedy) from None
+
+
+async def run_gateway(
+    config: GatewayConfig,
+    environment: MutableMapping[str, str],
+    *,
+    told: Callable[[Mapping[str, object]], None],
+) -> None:
+    """Serve until told to stop; `told` hears where, as soon as requests are answered."""
+    token = read_token(config, environment)
+    loop = asyncio.get_running_loop()
+    with listen(config) as sock:
+        async with open_gateway(config, token=token) as gateway:
+            settings = uvicorn.Config(
+                gateway.app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+                server_header=False, timeout_graceful_shutdown=int(LAST_ANSWERS_S), timeout_keep_alive=75,
+            )  # fmt: skip
+            server = _Server(settings)
+            stopping = asyncio.create_task(_stopped(gateway.desk, config))
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            port = sock.getsockname()[1]
+            shown = f"[{config.host}]" if ":" in config.host else config.host
+            told({"url": f"http://{shown}:{port}", "port": port, "token": token is not None})
+            assert gateway.desk.reaper is not None
+            await asyncio.wait((stopping, serving, gateway.desk.reaper), return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+            stopping.cancel()
+            if gateway.desk.reaper.done():
+                gateway.desk.reaper.result()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+async def _stopped(desk: SessionDesk, config: GatewayConfig) -> None:
+    """Returns when the gateway is to end, its sessions drained."""
+    loop = asyncio.get_running_loop()
+    asked, at_once = asyncio.Event(), asyncio.Event()
+
+    def terminated() -> None:
+        (at_once if asked.is_set() else asked).set()
+
+    def interrupted() -> None:
+        asked.set()
+        at_once.set()
+
+    loop.add_signal_handler(signal.SIGTERM, terminated)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    if config.stop_with_stdin:
+        loop.add_reader(0, lambda: interrupted() if not os.read(0, 4096) else None)
+    await asked.wait()
+    if config.stop_with_stdin:
+        loop.remove_reader(0)
+    draining = asyncio.create_task(desk.drain(config.drain_s))
+    hurry = asyncio.create_task(at_once.wait())
+    await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, hurry):
+        task.cancel()
+
+
+def announce(facts: Mapping[str, object]) -> None:
+    """A line for people on standard error, and one for programs on standard output."""
+    guarded = "a token is required" if facts["token"] else "no token is required"
+    sys.stderr.write(f"palaestra gateway listens on {facts['url']} ({guarded})\n")
+    sys.stderr.flush()
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def serve(config: GatewayConfig) -> None:
+    """Serve on this thread until a signal ends it."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run_gateway(config, os.environ, told=announce))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The event loop of uvloop where it is installed: the same, and faster."""
+    try:
+        factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop
+    except ImportError:
+        return None
+    return factory
