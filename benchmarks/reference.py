@@ -92,7 +92,9 @@ CartPole behind a policy that takes 3 ms per inference, while the collector's pr
 `step_timeout` 3 s. The environments count their steps in files of their own, which outlive a killed process. Learned,
 dropped and unread must add up to that count, but for the step that a collector was in when it was struck. Also checked:
 no step learned from twice (by stream and number), none staler than allowed, an update at least every 90 s, and memory,
-file descriptors, threads and child processes as they were. `make test-slow` does two minutes of it.
+file descriptors, threads and child processes as they were. `make test-slow` does two minutes of it. The first part
+ran beside the other two, on a machine that other work kept busy too: the longest pauses are processes that take long to
+start, killed again while they do, or frozen.
 
 """
 

@@ -25,7 +25,8 @@ FINDINGS = """
 What it comes to, with the default correction: at staleness 1 and 2 no final score is shown to be worse on any task. At
 4, CartPole and LunarLander show no loss (their intervals are wide), and the reach task loses a tenth of its return. At
 8 it loses a quarter, and LunarLander falls into a hole in mid-training from which it climbs out late. Plain PPO at
-staleness 4 ends LunarLander at 7 instead of 117. The way there is slower also where the end is not shown to be. Part of
+staleness 4 ends LunarLander at 7 instead of 117, and `vtrace` is worse than synchronous there and on the reach task. At
+staleness 1 and 2 these two have too few seeds to say. The way is slower also where the end is not shown to be. Part of
 that is mere delay: the synchronous LunarLander curve, moved by 1, 2 and 4 updates, loses 4, 8 and 16 of its mean. The
 budget holds only LunarLander's climb, where delay costs most.
 
@@ -54,9 +55,9 @@ sleep), `max_staleness: 1`, newest weights at every step; {steps:,} steps.
 
 SLOW_FINDING = """
 Overlapped, the score is lower, and the interval of the difference just holds 0: {difference}. Ten seeds of the same
-without the sleeping do not show it: 283 in turn, 309 at exact staleness 1, 316 with the newest weights. The gain in time
-is below the table's above because four epochs make the second look at stale steps cost 8.3 % of learning, and because
-other work shared the cores.
+without the sleeping do not show it: 283 in turn, 309 at exact staleness 1, 316 with the newest weights. The gain in
+time is below the table's above because four epochs make the second look at stale steps cost 8.3 % of learning, and
+because other work shared the cores.
 """
 
 
