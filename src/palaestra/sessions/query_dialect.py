@@ -1,0 +1,243 @@
+"""Sessions that speak the query-string dialect: `GET /act?action_type=left_click&x=10&y=20` answers with a picture.
+
+One server is one session: there is no reset, no seed and no step number, so an episode can be begun once, what is
+asked of the agent is decided here (`assign`), and an act is never sent twice: whenever its answer is lost the session
+has failed. What the dialect cannot say exactly is refused with the reason rather than approximated. It types and
+clicks through PyAutoGUI, which drops characters it has no key for and gives up in the corners of the screen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from palaestra.errors import EnvironmentFailed, InvalidAction, SessionRefused
+from palaestra.sessions.action import Answer as AnswerAction
+from palaestra.sessions.action import Click, Move, Point, PressKeys, Scroll, Terminate, TypeText, UiAction
+from palaestra.sessions.episode import Episode, Repeated, judged
+from palaestra.sessions.http_caller import HttpCaller, Patience
+from palaestra.sessions.screen import Screenshot, Size
+from palaestra.sessions.session import Step
+from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
+
+__all__ = ["Assignment", "QueryDialectSession", "query_of", "rows_entered"]
+
+SCREEN = Size(1280, 800)
+_CLICKS = {
+    ("left", 1): "left_click",
+    ("left", 2): "double_click",
+    ("left", 3): "triple_click",
+    ("right", 1): "right_click",
+}
+_KEYS = {
+    "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "win", "Escape": "esc", "ArrowLeft": "left",
+    "ArrowRight": "right", "ArrowUp": "up", "ArrowDown": "down", " ": "space",
+    **{name: name.lower() for name in (
+        "Enter", "Tab", "Backspace", "Delete", "Insert", "Home", "End", "PageUp", "PageDown", "CapsLock", "Space",
+        *(f"F{n}" for n in range(1, 13)),
+    )},
+}  # fmt: skip
+
+Judge = Callable[[Mapping[str, Any]], Progress]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What an agent is asked to do with such a session."""
+
+    instruction: str
+    step_limit: int
+    judge: Judge
+    """Progress from `submitted_rows` (None if the server only counts), `correct_submissions`, `wrong_submissions`."""
+
+
+def rows_entered(rows: set[int], *, cost_of_a_wrong_one: float = 0.1) -> Judge:
+    """The rule of our own data-entry task: each of `rows` earns its share of 1, a wrong submission costs a tenth."""
+
+    def judge(detail: Mapping[str, Any]) -> Progress:
+        if detail["submitted_rows"] is None:
+            raise EnvironmentFailed(
+                "bad_progress", "the server counts submissions but does not say which rows they were"
+            )
+        entered = [row for row in detail["submitted_rows"] if row in rows]
+        wrong = detail["wrong_submissions"] + len(detail["submitted_rows"]) - len(set(entered))
+        done = set(entered) == rows
+        reward = len(set(entered)) / len(rows) - cost_of_a_wrong_one * wrong
+        return Progress(reward, done, done and wrong == 0, detail=detail)
+
+    return judge
+
+
+class QueryDialectSession:
+    """One session of the dialect, at a URL. `assign` says what a request for a task means there."""
+
+    def __init__(
+        self, url: str, assign: Callable[[TaskRequest], Assignment], *, token: str | None = None, screen: Size = SCREEN,
+        delay_s: float = 1.0, scroll_px: int = 360, deadline_s: float = 30.0,
+    ) -> None:  # fmt: skip
+        """`delay_s`: from an act to its picture. `scroll_px`: what its one kind of scroll amounts to."""
+        # One attempt and no more: a GET that clicks must never be repeated.
+        self._acting = HttpCaller(url, token=token, patience=Patience(attempt_s=deadline_s, attempts=1))
+        self._asking = HttpCaller(url, token=token, patience=Patience(attempt_s=deadline_s))
+        self._assign, self._screen, self._delay_s, self._scroll_px = assign, screen, delay_s, scroll_px
+        self._turn = asyncio.Lock()
+        self._episode: Episode | None = None
+        self._judge: Judge | None = None
+        self._pointer: Point | None = None
+        self._failure: EnvironmentFailed | None = None
+        self._closed = False
+
+    async def reset(self, request: TaskRequest) -> TaskSpec:
+        """Begin the one episode there is."""
+        async with self._turn:
+            self._check_open()
+            if self._episode is not None:
+                text = "a session of this dialect cannot be reset. Open another one."
+                raise SessionRefused("cannot_reset", text, status=409)
+            assignment = self._assign(request)
+            picture = await self._look()
+            if picture.size != self._screen:
+                text = f"the screen is {picture.size}, expected was {self._screen}"
+                raise EnvironmentFailed("bad_screenshot", text)
+            spec = TaskSpec(
+                request.suite, request.name, request.seed, dict(request.params), assignment.instruction,
+                assignment.step_limit, self._screen,
+            )  # fmt: skip
+            self._episode, self._judge = Episode(spec), assignment.judge
+            return spec
+
+    async def act(self, action: UiAction, *, step: int) -> Step:
+        """Perform an action, once or not at all."""
+        async with self._turn:
+            episode, judge = self._running()
+            repeated = episode.admit(action, step)
+            if isinstance(repeated, Repeated):
+                reply: Step = repeated.reply
+                return reply
+            query = query_of(action, self._pointer, self._screen, self._scroll_px)
+            episode.begin(action)
+            try:
+                picture = await self._look() if query is None else await self._perform(query)
+                found = judge(await self._detail())
+            except EnvironmentFailed as failure:
+                self._failure = failure
+                raise
+            except SessionRefused as refusal:
+                # The act counts as begun; a refusal would promise that nothing has changed.
+                self._failure = EnvironmentFailed("refused", str(refusal))
+                raise self._failure from None
+            except BaseException:
+                # The caller stopped waiting: what became of the act is not known, so nothing more can be.
+                self._failure = EnvironmentFailed("interrupted", f"step {step} was not waited for")
+                raise
+            if isinstance(action, Click | Move | Scroll) and action.at is not None:
+                self._pointer = action.at
+            progress = judged(found, action, episode.spec, episode.steps)
+            made = Step(episode.steps, picture, progress)
+            episode.answer(made, over=progress.done, truncated=progress.truncated)
+            return made
+
+    async def screenshot(self) -> Screenshot:
+        """What is on the screen."""
+        async with self._turn:
+            self._running()
+            return await self._look()
+
+    async def progress(self) -> Progress:
+        """The rule's word on what the server reports."""
+        async with self._turn:
+            episode, judge = self._running()
+            found = judge(await self._detail())
+            ended = episode.over and not found.done
+            return Progress(found.reward, True, found.success, episode.truncated, found.detail) if ended else found
+
+    async def close(self) -> None:
+        """Let go of the connection; the server is ended by whoever started it."""
+        self._closed = True
+        await self._acting.close()
+        await self._asking.close()
+
+    async def _perform(self, query: Mapping[str, str]) -> Screenshot:
+        timed = {**query, "delay": f"{self._delay_s:g}"}
+        answer = await self._acting.call("GET", "/act", params=timed, extra_s=self._delay_s)
+        return Screenshot.of(answer.body)
+
+    async def _look(self) -> Screenshot:
+        answer = await self._asking.call("GET", "/act", params={"action_type": "screenshot"}, repeatable=True)
+        return Screenshot.of(answer.body)
+
+    async def _detail(self) -> dict[str, Any]:
+        answer = await self._asking.call("GET", "/progress", repeatable=True)
+        try:
+            told = json.loads(answer.body)
+            rows = told.get("submitted_row_indices")
+            correct = int(told["num_correct_submissions"]) if rows is None else len(rows)
+            rows = None if rows is None else [int(row) for row in rows]
+            wrong = int(told.get("num_incorrect_submissions", 0))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # A field that went by another name was once read as "nothing earned", step after step.
+            text = f"progress without the fields it should have ({error!r}): {answer.body[:200]!r}"
+            raise EnvironmentFailed("bad_progress", text) from None
+        return {"submitted_rows": rows, "correct_submissions": correct, "wrong_submissions": wrong}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionRefused("no_session", "the session is closed. Open another one.", status=404)
+
+    def _running(self) -> tuple[Episode, Judge]:
+        self._check_open()
+        if self._failure is not None:
+            raise self._failure
+        if self._episode is None or self._judge is None:
+            raise SessionRefused("not_reset", "no task was begun. Reset the session first.", status=409)
+        return self._episode, self._judge
+
+
+def query_of(action: UiAction, pointer: Point | None, screen: Size, scroll_px: int) -> dict[str, str] | None:
+    """The action in the dialect's words, None for what concerns us alone; `InvalidAction` when it has no words."""
+    match action:
+        case Move(at):
+            return {"action_type": "mouse_move", **_place(action, at, screen)}
+        case Click(at, button, times, held):
+            if held or (button, times) not in _CLICKS:
+                raise _unknown(action, "knows left clicks, one to three, and a single right click, without keys held")
+            return {"action_type": _CLICKS[button, times], **_place(action, at or pointer, screen)}
+        case TypeText(text):
+            if not all(character in "\n\t" or " " <= character <= "~" for character in text):
+                raise _unknown(action, "types ASCII alone and would leave the rest out")
+            return {"action_type": "type", "text": text}
+        case PressKeys(keys):
+            return {"action_type": "keys", "keys": "+".join(_key(action, key) for key in keys)}
+        case Scroll(at, dx, dy):
+            if dx or abs(dy) != scroll_px:
+                raise _unknown(action, f"scrolls up or down by {scroll_px} pixels, not otherwise")
+            where = {} if at is None else _place(action, at, screen)
+            return {"action_type": "scroll", "direction": "down" if dy > 0 else "up", **where}
+        case Terminate() | AnswerAction():
+            return None
+        case _:
+            raise _unknown(action, f"has no word for {action.kind}")
+
+
+def _unknown(action: UiAction, reason: str) -> InvalidAction:
+    return InvalidAction("action", action, f"the session's query-string dialect {reason}")
+
+
+def _place(action: UiAction, at: Point | None, screen: Size) -> dict[str, str]:
+    if at is None:
+        raise _unknown(action, "needs a place, and the pointer has none yet")
+    if at.x in (0, screen.width - 1) and at.y in (0, screen.height - 1):
+        raise _unknown(action, "gives up when the pointer is in a corner of the screen")
+    return {"x": str(at.x), "y": str(at.y)}
+
+
+def _key(action: UiAction, key: str) -> str:
+    if key in _KEYS:
+        return _KEYS[key]
+    # Names are split at "+" and made lower case on the other side.
+    if key == "+" or key != key.lower() or not " " < key <= "~":
+        raise _unknown(action, f"cannot say the key {key!r}")
+    return key
