@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import uvicorn
 from fastapi import FastAPI
@@ -34,6 +34,9 @@ __all__ = ["main", "serve"]
 GRACE_S = 1
 """How long requests may go on after SIGTERM, before their browser is taken from them."""
 
+CUT_SHORT_S = 1
+"""How long their answers may take after that."""
+
 KEEP_ALIVE_S = 75
 """Longer than clients keep an idle connection, so that no request is sent into one that the server is closing."""
 
@@ -47,29 +50,34 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: FastAPI, listening: socket.socket, *, ready: Callable[[int], None], until: asyncio.Event | None = None
-) -> None:
-    """Serve `app` on a bound socket; call `ready(port)` when it answers; stop when `until` is set."""
+    app: FastAPI, listening: socket.socket, *, ready: Callable[[int], None], until: asyncio.Event,
+    cut_short: Callable[[], Awaitable[None]] | None = None,
+) -> None:  # fmt: skip
+    """Serve `app` on a bound socket until `until` is set; call `ready(port)` when it answers.
+
+    Requests that are still under way a moment later are ended by `cut_short`, so that they are answered with what
+    happened to them.
+    """
     config = uvicorn.Config(
         app, http="httptools", ws="none", lifespan="on", access_log=False, log_config=None, server_header=False,
-        date_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACE_S,
+        date_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACE_S + CUT_SHORT_S,
     )  # fmt: skip
     server = _Server(config)
-    over = until or asyncio.Event()
-
-    async def watch() -> None:
-        while not server.started:
-            await asyncio.sleep(0.005)  # uvicorn has no event for it
-        ready(listening.getsockname()[1])
-        await over.wait()
-        server.should_exit = True
-
-    watching = asyncio.create_task(watch())
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    stopping = asyncio.create_task(until.wait())
     try:
-        await server.serve(sockets=[listening])
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.005)  # uvicorn has no event for it
+        if server.started:
+            ready(listening.getsockname()[1])
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        stopping.cancel()
+        server.should_exit = True
+        await asyncio.wait({serving}, timeout=GRACE_S)
+        if not serving.done() and cut_short is not None:
+            await cut_short()
+        await serving
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -105,6 +113,7 @@ async def _run(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     listening = bound(options.host, options.port)
+    stop: Callable[[], Awaitable[None]] | None = None
     try:
         if options.fake:
             app = build_app(FakeSession)
@@ -117,9 +126,11 @@ async def _run(options: argparse.Namespace) -> None:
                 await shared.stop()
                 raise
             app = build_app(lambda: BrowserSession(shared.get, deadline=options.deadline), stop=shared.stop)
+            stop = shared.stop
         if options.until_eof:
             loop.add_reader(sys.stdin.fileno(), _end_with_stdin, over)
-        await serve(app, listening, ready=_announce(options.announce_fd, options.host), until=over)
+        ready = _announce(options.announce_fd, options.host)
+        await serve(app, listening, ready=ready, until=over, cut_short=stop)
     finally:
         listening.close()
 

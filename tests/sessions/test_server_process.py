@@ -1,0 +1,109 @@
+"""The session server as a process: what it announces, how it ends, and that nothing is left of it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from palaestra.errors import ConfigError
+from palaestra.sessions.chromium import find_chromium
+
+
+def _start(*arguments, **settings):
+    command = [sys.executable, "-m", "palaestra.sessions.server", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
+
+
+def _ask(method, url, document=None):
+    body = None if document is None else json.dumps(document).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.loads(refused.read())
+
+
+def _mention(text):
+    """Processes that were started with `text` in their command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if text in (process / "cmdline").read_text(errors="replace"):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_it_says_where_it_listens_serves_there_and_ends_with_whoever_holds_its_input():
+    told, tell = os.pipe()
+    server = _start("--fake", "--until-eof", f"--announce-fd={tell}", stdin=subprocess.PIPE, pass_fds=(tell,))
+    os.close(tell)
+    with os.fdopen(told) as line:
+        announced = json.loads(line.read())  # the descriptor is closed after the one line
+    assert announced["url"] == f"http://127.0.0.1:{announced['port']}"
+    assert announced["pid"] == server.pid
+    assert _ask("GET", f"{announced['url']}/health") == (200, {"schema": 1, "ready": True, "sessions": 0})
+    output, errors = server.communicate(b"", timeout=10)
+    assert (server.returncode, output, errors) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("arguments", [["--chromium=/no/such/browser"], ["--fake", "--port=PORT"]])
+def test_what_it_cannot_do_it_says_in_one_sentence(arguments):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        server = _start(*(argument.replace("PORT", port) for argument in arguments))
+        output, errors = server.communicate(timeout=20)
+    assert (server.returncode, output) == (2, b"")
+    assert errors.count(b"\n") == 1
+    assert b"is not a program" in errors or b"cannot be listened on" in errors
+
+
+def test_sigterm_in_the_middle_of_an_act_leaves_no_browser_and_no_directory(tmp_path):
+    try:
+        find_chromium()
+    except ConfigError as missing:
+        pytest.skip(str(missing))
+    server = _start(env={**os.environ, "TMPDIR": str(tmp_path)})
+    try:
+        url = json.loads(server.stdout.readline())["url"]
+        assert _ask("POST", f"{url}/sessions", {"session_id": "a"})[0] == 201
+        assert _ask("POST", f"{url}/sessions/a/reset", {"task": "click_target/button", "seed": 3})[0] == 200
+        assert len(_mention(str(tmp_path))) > 1
+        answers = []
+        waiting = {"step": 1, "action": {"kind": "wait", "seconds": 60}}
+        acting = threading.Thread(target=lambda: answers.append(_ask("POST", f"{url}/sessions/a/act", waiting)))
+        acting.start()
+        while _answers_at_once(f"{url}/sessions/a/progress"):
+            pass  # a session does one thing at a time: once the act has begun, questions wait
+        began = time.monotonic()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=10) == 0
+        assert time.monotonic() - began < 5.0
+        acting.join()
+    finally:
+        server.kill()
+        server.communicate()
+    (status, told), *_ = answers
+    assert (status, told["error"]["code"], told["error"]["reason"]) == (500, "environment_failed", "browser_gone")
+    assert _mention(str(tmp_path)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def _answers_at_once(url):
+    try:
+        urllib.request.urlopen(url, timeout=0.3).close()
+    except TimeoutError:
+        return False
+    return True
