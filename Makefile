@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED  ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fmt bench bench-async screenshots docs clean
+.PHONY: help setup browser demo test test-slow check fmt bench bench-async screenshots docs clean
 
 help:           ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,10 +20,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+browser: setup  ## a Chromium for UI sessions, if this machine has none (installs one only as root on Debian)
+	@$(BIN)/python -c 'from palaestra.sessions.chromium import find_chromium as f; f()' 2>/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; } \
+	  || echo "No Chromium here: tests of UI sessions are skipped. See docs/sessions.md."
+
 demo: setup     ## train CartPole to solved and compare before with after
 	$(BIN)/python -m palaestra demo
 
-test: setup check   ## every fast check and test
+test: setup check browser   ## every fast check and test
 	$(BIN)/pytest -n 2 --dist worksteal -q
 
 test-slow: setup    ## learning curves and other minutes-long tests

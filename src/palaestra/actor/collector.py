@@ -222,6 +222,8 @@ class Collector:
     def start_afresh(self, attempt: int) -> None:
         """The next segment begins with a reset; each attempt plays other episodes with other noise."""
         self._started = False
+        # Another stream: what follows the reset does not continue what came before it.
+        self._first_stream = stream_base(self._first_seed)
         self._seed = seed_of_attempt(self._first_seed, attempt)
         self.rng = np.random.default_rng(np.random.SeedSequence([self._seed, 1]))
         if self.reward_scale is not None:
