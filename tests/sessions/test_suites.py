@@ -100,3 +100,17 @@ def test_miniwob_serves_its_own_files_and_nothing_else():
     for path in ("/../__init__.py", "/core/../../__init__.py", "/etc/passwd", "/", "//etc/passwd"):
         assert task.serve(PageRequest("GET", path, b"")) is None
     assert (task.judge([True, 0.5, None]).success, task.judge([True, 1.0, None]).success) == (False, True)
+
+
+def test_the_page_s_own_task_is_one(tmp_path):
+    import re
+    from pathlib import Path
+
+    page = (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope: dict = {}
+    exec(code, scope)
+    task = scope["Greetings"]().make("hello", 4, {})
+    assert task.told(None) == "Write Ben into the field."
+    assert task.judge("Ben").success
+    assert not task.judge("Be").done
