@@ -102,6 +102,15 @@ async def count(request):
     return web.json_response({"bytes": total})
 
 
+async def mirror(request):
+    """Sends each piece back as it comes."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    async for piece in request.content.iter_any():
+        await response.write(piece)
+    return response
+
+
 async def hang(request):
     await asyncio.Event().wait()
 
@@ -126,7 +135,7 @@ def build():
     app.router.add_get("/health", health)
     app.router.add_post("/sessions", open_session)
     app.router.add_delete("/sessions/{id}", close_session)
-    routes = {"act": act, "count": count, "cut": cut, "deaf": deaf, "hang": hang, "large": large}
+    routes = {"act": act, "count": count, "cut": cut, "deaf": deaf, "hang": hang, "large": large, "mirror": mirror}
     for name, route in {**routes, "progress": progress, "reset": reset, "screenshot": screenshot}.items():
         app.router.add_route("*", f"/sessions/{{id}}/{name}", route)
     app.router.add_route("*", "/sessions/{id}/echo{rest:.*}", echo)

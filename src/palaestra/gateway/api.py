@@ -168,11 +168,10 @@ def _add_error_replies(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def not_a_route(request: Request, error: HTTPException) -> JSONResponse:
-        reply = ErrorReply(
-            error.status_code,
-            {404: "no_route", 405: "bad_method"}.get(error.status_code, "refused"),
-            f"{request.method} {request.url.path[:200]}: {error.detail}.",
-        )
+        # A body that is no text at all is bad input like any other.
+        status = 422 if error.status_code == 400 else error.status_code
+        code = {404: "no_route", 405: "bad_method", 422: "bad_request"}.get(status, "refused")
+        reply = ErrorReply(status, code, f"{request.method} {request.url.path[:200]}: {error.detail}.")
         reply.headers.update(error.headers or {})
         return respond(reply)
 

@@ -196,7 +196,7 @@ class LocalRuntime:
             await asyncio.wait((ended, unwell), return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 return f"its session server {unwell.result()} and was replaced"
-            return f"its session server was {ended.result()}"
+            return f"its session server {ended.result()}"
         finally:
             for task in (ended, unwell):
                 task.cancel()

@@ -23,13 +23,15 @@ __all__ = ["Proxy", "make_client"]
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 # Shorter than the idle time after which a session server hangs up, so that no request meets a closing connection.
-_IDLE_S = 3.0
+_IDLE_S = 30.0
+_MAX_HEADER = 64 << 10
 
 
 def make_client() -> aiohttp.ClientSession:
     """The connections to the session servers: kept open, adding and interpreting nothing."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S, use_dns_cache=False),
+        max_line_size=_MAX_HEADER, max_field_size=_MAX_HEADER,
         cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, timeout=aiohttp.ClientTimeout(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"), trust_env=False,
     )  # fmt: skip
@@ -39,7 +41,7 @@ class _Upload:
     """A request's body, piece by piece; knows whether the client went away or sent too much."""
 
     def __init__(self, receive: Receive, first: bytes, limit: int) -> None:
-        self._receive, self._first, self._left = receive, first, limit
+        self._receive, self._first, self._left, self._limit = receive, first, limit, limit
         self.refused: SessionRefused | None = None
         self.complete = False
 
@@ -48,7 +50,7 @@ class _Upload:
         while True:
             self._left -= len(piece)
             if self._left < 0:
-                self.refused = SessionRefused("too_large", "the request is larger than allowed.", status=413)
+                self.refused = _too_large(self._limit)
                 raise self.refused
             if piece:
                 yield piece
@@ -93,8 +95,7 @@ class Proxy:
             raise SessionRefused("bad_method", text, status=405)
         length: bytes | None = next((value for name, value in scope["headers"] if name == b"content-length"), None)
         if length is not None and int(length) > self._max_body_bytes:
-            text = f"the request has {int(length)} bytes; at most {self._max_body_bytes} are forwarded."
-            raise SessionRefused("too_large", text, status=413)
+            raise _too_large(self._max_body_bytes)
         return length
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, url: URL, length: bytes | None) -> int:
@@ -104,6 +105,8 @@ class Proxy:
         ]
         upload: _Upload | None = None
         body: bytes | AsyncIterator[bytes] | None = first.get("body") or None
+        if len(first.get("body", b"")) > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
         if first.get("more_body", False):
             upload = _Upload(receive, first.get("body", b""), self._max_body_bytes)
             body = upload.pieces()
@@ -130,6 +133,10 @@ class Proxy:
             # The head is out. To end here without an end is what tells the client that something is missing.
             return 502
         raise failure
+
+
+def _too_large(limit: int) -> SessionRefused:
+    return SessionRefused("too_large", f"the request is too large: at most {limit} bytes are forwarded.", status=413)
 
 
 def _explained(error: Exception, upload: _Upload | None) -> EnvironmentFailed | SessionRefused:

@@ -89,7 +89,7 @@ async def _announced_port(process: asyncio.subprocess.Process) -> int:
     except ValueError:
         line = b"a line without an end"
     if not line:
-        raise EnvironmentFailed("server_not_started", f"it ended before it listened: {_ending(await process.wait())}")
+        raise EnvironmentFailed("server_not_started", f"it {_ending(await process.wait())} before it listened")
     try:
         port = json.loads(line)["port"]
     except (ValueError, TypeError, KeyError):
@@ -113,5 +113,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 def _ending(code: int) -> str:
     if code < 0 or code > 128:
-        return f"killed by signal {-code if code < 0 else code - 128}"
-    return f"at its end, with exit code {code}"
+        return f"was killed by signal {-code if code < 0 else code - 128}"
+    return f"ended with exit code {code}"

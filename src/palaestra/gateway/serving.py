@@ -31,7 +31,7 @@ from palaestra.gateway.runtime import Runtime
 
 __all__ = ["Gateway", "open_gateway", "run_gateway"]
 
-LAST_ANSWERS_S = 5.0
+LAST_ANSWERS_S = 5
 """How long answers that are under way may take once everything is closed."""
 
 
@@ -70,70 +70,104 @@ class _Server(uvicorn.Server):
         yield
 
 
-def listen(config: GatewayConfig) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """The socket, before anything is started; `ConfigError` when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    # Named as TCP, or asyncio takes it for something else and leaves Nagle's algorithm on: 40 ms an answer.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=1024)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(1024)
     except OSError as error:
-        remedy = "Choose another port, or 0 for a free one"
-        place = f"{config.host}:{config.port}"
-        raise ConfigError("gateway.port", place, f"cannot listen there ({error.strerror})", remedy) from None
+        sock.close()
+        reason, remedy = f"cannot listen there ({error.strerror})", "Choose another port, or 0 for a free one"
+        raise ConfigError("gateway.port", f"{host}:{port}", reason, remedy) from None
+    sock.setblocking(False)
+    return sock
+
+
+@contextlib.asynccontextmanager
+async def answering(app: Entrance, sock: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+    """Answer requests at a socket while the block lasts; what it gives ends only if the server breaks."""
+    settings = uvicorn.Config(
+        app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+        timeout_graceful_shutdown=LAST_ANSWERS_S, timeout_keep_alive=75,
+    )  # fmt: skip
+    server = _Server(settings)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        yield serving
+    finally:
+        server.should_exit = True
+        await serving
 
 
 async def run_gateway(
-    config: GatewayConfig,
-    environment: MutableMapping[str, str],
-    *,
-    told: Callable[[Mapping[str, object]], None],
+    config: GatewayConfig, environment: MutableMapping[str, str], *, told: Callable[[Mapping[str, object]], None]
 ) -> None:
     """Serve until told to stop; `told` hears where, as soon as requests are answered."""
     token = read_token(config, environment)
-    loop = asyncio.get_running_loop()
-    with listen(config) as sock:
-        async with open_gateway(config, token=token) as gateway:
-            settings = uvicorn.Config(
-                gateway.app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-                server_header=False, timeout_graceful_shutdown=int(LAST_ANSWERS_S), timeout_keep_alive=75,
-            )  # fmt: skip
-            server = _Server(settings)
-            stopping = asyncio.create_task(_stopped(gateway.desk, config))
-            serving = asyncio.create_task(server.serve(sockets=[sock]))
-            port = sock.getsockname()[1]
-            shown = f"[{config.host}]" if ":" in config.host else config.host
+    with listen(config.host, config.port) as sock:
+        port = sock.getsockname()[1]
+        shown = f"[{config.host}]" if ":" in config.host else config.host
+        async with (
+            open_gateway(config, token=token) as gateway,
+            answering(gateway.app, sock) as serving,
+            _stop_asked(config) as stop,
+        ):
             told({"url": f"http://{shown}:{port}", "port": port, "token": token is not None})
+            stopping = asyncio.create_task(_drained(gateway.desk, stop, config.drain_s))
             assert gateway.desk.reaper is not None
             await asyncio.wait((stopping, serving, gateway.desk.reaper), return_when=asyncio.FIRST_COMPLETED)
-            server.should_exit = True
-            await serving
             stopping.cancel()
             if gateway.desk.reaper.done():
                 gateway.desk.reaper.result()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
 
-async def _stopped(desk: SessionDesk, config: GatewayConfig) -> None:
-    """Returns when the gateway is to end, its sessions drained."""
+@dataclass(frozen=True)
+class _Stop:
+    """What signals have asked for."""
+
+    asked: asyncio.Event
+    at_once: asyncio.Event
+
+
+@contextlib.asynccontextmanager
+async def _stop_asked(config: GatewayConfig) -> AsyncIterator[_Stop]:
+    """Listens to signals, and to standard input if its end is one."""
     loop = asyncio.get_running_loop()
-    asked, at_once = asyncio.Event(), asyncio.Event()
+    stop = _Stop(asyncio.Event(), asyncio.Event())
 
     def terminated() -> None:
-        (at_once if asked.is_set() else asked).set()
+        (stop.at_once if stop.asked.is_set() else stop.asked).set()
 
     def interrupted() -> None:
-        asked.set()
-        at_once.set()
+        stop.asked.set()
+        stop.at_once.set()
+
+    def spoken() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            interrupted()
 
     loop.add_signal_handler(signal.SIGTERM, terminated)
     loop.add_signal_handler(signal.SIGINT, interrupted)
     if config.stop_with_stdin:
-        loop.add_reader(0, lambda: interrupted() if not os.read(0, 4096) else None)
-    await asked.wait()
-    if config.stop_with_stdin:
+        loop.add_reader(0, spoken)
+    try:
+        yield stop
+    finally:
         loop.remove_reader(0)
-    draining = asyncio.create_task(desk.drain(config.drain_s))
-    hurry = asyncio.create_task(at_once.wait())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _drained(desk: SessionDesk, stop: _Stop, grace_s: float) -> None:
+    """Returns when the gateway is to end."""
+    await stop.asked.wait()
+    draining = asyncio.create_task(desk.drain(grace_s))
+    hurry = asyncio.create_task(stop.at_once.wait())
     await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, hurry):
         task.cancel()

@@ -1,0 +1,141 @@
+"""The desk on a clock that a test turns by hand: what is removed when, and what is never forgotten."""
+
+import asyncio
+
+import pytest
+from tests.gateway.harness import MemoryRuntime
+
+from palaestra.errors import EnvironmentFailed
+from palaestra.gateway.desk import SessionDesk
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def on_a_desk(test):
+    """Runs an async test with a desk, its runtime and its clock; ids are a, b, c and so on."""
+
+    def run():
+        async def body():
+            runtime, clock, ids = MemoryRuntime(), Clock(), iter("abcdefgh")
+            desk = SessionDesk(runtime, limit=2, new_id=lambda: next(ids), clock=clock)
+            await desk.start()
+            desk.reaper.cancel()  # the test says when it comes by
+            try:
+                await test(desk, runtime, clock)
+            finally:
+                await desk.stop()
+
+        asyncio.run(body())
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def _reap(desk):
+    await desk.reap_due()
+    while others := [task for task in desk._tasks if task is not desk.reaper]:
+        await asyncio.gather(*others)
+
+
+@on_a_desk
+async def test_a_session_nobody_uses_is_removed_when_its_lease_runs_out_and_not_before(desk, runtime, clock):
+    await desk.open("browser", 60.0)
+
+    clock.now += 59.9
+    await _reap(desk)
+    assert list(runtime.sessions) == ["a"]
+    clock.now += 0.1
+    await _reap(desk)
+
+    assert runtime.sessions == {}
+    assert desk.listing() == []
+    assert desk.metrics.totals["reaped"] == 1
+
+
+@on_a_desk
+async def test_a_used_session_lives_for_as_long_as_it_is_used(desk, runtime, clock):
+    await desk.open("browser", 60.0)
+
+    for _ in range(10):
+        clock.now += 59.0
+        lease, _ = desk.begin("a")
+        desk.end(lease)
+        await _reap(desk)
+
+    assert list(runtime.sessions) == ["a"]
+
+
+@on_a_desk
+async def test_a_session_that_cannot_be_removed_keeps_its_place_until_it_is(desk, runtime, clock):
+    await desk.open("browser", 60.0)
+    runtime.undeletable.add("a")
+    clock.now += 60.0
+    await _reap(desk)
+    assert desk.table.occupied == 1
+
+    runtime.undeletable.clear()
+    await _reap(desk)
+
+    assert (desk.table.occupied, runtime.sessions) == (0, {})
+    assert desk.metrics.totals["reaped"] == 1
+
+
+@on_a_desk
+async def test_what_the_runtime_carries_and_nobody_leases_is_removed(desk, runtime, clock):
+    await desk.open("browser", 60.0)
+    runtime.sessions["left by another"] = object()
+
+    await desk.reconcile()
+
+    assert list(runtime.sessions) == ["a"]
+
+
+@on_a_desk
+async def test_an_opening_that_failed_gives_its_place_back(desk, runtime, clock):
+    runtime.fail_next = EnvironmentFailed("no_server", "asked to")
+    with pytest.raises(EnvironmentFailed):
+        await desk.open("browser", 60.0)
+
+    await desk.open("browser", 60.0)
+    await desk.open("browser", 60.0)
+
+    assert sorted(runtime.sessions) == ["b", "c"]
+
+
+@on_a_desk
+async def test_draining_ends_after_the_grace_whatever_is_still_open(desk, runtime, clock):
+    await desk.open("browser", 60.0)
+
+    await desk.drain(0.01)
+
+    assert desk.table.occupied == 1
+
+
+@on_a_desk
+async def test_draining_with_nothing_open_ends_at_once(desk, runtime, clock):
+    await asyncio.wait_for(desk.drain(3600.0), 5.0)
+
+
+def test_the_reaper_comes_by_itself_when_a_lease_runs_out():
+    async def body():
+        runtime, removed = MemoryRuntime(), asyncio.Event()
+        delete = runtime.delete
+
+        async def noticed(session_id):
+            await delete(session_id)
+            removed.set()
+
+        runtime.delete = noticed
+        desk = SessionDesk(runtime, limit=2, new_id=lambda: "a")
+        await desk.start()
+        await desk.open("browser", 0.05)
+        await asyncio.wait_for(removed.wait(), 10.0)
+        await desk.stop()
+
+    asyncio.run(body())
