@@ -148,6 +148,7 @@ BAD = [
     ("/sessions", {"session_id": "x" * 65}, 422, "bad_request"),
     ("/sessions", {"session_id": "../x"}, 422, "bad_request"),
     ("/sessions", {"session_id": 1}, 422, "bad_request"),
+    ("/sessions", {"session_id": None}, 422, "bad_request"),
     ("/sessions", {"name": "x"}, 422, "bad_request"),
     ("/sessions", {"session_id": "default"}, 409, "session_exists"),
     ("/sessions/nobody/act", MOVE, 404, "no_session"),
@@ -180,6 +181,7 @@ BAD = [
     ("/act", {"step": 1, "action": {"kind": "wait", "seconds": 10**400}}, 422, "invalid_action"),
     ("/act", {"step": 1, "action": {"kind": "press", "keys": ["Retrun"]}}, 422, "invalid_action"),
     ("/act", {"step": 1, "action": {"kind": "type", "text": "\ud800"}}, 422, "invalid_action"),
+    ("/act", {"step": 1, "action": {"kind": "move", "at": None}}, 422, "invalid_action"),
     ("/act", {"step": 1, "action": {"kind": "wiggle"}}, 422, "invalid_action"),
 ]
 

@@ -47,6 +47,9 @@ _log = logging.getLogger(__name__)
 IMPLICIT = "default"
 """The session that the routes at the root act on; it is opened when first asked for."""
 
+_ANY = object()
+"""Stands for a name that was not asked for; null is one that was, and is refused."""
+
 T = TypeVar("T")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -62,8 +65,8 @@ class _Sessions:
     def names(self) -> list[str]:
         return sorted(self._open)
 
-    def open(self, asked: Any = None) -> str:
-        name = self._new_id() if asked is None else asked
+    def open(self, session_id: Any = _ANY) -> str:
+        name = self._new_id() if session_id is _ANY else session_id
         if not isinstance(name, str) or not re.fullmatch(SESSION_ID, name):
             text = f"session_id = {str(name)[:100]!r}: must be 1 to 64 of a-z, 0-9 and '-'."
             raise SessionRefused("bad_request", text, status=422)
@@ -123,7 +126,7 @@ class _Routes:
     async def open(self, request: Request) -> Response:
         document = object_read(await _body(request), absent={})
         only(document, "session_id")
-        return _json({"session_id": self._sessions.open(document.get("session_id"))}, 201)
+        return _json({"session_id": self._sessions.open(**document)}, 201)
 
     async def list(self, request: Request) -> Response:
         return _json({"schema": SCHEMA, "sessions": self._sessions.names()})

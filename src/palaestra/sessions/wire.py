@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from palaestra.config import nearest
 from palaestra.errors import EnvironmentFailed, InvalidAction, PalaestraError, SessionRefused
-from palaestra.sessions.action import UiAction, decode
+from palaestra.sessions.action import Move, UiAction, decode
 from palaestra.sessions.session import Step
 from palaestra.sessions.task import SCHEMA, Progress, TaskRequest, TaskSpec
 
@@ -97,10 +97,13 @@ def act_asked(document: Mapping[str, Any]) -> tuple[int, UiAction]:
     if "step" not in document:
         raise SessionRefused("bad_request", "'step': required and not given.", status=422)
     try:
-        return document["step"], decode(document.get("action"))
+        action = decode(document.get("action"))
     except (TypeError, OverflowError):
         # JSON has values of kinds that no action thinks of: a list for a key's name, a number too large for a float.
         raise InvalidAction("action", document["action"], "holds a value of the wrong kind") from None
+    if isinstance(action, Move) and action.at is None:
+        raise InvalidAction("move.at", None, "is not a point [x, y] in whole pixels")
+    return document["step"], action
 
 
 def begun_document(spec: TaskSpec, progress: Progress) -> dict[str, Any]:

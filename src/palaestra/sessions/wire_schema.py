@@ -61,7 +61,7 @@ def _action(kind: str, properties: dict[str, Any], *optional: str) -> dict[str, 
 
 
 def _actions() -> dict[str, Any]:
-    held = {"type": "array", "items": _one_of(*MODIFIERS), "maxItems": len(MODIFIERS)}
+    held = {"type": "array", "items": _one_of(*MODIFIERS)}
     wheel = _whole(-MAX_SCROLL, MAX_SCROLL)
     keys = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_KEYS}
     click = {"at": _POINT_OR_POINTER, "button": _BUTTON, "times": _whole(1, 3), "held": held}
