@@ -312,12 +312,12 @@ def test_a_gateway_s_session_is_waited_for_renewed_used_and_given_back():
                 await gateway.renewed.wait()
                 await session.close()
                 left = [task for task in asyncio.all_tasks() if task.get_name().startswith("palaestra-lease")]
-                await asyncio.gather(*left, return_exceptions=True)
                 await client.close()
             await gateway.close()
-            return gateway, step
+            return gateway, step, left
 
-    gateway, step = asyncio.run(run())
+    gateway, step, left = asyncio.run(run())
+    assert left == []
     assert step.progress.success
     assert gateway.tokens == {"bearer word"}
     calls = [(method, path) for method, path, _ in gateway.heard if not path.endswith("/renew")]

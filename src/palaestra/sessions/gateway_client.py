@@ -47,7 +47,7 @@ class GatewayClient:
         name = _opened(answer)
 
         async def give_up() -> None:
-            self._let_go(name)
+            await self._let_go(name)
             await self._caller.call("DELETE", f"/sessions/{name}", repeatable=True)
 
         session = SessionClient(f"{self._caller.url}/proxy/{name}", caller=self._caller, give_up=give_up)
@@ -75,11 +75,12 @@ class GatewayClient:
             except EnvironmentFailed as failure:
                 _log.warning("the lease of session %s was not renewed: %s", name, failure)
 
-    def _let_go(self, name: str) -> None:
+    async def _let_go(self, name: str) -> None:
         self._held.pop(name, None)
         renewing = self._renewing.pop(name, None)
         if renewing is not None:
             renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
 
 
 def _opened(answer: Answer) -> str:

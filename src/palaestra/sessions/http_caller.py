@@ -22,6 +22,9 @@ __all__ = ["Answer", "HttpCaller", "Patience"]
 
 _IN_BETWEEN = (502, 503, 504)
 
+CONNECT_S = 5.0
+"""A connection that takes longer to be made is given up, which is safe to repeat, before the attempt as a whole is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
@@ -105,7 +108,7 @@ class HttpCaller:
         try:
             async with self._session().request(
                 method, self.url + path, data=body, params=params, headers={**self._headers, **headers},
-                timeout=aiohttp.ClientTimeout(total=seconds), allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_S), allow_redirects=False,
             ) as response:  # fmt: skip
                 answer = Answer(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
