@@ -337,3 +337,5 @@ async def test_every_answer_that_is_not_a_success_has_one_shape(gateway):
         found, document = await gateway.ask(method, path)
         assert found == status
         assert sorted(document["error"]) == ["code", "message"]
+    async with gateway.http.put(gateway.url + "/sessions") as response:
+        assert response.headers["Allow"] == "GET, POST"

@@ -226,3 +226,22 @@ def test_a_refused_configuration_says_so_in_one_line_with_exit_code_2(tmp_path):
             assert said in errors
 
     asyncio.run(body())
+
+
+@pytest.mark.slow
+def test_nothing_that_the_description_allows_is_answered_otherwise_than_described(tmp_path):
+    """Schemathesis against a running gateway: every operation, every check it has."""
+    pytest.importorskip("schemathesis")
+
+    async def body():
+        async with started(tmp_path, servers=1, max_sessions=4) as gateway:
+            await gateway.opened()
+            fuzzing = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "schemathesis.cli", "run", f"{gateway.url}/openapi.json", "--seed", "1",
+                "-H", f"Authorization: Bearer {TOKEN}", "--max-examples", "50", "--no-color", cwd=tmp_path,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            said, _ = await fuzzing.communicate()
+            assert fuzzing.returncode == 0, said.decode()[-5000:]
+
+    asyncio.run(body())

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from palaestra import __version__
 from palaestra.errors import EnvironmentFailed, SessionRefused
@@ -173,6 +174,13 @@ def _add_error_replies(app: FastAPI) -> None:
         code = {404: "no_route", 405: "bad_method", 422: "bad_request"}.get(status, "refused")
         reply = ErrorReply(status, code, f"{request.method} {request.url.path[:200]}: {error.detail}.")
         reply.headers.update(error.headers or {})
+        if status == 405:
+            # Several routes share a path; each knows its own methods only.
+            routes = (route for route in app.routes if isinstance(route, Route))
+            found = {
+                method for route in routes if route.path_regex.match(request.url.path) for method in route.methods or ()
+            }
+            reply.headers["allow"] = ", ".join(sorted(found))
         return respond(reply)
 
 
@@ -188,7 +196,8 @@ def _describe_proxy(app: FastAPI) -> None:
             parameters = [
                 {"name": "session_id", "in": "path", "required": True,
                  "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}},
-                {"name": "path", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}},
+                {"name": "path", "in": "path", "required": True,
+                 "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", "maxLength": 1000}},
             ]  # fmt: skip
             schema["paths"]["/proxy/{session_id}/{path}"] = {
                 method: {"operationId": f"proxy_{method}", "summary": "Ask something of a session; renews its lease.",

@@ -16,12 +16,11 @@ from yarl import URL
 from palaestra.errors import EnvironmentFailed, SessionRefused
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.forwarding import request_headers, response_headers, session_and_path
-from palaestra.gateway.replies import Receive, Scope, Send, send_error
+from palaestra.gateway.replies import FORWARDED, Receive, Scope, Send, send_error
 from palaestra.gateway.runtime import Address
 
 __all__ = ["Proxy", "make_client"]
 
-_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 # Shorter than the idle time after which a session server hangs up, so that no request meets a closing connection.
 _IDLE_S = 30.0
 _MAX_HEADER = 64 << 10
@@ -90,7 +89,7 @@ class Proxy:
 
     def _checked(self, scope: Scope) -> bytes | None:
         """The announced length of the body; refuses methods and sizes that are not forwarded."""
-        if scope["method"] not in _METHODS:
+        if scope["method"] not in FORWARDED:
             text = f"{scope['method'][:32]} is not forwarded to sessions."
             raise SessionRefused("bad_method", text, status=405)
         length: bytes | None = next((value for name, value in scope["headers"] if name == b"content-length"), None)

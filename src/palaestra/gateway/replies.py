@@ -14,13 +14,27 @@ from typing import Any, TypeAlias
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
 
-__all__ = ["Asgi", "ErrorReply", "Message", "Receive", "Scope", "Send", "error_reply", "read_body", "send_error"]
+__all__ = [
+    "FORWARDED",
+    "Asgi",
+    "ErrorReply",
+    "Message",
+    "Receive",
+    "Scope",
+    "Send",
+    "error_reply",
+    "read_body",
+    "send_error",
+]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Asgi: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+FORWARDED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+"""The methods that are forwarded to sessions."""
 
 _TIMEOUTS = ("session_timeout", "open_timeout")
 
@@ -44,6 +58,8 @@ def error_reply(error: SessionRefused | EnvironmentFailed) -> ErrorReply:
         headers["retry_after"] = str(math.ceil(error.retry_after))
     if error.status == 401:
         headers["www_authenticate"] = 'Bearer realm="palaestra"'
+    if error.status == 405:
+        headers["allow"] = ", ".join(FORWARDED)
     return ErrorReply(error.status, error.code, str(error), **headers)
 
 
