@@ -180,7 +180,7 @@ def _add_error_replies(app: FastAPI) -> None:
             found = {
                 method for route in routes if route.path_regex.match(request.url.path) for method in route.methods or ()
             }
-            reply.headers["allow"] = ", ".join(sorted(found))
+            reply.headers["Allow"] = ", ".join(sorted(found))
         return respond(reply)
 
 
