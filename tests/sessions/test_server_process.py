@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from palaestra.errors import ConfigError
+from palaestra.sessions.action import Click, Point
+from palaestra.sessions.blocking_client import BlockingSession
 from palaestra.sessions.chromium import find_chromium
 
 
@@ -34,15 +36,17 @@ def _ask(method, url, document=None):
             return refused.code, json.loads(refused.read())
 
 
-def _mention(text):
-    """Processes that were started with `text` in their command line."""
+def _processes(wanted):
+    """Living processes whose group number and command line are `wanted`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if text in (process / "cmdline").read_text(errors="replace"):
-                found.append(int(process.name))
+            command = (process / "cmdline").read_text(errors="replace")
+            state, _, group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
         except OSError:
             continue
+        if state != "Z" and wanted(int(group), command):
+            found.append(int(process.name))
     return found
 
 
@@ -55,6 +59,11 @@ def test_it_says_where_it_listens_serves_there_and_ends_with_whoever_holds_its_i
     assert announced["url"] == f"http://127.0.0.1:{announced['port']}"
     assert announced["pid"] == server.pid
     assert _ask("GET", f"{announced['url']}/health") == (200, {"schema": 1, "ready": True, "sessions": 0})
+    with BlockingSession.on(announced["url"]) as session:
+        session.reset("fake/button", seed=1)  # the square's corner is at (37, 53)
+        assert session.act(Click(Point(37, 53))).progress.success
+        assert _ask("GET", f"{announced['url']}/health")[1]["sessions"] == 1
+    assert _ask("GET", f"{announced['url']}/health")[1]["sessions"] == 0
     output, errors = server.communicate(b"", timeout=10)
     assert (server.returncode, output, errors) == (0, b"", b"")
 
@@ -80,7 +89,8 @@ def test_sigterm_in_the_middle_of_an_act_leaves_no_browser_and_no_directory(tmp_
         url = json.loads(server.stdout.readline())["url"]
         assert _ask("POST", f"{url}/sessions", {"session_id": "a"})[0] == 201
         assert _ask("POST", f"{url}/sessions/a/reset", {"task": "click_target/button", "seed": 3})[0] == 200
-        assert len(_mention(str(tmp_path))) > 1
+        browser = min(_processes(lambda group, command: str(tmp_path) in command))
+        assert len(_processes(lambda group, command: group == browser)) > 1
         answers = []
         waiting = {"step": 1, "action": {"kind": "wait", "seconds": 60}}
         acting = threading.Thread(target=lambda: answers.append(_ask("POST", f"{url}/sessions/a/act", waiting)))
@@ -97,7 +107,7 @@ def test_sigterm_in_the_middle_of_an_act_leaves_no_browser_and_no_directory(tmp_
         server.communicate()
     (status, told), *_ = answers
     assert (status, told["error"]["code"], told["error"]["reason"]) == (500, "environment_failed", "browser_gone")
-    assert _mention(str(tmp_path)) == []
+    assert _processes(lambda group, command: group == browser or str(tmp_path) in command) == []
     assert list(tmp_path.iterdir()) == []
 
 
