@@ -83,8 +83,9 @@ class PPOConfig(Section):
     that policy was to act so; `vtrace` cuts the traces of unlikely actions as well; `none` is plain PPO. Fresh
     experience is learned from alike, bit for bit. See docs/async.md."""
 
-    weight_limit: float = Field(default=2.0, ge=1, le=1e6)
-    """`decoupled`: the most a sample of older weights may count. Higher is less biased and noisier."""
+    weight_limit: float = Field(default=10.0, ge=1, le=1e6)
+    """`decoupled`: the most a sample of older weights may count. Higher is less biased and noisier; at 2 a policy that
+    moves fast loses a tenth of its weight, and learns worse (docs/benchmarks.md)."""
 
     rho_bar: float = Field(default=1.0, gt=0, le=1e6)
     """`vtrace`: limit of the weight of a step's own surprise, and of its sample in the objective."""
