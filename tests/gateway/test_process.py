@@ -234,7 +234,7 @@ def test_nothing_that_the_description_allows_is_answered_otherwise_than_describe
     pytest.importorskip("schemathesis")
 
     async def body():
-        async with started(tmp_path, servers=1, max_sessions=4) as gateway:
+        async with started(tmp_path, command=FAKE, servers=1, max_sessions=4) as gateway:
             await gateway.opened()
             fuzzing = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "schemathesis.cli", "run", f"{gateway.url}/openapi.json", "--seed", "1",
