@@ -229,8 +229,8 @@ def test_a_call_has_a_deadline():
     async def run():
         heard, server = _answering(None, None)
         async with server as url:
-            session = SessionClient(url, patience=Patience(attempt_s=0.05, attempts=2, pause_s=0.0))
-            with pytest.raises(EnvironmentFailed, match=r"timeout: GET .*/progress: no answer within 0.05 s"):
+            session = SessionClient(url, patience=Patience(attempt_s=0.2, attempts=2, pause_s=0.0))
+            with pytest.raises(EnvironmentFailed, match=r"timeout: GET .*/progress: no answer within 0.2 s"):
                 await session.progress()
             await session.close()
         return len(heard)

@@ -113,7 +113,7 @@ def test_sigterm_in_the_middle_of_an_act_leaves_no_browser_and_no_directory(tmp_
 
 def _answers_at_once(url):
     try:
-        urllib.request.urlopen(url, timeout=0.3).close()
+        urllib.request.urlopen(url, timeout=1.0).close()
     except TimeoutError:
         return False
     return True
