@@ -247,6 +247,10 @@ class _Slow(FakeSession):
             self.performed += self._episode.steps - before
             return made
 
+    async def close(self):
+        async with self._turn:
+            await super().close()
+
 
 def test_ten_copies_of_one_act_at_once_are_performed_once_and_answered_alike():
     session = []
@@ -314,6 +318,25 @@ def test_an_act_is_carried_to_its_end_even_when_the_server_cancels_the_request()
 
     assert asyncio.run(run()) == [200]
     assert (session.performed, session.cut_short) == (1, False)
+
+
+def test_a_session_can_be_deleted_in_the_middle_of_a_long_act_which_is_answered_all_the_same(monkeypatch):
+    monkeypatch.setattr("palaestra.sessions.server_app.PROMPT_S", 0.01)
+    session = _Slow()
+
+    async def play(ask):
+        await ask("POST", "/sessions", {"session_id": "a"})
+        await ask("POST", "/sessions/a/reset", RESET)
+        acting = asyncio.create_task(ask("POST", "/sessions/a/act", HIT))
+        await session.begun.wait()
+        deleted, gone = await ask("DELETE", "/sessions/a"), await ask("GET", "/sessions/a/progress")
+        session.go.set()
+        return deleted, gone, await acting
+
+    deleted, gone, acted = _talk(play, lambda: session)
+    assert (deleted.document, gone.code) == ({"deleted": "a"}, "no_session")
+    assert acted.document["progress"]["success"] is True
+    assert session._closed
 
 
 def test_a_failed_environment_is_status_500_with_a_reason_and_no_reward():

@@ -47,6 +47,9 @@ _log = logging.getLogger(__name__)
 IMPLICIT = "default"
 """The session that the routes at the root act on; it is opened when first asked for."""
 
+PROMPT_S = 5.0
+"""How long the answer to a deletion waits for the session to be closed; an act may ask to wait for a minute."""
+
 _ANY = object()
 """Stands for a name that was not asked for; null is one that was, and is refused."""
 
@@ -90,23 +93,33 @@ class _Sessions:
         return self._open[IMPLICIT]
 
     async def delete(self, name: str) -> None:
+        """Its name is free at once. An act under way is not cut short; the answer does not wait for a long one."""
         session = self.named(name)
         del self._open[name]
-        await self.to_the_end(session.close())
+        await asyncio.wait({self._begun(self._closed(session))}, timeout=PROMPT_S)
 
     async def close(self) -> None:
         sessions, self._open = list(self._open.values()), {}
-        results = await asyncio.gather(*(session.close() for session in sessions), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                _log.error("a session did not close: %r", result)
+        await asyncio.gather(*(self._closed(session) for session in sessions))
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=1.0)
+
+    @staticmethod
+    async def _closed(session: Session) -> None:
+        try:
+            await session.close()
+        except Exception:  # noqa: BLE001  one that does not want to go must not keep the others
+            _log.exception("a session did not close")
 
     async def to_the_end(self, doing: Coroutine[Any, Any, T]) -> T:
         """Do it, also when the one who waits for it is cancelled: a step half done could not be answered again."""
+        return await asyncio.shield(self._begun(doing))
+
+    def _begun(self, doing: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(doing)
         self._under_way.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
