@@ -36,7 +36,8 @@ it, and the default of 10 was chosen on them. CartPole, and LunarLander at 1 and
 nothing. Half the learning rate helps as much (1.66 at staleness 4, 1.71 in turn; three seeds with the tighter limit,
 beside the table). Fewer epochs, `target_kl` and `weight_limit: 1` did not help. Looking again with unchanged weights
 gives log-probabilities equal to the last bit, so it is no error of arithmetic. On this task at 4 and 8 no correction is
-shown to be better than none: lower `max_staleness` or the learning rate where `staleness` is high and `approx_kl` large.
+shown to be better than none: where `staleness` is high and `approx_kl` large, lower `max_staleness` or the learning
+rate.
 
 """
 
