@@ -111,6 +111,10 @@ async def mirror(request):
     return response
 
 
+async def unchanged(request):
+    return web.Response(status=304, headers={"ETag": '"x"'})
+
+
 async def hang(request):
     await asyncio.Event().wait()
 
@@ -135,7 +139,16 @@ def build():
     app.router.add_get("/health", health)
     app.router.add_post("/sessions", open_session)
     app.router.add_delete("/sessions/{id}", close_session)
-    routes = {"act": act, "count": count, "cut": cut, "deaf": deaf, "hang": hang, "large": large, "mirror": mirror}
+    routes = {
+        "act": act,
+        "count": count,
+        "cut": cut,
+        "deaf": deaf,
+        "hang": hang,
+        "large": large,
+        "mirror": mirror,
+        "unchanged": unchanged,
+    }
     for name, route in {**routes, "progress": progress, "reset": reset, "screenshot": screenshot}.items():
         app.router.add_route("*", f"/sessions/{{id}}/{name}", route)
     app.router.add_route("*", "/sessions/{id}/echo{rest:.*}", echo)

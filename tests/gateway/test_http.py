@@ -289,6 +289,35 @@ async def test_bodies_stream_in_both_directions_piece_by_piece(gateway):
 
 
 @served()
+async def test_answers_without_a_body_come_through_as_such(gateway):
+    name = await gateway.opened()
+
+    async with gateway.http.head(f"{gateway.url}/proxy/{name}/echo") as response:
+        assert (response.status, await response.read()) == (200, b"")
+        assert int(response.headers["Content-Length"]) > 0
+    async with gateway.http.get(f"{gateway.url}/proxy/{name}/unchanged") as response:
+        assert (response.status, await response.read()) == (304, b"")
+    assert (await gateway.ask("GET", f"/proxy/{name}/echo"))[0] == 200
+
+
+@served()
+async def test_a_request_whose_client_leaves_half_way_does_not_reach_the_session(gateway):
+    name = await gateway.opened()
+    _, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    writer.write(f"POST /proxy/{name}/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n".encode())
+    await writer.drain()
+    while not next(iter(gateway.gateway.desk.table)).in_use:
+        await asyncio.sleep(0)
+
+    writer.close()
+    await writer.wait_closed()
+    while next(iter(gateway.gateway.desk.table)).in_use:
+        await asyncio.sleep(0)
+
+    assert 'palaestra_gateway_proxy_requests_total{status="499"} 1' in await _metrics(gateway)
+
+
+@served()
 async def test_48_megabytes_pass_through_either_way(gateway):
     name = await gateway.opened()
 

@@ -24,6 +24,8 @@ __all__ = ["Proxy", "make_client"]
 # Shorter than the idle time after which a session server hangs up, so that no request meets a closing connection.
 _IDLE_S = 30.0
 _MAX_HEADER = 64 << 10
+CLIENT_LEFT = 499
+"""How a request is counted whose client went away before it was complete; nobody is answered."""
 
 
 def make_client() -> aiohttp.ClientSession:
@@ -99,9 +101,10 @@ class Proxy:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, url: URL, length: bytes | None) -> int:
         first = await receive()
-        headers = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in request_headers(scope["headers"])
-        ]
+        if first["type"] == "http.disconnect":
+            # Half a request is no request: a session must not be asked what nobody asked to the end.
+            return CLIENT_LEFT
+        headers = [(name.decode("latin-1"), _text(value)) for name, value in request_headers(scope["headers"])]
         upload: _Upload | None = None
         body: bytes | AsyncIterator[bytes] | None = first.get("body") or None
         if len(first.get("body", b"")) > self._max_body_bytes:
@@ -119,9 +122,11 @@ class Proxy:
                     kept = response_headers(response.raw_headers)
                     started = True
                     await send({"type": "http.response.start", "status": response.status, "headers": kept})
-                    async for piece in response.content.iter_any():
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    more = True
+                    while more:
+                        piece = await response.content.readany()
+                        more = not response.content.at_eof()
+                        await send({"type": "http.response.body", "body": piece, "more_body": more})
                     return response.status
         except TimeoutError:
             text = f"the session did not answer within {self._timeout_s:g} s"
@@ -143,6 +148,14 @@ def _explained(error: Exception, upload: _Upload | None) -> EnvironmentFailed | 
         return upload.refused
     detail = f"the session's server cannot be reached ({type(error).__name__})"
     return EnvironmentFailed("session_lost", detail)
+
+
+def _text(value: bytes) -> str:
+    """A header's value as the text that the client library turns back into the same bytes, if any does."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _target(address: Address, path: str, query: bytes) -> URL:
