@@ -8,7 +8,6 @@ guessing. No model's grammar is known here; codecs translate.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
@@ -62,7 +61,7 @@ class Click:
         if not _is_int(self.times) or not 1 <= self.times <= 3:
             raise InvalidAction("click.times", self.times, "must be 1, 2 or 3")
         for key in self.held:
-            if key not in MODIFIERS:
+            if not isinstance(key, str) or key not in MODIFIERS:
                 raise InvalidAction("click.held", key, f"only {', '.join(MODIFIERS)} can be held")
 
 
@@ -149,8 +148,9 @@ class Wait:
 
     def __post_init__(self) -> None:
         number = self.seconds
-        fine = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-        if not fine or not 0 < number <= MAX_WAIT_S:
+        fine = isinstance(number, int | float) and not isinstance(number, bool)
+        # Compared before anything is computed: a whole number may be too large for a float.
+        if not fine or number != number or not 0 < number <= MAX_WAIT_S:
             raise InvalidAction("wait.seconds", number, f"must lie above 0 and up to {MAX_WAIT_S:g}")
 
 
@@ -225,7 +225,8 @@ def decode(document: Any) -> UiAction:
 
 def _decoded(place: str, name: str, value: Any) -> Any:
     if name == "at":
-        return None if value is None else _point(place, value)
+        # Only a click and a scroll know what to do without a place.
+        return None if value is None and not place.startswith("move") else _point(place, value)
     if name == "path":
         return tuple(_point(place, point) for point in _list(place, value))
     if name in ("keys", "held"):

@@ -78,6 +78,14 @@ class BrowserSession:
             except EnvironmentFailed as failure:
                 self._failure = failure
                 raise
+            except asyncio.CancelledError:
+                # Half an act cannot be answered for: nobody may take what follows for its result.
+                self._failure = EnvironmentFailed("interrupted", f"act {step} was cancelled before it was judged")
+                raise
+            except Exception as error:
+                what = f"the task's verifier raised {type(error).__name__}: {error}"
+                self._failure = EnvironmentFailed("verifier_failed", what)
+                raise self._failure from error
             progress = judged(found, action, episode.spec, episode.steps)
             made = Step(episode.steps, picture, progress)
             episode.answer(made, over=progress.done, truncated=progress.truncated)

@@ -130,8 +130,24 @@ class Chromium:
         """The renderers outlive the browser by a moment; they are somebody else's children by then."""
         end = asyncio.get_running_loop().time() + GRACE_S
         while asyncio.get_running_loop().time() < end:
-            try:
-                os.killpg(self.process.pid, 0)
-            except (ProcessLookupError, PermissionError):
+            if not _living(self.process.pid):
                 return
             await asyncio.sleep(0.01)
+
+
+def _living(group: int) -> bool:
+    """Whether anybody of a process group still runs; the dead whom nobody has buried yet do not count."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    if not Path("/proc/self/stat").exists():
+        return True
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                # The name in brackets may hold anything; what follows it is state, parent, group.
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                if int(its_group) == group and state not in "ZX":
+                    return True
+    return False

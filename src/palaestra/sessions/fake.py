@@ -42,6 +42,9 @@ class FakeSession:
         unknown = set(request.params) - {"fail_at", "step_limit"}
         if unknown:
             raise SessionRefused("bad_params", f"params.{min(unknown)}: unknown key.", status=422)
+        for key, value in request.params.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise SessionRefused("bad_params", f"params.{key} = {value!r}: must be a whole number.", status=422)
         limit = int(request.params.get("step_limit", 5))
         spec = TaskSpec("fake", "button", request.seed, dict(request.params), "Click the square.", limit, SCREEN)
         self._episode, self._typed, self._clicked, self._failed = Episode(spec), "", None, None

@@ -149,6 +149,7 @@ class Page:
         loaded = getattr(self, "_loaded", None)
         if loaded is not None and not loaded.done():
             loaded.set_exception(self._failure)
+            loaded.exception()  # looked at: whoever waits still gets it, and nobody is warned if none does
 
     def _answer(self, params: dict[str, Any]) -> None:
         request, number = params["request"], params["requestId"]

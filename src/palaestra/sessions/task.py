@@ -7,7 +7,7 @@ broke has no progress, it has an `EnvironmentFailed`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from palaestra.errors import SessionRefused
@@ -98,7 +98,10 @@ class Progress:
 
     def facts(self) -> dict[str, Any]:
         """As plain JSON."""
-        return {"schema": SCHEMA, **asdict(self), "detail": dict(self.detail)}
+        return {
+            "schema": SCHEMA, "reward": self.reward, "done": self.done, "success": self.success,
+            "truncated": self.truncated, "detail": dict(self.detail),
+        }  # fmt: skip
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
