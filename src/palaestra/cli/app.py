@@ -15,6 +15,7 @@ from palaestra import __version__
 from palaestra.cli.demo import demo
 from palaestra.cli.evaluating import evaluate_command
 from palaestra.cli.listing import envs, schema
+from palaestra.cli.serving import gateway
 from palaestra.cli.sessions import sessions_app, tasks
 from palaestra.cli.training import train_command
 from palaestra.errors import ConfigError, PalaestraError, SessionRefused
@@ -54,6 +55,7 @@ app.command("envs")(envs)
 app.command("schema")(schema)
 app.command("tasks")(tasks)
 app.add_typer(sessions_app, name="sessions")
+app.command("gateway")(gateway)
 
 
 def _tell(problem: str) -> None:

@@ -1,0 +1,55 @@
+"""`palaestra gateway`: sessions for actors, on this machine, with no configuration needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["gateway"]
+
+
+def gateway(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For example port=8701 max_sessions=8.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON with the same keys.")] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Ask nobody for a token. Only on this machine itself.")
+    ] = False,
+) -> None:
+    """Open, lease, proxy and reap browser sessions over HTTP until interrupted.
+
+    Clients send a token. It comes from token_file or $PALAESTRA_GATEWAY_TOKEN; when neither is given, one is made and
+    kept in a file that only you can read.
+    """
+    from palaestra.config import validated
+    from palaestra.gateway import GatewayConfig, serve_gateway
+    from palaestra.gateway.config import TOKEN_VARIABLE
+    from palaestra.train.document import overridden, read_document
+
+    given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
+    if anonymous:
+        given["allow_anonymous"] = True
+    nobody_asks = given.get("allow_anonymous") or given.get("token_file") or TOKEN_VARIABLE in os.environ
+    if not nobody_asks:
+        given["token_file"] = str(_own_token())
+        print(f"Token in {given['token_file']}", file=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    serve_gateway(validated(GatewayConfig, given, place="gateway"))
+
+
+def _own_token() -> Path:
+    """A token that outlives restarts, so that clients need not be told again."""
+    path = Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()) / "var" / "gateway.token"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    return path
