@@ -44,6 +44,11 @@ async def health(request):
     return web.json_response({"status": "ok", "pid": os.getpid(), "sessions": len(request.app[SESSIONS])})
 
 
+async def session_health(request):
+    _session(request)
+    return web.json_response({"ready": True})
+
+
 async def open_session(request):
     request.app[SESSIONS][(await request.json())["session_id"]] = FakeSession()
     return web.json_response({}, status=201)
@@ -139,6 +144,7 @@ def build():
     app.router.add_get("/health", health)
     app.router.add_post("/sessions", open_session)
     app.router.add_delete("/sessions/{id}", close_session)
+    app.router.add_get("/sessions/{id}/health", session_health)
     routes = {
         "act": act,
         "count": count,

@@ -11,6 +11,7 @@ import pytest
 from tests.gateway.harness import SERVER, labelled
 
 from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.gateway import check_runtime
 from palaestra.gateway.keeper import below, stat
 from palaestra.gateway.local import LocalRuntime, Patience, backoff_s, least_loaded
 from palaestra.gateway.orphans import register, sweep
@@ -70,6 +71,35 @@ def test_sessions_are_spread_and_a_killed_server_takes_only_its_own_along(tmp_pa
             replaced = await runtime.create("e", "browser")
             assert (await _asked(client, replaced))["pid"] not in (pids[0],)
             assert lost.empty()
+
+    asyncio.run(body())
+
+
+def test_the_local_runtime_keeps_every_promise_of_the_kit(tmp_path):
+    async def body():
+        async with make_client() as client:
+            names = iter(["one", "two", "three", "four", "five"])
+
+            async def kill(runtime, session_id, address):
+                os.kill((await _asked(client, address))["pid"], signal.SIGKILL)
+
+            def make():
+                return LocalRuntime(SERVER, client, tmp_path, next(names), servers=1, warm=0)
+
+            await check_runtime(make, kill)
+
+    asyncio.run(body())
+
+
+def test_the_kit_notices_a_runtime_that_forgets_what_it_made(tmp_path):
+    class Forgetful(LocalRuntime):
+        async def list(self):
+            return {}
+
+    async def body():
+        async with make_client() as client:
+            with pytest.raises(AssertionError, match="list names what was made"):
+                await check_runtime(lambda: Forgetful(SERVER, client, tmp_path, "one", servers=1, warm=0), None)
 
     asyncio.run(body())
 
