@@ -13,9 +13,8 @@ from tests.gateway.harness import SERVER, labelled
 from palaestra.errors import ConfigError, EnvironmentFailed
 from palaestra.gateway import check_runtime
 from palaestra.gateway.keeper import below, stat
-from palaestra.gateway.local import LocalRuntime, Patience, backoff_s, least_loaded
+from palaestra.gateway.local import LocalRuntime, Patience, backoff_s, least_loaded, make_client
 from palaestra.gateway.orphans import register, sweep
-from palaestra.gateway.proxy import make_client
 
 
 def test_the_next_session_goes_where_the_fewest_are():

@@ -22,7 +22,7 @@ from palaestra.gateway.orphans import LABEL, register, sweep, unregister
 from palaestra.gateway.runtime import Address, LostCallback
 from palaestra.gateway.server_process import ServerProcess
 
-__all__ = ["LocalRuntime", "Patience", "backoff_s", "least_loaded"]
+__all__ = ["LocalRuntime", "Patience", "backoff_s", "least_loaded", "make_client"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,11 @@ def least_loaded(loads: Sequence[int]) -> int:
 def backoff_s(failures: int) -> float:
     """How long to wait before another start after so many failures in a row: at once, then 0.2 s up to 10 s."""
     return 0.0 if failures == 0 else min(10.0, 0.1 * 2.0 ** min(failures, 10))
+
+
+def make_client() -> aiohttp.ClientSession:
+    """The client that opens, closes and watches; what agents ask of their sessions does not pass through it."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
 
 
 class LocalRuntime:
@@ -228,9 +233,7 @@ class LocalRuntime:
     async def _open_on(self, server: ServerProcess, session_id: str) -> None:
         try:
             async with asyncio.timeout(self._patience.call_s):
-                # Named here, because the client adds no header by itself.
-                kind = {"Content-Type": "application/json"}
-                asked = self._client.post(self._url(server, "/sessions"), json={"session_id": session_id}, headers=kind)
+                asked = self._client.post(self._url(server, "/sessions"), json={"session_id": session_id})
                 async with asked as response:
                     body = await response.json(content_type=None) if response.status != 201 else {}
         except TimeoutError:

@@ -28,8 +28,12 @@ class Address:
     @property
     def url(self) -> str:
         """Everything before the path inside the session."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self.prefix}"
+        return f"http://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        """Host and port as a URL and a `Host` header name them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Runtime(Protocol):

@@ -25,9 +25,10 @@ from palaestra.gateway.api import build_api
 from palaestra.gateway.config import GatewayConfig, read_token
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.entrance import Entrance
-from palaestra.gateway.local import LocalRuntime, Patience
-from palaestra.gateway.proxy import Proxy, make_client
+from palaestra.gateway.local import LocalRuntime, Patience, make_client
+from palaestra.gateway.proxy import Proxy
 from palaestra.gateway.runtime import Runtime
+from palaestra.gateway.upstream import Upstream
 
 __all__ = ["Gateway", "open_gateway", "run_gateway"]
 
@@ -54,12 +55,14 @@ async def open_gateway(
             warm=config.warm, session_types=config.session_types, patience=Patience(start_s=config.server_start_s),
         )  # fmt: skip
         desk = SessionDesk(carried, limit=config.max_sessions, new_id=lambda: secrets.token_hex(16))
-        proxy = Proxy(desk, client, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
+        upstream = Upstream()
+        proxy = Proxy(desk, upstream, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
         try:
             await desk.start()
             yield Gateway(Entrance(proxy, build_api(desk, config), token), desk)
         finally:
             await desk.stop()
+            upstream.close()
 
 
 class _Server(uvicorn.Server):
