@@ -164,6 +164,11 @@ def _add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def bad_input(request: Request, error: RequestValidationError) -> JSONResponse:
         found = error.errors()[0]
+        kind = request.headers.get("content-type", "")
+        if isinstance(found.get("input"), bytes) and "json" not in kind:
+            # Insisted upon: a web page can make a browser send forms to this machine, but not JSON.
+            text = f"Content-Type = {kind!r:.100}: the body must be declared as JSON. Send application/json."
+            return respond(ErrorReply(422, "bad_request", text))
         place = ".".join(str(part) for part in found["loc"])
         return respond(ErrorReply(422, "bad_request", f"{place} = {found.get('input')!r:.200}: {found['msg']}."))
 
