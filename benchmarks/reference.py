@@ -110,6 +110,15 @@ over five seeds. `python -m benchmarks.fine_tuning` measures it again.
 """
 
 
+GATEWAY = """
+## The gateway
+
+What a request costs more through the gateway than straight to the session server. The difference is that of the two
+distributions' quantiles. With several agents at once it depends much on what else the two cores do.
+
+"""
+
+
 def benchmarks_page() -> str:
     """Speed, learning and collecting in the background, from what was measured."""
     speed = (RESULTS / "speed.md").read_text() if (RESULTS / "speed.md").exists() else "Not measured yet.\n"
@@ -122,6 +131,7 @@ def benchmarks_page() -> str:
         (OLDER, "staleness"),
         (ENDURANCE, "soak"),
         (FINE_TUNING, "fine_tuning"),
+        (GATEWAY, "gateway"),
     ):
         measured = RESULTS / f"{name}.md"
         parts += [heading, measured.read_text() if measured.exists() else "Not measured yet.\n"]
