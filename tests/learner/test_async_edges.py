@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,7 +192,8 @@ def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path):
     script = tmp_path / "orphan.py"
     script.write_text(ORPHAN)
     # The collector inherits the output and waits in its step for 60 s: the output ends when the last of them is gone.
-    parent = subprocess.run([sys.executable, script], capture_output=True, timeout=60, check=False)
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    parent = subprocess.run([sys.executable, script], capture_output=True, timeout=60, check=False, env=here)
     assert parent.returncode == -9
     assert int(parent.stdout) > 0
 
