@@ -140,7 +140,7 @@ def test_a_segment_without_a_reward_is_refused():
     ("buffer_size", "segment_length", "message"),
     [
         (3, 4, "smaller than one segment of 4 steps. Give at least 4; 8 lets"),
-        (10, 4, "does not hold whole segments of 4 steps. Use 8 or 12"),
+        (10, 4, "does not hold whole segments of 4 steps. Nearest: 8 and 12"),
         (0, None, "must be at least 1"),
     ],
 )

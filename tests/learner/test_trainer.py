@@ -447,3 +447,22 @@ def test_a_loss_that_overflows_with_finite_weights_is_blamed_on_the_network(comp
         trainer.policy.critic[0].weight.fill_(1e30)  # squared, the value error is no float32 any more
     with pytest.raises(NonFiniteError, match="it came from the network: finite weights and finite samples"):
         trainer.learn(rollout)
+
+
+@pytest.mark.parametrize("buffer_type", ["standard", "vla"])
+def test_whoever_overrides_learn_may_keep_what_it_is_given(buffer_type):
+    kept = []
+
+    class Keeping(Trainer):
+        def learn(self, rollout):
+            kept.append((rollout, rollout["reward"].clone(), rollout["observation"].clone()))
+            return super().learn(rollout)
+
+    env = as_vector_env("CartPole-v1", num_envs=2)
+    trainer = Keeping(
+        ActorCritic(env.observation_space, env.action_space), env, PPO(batch_size=16), buffer_type=buffer_type
+    )
+    trainer.train(4 * 16, 8)
+    assert len(kept) == 4
+    assert all(torch.equal(r["reward"], reward) and torch.equal(r["observation"], o) for r, reward, o in kept)
+    assert not torch.equal(kept[0][2], kept[1][2])  # so that overwriting would show

@@ -44,8 +44,12 @@ class AsyncCollection:
         compiled: Compiled,
         discount: float | None,
         env_config: EnvConfig | None,
+        torch_threads: int = 1,
     ) -> None:
-        """`discount`: of the reward scale, None without; `env_config`: how another process makes the environments."""
+        """`discount`: of the reward scale, None without; `env_config`: how another process makes the environments.
+
+        `torch_threads`: of a collector process; one, unless asked for, because the learner has the other cores.
+        """
         if config.collector == "process" and env_config is None:
             raise ConfigError(
                 "trainer.collector", "process", "environment objects cannot be sent to another process",
@@ -58,6 +62,7 @@ class AsyncCollection:
             )  # fmt: skip
         self._config, self._policy, self._env, self._seed = config, policy, env, seed
         self._compiled, self._discount, self._env_config = compiled, discount, env_config
+        self._torch_threads = torch_threads
         self._first_stream = stream_base(seed)
         self._attempt = 0
         self._num_steps = 0
@@ -191,6 +196,7 @@ class AsyncCollection:
             # Every process is another stream: what a killed one had begun is never mistaken for what came after.
             first_stream=self._first_stream if self._attempt == 0 else stream_base(self._seed),
             num_steps=self._num_steps,
+            torch_threads=self._torch_threads,
         )
         self._attempt += 1
         return orders

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -32,6 +31,7 @@ from palaestra.actor.background import START_GRACE_S, STOP_GRACE_S, Filled, Foll
 from palaestra.actor.collector import Collector, Episode, StopCollecting
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.env.vector import VectorEnv
+from palaestra.env.workers import is_picklable
 from palaestra.errors import CollectorFailed, PalaestraError
 from palaestra.experience.slots import Overflow
 from palaestra.experience.vla_buffer import VLABuffer
@@ -104,7 +104,7 @@ class Orders:
     first_stream: int
     num_steps: int
     """Steps each stream has taken before."""
-    torch_threads: int = 1
+    torch_threads: int
 
 
 class ProcessFiller:
@@ -276,7 +276,7 @@ def _live(pipe: Connection, block: Any, plan: SharedPlan, structure: bytes, orde
     except (EOFError, StopCollecting):
         pass  # told to stop, or the parent is gone and nobody is left to tell
     except BaseException as error:  # noqa: BLE001  whatever it was, the learner has to hear of it
-        cause = error if isinstance(error, PalaestraError) and _is_picklable(error) else None
+        cause = error if isinstance(error, PalaestraError) and is_picklable(error) else None
         with contextlib.suppress(OSError):
             pipe.send(("failed", cause, f"{type(error).__name__}: {error}", traceback.format_exc()))
     finally:
@@ -375,11 +375,3 @@ def _exit_reason(code: int | None) -> str:
         f"exit code {code}, without a word. Look above for its own output; a script that trains must do so under "
         "if __name__ == '__main__', and an environment must not end the process."
     )
-
-
-def _is_picklable(error: BaseException) -> bool:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001  an error that cannot travel is told as text instead
-        return False
-    return True

@@ -31,7 +31,7 @@ from palaestra.env.spaces import ActionLayout, empty_observation, write_observat
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow
 from palaestra.errors import ConfigError, EnvironmentFault, PalaestraError
 
-__all__ = ["WorkerEnv"]
+__all__ = ["WorkerEnv", "is_picklable"]
 
 _ALIGN = 64
 _GRACE_S = 5.0
@@ -272,7 +272,7 @@ def _work(pipe: Connection, make: Callable[[], Any], memory: Any, plan: _Plan, s
     except EOFError:
         pass  # the parent is gone, and nobody is left to tell
     except BaseException as error:  # noqa: BLE001  an exit of the environment's is a fault like any other
-        cause = error if isinstance(error, PalaestraError) and _is_picklable(error) else None
+        cause = error if isinstance(error, PalaestraError) and is_picklable(error) else None
         with contextlib.suppress(OSError):
             pipe.send(("failed", (cause, traceback.format_exc())))
     finally:
@@ -328,7 +328,8 @@ def _exit_reason(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _is_picklable(error: BaseException) -> bool:
+def is_picklable(error: BaseException) -> bool:
+    """Whether an error comes out of another process as it went in."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  an error that cannot travel is told as text instead

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["VLABuffer"]
+__all__ = ["VLABuffer", "check_whole_segments"]
 
 
 class VLABuffer:
@@ -211,20 +211,24 @@ class VLABuffer:
         return sum(segment.nbytes() for segment in self.segments)
 
 
+def check_whole_segments(buffer_size: int, length: int, *, place: str) -> None:
+    """Refuse a ring that does not hold segments of `length` steps, at least one and no part of one."""
+    if buffer_size < length:
+        raise ConfigError(
+            place, buffer_size, f"is smaller than one segment of {length} steps",
+            f"Give at least {length}; {2 * length} lets collecting go on while learning",
+        )  # fmt: skip
+    if buffer_size % length:
+        below = buffer_size // length * length
+        reason = f"does not hold whole segments of {length} steps"
+        raise ConfigError(place, buffer_size, reason, f"Nearest: {below} and {below + length}")
+
+
 def _check_sizes(buffer_size: int, length: int, num_envs: int, overflow: str) -> None:
     for name, number in (("num_envs", num_envs), ("segment_length", length), ("buffer_size", buffer_size)):
         if number < 1:
             raise ConfigError(f"VLABuffer({name})", number, "must be at least 1")
-    if buffer_size < length:
-        raise ConfigError(
-            "VLABuffer(buffer_size)", buffer_size, f"is smaller than one segment of {length} steps",
-            f"Give at least {length}; {2 * length} lets collecting go on while learning",
-        )  # fmt: skip
-    if buffer_size % length:
-        raise ConfigError(
-            "VLABuffer(buffer_size)", buffer_size, f"does not hold whole segments of {length} steps",
-            f"Use {buffer_size // length * length} or {(buffer_size // length + 1) * length}",
-        )  # fmt: skip
+    check_whole_segments(buffer_size, length, place="VLABuffer(buffer_size)")
     if overflow not in ("block", "overwrite_oldest"):
         raise ConfigError("VLABuffer(overflow)", overflow, "is not 'block' or 'overwrite_oldest'")
 

@@ -105,7 +105,7 @@ class Trainer:
         if asynchronous is not None or buffer_type == "vla":
             self._background = AsyncCollection(
                 asynchronous or AsyncConfig(), policy, self.env, seed=seed, compiled=compiled, discount=discount,
-                env_config=env_config or _env_config(env),
+                env_config=env_config or _env_config(env), torch_threads=torch_threads or 1,
             )  # fmt: skip
             self.collector = self._background.collector
         else:
@@ -223,7 +223,8 @@ class Trainer:
         self._count(segment.buffer.num_steps, segment.episodes)
         try:
             if _overridden(self, "learn"):
-                metrics = self.learn(segment.buffer.get())
+                # Whoever overrides it may keep what it is given, and this memory is about to be filled again.
+                metrics = self.learn(segment.buffer.get().clone())
             else:
                 # Nobody stands between, so the experience need not leave its buffer, nor tensordict (over a second to
                 # import) be there.
@@ -408,6 +409,7 @@ class Trainer:
             "num_episodes": self.num_episodes,
             "episode_rewards": list(self.episode_rewards),
             "episode_lengths": list(self.episode_lengths),
+            "episode_successes": list(self.episode_successes),
             "planned_timesteps": self._planned_timesteps,
             "adam_steps": adam.steps,
             "shuffle": self._shuffle.bit_generator.state,
@@ -436,6 +438,7 @@ class Trainer:
         self.num_episodes = state["num_episodes"]
         self.episode_rewards = deque(state["episode_rewards"], maxlen=100)
         self.episode_lengths = deque(state["episode_lengths"], maxlen=100)
+        self.episode_successes = deque(state.get("episode_successes", ()), maxlen=100)
         self._planned_timesteps = state["planned_timesteps"]
         self._shuffle.bit_generator.state = state["shuffle"]
         arrays = {n.removeprefix("collector."): t.numpy() for n, t in tensors.items() if n.startswith("collector.")}

@@ -17,6 +17,7 @@ from palaestra.actor.async_config import AsyncConfig
 from palaestra.config import Section, validated
 from palaestra.env.catalogue import EnvConfig
 from palaestra.errors import ConfigError
+from palaestra.experience.vla_buffer import check_whole_segments
 from palaestra.learner.algorithm import CONFIGS, config_of
 from palaestra.policy.actor_critic import PolicyConfig
 from palaestra.telemetry import TelemetryConfig
@@ -76,7 +77,8 @@ class TrainerConfig(AsyncConfig):
     """Compiled kernels for small networks: `auto` where they fit, `off` never, `on` refuses to start without them."""
 
     torch_threads: int | None = Field(default=None, ge=1)
-    """Threads of torch while training. null: 1 for small networks, torch's own choice for large ones."""
+    """Threads of torch while training, in a collector process too. null: 1 for small networks and for a collector
+    process, torch's own choice for large networks."""
 
 
 class RunConfig(Section):
@@ -196,7 +198,7 @@ def _check_across(config: RunConfig) -> None:
                 "Add trainer.collection=asynchronous, or leave it out",
             )  # fmt: skip
     elif t.buffer_size is not None:
-        _check_ring(t.buffer_size, config)
+        check_whole_segments(t.buffer_size, config.rollout_length, place="trainer.buffer_size")
     samples, batch = config.rollout_length * config.env.num_envs, int(config.algorithm["batch_size"])
     if samples % batch:
         raise ConfigError(
@@ -204,20 +206,6 @@ def _check_across(config: RunConfig) -> None:
             f"does not divide the {samples} samples of a rollout (trainer.rollout_length {config.rollout_length} x "
             f"env.num_envs {config.env.num_envs})",
             f"Nearest that do: {' and '.join(str(n) for n in _divisors_near(samples, batch))}",
-        )  # fmt: skip
-
-
-def _check_ring(buffer_size: int, config: RunConfig) -> None:
-    length, needed = config.rollout_length, config.trainer.max_staleness + 1
-    if buffer_size < length:
-        raise ConfigError(
-            "trainer.buffer_size", buffer_size, f"is smaller than one segment (trainer.rollout_length {length})",
-            f"Leave it out, or give {needed * length} to hold {needed} segments",
-        )  # fmt: skip
-    if buffer_size % length:
-        raise ConfigError(
-            "trainer.buffer_size", buffer_size, f"is no multiple of a segment (trainer.rollout_length {length})",
-            f"Nearest: {buffer_size // length * length} and {(buffer_size // length + 1) * length}",
         )  # fmt: skip
 
 

@@ -113,8 +113,9 @@ def _page(people: list[tuple[str, str, str]]) -> str:
         event.preventDefault();
         const value = (id) => document.getElementById(id).value;
         const entered = {first: value('first'), last: value('last'), email: value('email')};
-        await fetch('/submit', {method: 'POST', body: JSON.stringify(entered)});
+        // Emptied at once: whoever types on while the answer is under way must not type into the old entry.
         event.target.reset();
+        await fetch('/submit', {method: 'POST', body: JSON.stringify(entered)});
         document.getElementById('said').textContent = 'Submitted.';
       });"""
     style = """
