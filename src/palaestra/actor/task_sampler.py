@@ -1,0 +1,166 @@
+"""Which task comes next: evenly, by how often each still fails, or up a ladder of difficulty.
+
+A sampler is asked for a task and told how it went. It keeps its own random stream and can be put away and taken up
+again exactly. Seeds of tasks to train on and of those held out for evaluation never meet: `TRAINING_SEEDS` and
+`HELD_OUT` are different numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from palaestra.config import Section
+from palaestra.errors import ConfigError
+from palaestra.sessions.task import TaskRequest
+
+__all__ = ["HELD_OUT", "TRAINING_SEEDS", "SamplerConfig", "TaskChoice", "TaskSampler", "held_out"]
+
+TRAINING_SEEDS = range(0, 1_000_000_000)
+HELD_OUT = range(1_000_000_000, 2_000_000_000)
+
+
+class TaskChoice(Section):
+    """One task to train on."""
+
+    task: str = Field(pattern=r"^[^/\s]+/\S+$")
+    """`suite/name`, as `palaestra tasks` lists them."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """The task's own parameters, such as `difficulty`."""
+    weight: float = Field(1.0, gt=0)
+    """How often it is drawn compared with the others, before anything else is considered."""
+
+    @property
+    def key(self) -> str:
+        """The name under which its results are counted."""
+        shown = ",".join(f"{name}={value}" for name, value in sorted(self.params.items()))
+        return f"{self.task}[{shown}]" if shown else self.task
+
+
+class SamplerConfig(Section):
+    """How the next task is chosen."""
+
+    name: Literal["uniform", "error_weighted", "curriculum"] = "uniform"
+    """`uniform` by weight alone; `error_weighted` more often what fails more often; `curriculum` climbs the list of
+    tasks in order, as soon as the current one succeeds often enough."""
+    window: int = Field(64, ge=1)
+    """Episodes per task over which its success is judged."""
+    floor: float = Field(0.1, gt=0, le=1)
+    """`error_weighted`: the share of its weight that a solved task keeps, so that it is not forgotten."""
+    advance_at: float = Field(0.8, gt=0, le=1)
+    """`curriculum`: success over the window at which the next task is opened."""
+    review: float = Field(0.25, ge=0, lt=1)
+    """`curriculum`: share of draws that go to tasks already passed."""
+    seeds: int | None = Field(None, ge=1)
+    """Train on this many seeds per task, again and again. null: every draw is a new one."""
+
+
+@dataclass
+class _Record:
+    """How a task has gone lately."""
+
+    window: int
+    results: deque[bool] = field(init=False)
+    episodes: int = 0
+
+    def __post_init__(self) -> None:
+        self.results = deque(maxlen=self.window)
+
+    def add(self, success: bool) -> None:
+        self.results.append(success)
+        self.episodes += 1
+
+    @property
+    def rate(self) -> float:
+        """Success over the window; 0 before anything is known, so that the unknown counts as unsolved."""
+        return sum(self.results) / len(self.results) if self.results else 0.0
+
+
+class TaskSampler:
+    """Draws tasks and learns how they went."""
+
+    def __init__(self, choices: Sequence[TaskChoice], config: SamplerConfig, *, seed: int) -> None:
+        keys = [choice.key for choice in choices]
+        if not keys:
+            raise ConfigError(
+                "tasks", [], "there is nothing to train on", "Name one: tasks=[{task: click_target/button}]"
+            )
+        if len(set(keys)) != len(keys):
+            doubled = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigError("tasks", doubled, "is listed twice", "Give it once, with a weight")
+        self.choices = tuple(choices)
+        self.config = config
+        self.rung = 0
+        """`curriculum`: the task being learned; earlier ones are passed."""
+        self._records = {key: _Record(config.window) for key in keys}
+        self._rng = random.Random(f"tasks {seed}")
+
+    def draw(self) -> tuple[TaskChoice, TaskRequest]:
+        """The next task, with a seed to train on."""
+        choice = self._rng.choices(self.choices, weights=list(self.shares()))[0]
+        limit = TRAINING_SEEDS.stop if self.config.seeds is None else self.config.seeds
+        return choice, TaskRequest(choice.task, self._rng.randrange(limit), choice.params)
+
+    def report(self, key: str, success: bool) -> None:
+        """An episode of the task with this key is over; environment failures are not reported."""
+        self._records[key].add(success)
+        if self.config.name == "curriculum":
+            record = self._records[self.choices[self.rung].key]
+            enough = len(record.results) == self.config.window and record.rate >= self.config.advance_at
+            if enough and self.rung < len(self.choices) - 1:
+                self.rung += 1
+
+    def shares(self) -> Iterator[float]:
+        """How often each task is drawn, in any scale."""
+        for place, choice in enumerate(self.choices):
+            yield choice.weight * self._interest(place, choice)
+
+    def success(self) -> Mapping[str, float]:
+        """Success of each task over its window."""
+        return {key: record.rate for key, record in self._records.items() if record.episodes}
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on exactly here, as plain JSON."""
+        kind, numbers, gauss = self._rng.getstate()
+        return {
+            "rng": [kind, list(numbers), gauss], "rung": self.rung,
+            "records": {key: [record.episodes, list(record.results)] for key, record in self._records.items()},
+        }  # fmt: skip
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; tasks that were not known then begin from nothing."""
+        state = json.loads(json.dumps(state))
+        kind, numbers, gauss = state["rng"]
+        self._rng.setstate((kind, tuple(numbers), gauss))
+        self.rung = min(int(state["rung"]), len(self.choices) - 1)
+        for key, (episodes, results) in state["records"].items():
+            if key in self._records:
+                record = self._records[key]
+                record.episodes = episodes
+                record.results = deque(results, maxlen=record.window)
+
+    def _interest(self, place: int, choice: TaskChoice) -> float:
+        if self.config.name == "uniform":
+            return 1.0
+        if self.config.name == "error_weighted":
+            return max(self.config.floor, 1.0 - self._records[choice.key].rate)
+        if place > self.rung:
+            return 0.0
+        if self.rung == 0:
+            return 1.0
+        passed = sum(earlier.weight for earlier in self.choices[: self.rung])
+        return (1.0 - self.config.review) / choice.weight if place == self.rung else self.config.review / passed
+
+
+def held_out(choices: Sequence[TaskChoice], episodes: int, *, first: int = 0) -> list[tuple[TaskChoice, TaskRequest]]:
+    """`episodes` tasks for evaluation, evenly over the choices, on seeds that no training draws; always the same."""
+    return [
+        (choice := choices[number % len(choices)], TaskRequest(choice.task, HELD_OUT[first + number], choice.params))
+        for number in range(episodes)
+    ]
