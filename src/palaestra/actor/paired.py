@@ -24,7 +24,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
         tail += term
         term = term * (pairs - i) // (i + 1)
     # The two tails overlap in the middle when both counts are equal.
-    return min(1.0, 2 * tail / 2**pairs)
+    return min(1.0, tail / (1 << pairs) * 2)
 
 
 def difference_interval(only_a: int, only_b: int, pairs: int, *, confidence: float = 0.95) -> tuple[float, float]:
