@@ -1,0 +1,26 @@
+"""The rate that is chosen, and the sentence that says why."""
+
+import pytest
+
+from palaestra.learner.trajectories.learning_rate import choose_learning_rate
+
+
+@pytest.mark.parametrize(
+    ("lora", "supervised", "rate"),
+    [(True, True, 2e-4), (False, True, 1e-5), (True, False, 1e-5), (False, False, 1e-6)],
+)
+def test_an_adapter_bears_more_than_the_whole_model_and_imitation_more_than_a_gradient_of_rewards(
+    lora, supervised, rate
+):
+    assert choose_learning_rate(lora=lora, supervised=supervised).rate == rate
+
+
+def test_the_choice_is_explained():
+    said = choose_learning_rate(lora=True, supervised=False).reason
+    assert "1e-05" in said
+    assert "LoRA" in said
+    assert "policy gradient" in said
+
+
+def test_a_given_rate_is_used_as_it_is():
+    assert choose_learning_rate(lora=True, supervised=True, given=0.5) == (0.5, "learning rate 0.5, as configured")
