@@ -1,4 +1,4 @@
-"""`python -m palaestra.gateway [--config FILE] [key=value ...]`: a gateway where the rest of the CLI is not installed."""
+"""`python -m palaestra.gateway [--config FILE] [key=value ...]`: a gateway without the rest of the CLI."""
 
 from __future__ import annotations
 
