@@ -6,6 +6,7 @@
     │   └── CheckpointError      a checkpoint is corrupt, truncated, or of another shape
     ├── SessionRefused         a session server or gateway said no: unknown task, step out of order, no room, no right
     │   └── InvalidAction        an action that cannot be performed on this screen; nothing was done
+    ├── NotExpressible         a model family has no exact words for an action; nothing was written
     ├── EnvironmentFailed      a session broke (page crashed or hung, browser or pod gone); never a reward
     ├── EnvironmentFault       an environment broke its contract while running (NaN, wrong shape, worker died)
     ├── CollectorFailed        the background collector raised, hung, was killed or would not start; with the cause
@@ -27,6 +28,7 @@ __all__ = [
     "ExperienceError",
     "InvalidAction",
     "NonFiniteError",
+    "NotExpressible",
     "PalaestraError",
     "SessionRefused",
     "UnknownEnvironment",
@@ -77,6 +79,18 @@ class InvalidAction(SessionRefused):
     def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
         self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
         super().__init__("invalid_action", str(ConfigError(place, value, reason, remedy)), status=422)
+
+
+class NotExpressible(PalaestraError):
+    """An action that a model family's grammar cannot say exactly: place, value, reason, remedy."""
+
+    def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
+        self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
+        super().__init__(str(ConfigError(place, value, reason, remedy)))
+
+    def __reduce__(self) -> tuple[type[NotExpressible], tuple[str, object, str, str]]:
+        # An exception travels between processes by its arguments, which are not its text here.
+        return type(self), (self.place, self.value, self.reason, self.remedy)
 
 
 class EnvironmentFailed(PalaestraError):

@@ -1,0 +1,116 @@
+"""What each family calls the keys of `palaestra.sessions.keys`.
+
+Every named key has one spelling per family, which is what is written. More spellings are read: names regardless of
+case, underscores, hyphens and blanks, and the synonyms of `SYNONYMS`, each of which means one key only. A single
+character is itself in every family. What is in no table is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from palaestra.config import nearest
+from palaestra.policy.codecs.reading import Refusal, shown
+from palaestra.sessions.keys import NAMED, known_key
+
+__all__ = ["OPENAI_KEYS", "PYAUTOGUI_KEYS", "SYNONYMS", "XDOTOOL_KEYS", "KeyNames"]
+
+SYNONYMS: Mapping[str, str] = {
+    "return": "Enter", "esc": "Escape", "del": "Delete", "ins": "Insert", "pgup": "PageUp", "pgdn": "PageDown",
+    "left": "ArrowLeft", "up": "ArrowUp", "right": "ArrowRight", "down": "ArrowDown", "ctrl": "Control",
+    "option": "Alt", "win": "Meta", "windows": "Meta", "super": "Meta", "cmd": "Meta", "command": "Meta",
+    "spacebar": "Space",
+}  # fmt: skip
+"""Read in every family, beside the canonical names."""
+
+_FUNCTION_KEYS = [name for name in NAMED if name[0] == "F" and name[1:].isdigit()]
+
+
+@dataclass(frozen=True)
+class KeyNames:
+    """One family's names for keys, both ways."""
+
+    named: Mapping[str, str]
+    """What is written for each named key."""
+    characters: Mapping[str, str] = field(default_factory=dict)
+    """What is written for characters that do not stand for themselves."""
+    capitals: bool = False
+    """Letters are written as capitals and mean the key, not the capital letter."""
+
+    def spelling(self, key: str) -> str | None:
+        """What is written for a key; None when the family cannot say it."""
+        key = "Space" if key == " " else key
+        if key in NAMED:
+            return self.named[key]
+        if self.capitals and key.isascii() and key.isalpha():
+            return None if key.isupper() else key.upper()
+        return self.characters.get(key, key)
+
+    def key(self, spelling: str) -> str:
+        """The key a spelling means."""
+        if spelling == " ":
+            return "Space"
+        if len(spelling) == 1:
+            if not known_key(spelling):
+                raise Refusal("unknown_key", f"{shown(spelling)} is a character no key types")
+            return spelling.lower() if self.capitals and spelling.isascii() else spelling
+        known = self._known()
+        key = known.get(_plain(spelling))
+        if key is None:
+            close = nearest(_plain(spelling), known, count=1) if len(spelling) <= 40 else []
+            remedy = f" Did you mean {close[0]!r}?" if close else ""
+            raise Refusal("unknown_key", f"{shown(spelling)} is no key.{remedy}")
+        return key
+
+    def _known(self) -> dict[str, str]:
+        known = {_plain(name): name for name in NAMED} | dict(SYNONYMS)
+        known |= {_plain(written): name for name, written in self.named.items()}
+        return known | {_plain(written): character for character, written in self.characters.items()}
+
+
+def _plain(spelling: str) -> str:
+    return "".join(character for character in spelling.lower() if character not in "_- ")
+
+
+PYAUTOGUI_KEYS = KeyNames(
+    {
+        "Enter": "enter", "Tab": "tab", "Escape": "esc", "Backspace": "backspace", "Delete": "delete",
+        "Insert": "insert", "Home": "home", "End": "end", "PageUp": "pageup", "PageDown": "pagedown",
+        "ArrowLeft": "left", "ArrowUp": "up", "ArrowRight": "right", "ArrowDown": "down", "CapsLock": "capslock",
+        "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "win", "Space": "space",
+        **{name: name.lower() for name in _FUNCTION_KEYS},
+    }
+)  # fmt: skip
+"""Lower case, as Qwen and UI-TARS write them."""
+
+OPENAI_KEYS = KeyNames(
+    {
+        "Enter": "ENTER", "Tab": "TAB", "Escape": "ESC", "Backspace": "BACKSPACE", "Delete": "DELETE",
+        "Insert": "INSERT", "Home": "HOME", "End": "END", "PageUp": "PAGEUP", "PageDown": "PAGEDOWN",
+        "ArrowLeft": "ARROWLEFT", "ArrowUp": "ARROWUP", "ArrowRight": "ARROWRIGHT", "ArrowDown": "ARROWDOWN",
+        "CapsLock": "CAPSLOCK", "Control": "CTRL", "Shift": "SHIFT", "Alt": "ALT", "Meta": "SUPER", "Space": "SPACE",
+        **{name: name for name in _FUNCTION_KEYS},
+    },
+    capitals=True,
+)  # fmt: skip
+"""Upper case; `["CTRL", "A"]` is Control and the key a."""
+
+XDOTOOL_KEYS = KeyNames(
+    {
+        "Enter": "Return", "Tab": "Tab", "Escape": "Escape", "Backspace": "BackSpace", "Delete": "Delete",
+        "Insert": "Insert", "Home": "Home", "End": "End", "PageUp": "Page_Up", "PageDown": "Page_Down",
+        "ArrowLeft": "Left", "ArrowUp": "Up", "ArrowRight": "Right", "ArrowDown": "Down", "CapsLock": "Caps_Lock",
+        "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "super", "Space": "space",
+        **{name: name for name in _FUNCTION_KEYS},
+    },
+    characters={
+        "!": "exclam", '"': "quotedbl", "#": "numbersign", "$": "dollar", "%": "percent", "&": "ampersand",
+        "'": "apostrophe", "(": "parenleft", ")": "parenright", "*": "asterisk", "+": "plus", ",": "comma",
+        "-": "minus", ".": "period", "/": "slash", ":": "colon", ";": "semicolon", "<": "less", "=": "equal",
+        ">": "greater", "?": "question", "@": "at", "[": "bracketleft", "\\": "backslash", "]": "bracketright",
+        "^": "asciicircum", "_": "underscore", "`": "grave", "{": "braceleft", "|": "bar", "}": "braceright",
+        "~": "asciitilde",
+    },
+)  # fmt: skip
+"""The X keyboard's names, joined by `+`, as Anthropic's tool takes them."""

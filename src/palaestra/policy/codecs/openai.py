@@ -1,0 +1,160 @@
+"""OpenAI's computer tool: one action object as JSON, in pixels of the picture that was sent.
+
+For interchange, as Anthropic's. An answer is the JSON text of one `action` of a `computer_call`. The end of a task is
+the end of the turn there, so neither a verdict nor an answer has a word. A positive `scroll_y` scrolls down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from palaestra.policy.codecs.codec import Decoded, Understood
+from palaestra.policy.codecs.frame import Frame
+from palaestra.policy.codecs.json_text import sole_object, written
+from palaestra.policy.codecs.key_names import OPENAI_KEYS
+from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, read_answer
+from palaestra.policy.codecs.space import ImagePixels
+from palaestra.policy.codecs.writing import check_writable, no_words, spelled
+from palaestra.sessions.action import (
+    Button,
+    Click,
+    Drag,
+    Move,
+    Point,
+    PressKeys,
+    Scroll,
+    TypeText,
+    UiAction,
+    Wait,
+)
+
+__all__ = ["OpenAICodec"]
+
+WAIT_S = 2
+"""What a `wait`, which carries no time, is taken to mean: what the interface's own examples do."""
+
+_BUTTONS: Mapping[str, Button] = {"left": "left", "right": "right", "wheel": "middle"}
+_XY = Shape(("x", "y"))
+_SHAPES: Mapping[str, Shape] = {
+    "click": Shape(("button", "x", "y"), ("keys",)),
+    "double_click": Shape(("x", "y"), ("keys",)),
+    "drag": Shape(("path",), ("keys",)),
+    "keypress": Shape(("keys",)),
+    "move": Shape(("x", "y"), ("keys",)),
+    "scroll": Shape(("x", "y", "scroll_x", "scroll_y"), ("keys",)),
+    "type": Shape(("text",)),
+    "wait": Shape(),
+}
+_UNSUPPORTED: Mapping[str, str] = {"screenshot": "there is nothing to do; a screenshot follows every action"}
+_PROMPT = """\
+Use a mouse and keyboard to interact with a computer. The screenshots you see are {width}x{height} pixels; x and y \
+count their pixels from the left and the top edge.
+Answer with one JSON object. One of:
+{{"type": "click", "button": "left", "x": 0, "y": 0}} (also right and wheel; "keys": ["CTRL"] holds keys meanwhile)
+{{"type": "double_click", "x": 0, "y": 0}}
+{{"type": "move", "x": 0, "y": 0}}
+{{"type": "drag", "path": [{{"x": 0, "y": 0}}, {{"x": 0, "y": 0}}]}}
+{{"type": "scroll", "x": 0, "y": 0, "scroll_x": 0, "scroll_y": 100}} (pixels; positive is right and down)
+{{"type": "type", "text": "..."}}
+{{"type": "keypress", "keys": ["CTRL", "A"]}} (names such as ENTER, TAB, ESC, BACKSPACE, ARROWLEFT)
+{{"type": "wait"}}"""
+
+
+@dataclass(frozen=True)
+class OpenAICodec:
+    """The grammar of OpenAI's computer tool."""
+
+    name: str = "openai"
+    space = ImagePixels()
+
+    def system_prompt(self, frame: Frame) -> str:
+        """What the tool's own description says, for models that are not sent one."""
+        return _PROMPT.format(width=frame.image.width, height=frame.image.height)
+
+    def encode(self, action: UiAction, frame: Frame) -> str:
+        """The action object as JSON."""
+        check_writable(self.name, action, frame)
+        return written(self._object(action, frame))
+
+    def decode(self, text: str, frame: Frame) -> Decoded:
+        """What an action object says."""
+        return read_answer(text, lambda: self._read(text, frame))
+
+    def _object(self, action: UiAction, frame: Frame) -> dict[str, Any]:
+        match action:
+            case Click():
+                return self._click(action, frame)
+            case Move(at):
+                return {"type": "move"} | self._xy(at, frame)
+            case Drag(path):
+                if action.button != "left":
+                    raise no_words(self.name, action, "drags with the left button")
+                return {"type": "drag", "path": [self._xy(point, frame) for point in path]}
+            case Scroll(at, dx, dy):
+                if at is None:
+                    raise no_words(self.name, action, "scrolls at a point only", "Say where the pointer is")
+                return {"type": "scroll"} | self._xy(at, frame) | {"scroll_x": dx, "scroll_y": dy}
+            case TypeText(text):
+                return {"type": "type", "text": text}
+            case PressKeys(keys):
+                return {"type": "keypress", "keys": spelled(self.name, action, keys, OPENAI_KEYS)}
+            case Wait(seconds):
+                if seconds != WAIT_S:
+                    raise no_words(self.name, action, f"waits {WAIT_S} seconds and no other time")
+                return {"type": "wait"}
+            case _:
+                raise no_words(self.name, action, "has no word for it: the turn ends without a call of the tool")
+
+    def _click(self, action: Click, frame: Frame) -> dict[str, Any]:
+        if action.at is None:
+            raise no_words(self.name, action, "clicks at a point only", "Say where the pointer is")
+        held = {"keys": spelled(self.name, action, action.held, OPENAI_KEYS)} if action.held else {}
+        place = self._xy(action.at, frame)
+        if action.times == 1:
+            (button,) = (word for word, button in _BUTTONS.items() if button == action.button)
+            return {"type": "click", "button": button} | place | held
+        if (action.button, action.times) == ("left", 2):
+            return {"type": "double_click"} | place | held
+        raise no_words(self.name, action, f"has no word for {action.times} clicks of the {action.button} button")
+
+    def _xy(self, point: Point, frame: Frame) -> dict[str, int]:
+        x, y = self.space.write(point, frame)
+        return {"x": x, "y": y}
+
+    def _read(self, text: str, frame: Frame) -> Understood:
+        document, span = sole_object(text)
+        if "type" not in document:
+            raise Refusal("missing_argument", "the object names no type")
+        rest = {name: value for name, value in document.items() if name != "type"}
+        given = Arguments.of(document["type"], rest, _SHAPES, _UNSUPPORTED)
+        return Understood(self._action(given, frame), "", span)
+
+    def _action(self, given: Arguments, frame: Frame) -> UiAction:
+        keys = tuple(OPENAI_KEYS.key(key) for key in given.words("keys")) if "keys" in given else ()
+        if keys and given.word in ("drag", "move", "scroll"):
+            raise Refusal("unsupported", f"{given.word}.keys: keys can be held during a click only")
+        match given.word:
+            case "click":
+                button = given.choice("button", (*_BUTTONS, "back", "forward"))
+                if button not in _BUTTONS:
+                    raise Refusal("unsupported", f"click.button: mice have no {button} button here")
+                return Click(self._point(given, frame), _BUTTONS[button], 1, keys)
+            case "double_click":
+                return Click(self._point(given, frame), "left", 2, keys)
+            case "move":
+                return Move(self._point(given, frame))
+            case "drag":
+                return Drag(tuple(self._point(point, frame) for point in given.objects("path", _XY)))
+            case "scroll":
+                return Scroll(self._point(given, frame), given.whole("scroll_x"), given.whole("scroll_y"))
+            case "type":
+                return TypeText(given.text("text"))
+            case "keypress":
+                return PressKeys(keys)
+            case _:
+                return Wait(WAIT_S)
+
+    def _point(self, given: Arguments, frame: Frame) -> Point:
+        return self.space.read(given.whole("x"), given.whole("y"), frame)
