@@ -71,7 +71,7 @@ def test_thousands_of_samples_do_not_overflow():
 def test_averages_leave_out_tasks_that_were_not_tried_often_enough():
     counts = [(4, 1), (4, 4), (1, 1)]
     found = mean_passes(counts, 2)
-    assert found.facts() == {"k": 2, "pass_at_k": 0.75, "pass_hat_k": 0.5, "tasks": 2}
+    assert found.facts() == {"k": 2, "pass_at_k": 0.75, "pass_hat_k": 0.5, "specs": 2}
     assert mean_passes(counts, 1).pass_at_k == pytest.approx((0.25 + 1 + 1) / 3)
     assert mean_passes(counts, 5) is None
     assert mean_passes([], 1) is None

@@ -49,12 +49,12 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Passes:
-    """pass@k and pass^k, averaged over tasks."""
+    """pass@k and pass^k, averaged over task specs."""
 
     k: int
     pass_at_k: float
     pass_hat_k: float
-    tasks: int
+    specs: int
     """How many were tried k times or more; the others say nothing about k tries and are left out."""
 
     def facts(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Passes:
 
 
 def mean_passes(counts: Iterable[tuple[int, int]], k: int) -> Passes | None:
-    """Both averages over the (n, c) of each task; None when no task was tried k times."""
+    """Both averages over the (n, c) of each task spec; None when none was tried k times."""
     enough = [(n, c) for n, c in counts if n >= k]
     if not enough:
         return None
