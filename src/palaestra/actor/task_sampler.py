@@ -33,7 +33,7 @@ class TaskChoice(Section):
     """`suite/name`, as `palaestra tasks` lists them."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The task's own parameters, such as `difficulty`."""
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     """How often it is drawn compared with the others, before anything else is considered."""
 
     @property
@@ -49,15 +49,15 @@ class SamplerConfig(Section):
     name: Literal["uniform", "error_weighted", "curriculum"] = "uniform"
     """`uniform` by weight alone; `error_weighted` more often what fails more often; `curriculum` climbs the list of
     tasks in order, as soon as the current one succeeds often enough."""
-    window: int = Field(64, ge=1)
+    window: int = Field(default=64, ge=1)
     """Episodes per task over which its success is judged."""
-    floor: float = Field(0.1, gt=0, le=1)
+    floor: float = Field(default=0.1, gt=0, le=1)
     """`error_weighted`: the share of its weight that a solved task keeps, so that it is not forgotten."""
-    advance_at: float = Field(0.8, gt=0, le=1)
+    advance_at: float = Field(default=0.8, gt=0, le=1)
     """`curriculum`: success over the window at which the next task is opened."""
-    review: float = Field(0.25, ge=0, lt=1)
+    review: float = Field(default=0.25, ge=0, lt=1)
     """`curriculum`: share of draws that go to tasks already passed."""
-    seeds: int | None = Field(None, ge=1)
+    seeds: int | None = Field(default=None, ge=1)
     """Train on this many seeds per task, again and again. null: every draw is a new one."""
 
 
