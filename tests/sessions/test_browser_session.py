@@ -213,6 +213,51 @@ def test_a_page_that_hangs_fails_by_itself_and_its_neighbour_lives_on():
     assert _with_browser(play) == SCREEN
 
 
+def test_a_page_that_hangs_while_it_draws_is_removed_before_its_neighbour_draws():
+    async def play(browser):
+        neighbour = await _page(browser, "<!doctype html>here")
+        page = await _page(browser, "<!doctype html>", deadline=1.0)
+        await page.evaluate("void requestAnimationFrame(() => { while (true) {} })")
+        drawing = asyncio.create_task(page.draw())
+        await asyncio.sleep(0)
+        size = (await neighbour.screenshot()).size  # waits for its turn
+        with pytest.raises(EnvironmentFailed, match="hung: the page did not draw within 1 s"):
+            await drawing
+        return size, browser.num_pages
+
+    assert _with_browser(play) == (SCREEN, 1)
+
+
+def test_whoever_stops_waiting_for_a_picture_leaves_the_next_one_in_order():
+    async def play(browser):
+        pages = [await _page(browser, f"<!doctype html>{name}") for name in "ab"]
+        whole = [await page.draw() for page in pages]
+        for _ in range(20):
+            for turn in range(4):
+                drawing = asyncio.create_task(pages[0].draw())
+                for _ in range(turn):
+                    await asyncio.sleep(0)
+                drawing.cancel()
+                await asyncio.gather(drawing, return_exceptions=True)
+            assert [await page.draw() for page in pages] == whole
+        return browser.num_pages
+
+    assert _with_browser(play) == 2
+
+
+def test_a_task_whose_own_code_raises_breaks_its_page_and_no_other():
+    async def play(browser):
+        neighbour = await _page(browser, "<!doctype html>here")
+        page = await Page.open(browser, SCREEN, lambda request: PageResponse(b"<!doctype html>"), seed=3)
+        page._serve = lambda request: 1 / 0
+        with pytest.raises(EnvironmentFailed, match=r"task_failed: answering '/x' raised ZeroDivisionError"):
+            await page.evaluate("fetch('/x').then((answer) => answer.status)")
+            await page.draw()
+        return (await neighbour.screenshot()).size
+
+    assert _with_browser(play) == SCREEN
+
+
 def test_a_page_that_crashes_says_so_from_then_on():
     async def play(browser):
         session = _session(browser)

@@ -1,7 +1,8 @@
 """One browser with pages of its own: each page in a fresh context, drawn one at a time, all failing when it goes.
 
 A browser that draws on demand must never be asked for two frames at once (it hangs for good), so frames go through one
-lock. What a page is told and shown is `palaestra.sessions.page`.
+lock, and a page that hangs while it draws is disposed of before the next may. What a page is told and shown is
+`palaestra.sessions.page`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from palaestra.sessions.screen import Screenshot, Size
 __all__ = ["Browser", "Target"]
 
 
+_PICTURE = {"screenshot": {"format": "png", "optimizeForSpeed": True}}
+
+
 class Target:
     """A page's handle: its context, its target and the session that talks to it."""
 
     def __init__(self, context: str, target: str, session: str) -> None:
         self.context, self.target, self.session = context, target, session
+        self.closed = False
 
 
 class Browser:
@@ -73,7 +78,10 @@ class Browser:
         return Target(context, target, attached["sessionId"])
 
     async def close_page(self, page: Target) -> None:
-        """Dispose of the page's context and everything in it."""
+        """Dispose of the page's context and everything in it. Harmless when repeated."""
+        if page.closed:
+            return
+        page.closed = True
         self.num_pages -= 1
         self.cdp.ignore(page.session)
         with contextlib.suppress(EnvironmentFailed, CdpError):
@@ -85,12 +93,8 @@ class Browser:
             shot = {"format": "png", "optimizeForSpeed": True, "captureBeyondViewport": False}
             answer = await self.cdp.call("Page.captureScreenshot", shot, session=page.session, timeout=timeout)
             return Screenshot.of(base64.b64decode(answer["data"]))
-        frame = {"screenshot": {"format": "png", "optimizeForSpeed": True}}
         for _ in range(3):
-            async with self._frame:
-                answer = await self.cdp.call(
-                    "HeadlessExperimental.beginFrame", frame, session=page.session, timeout=timeout
-                )
+            answer = await self._next_frame(page, _PICTURE, timeout)
             # A frame without damage may come without a picture; the next one has it.
             if "screenshotData" in answer:
                 return Screenshot.of(base64.b64decode(answer["screenshotData"]))
@@ -99,8 +103,23 @@ class Browser:
     async def tick(self, page: Target, *, timeout: float) -> None:
         """Let one frame pass without taking a picture, so that the page's own clockwork goes on."""
         if self.installed.draws_on_demand:
-            async with self._frame:
-                await self.cdp.call("HeadlessExperimental.beginFrame", {}, session=page.session, timeout=timeout)
+            await self._next_frame(page, {}, timeout)
+
+    async def _next_frame(self, page: Target, frame: dict[str, Any], timeout: float) -> dict[str, Any]:
+        async with self._frame:
+            answer = self.cdp.begin("HeadlessExperimental.beginFrame", frame, session=page.session)
+            try:
+                async with asyncio.timeout(timeout):
+                    return await asyncio.shield(answer)
+            except TimeoutError:
+                # Its frame would still be under way when the next page's begins.
+                await self.close_page(page)
+                raise EnvironmentFailed("hung", f"the page did not draw within {timeout:g} s") from None
+            except asyncio.CancelledError:
+                await asyncio.wait((answer,), timeout=timeout)
+                if not answer.done() or answer.exception() is not None:
+                    await self.close_page(page)
+                raise
 
     async def stop(self) -> None:
         """Kill it and clean up after it."""

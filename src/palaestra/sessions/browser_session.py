@@ -51,7 +51,7 @@ class BrowserSession:
                     browser, task.screen, task.serve, seed=request.seed, entry=task.entry, deadline=self._deadline
                 )
                 told = task.told(await self._page.evaluate(task.begin))
-                await self._page.screenshot()  # the first frame lays the page out, before anybody clicks on it
+                await self._page.draw()  # the first frame lays the page out, before anybody clicks on it
             except EnvironmentFailed as failure:
                 self._failure = failure
                 await self._let_go()
@@ -73,7 +73,7 @@ class BrowserSession:
             episode.begin(action)
             try:
                 await page.act(action)
-                picture = await page.screenshot()
+                picture = await page.draw()
                 found = task.judge(await page.evaluate(task.probe))
             except EnvironmentFailed as failure:
                 self._failure = failure

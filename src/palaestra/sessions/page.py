@@ -14,13 +14,13 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import urlsplit
 
 from palaestra.errors import EnvironmentFailed
 from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, UiAction, Wait
 from palaestra.sessions.browser import Browser, Target
-from palaestra.sessions.cdp import CdpError
+from palaestra.sessions.cdp import Call, CdpError
 from palaestra.sessions.keys import MODIFIERS, Key, key_named
 from palaestra.sessions.screen import Screenshot, Size
 
@@ -28,10 +28,8 @@ __all__ = ["ORIGIN", "Page", "PageRequest", "PageResponse"]
 
 ORIGIN = "http://task.localhost"
 FRAME_S = 0.02
-QUICK_S = 0.004
-"""How long an event may take before a frame is drawn to help it along."""
-
-Event: TypeAlias = tuple[str, dict[str, Any]]
+QUICK_S = 0.05
+"""How long an event may take before a frame is drawn to help it along, if it is not known to need one."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Page:
     async def _prepare(self, seed: int, entry: str) -> None:
         cdp, session = self._browser.cdp, self._target.session
         cdp.listen(session, self._hear)
-        calls: list[tuple[str, dict[str, Any]]] = [
+        calls: list[Call] = [
             ("Page.enable", {}),
             ("Inspector.enable", {}),
             ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
@@ -117,14 +115,13 @@ class Page:
         if not self._browser.installed.draws_on_demand:
             metrics = {"width": self._size.width, "height": self._size.height, "deviceScaleFactor": 1, "mobile": False}
             calls.append(("Emulation.setDeviceMetricsOverride", metrics))
-        answers = [cdp.begin(method, params, session=session) for method, params in calls]
-        await self._all(answers, "the page was prepared")
+        await self._in_time(cdp.begin_all(calls, session=session), "the page was prepared")
         loaded = asyncio.get_running_loop().create_future()
         self._loaded = loaded
         answer = await self._call("Page.navigate", {"url": f"{ORIGIN}{entry}"})
         if answer.get("errorText"):
             raise EnvironmentFailed("load_failed", f"the task's page did not load: {answer['errorText']}")
-        await self._all([loaded], "the page loaded")
+        await self._in_time(loaded, "the page loaded")
 
     # ------------------------------------------------------------------ what the page says
 
@@ -159,7 +156,7 @@ class Page:
         if f"{parts.scheme}://{parts.netloc}" == ORIGIN:
             path = parts.path + (f"?{parts.query}" if parts.query else "")
             body = request.get("postData", "").encode()
-            response = self._serve(PageRequest(request["method"], path, body)) or PageResponse(b"", status=404)
+            response = self._answer_of_task(PageRequest(request["method"], path, body))
         elif parts.scheme in ("data", "blob"):
             cdp.tell("Fetch.continueRequest", {"requestId": number}, session=session)
             return
@@ -174,6 +171,13 @@ class Page:
             "body": base64.b64encode(response.body).decode(),
         }  # fmt: skip
         cdp.tell("Fetch.fulfillRequest", fulfilment, session=session)
+
+    def _answer_of_task(self, request: PageRequest) -> PageResponse:
+        try:
+            return self._serve(request) or PageResponse(b"", status=404)
+        except Exception as error:  # noqa: BLE001  whatever a task's own code does, only its page is broken by it
+            self._fail("task_failed", f"answering {request.path[:100]!r} raised {type(error).__name__}: {error}")
+            return PageResponse(b"", status=500)
 
     # ------------------------------------------------------------------ what the page is asked
 
@@ -193,21 +197,32 @@ class Page:
     async def screenshot(self) -> Screenshot:
         """What the page looks like."""
         await self.evaluate("1")
+        return await self.draw()
+
+    async def draw(self) -> Screenshot:
+        """What the page looks like, for whoever has just heard from it."""
         picture: Screenshot = await self._guarded(self._browser.draw(self._target, timeout=self._deadline))
         return picture
 
     async def act(self, action: UiAction) -> None:
-        """Perform an action with real input events; `Terminate` and `Answer` do nothing to a page."""
+        """Perform an action with real input events; `Terminate` and `Answer` do nothing to a page.
+
+        Returns when the page has dealt with all of them, so that what it draws next shows what came of them.
+        """
         if isinstance(action, Wait):
             await self._wait(action.seconds)
             return
-        sent = [self._browser.cdp.begin(*event, session=self._target.session) for event in self._events(action)]
-        await self._settle(sent)
+        events = list(self._events(action))
+        if not events:
+            await self.evaluate("1")
+            return
+        sent = self._browser.cdp.begin_all(events, session=self._target.session)
+        await self._settle(sent, at_once=isinstance(action, Move | Scroll))
         if isinstance(action, Scroll):
             # The wheel is acknowledged one frame before the content has moved.
             await self._guarded(self._browser.tick(self._target, timeout=self._deadline))
 
-    def _events(self, action: UiAction) -> Iterator[Event]:
+    def _events(self, action: UiAction) -> Iterator[Call]:
         if isinstance(action, Click):
             yield from self._click(action)
         elif isinstance(action, Move):
@@ -222,20 +237,24 @@ class Page:
             at = action.at or self._pointer
             yield self._mouse("mouseWheel", at, deltaX=action.dx, deltaY=action.dy)
 
-    async def _settle(self, sent: list[asyncio.Future[dict[str, Any]]]) -> None:
-        """Wait until every event was dealt with: moves and the wheel wait for a frame, which comes on demand."""
+    async def _settle(self, sent: asyncio.Future[dict[str, Any]], *, at_once: bool) -> None:
+        """Wait until every event was dealt with.
+
+        A move and the wheel are dealt with in the next frame, which comes on demand: it is drawn `at_once`. A button
+        that is pressed takes the moves before it along.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + self._deadline
-        while sent:
-            _, waiting = await asyncio.wait(sent, timeout=QUICK_S)
-            if not waiting:
+        while loop.time() < end:
+            if not at_once:
+                await asyncio.wait((sent,), timeout=QUICK_S)
+            if sent.done():
                 break
             # A page that hangs is found out here, before a frame is asked of it.
             await self.evaluate("1")
             await self._guarded(self._browser.tick(self._target, timeout=self._deadline))
-            if loop.time() > end:
-                break
-        await self._all(sent, "the page took notice of the action")
+            at_once = False
+        await self._in_time(sent, "the page took notice of the action")
 
     async def close(self) -> None:
         """Dispose of the page and its context."""
@@ -243,11 +262,11 @@ class Page:
 
     # ------------------------------------------------------------------ mouse and keyboard
 
-    def _mouse(self, kind: str, at: Point, **more: Any) -> Event:
+    def _mouse(self, kind: str, at: Point, **more: Any) -> Call:
         self._pointer = at
         return "Input.dispatchMouseEvent", {"type": kind, "x": at.x, "y": at.y, **more}
 
-    def _click(self, click: Click) -> Iterator[Event]:
+    def _click(self, click: Click) -> Iterator[Call]:
         at = click.at or self._pointer
         bits = sum(MODIFIERS[name] for name in click.held)
         for name in click.held:
@@ -261,7 +280,7 @@ class Page:
         for name in reversed(click.held):
             yield _key("keyUp", key_named(name), 0)
 
-    def _drag(self, drag: Drag) -> Iterator[Event]:
+    def _drag(self, drag: Drag) -> Iterator[Call]:
         mask = _BUTTONS[drag.button]
         yield self._mouse("mouseMoved", drag.path[0])
         yield self._mouse("mousePressed", drag.path[0], button=drag.button, buttons=mask, clickCount=1)
@@ -288,14 +307,15 @@ class Page:
         answer: dict[str, Any] = await self._guarded(call)
         return answer
 
-    async def _all(self, answers: list[asyncio.Future[dict[str, Any]]], what: str) -> None:
-        async def gathered() -> None:
+    async def _in_time(self, answer: asyncio.Future[dict[str, Any]], what: str) -> None:
+        async def waited() -> None:
             try:
-                await asyncio.wait_for(asyncio.gather(*answers), self._deadline)
+                async with asyncio.timeout(self._deadline):
+                    await answer
             except TimeoutError:
                 raise EnvironmentFailed("hung", f"{self._deadline:g} s went by before {what}") from None
 
-        await self._guarded(gathered())
+        await self._guarded(waited())
 
     async def _guarded(self, doing: Any) -> Any:
         """Whatever breaks, the page is broken from then on, and by the first cause."""
@@ -312,7 +332,7 @@ class Page:
         raise self._failure
 
 
-def _typed(text: str) -> Iterator[Event]:
+def _typed(text: str) -> Iterator[Call]:
     for character in text:
         key = key_named({"\n": "Enter", "\t": "Tab"}.get(character, character))
         if not key.code:
@@ -323,7 +343,7 @@ def _typed(text: str) -> Iterator[Event]:
         yield _key("keyUp", key, bits)
 
 
-def _pressed(names: tuple[str, ...]) -> Iterator[Event]:
+def _pressed(names: tuple[str, ...]) -> Iterator[Call]:
     bits = 0
     keys = [key_named(name) for name in names]
     for name, key in zip(names, keys, strict=True):
@@ -336,7 +356,7 @@ def _pressed(names: tuple[str, ...]) -> Iterator[Event]:
         yield _key("keyUp", key, bits)
 
 
-def _key(kind: str, key: Key, bits: int) -> Event:
+def _key(kind: str, key: Key, bits: int) -> Call:
     event: dict[str, Any] = {
         "type": kind, "key": key.name, "code": key.code, "windowsVirtualKeyCode": key.number, "modifiers": bits,
     }  # fmt: skip
