@@ -11,10 +11,10 @@ set -eu
 directory=$1
 node=${2:-}
 version=1.20.5+really1.20.2-1.1+deb12u1
-wanted="cmd/kube-apiserver"
+wanted="cmd/kube-apiserver cmd/kube-controller-manager"
 packages="golang-1.19-go etcd-server rsync openssl"
 if [ "$node" = --node ]; then
-    wanted="$wanted cmd/kube-controller-manager cmd/kube-scheduler cmd/kubelet"
+    wanted="$wanted cmd/kube-scheduler cmd/kubelet"
     packages="$packages containerd runc containernetworking-plugins podman catatonit debootstrap"
 fi
 

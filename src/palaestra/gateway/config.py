@@ -9,11 +9,13 @@ import sys
 import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from palaestra.config import Section
 from palaestra.errors import ConfigError
+from palaestra.gateway.pods.config import KubernetesConfig
 
 __all__ = ["TOKEN_VARIABLE", "GatewayConfig", "read_token"]
 
@@ -42,12 +44,17 @@ class GatewayConfig(Section):
     """The shortest lease that can be asked for."""
     max_ttl_s: float = Field(3600.0, gt=0)
     """The longest lease that can be asked for: how long a session may be forgotten and still cost memory."""
+    runtime: Literal["local", "kubernetes"] = "local"
+    """What carries sessions: processes on this machine, or pods of a cluster."""
+    kubernetes: KubernetesConfig = Field(default_factory=lambda: KubernetesConfig.model_validate({}))
+    """The cluster and what its pods are made from; for the kubernetes runtime only."""
     servers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256)
     """Session servers that carry sessions, one per core by default. A server that dies takes only its own along."""
     warm: int = Field(1, ge=0, le=16)
-    """Servers that wait in reserve, so that a dead one is replaced at once. Each costs an idle browser's memory."""
+    """What waits in reserve, each an idle browser's memory: servers to replace a dead one at once, or, in a cluster,
+    ready pods of every session type."""
     session_types: tuple[str, ...] = Field(("browser",), min_length=1)
-    """What clients may ask for."""
+    """What clients may ask for; in a cluster the manifests say so."""
     server_command: tuple[str, ...] = Field(
         (sys.executable, "-m", "palaestra.sessions.server", "--port", "0"), min_length=1
     )

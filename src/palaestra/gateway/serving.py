@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableM
 from dataclasses import dataclass
 from importlib import import_module
 
+import aiohttp
 import uvicorn
 
 from palaestra.errors import ConfigError
@@ -26,6 +27,8 @@ from palaestra.gateway.config import GatewayConfig, read_token
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.entrance import Entrance
 from palaestra.gateway.local import LocalRuntime, Patience, make_client
+from palaestra.gateway.pods.manifest import read_manifests
+from palaestra.gateway.pods.runtime import KubernetesRuntime
 from palaestra.gateway.proxy import Proxy
 from palaestra.gateway.runtime import Runtime
 from palaestra.gateway.upstream import Upstream
@@ -50,11 +53,9 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """A gateway without its port, for whoever serves it; everything it started is gone when the block ends."""
     async with make_client() as client:
-        carried = runtime or LocalRuntime(
-            config.server_command, client, config.state_dir, secrets.token_hex(8), servers=config.servers,
-            warm=config.warm, session_types=config.session_types, patience=Patience(start_s=config.server_start_s),
-        )  # fmt: skip
-        desk = SessionDesk(carried, limit=config.max_sessions, new_id=lambda: secrets.token_hex(16))
+        desk = SessionDesk(
+            runtime or _runtime(config, client), limit=config.max_sessions, new_id=lambda: secrets.token_hex(16)
+        )
         upstream = Upstream()
         proxy = Proxy(desk, upstream, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
         try:
@@ -63,6 +64,17 @@ async def open_gateway(
         finally:
             await desk.stop()
             upstream.close()
+
+
+def _runtime(config: GatewayConfig, client: aiohttp.ClientSession) -> Runtime:
+    """What the configuration says carries sessions."""
+    if config.runtime == "kubernetes":
+        manifests = read_manifests(config.kubernetes)
+        return KubernetesRuntime(config.kubernetes, manifests, warm=config.warm, environment=os.environ)
+    return LocalRuntime(
+        config.server_command, client, config.state_dir, secrets.token_hex(8), servers=config.servers, warm=config.warm,
+        session_types=config.session_types, patience=Patience(start_s=config.server_start_s),
+    )  # fmt: skip
 
 
 class _Server(uvicorn.Server):
