@@ -1,0 +1,24 @@
+"""A Hugging Face vision-language model as a policy: prompts, sampling, teacher-forced log-probabilities, adapters.
+
+Only this package imports transformers and PEFT, and only when a model is made.
+"""
+
+from palaestra.policy.vlm.config import ModelConfig
+from palaestra.policy.vlm.picture import Picture
+from palaestra.policy.vlm.policy import VLMPolicy
+from palaestra.policy.vlm.prompt import Conversation, PastTurn, Prompt
+from palaestra.policy.vlm.sampling import Sampled, SampleRequest
+from palaestra.policy.vlm.scoring import TokenLogProbs, TurnInput
+
+__all__ = [
+    "Conversation",
+    "ModelConfig",
+    "PastTurn",
+    "Picture",
+    "Prompt",
+    "SampleRequest",
+    "Sampled",
+    "TokenLogProbs",
+    "TurnInput",
+    "VLMPolicy",
+]

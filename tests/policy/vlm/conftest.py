@@ -1,0 +1,70 @@
+"""Toy models on disk, made once a session, and policies around them."""
+
+import pytest
+import torch
+from tests.policy.vlm import toy
+
+from palaestra.policy.vlm import Conversation, ModelConfig, PastTurn, Picture, SampleRequest, TurnInput, VLMPolicy
+
+SIZES = [(40, 32), (16, 16), (48, 24)]
+
+
+@pytest.fixture(scope="session")
+def directories(tmp_path_factory):
+    return {family: toy.make(tmp_path_factory.mktemp("models") / family, family) for family in toy.FAMILIES}
+
+
+@pytest.fixture(scope="session", params=toy.FAMILIES)
+def directory(request, directories):
+    return directories[request.param]
+
+
+@pytest.fixture
+def qwen3(directories):
+    return directories["qwen3_vl"]
+
+
+@pytest.fixture
+def build(directory):
+    """Builds policies of either family."""
+    return lambda **keys: built(directory, **keys)
+
+
+def built(directory, **keys):
+    """A small policy, its adapters away from zero so that they matter."""
+    moved = keys.pop("moved", True)
+    policy = VLMPolicy.from_config(ModelConfig(**{"name": str(directory), "lora_rank": 4, "history": 2} | keys))
+    if moved:
+        move(policy)
+        policy.publish(policy.version)
+    return policy
+
+
+def move(policy, seed=0, by=0.05):
+    """What an optimiser does: other weights."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * by)
+
+
+def conversation(number, turns, *, past=None):
+    """The `number`th conversation after so many turns; pictures of three sizes."""
+    behind = [
+        PastTurn(Picture(toy.screenshot(100 * number + i), SIZES[(i + number) % 3]), [30 + i, 50 + number, 2], f"{i}")
+        for i in range(turns)
+    ]
+    now = Picture(toy.screenshot(100 * number + turns), SIZES[(turns + number) % 3])
+    return Conversation("You are a helpful assistant.", f"press button {number}", past or behind, now)
+
+
+def requests(policy, count=6):
+    """Prompts of different lengths with one to three pictures, some with turns that have left the window."""
+    return [SampleRequest(policy.prompt(conversation(n, n % 5)), seed=n) for n in range(count)]
+
+
+def turns_of(asked, answers, temperature=1.0):
+    return [
+        TurnInput(request.prompt.ids, answer.token_ids, request.prompt.pictures, temperature)
+        for request, answer in zip(asked, answers, strict=True)
+    ]

@@ -1,0 +1,198 @@
+"""Teacher-forced log-probabilities: what they cost, what they reach, and what they refuse."""
+
+import numpy as np
+import pytest
+import torch
+from tests.policy.vlm.conftest import move, requests, turns_of
+
+from palaestra.errors import ConfigError, ExperienceError
+from palaestra.experience.trajectory import Turn
+from palaestra.policy.vlm import Picture, TurnInput, scoring
+
+
+@pytest.fixture
+def scene(build):
+    policy = build()
+    asked = requests(policy, 5)
+    return policy, turns_of(asked, policy.sample(asked, max_new_tokens=6))
+
+
+def test_batches_of_any_size_give_the_same_numbers(scene):
+    policy, turns = scene
+    whole = policy.log_probs(turns, with_values=True, with_entropy=True, grad=False)
+    parts = policy.log_probs(turns, with_values=True, with_entropy=True, grad=False, batch_size=2)
+    assert whole.lengths == parts.lengths == tuple(len(turn.token_ids) for turn in turns)
+    torch.testing.assert_close(whole.log_probs, parts.log_probs, atol=1e-4, rtol=0)
+    torch.testing.assert_close(whole.entropies, parts.entropies, atol=1e-4, rtol=0)
+    torch.testing.assert_close(whole.values, parts.values, atol=1e-4, rtol=0)
+
+
+def test_only_positions_that_predict_an_answer_go_through_the_output_layer(scene):
+    policy, turns = scene
+    seen = []
+    hook = policy.learner.model.lm_head.register_forward_hook(lambda _, args, out: seen.append(args[0].shape[:-1]))
+    policy.log_probs(turns)
+    hook.remove()
+    assert seen == [(sum(len(turn.token_ids) for turn in turns),)]
+
+
+def test_scores_in_chunks_are_the_same_and_have_the_same_gradient(scene, monkeypatch):
+    policy, turns = scene
+    whole = policy.log_probs(turns, with_entropy=True)
+    wanted = torch.autograd.grad(whole.log_probs.sum() + whole.entropies.sum(), policy.parameters(), allow_unused=True)
+    monkeypatch.setattr(scoring, "CHUNK_NUMBERS", 400 * 7)
+    parts = policy.log_probs(turns, with_entropy=True)
+    got = torch.autograd.grad(parts.log_probs.sum() + parts.entropies.sum(), policy.parameters(), allow_unused=True)
+    torch.testing.assert_close(parts.log_probs, whole.log_probs)
+    for one, other in zip(got, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_the_gradient_is_that_of_the_log_probability(scene):
+    """Against a finite difference along the gradient."""
+    policy, turns = scene
+    names = [name for name in policy.learner.trainable() if "lora" in name]
+    weights = [policy.learner.trainable()[name] for name in names]
+    policy.log_probs(turns).log_probs.sum().backward()
+    slope = sum(float((w.grad**2).sum()) for w in weights)
+    step = 1e-3 / slope**0.5
+    totals = []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for weight in weights:
+                weight.add_(weight.grad * step * sign)
+        totals.append(policy.log_probs(turns, grad=False).log_probs.double().sum().item())
+    assert (totals[0] - totals[1]) / (2 * step) == pytest.approx(slope, rel=0.05)
+
+
+def test_the_entropy_is_that_of_the_distribution(scene):
+    policy, turns = scene
+    scored = policy.log_probs(turns[:1], with_entropy=True, grad=False)
+    allowed = sorted(set(range(400)) - set(policy.rules.forbidden))
+    every = [TurnInput(turns[0].prompt_ids, np.array([token], np.int32), turns[0].pictures) for token in allowed]
+    log_probs = policy.log_probs(every, grad=False, batch_size=100).log_probs
+    assert log_probs.exp().sum().item() == pytest.approx(1, abs=1e-3)
+    assert scored.entropies[0].item() == pytest.approx(-(log_probs.exp() * log_probs).sum().item(), abs=1e-3)
+
+
+def test_the_value_is_seen_from_the_end_of_the_prompt_and_learns_alone_unless_asked(build):
+    policy = build()
+    asked = requests(policy, 3)
+    turns = turns_of(asked, policy.sample(asked, max_new_tokens=4))
+    values = policy.log_probs(turns, with_values=True).values
+    assert values.shape == (3,)
+    assert values.dtype == torch.float32
+    other = [TurnInput(t.prompt_ids, t.token_ids[:1], t.pictures) for t in turns]
+    torch.testing.assert_close(policy.log_probs(other, with_values=True).values, values, atol=1e-4, rtol=0)
+    values.sum().backward()
+    moved = {name for name, weight in policy.learner.trainable().items() if weight.grad is not None}
+    assert moved == {"value_head.weight", "value_head.bias"}
+    policy = build(value_gradient=True)
+    policy.log_probs(turns, with_values=True).values.sum().backward()
+    assert any("lora" in name and weight.grad is not None for name, weight in policy.learner.trainable().items())
+
+
+def test_the_reference_is_the_model_without_what_it_learned(build):
+    policy = build(moved=False)
+    asked = requests(policy, 3)
+    turns = turns_of(asked, policy.sample(asked, max_new_tokens=5))
+    before = policy.log_probs(turns, grad=False).log_probs
+    move(policy)
+    reference = policy.log_probs(turns, reference=True)
+    assert not reference.log_probs.requires_grad
+    torch.testing.assert_close(reference.log_probs, before)
+    assert (policy.log_probs(turns, grad=False).log_probs - before).abs().max() > 1e-2
+    policy.keep_reference()
+    kept = policy.log_probs(turns, grad=False).log_probs
+    move(policy, seed=1)
+    torch.testing.assert_close(policy.log_probs(turns, reference=True).log_probs, kept)
+
+
+def test_full_training_has_a_reference_when_asked_for_one(build):
+    policy = build(use_lora=False, moved=False)
+    asked = requests(policy, 2)
+    turns = turns_of(asked, policy.sample(asked, max_new_tokens=4))
+    with pytest.raises(ConfigError, match="keep_reference"):
+        policy.log_probs(turns, reference=True)
+    before = policy.log_probs(turns, grad=False).log_probs
+    policy.keep_reference()
+    move(policy, by=0.01)
+    torch.testing.assert_close(policy.log_probs(turns, reference=True).log_probs, before)
+
+
+def test_gradient_checkpointing_changes_memory_and_no_number(build):
+    plain, thrifty = build(), build(gradient_checkpointing=True)
+    asked = requests(plain, 3)
+    turns = turns_of(asked, plain.sample(asked, max_new_tokens=5))
+    grads = []
+    for policy in (plain, thrifty):
+        calls = []
+        layer = policy.learner.model.base_model.language_model.layers[0]
+        hook = layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        policy.log_probs(turns).log_probs.sum().backward()
+        hook.remove()
+        grads.append([weight.grad for weight in policy.parameters() if weight.grad is not None])
+        assert len(calls) == (1 if policy is plain else 2)
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_dropout_of_adapters_acts_on_what_is_learned_from_and_on_nothing_else(build):
+    policy = build(lora_dropout=0.5)
+    asked = requests(policy, 2)
+    answers = policy.sample(asked, max_new_tokens=5)
+    turns = turns_of(asked, answers)
+    still = policy.log_probs(turns, grad=False).log_probs
+    np.testing.assert_allclose(still.numpy(), np.concatenate([a.log_probs for a in answers]), atol=1e-4)
+    assert (policy.log_probs(turns).log_probs - still).abs().max() > 1e-3
+
+
+def test_a_recorded_turn_is_scored_as_it_was_sampled(build):
+    policy = build()
+    (request,) = requests(policy, 3)[2:]
+    (answer,) = policy.sample([request], max_new_tokens=6)
+    shown = {picture.sha256: picture.data for picture in request.prompt.pictures}
+    turn = Turn(
+        pictures=tuple(p.sha256 for p in request.prompt.pictures),
+        image_sizes=tuple(p.size for p in request.prompt.pictures), prompt_ids=request.prompt.ids,
+        token_ids=answer.token_ids, log_probs=answer.log_probs, versions=answer.versions, text=answer.text, action={},
+    )  # fmt: skip
+    again = policy.log_probs([TurnInput.of(turn, shown)], grad=False).log_probs.numpy()
+    np.testing.assert_allclose(again, turn.log_probs, atol=1e-4)
+    with pytest.raises(ExperienceError, match="does not hold"):
+        TurnInput.of(turn, {})
+
+
+def test_pictures_are_encoded_once_while_the_tower_does_not_learn(build):
+    policy = build()
+    asked = requests(policy, 5)
+    calls = []
+    hook = policy.learner.model.base_model.visual.register_forward_hook(lambda *_: calls.append("learner"))
+    turns = turns_of(asked, policy.sample(asked, max_new_tokens=3))
+    policy.log_probs(turns)
+    policy.log_probs(turns, reference=True)
+    hook.remove()
+    assert calls == [], "the sampler saw them all, and what it saw is shared"
+    seeing = build(lora_vision=True)
+    scored = seeing.log_probs(turns).log_probs
+    scored.sum().backward()
+    assert all(w.grad is not None for n, w in seeing.learner.trainable().items() if "visual" in n and "lora_B" in n)
+    assert seeing.learner.memory.used_bytes == 0
+
+
+def test_what_cannot_have_happened_is_refused(scene):
+    policy, turns = scene
+    turn = turns[0]
+    with pytest.raises(ExperienceError, match="picture tokens"):
+        policy.log_probs([TurnInput(turn.prompt_ids, turn.token_ids, ())])
+    smaller = tuple(Picture(picture.data, (8, 8)) for picture in turn.pictures)
+    with pytest.raises(ExperienceError, match="not the ones it was shown"):
+        policy.log_probs([TurnInput(turn.prompt_ids, turn.token_ids, smaller)])
+    with pytest.raises(ExperienceError, match="temperature 0"):
+        policy.log_probs([TurnInput(turn.prompt_ids, turn.token_ids, turn.pictures, 0.0)])
+    with pytest.raises(ExperienceError, match="picture's token in its answer"):
+        policy.log_probs([TurnInput(turn.prompt_ids, np.array([policy.learner.image_token]), turn.pictures)])
+    with pytest.raises(ExperienceError, match="0 own tokens"):
+        policy.log_probs([TurnInput(turn.prompt_ids, turn.token_ids[:0], turn.pictures)])
