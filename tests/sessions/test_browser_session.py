@@ -187,6 +187,43 @@ def test_storage_does_not_leak_from_one_episode_to_the_next():
     assert _with_browser(play) == [0, ""]
 
 
+async def _contexts(browser):
+    return len((await browser.cdp.call("Target.getBrowserContexts"))["browserContextIds"])
+
+
+def test_a_page_waits_in_reserve_that_nobody_has_used_and_never_more_than_one():
+    async def play(browser):
+        session, counts = _session(browser), []
+        for size in (1, 2, 3, 3, 3):
+            task = TaskRequest("data_entry/form", 1) if size == 2 else TaskRequest("click_target/button", size)
+            await session.reset(task)
+            assert await session._page.evaluate("[localStorage.length, document.cookie, history.length]") == [0, "", 2]
+            await session._page.evaluate("localStorage.setItem('a', 1); document.cookie = 'b=2'")
+            await browser._spare.page
+            if browser._discarding is not None:
+                await browser._discarding
+            counts.append((browser.num_pages, await _contexts(browser)))
+        await session.close()
+        return counts, (browser.num_pages, await _contexts(browser))
+
+    counts, left = _with_browser(play)
+    assert counts == [(1, 2)] * 5  # the page in use, and the one in reserve; of another size it is thrown away
+    assert left == (0, 1)
+
+
+def test_a_page_in_reserve_whose_process_died_is_not_handed_out():
+    async def play(browser):
+        session = _session(browser)
+        await session.reset(TaskRequest("click_target/button", 1))
+        spare = await browser._spare.page
+        browser.cdp.tell("Page.crash", session=spare.session)
+        with pytest.raises(EnvironmentFailed, match="hung"):
+            await browser.cdp.call("Runtime.evaluate", {"expression": "1"}, session=spare.session, timeout=0.5)
+        return (await session.reset(TaskRequest("click_target/button", 2))).seed
+
+    assert _with_browser(play) == 2
+
+
 def test_a_dialog_does_not_stop_the_world():
     async def play(browser):
         page = await _page(
@@ -250,8 +287,8 @@ def test_a_task_whose_own_code_raises_breaks_its_page_and_no_other():
         neighbour = await _page(browser, "<!doctype html>here")
         page = await Page.open(browser, SCREEN, lambda request: PageResponse(b"<!doctype html>"), seed=3)
         page._serve = lambda request: 1 / 0
+        assert await page.evaluate("fetch('/x').then((answer) => answer.status)") == 500
         with pytest.raises(EnvironmentFailed, match=r"task_failed: answering '/x' raised ZeroDivisionError"):
-            await page.evaluate("fetch('/x').then((answer) => answer.status)")
             await page.draw()
         return (await neighbour.screenshot()).size
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 from palaestra.errors import EnvironmentFailed
@@ -20,6 +21,9 @@ from palaestra.sessions.screen import Screenshot, Size
 __all__ = ["Browser", "Target"]
 
 
+UP_S = 10.0
+"""How long a page's process may take to come up."""
+
 _PICTURE = {"screenshot": {"format": "png", "optimizeForSpeed": True}}
 
 
@@ -28,7 +32,20 @@ class Target:
 
     def __init__(self, context: str, target: str, session: str) -> None:
         self.context, self.target, self.session = context, target, session
-        self.closed = False
+        self.closed = self.crashed = False
+
+    def hear(self, method: str, params: dict[str, Any]) -> None:
+        """What it says while it waits in reserve."""
+        if method == "Inspector.targetCrashed":
+            self.crashed = True
+
+
+@dataclass(frozen=True)
+class _Spare:
+    """A page on its way, for whoever opens one of its size next."""
+
+    size: Size
+    page: asyncio.Task[Target]
 
 
 class Browser:
@@ -37,7 +54,10 @@ class Browser:
     def __init__(self, installed: Installed, chromium: Chromium, cdp: Cdp) -> None:
         self.installed, self._chromium, self.cdp = installed, chromium, cdp
         self._frame = asyncio.Lock()
+        self._spare: _Spare | None = None
+        self._discarding: asyncio.Task[None] | None = None
         self.num_pages = 0
+        """Pages in use; one more may wait in reserve."""
 
     @classmethod
     async def start(cls, installed: Installed | None = None) -> Browser:
@@ -65,17 +85,54 @@ class Browser:
         return self.cdp.gone or self._chromium.process.returncode is not None
 
     async def open(self, size: Size) -> Target:
-        """A blank page in a context that shares nothing with any other."""
+        """A blank page in a context that shares nothing with any other, and that nobody has used."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.size == size:
+            with contextlib.suppress(EnvironmentFailed, CdpError):
+                page = await spare.page
+                if not page.crashed:
+                    self.num_pages += 1
+                    return page
+        if spare is not None:
+            self._discard(spare)
+        page = await self._made(size)
+        self.num_pages += 1
+        return page
+
+    def keep_spare(self, size: Size) -> None:
+        """Have a page of this size ready for the next one who opens one: half of what opening takes is done ahead."""
+        if self._spare is None and not self.gone:
+            self._spare = _Spare(size, asyncio.create_task(self._made(size), name="palaestra-spare-page"))
+
+    async def _made(self, size: Size) -> Target:
         context = (await self.cdp.call("Target.createBrowserContext", {"disposeOnDetach": True}))["browserContextId"]
         settings: dict[str, Any] = {
             "url": "about:blank", "browserContextId": context, "width": size.width, "height": size.height,
         }  # fmt: skip
         if self.installed.draws_on_demand:
             settings["enableBeginFrameControl"] = True
-        target = (await self.cdp.call("Target.createTarget", settings))["targetId"]
-        attached = await self.cdp.call("Target.attachToTarget", {"targetId": target, "flatten": True})
-        self.num_pages += 1
-        return Target(context, target, attached["sessionId"])
+        try:
+            target = (await self.cdp.call("Target.createTarget", settings))["targetId"]
+            attached = await self.cdp.call("Target.attachToTarget", {"targetId": target, "flatten": True})
+            page = Target(context, target, attached["sessionId"])
+            self.cdp.listen(page.session, page.hear)
+            # Answered once the page's process is up.
+            async with asyncio.timeout(UP_S):
+                await self.cdp.begin_all([("Page.enable", {}), ("Inspector.enable", {})], session=page.session)
+        except TimeoutError:
+            self.cdp.tell("Target.disposeBrowserContext", {"browserContextId": context})
+            raise EnvironmentFailed("hung", f"a page did not come up within {UP_S:g} s") from None
+        except BaseException:
+            self.cdp.tell("Target.disposeBrowserContext", {"browserContextId": context})
+            raise
+        return page
+
+    def _discard(self, spare: _Spare) -> None:
+        async def disposed() -> None:
+            with contextlib.suppress(EnvironmentFailed, CdpError):
+                await self._dispose(await spare.page)
+
+        self._discarding = asyncio.create_task(disposed(), name="palaestra-spare-discarded")
 
     async def close_page(self, page: Target) -> None:
         """Dispose of the page's context and everything in it. Harmless when repeated."""
@@ -83,6 +140,9 @@ class Browser:
             return
         page.closed = True
         self.num_pages -= 1
+        await self._dispose(page)
+
+    async def _dispose(self, page: Target) -> None:
         self.cdp.ignore(page.session)
         with contextlib.suppress(EnvironmentFailed, CdpError):
             await self.cdp.call("Target.disposeBrowserContext", {"browserContextId": page.context}, timeout=5.0)
@@ -123,5 +183,11 @@ class Browser:
 
     async def stop(self) -> None:
         """Kill it and clean up after it."""
+        spare, self._spare = self._spare, None
         await self.cdp.close()
+        # The closed pipe has ended what was under way; it is waited for, so that nobody is warned of it.
+        if spare is not None:
+            await asyncio.gather(spare.page, return_exceptions=True)
+        if self._discarding is not None:
+            await asyncio.gather(self._discarding, return_exceptions=True)
         await self._chromium.stop()

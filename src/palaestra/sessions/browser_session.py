@@ -60,6 +60,7 @@ class BrowserSession:
                 request.suite, request.name, request.seed, dict(request.params), told, task.step_limit, task.screen
             )
             self._episode = Episode(spec)
+            browser.keep_spare(task.screen)
             return spec
 
     async def act(self, action: UiAction, *, step: int) -> Step:

@@ -106,8 +106,6 @@ class Page:
         cdp, session = self._browser.cdp, self._target.session
         cdp.listen(session, self._hear)
         calls: list[Call] = [
-            ("Page.enable", {}),
-            ("Inspector.enable", {}),
             ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
             ("Page.addScriptToEvaluateOnNewDocument", {"source": _PRELUDE.replace("SEED", str(seed % 2**32))}),
             ("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}),

@@ -24,6 +24,7 @@ from fastapi import FastAPI
 from palaestra.errors import ConfigError, EnvironmentFailed
 from palaestra.sessions.browser_session import BrowserSession
 from palaestra.sessions.chromium import find_chromium
+from palaestra.sessions.event_loop import loop_factory
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.server_app import build_app
 from palaestra.sessions.shared_browser import SharedBrowser
@@ -158,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(_run(options))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_run(options))
     except ConfigError as refusal:
         sys.stderr.write(f"{refusal}\n")
         return 2
