@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -78,15 +78,10 @@ class BatchedInference:
         self._serving: asyncio.Task[None] | None = None
         self.statistics = InferenceStatistics()
 
-    @contextlib.contextmanager
-    def playing(self) -> Iterator[None]:
-        """An actor plays while the block lasts; batches are not held up for actors that do not."""
-        self._playing += 1
-        try:
-            yield
-        finally:
-            self._playing -= 1
-            self._news.set()
+    def present(self, count: int) -> None:
+        """So many actors play now; batches are not held up for more."""
+        self._playing = count
+        self._news.set()
 
     async def ask(self, question: Question) -> Answered:
         """The answer, when its batch is done."""

@@ -50,10 +50,14 @@ class ActorPool:
         free: Callable[[int], int],
         deliver: Callable[[EpisodeOrder, Trajectory], None],
         crashed: Callable[[EpisodeOrder, BaseException], None] = lambda order, error: None,
+        present: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """`next_order` gives None when there is nothing more; `free` is told how many are running."""
+        """`next_order` gives None when there is nothing more; `free` is told how many are running.
+
+        `present` is told how many are playing, each time that changes; one that ended counts until its place is filled.
+        """
         self._play, self._next_order, self._free = play, next_order, free
-        self._deliver, self._crashed = deliver, crashed
+        self._deliver, self._crashed, self._present = deliver, crashed, present
         self._running: dict[asyncio.Task[Trajectory], EpisodeOrder] = {}
         self._news = asyncio.Event()
         self._draining = False
@@ -77,6 +81,7 @@ class ActorPool:
                         exhausted = True
                         break
                     self._begin(order)
+                self._present(len(self._running))
                 if not self._running and (exhausted or self._draining):
                     return
                 await self._news.wait()

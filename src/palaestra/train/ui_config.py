@@ -1,0 +1,222 @@
+"""The configuration of a run that teaches a vision-language model to operate screens.
+
+The sections of the specification (`model`, `trainer`, `actor`, `actor_pool`, `environment`) are read as it writes them;
+`tasks`, `sampler`, `algorithm`, `inference`, `evaluation`, `proof` and `replay` are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from palaestra.actor.task_runner import ActorConfig
+from palaestra.actor.task_sampler import SamplerConfig, TaskChoice
+from palaestra.config import Section, validated
+from palaestra.errors import ConfigError
+from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm, trajectory_config_of
+from palaestra.learner.trajectories.proof import ProofConfig
+from palaestra.learner.trajectories.replay import ReplayConfig
+from palaestra.learner.trajectories.token_update import UpdateConfig
+from palaestra.policy.vlm.config import ModelConfig
+from palaestra.telemetry import TelemetryConfig
+
+__all__ = ["UI_SECTIONS", "EnvironmentConfig", "UiRunConfig", "UiTrainerConfig", "is_ui_document", "ui_config_from"]
+
+DEFAULT_PORT = 8700
+
+
+class UiTrainerConfig(UpdateConfig):
+    """How long to train, on how many episodes at a time, and what to keep."""
+
+    batch_size: int = Field(default=32, ge=1)
+    """Episodes per update. More give a steadier gradient and fewer updates."""
+    num_training_steps: int = Field(default=100, ge=1)
+    """Updates in all."""
+    collection: Literal["synchronous", "asynchronous"] = "synchronous"
+    """`synchronous` plays, then learns; the same seed gives the same numbers. `asynchronous` goes on playing while it
+    learns."""
+    max_staleness: int = Field(default=1, ge=0)
+    """With `asynchronous`: updates that may lie between an episode's beginning and its being learned from. What comes
+    later is dropped and counted."""
+    max_refills: int | None = Field(default=None, ge=0)
+    """How many times the missing part of a batch is played again after groups that teach nothing were dropped. null: 3
+    for algorithms that compare groups, none for others."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Everything random follows from it."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Updates between checkpoints. null: by time alone."""
+    checkpoint_seconds: float = Field(default=120.0, gt=0)
+    """Write a checkpoint when the last one is older than this. One is always written at the start and at the end."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    """How many of the newest to keep; the best one and the first are kept as well."""
+    eval_every: int | None = Field(default=None, ge=1)
+    """Updates between evaluations on held-out seeds. null: none while training."""
+    torch_threads: int = Field(default=1, ge=1)
+    """Threads of torch that learn. On a machine of two cores the browsers need the other one."""
+
+
+class ActorPoolConfig(Section):
+    """How many play at once."""
+
+    target_concurrent_actors: int = Field(default=2, ge=1, le=10_000)
+    """Episodes at the same time. Each is a browser page; more fill the batches of inference better."""
+
+
+class EnvironmentConfig(Section):
+    """Where sessions come from."""
+
+    gateway: str | None = None
+    """URL of a gateway. null: training starts one on this machine and stops it again."""
+    cluster_host: str | None = None
+    """Host (or host:port) of a gateway in a cluster, as the specification writes it."""
+    namespace: str = "default"
+    """Which namespace the cluster's gateway uses. The gateway knows; here it is only recorded."""
+    session_timeout: float = Field(default=300.0, gt=0)
+    """Seconds after which a session that nobody uses is removed."""
+    token_file: Path | None = None
+    """File with the gateway's token. null: from PALAESTRA_GATEWAY_TOKEN, if that is set."""
+    servers: int | None = Field(default=None, ge=1)
+    """Session servers of the gateway that training starts. null: one for every eight actors, at most one a core."""
+
+    @property
+    def url(self) -> str | None:
+        """Where the gateway is; None when there is none yet."""
+        if self.gateway is not None:
+            return self.gateway.rstrip("/")
+        if self.cluster_host is None:
+            return None
+        host = self.cluster_host
+        if "://" in host:
+            return host.rstrip("/")
+        return f"http://{host}" if ":" in host else f"http://{host}:{DEFAULT_PORT}"
+
+
+class InferenceConfig(Section):
+    """How answers are made."""
+
+    max_batch: int = Field(default=64, ge=1)
+    """Answers per batch. More are faster until memory is full."""
+    backend: Literal["thread", "process"] = "thread"
+    """`thread` shares the frozen weights with the learner; `process` has a copy, and a core, of its own. Only
+    asynchronous collection gains from the latter."""
+    torch_threads: int = Field(default=1, ge=1)
+    """Threads of torch that answer."""
+
+
+class EvaluationConfig(Section):
+    """How success is measured."""
+
+    episodes: int = Field(default=100, ge=1)
+    """Episodes on held-out seeds, evenly over the tasks."""
+    greedy: bool = False
+    """Take the likeliest token instead of drawing. False: the policy is measured as it acts."""
+
+
+class UiRunConfig(Section):
+    """Everything that defines a run."""
+
+    experiment_name: str = Field(default="", max_length=80)
+    """Start of the run id; the first task's name when empty."""
+    model: ModelConfig
+    tasks: tuple[TaskChoice, ...] = (TaskChoice(task="data_entry/form"),)
+    """What to train on."""
+    sampler: SamplerConfig = SamplerConfig()
+    algorithm: dict[str, Any] = Field(default_factory=dict)
+    trainer: UiTrainerConfig = UiTrainerConfig()
+    actor: ActorConfig = ActorConfig()
+    actor_pool: ActorPoolConfig = ActorPoolConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    inference: InferenceConfig = InferenceConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    proof: ProofConfig = ProofConfig()
+    replay: ReplayConfig = ReplayConfig()
+    trajectories_kept: int = Field(default=2000, ge=0)
+    """How many of the newest trajectories stay on disk; 0 keeps none."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return self.experiment_name or self.tasks[0].task.replace("/", "-")
+
+    @property
+    def staleness(self) -> int:
+        """How far behind the newest weights an episode may begin."""
+        return self.trainer.max_staleness if self.trainer.collection == "asynchronous" else 0
+
+    def resolved(self) -> dict[str, Any]:
+        """Every value as plain JSON, defaults included."""
+        return self.model_dump(mode="json")
+
+
+UI_SECTIONS: dict[str, type[Section]] = {
+    "ui": UiRunConfig,
+    "model": ModelConfig,
+    "ui_trainer": UiTrainerConfig,
+    "actor": ActorConfig,
+    "actor_pool": ActorPoolConfig,
+    "environment": EnvironmentConfig,
+    "inference": InferenceConfig,
+    "evaluation": EvaluationConfig,
+    "sampler": SamplerConfig,
+    "task": TaskChoice,
+    "proof": ProofConfig,
+    "replay": ReplayConfig,
+}
+
+
+def is_ui_document(data: Mapping[str, Any]) -> bool:
+    """Whether a configuration speaks of a model that operates screens rather than of an environment."""
+    return "model" in data and "env" not in data
+
+
+def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRunConfig:
+    """The checked configuration from plain data."""
+    data = {key: {} if value is None else value for key, value in data.items()}
+    data["algorithm"] = _algorithm(data.get("algorithm") or {})
+    if seed is not None:
+        data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
+    config = validated(UiRunConfig, data)
+    _check_across(config)
+    return config
+
+
+def _algorithm(given: Any) -> dict[str, Any]:
+    """`{name, cfg: {...}}` or flat; every default filled in."""
+    if not isinstance(given, Mapping):
+        raise ConfigError("algorithm", given, "is not a mapping", "Write algorithm: {name: grpo, group_size: 8}")
+    flat = dict(given)
+    nested = flat.pop("cfg", None) or {}
+    if not isinstance(nested, Mapping):
+        raise ConfigError("algorithm.cfg", nested, "is not a mapping")
+    name = flat.pop("name", "rejection_sampling")
+    if not isinstance(name, str):
+        raise ConfigError("algorithm.name", name, "is not a name", "Write algorithm.name=grpo")
+    settings = validated(trajectory_config_of(name), {**flat, **nested}, place="algorithm")
+    return {"name": name, **settings.model_dump(mode="json")}
+
+
+def _check_across(config: UiRunConfig) -> None:
+    settings = {key: value for key, value in config.algorithm.items() if key != "name"}
+    size = build_trajectory_algorithm(config.algorithm["name"], settings).group_size
+    if config.trainer.batch_size % size:
+        nearest = sorted(
+            {max(size, config.trainer.batch_size // size * size), (config.trainer.batch_size // size + 1) * size}
+        )
+        raise ConfigError(
+            "trainer.batch_size", config.trainer.batch_size, f"is not made of whole groups of {size}",
+            f"Nearest that are: {' and '.join(str(number) for number in nearest)}",
+        )  # fmt: skip
+    if config.environment.gateway is not None and config.environment.cluster_host is not None:
+        raise ConfigError(
+            "environment.cluster_host", config.environment.cluster_host,
+            f"environment.gateway says {config.environment.gateway}", "Give one of them",
+        )  # fmt: skip
+    if config.inference.backend == "process" and config.trainer.collection == "synchronous":
+        raise ConfigError(
+            "inference.backend", "process", "gains nothing when playing waits for learning",
+            "Add trainer.collection=asynchronous, or leave it out",
+        )  # fmt: skip
