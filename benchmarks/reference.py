@@ -118,6 +118,14 @@ distributions' quantiles. With several agents at once it depends much on what el
 
 """
 
+KUBERNETES = """
+## Sessions in a cluster
+
+What a session costs that is a pod of its own, on the single node that `tests/kubernetes/node.py` brings up. See
+[kubernetes](kubernetes.md). `python -m benchmarks.kubernetes` measures it again.
+
+"""
+
 
 def benchmarks_page() -> str:
     """Speed, learning and collecting in the background, from what was measured."""
@@ -132,6 +140,7 @@ def benchmarks_page() -> str:
         (ENDURANCE, "soak"),
         (FINE_TUNING, "fine_tuning"),
         (GATEWAY, "gateway"),
+        (KUBERNETES, "kubernetes"),
     ):
         measured = RESULTS / f"{name}.md"
         parts += [heading, measured.read_text() if measured.exists() else "Not measured yet.\n"]
