@@ -40,10 +40,13 @@ class Cluster:
     plane: ControlPlane | None
     made: list = field(default_factory=list)
 
-    def kubectl(self, *arguments, stdin=None):
+    def kubectl(self, *arguments, stdin=None, allowed_to_fail=False):
+        """What it says, or, if it may fail, its exit code."""
         done = subprocess.run(
             ["kubectl", "--kubeconfig", str(self.kubeconfig), *arguments], input=stdin, capture_output=True, text=True
         )
+        if allowed_to_fail:
+            return done.returncode
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -67,8 +70,12 @@ class Place:
         manifests = {name: checked_manifest(one, name, f"{name}.yaml", config) for name, one in documents.items()}
         return KubernetesRuntime(config, manifests, warm=warm, environment=environment)
 
-    def kubectl(self, *arguments, stdin=None):
-        return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin)
+    def kubectl(self, *arguments, **how):
+        return self.cluster.kubectl("--namespace", self.namespace, *arguments, **how)
+
+    @property
+    def port(self):
+        return self.cluster.plane.port
 
     def pods(self):
         return {one["metadata"]["name"]: one for one in self.objects("pods")}

@@ -69,7 +69,7 @@ class StandIn:
         metadata = document["metadata"]
         if metadata["uid"] not in self._tasks:
             self._tasks[metadata["uid"]] = asyncio.create_task(self._live(document))
-        elif "deletionTimestamp" in metadata and self._processes.get(metadata["uid"]) is not None:
+        elif "deletionTimestamp" in metadata:
             self._endings.append(asyncio.create_task(self._terminate(metadata)))
 
     def _forced(self, uid):
@@ -79,13 +79,14 @@ class StandIn:
                 process.kill()
 
     async def _terminate(self, metadata):
-        process = self._processes[metadata["uid"]]
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), metadata.get("deletionGracePeriodSeconds") or 0)
-        self._forced(metadata["uid"])
-        await process.wait()
+        process = self._processes.get(metadata["uid"])
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), metadata.get("deletionGracePeriodSeconds") or 0)
+            self._forced(metadata["uid"])
+            await process.wait()
         await self._delete(metadata)
 
     async def _delete(self, metadata):
