@@ -144,11 +144,13 @@ class PromptWriter:
         before, after = (self._ids(self._rendered(nothing, (), turn)) for turn in (0, 1))
         for piece in (before, after):
             self._with_picture(list(piece), 1)
-        special = set(self.tokenizer.all_special_ids)
+        # Tokens of their own that occur in a conversation about nothing. Others, such as the brackets of a tool call,
+        # belong to what may be said.
+        added = set(self.tokenizer.added_tokens_decoder)
         own = {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
-        structure = self.tokenizer.convert_ids_to_tokens(sorted(special & {*before, *after} | own))
+        structure = self.tokenizer.convert_ids_to_tokens(sorted(added & {*before, *after} | own))
         self._structure = sorted(structure, key=len, reverse=True)
-        return after[0] if after[0] in special else None
+        return after[0] if after[0] in added else None
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(
