@@ -201,6 +201,131 @@ METRICS: dict[str, Metric] = {
         "How often a background collector that failed was replaced.",
         "Above 0: read the warnings of the run; each restart loses an unfinished segment.",
     ),
+    "policy_version": Metric(
+        "versions",
+        "The version the policy of a screen agent has after this update; its tokens carry it from now on.",
+        "Standing still: nothing is learned from; see trajectories_learned and batches_refused.",
+    ),
+    "trajectories_offered": Metric(
+        "episodes",
+        "Episodes offered to the learner since the last update.",
+        "Far above trajectories_learned: most of the sampling is thrown away; see the shares below.",
+    ),
+    "trajectories_learned": Metric(
+        "episodes",
+        "Episodes this update learned from; 0 when there was nothing to learn, and then no weight changed.",
+        "0 again and again: every group is alike, nothing passes the threshold, or batches are refused.",
+    ),
+    "tokens_learned": Metric(
+        "tokens",
+        "Sampled tokens this update learned from.",
+        "Growing while rewards do not: answers get longer for nothing.",
+    ),
+    "tokens_per_second": Metric(
+        "tokens/s",
+        "Tokens learned from per second of learning, the look beforehand included.",
+        "Low: larger microbatches, if memory allows.",
+    ),
+    "accepted_share": Metric(
+        "0 to 1",
+        "Share of offered episodes that the algorithm admitted.",
+        "0 in rejection sampling: no episode earned more than reward_threshold; lower it or use an easier task.",
+    ),
+    "reward_mean": Metric(
+        "reward",
+        "Mean reward of the offered episodes, of those too that were not learned from.",
+        "Flat for long: see zero_variance_share, then entropy.",
+    ),
+    "zero_variance_share": Metric(
+        "0 to 1",
+        "Share of groups dropped because all their episodes earned the same.",
+        "Near 1: tasks are too hard or too easy; choose others, larger groups, or replay.fill_groups.",
+    ),
+    "short_group_share": Metric(
+        "0 to 1",
+        "Share of groups dropped because fewer than two episodes were left.",
+        "Above 0.05: sessions break; look at refused_environment.",
+    ),
+    "trajectories_refused": Metric(
+        "episodes",
+        "Episodes refused since the last update because something about them is not proven.",
+        "Above refused_environment: something is wrong with the recording; the log names each.",
+    ),
+    "refused_environment": Metric(
+        "episodes",
+        "Of those, episodes whose screen broke.",
+        "Growing: sessions crash or time out; look at the gateway.",
+    ),
+    "refused_empty": Metric(
+        "episodes",
+        "Of those, episodes without turns or with a turn without tokens.",
+        "Above 0: the sampler returned nothing; look at the actor.",
+    ),
+    "refused_version": Metric(
+        "episodes",
+        "Of those, episodes with tokens of no version, or of one that does not exist yet.",
+        "Above 0: sampler and learner count versions apart, or the run was resumed from an earlier checkpoint.",
+    ),
+    "refused_log_prob": Metric(
+        "episodes",
+        "Of those, episodes with a log-probability that is no number or above 0.",
+        "Above 0: the sampler is broken, often by overflow in half precision.",
+    ),
+    "refused_picture": Metric(
+        "episodes",
+        "Of those, episodes whose pictures are missing, altered or of unknown size.",
+        "Above 0: screenshots are lost between actor and learner.",
+    ),
+    "refused_reward": Metric(
+        "episodes",
+        "Of those, episodes with a reward that is not finite.",
+        "Above 0: the task's verifier is broken.",
+    ),
+    "batches_refused": Metric(
+        "batches",
+        "Batches refused in a row because sampler and learner disagree; at three, training ends.",
+        "Above 0: new weights do not reach the sampler, or it sees other pictures; the log says more.",
+    ),
+    "disagreement": Metric(
+        "nats",
+        "Mean distance between the sampler's log-probabilities and the learner's own at the same version.",
+        "Above 0.01 in float32, or growing with every update: the sampler's weights are not the learner's.",
+    ),
+    "disagreement_max": Metric(
+        "nats",
+        "The same for the token with the largest distance.",
+        "Above 1 with a small mean: single pictures or prompts differ.",
+    ),
+    "behaviour_kl": Metric(
+        "nats",
+        "Distance of the policy before the update from the older ones that sampled its tokens.",
+        "Above 0.1: experience is too old; lower the staleness bound or the learning rate.",
+    ),
+    "behaviour_weight_max": Metric(
+        "–",
+        "Largest weight of a token of older weights; at most weight_limit.",
+        "At the limit in every update while behaviour_weight_capped grows: experience is too old.",
+    ),
+    "behaviour_weight_capped": Metric(
+        "0 to 1",
+        "Share of tokens whose weight was held at the limit.",
+        "Above 0.05: as for behaviour_kl.",
+    ),
+    "reference_kl": Metric(
+        "nats",
+        "Distance per token from the policy as it was before training.",
+        "Growing without bound while rewards do not: raise kl_coef or lower the learning rate.",
+    ),
+    "advantage_mean": Metric(
+        "–",
+        "Mean advantage over the turns of the update.",
+        "Far from 0 in GRPO: long episodes do systematically worse or better; look at them.",
+    ),
+    "replay_share": Metric(
+        "0 to 1",
+        "Share of the learned episodes that are stored successes of earlier versions.",
+        "Above one half: the policy imitates its past; lower replay.share or replay.max_age.",
+    ),
     "reward_scale": Metric(
         "–",
         "Factor by which rewards were multiplied for learning; the recorded rewards stay as they were paid.",

@@ -56,28 +56,32 @@ class TablePolicy(nn.Module):
 
     def _scored(self, table, turns):
         longest = max(len(each.turn.token_ids) for each in turns)
-        tokens = torch.zeros(len(turns), longest, dtype=torch.long)
-        previous = torch.zeros_like(tokens)
-        mask = torch.zeros(len(turns), longest, dtype=torch.bool)
+        tokens = np.zeros((len(turns), longest), np.int64)
+        previous, mask = tokens.copy(), np.zeros((len(turns), longest), bool)
         for row, each in enumerate(turns):
-            own = torch.tensor(each.turn.token_ids.astype(np.int64))
-            tokens[row, : len(own)], mask[row, : len(own)] = own, True
-            previous[row, : len(own)] = torch.cat([torch.tensor([int(each.turn.prompt_ids[-1])]), own[:-1]])
+            count = len(each.turn.token_ids)
+            tokens[row, :count], mask[row, :count] = each.turn.token_ids, True
+            previous[row, 0], previous[row, 1:count] = each.turn.prompt_ids[-1], each.turn.token_ids[:-1]
+        tokens, previous, mask = torch.from_numpy(tokens), torch.from_numpy(previous), torch.from_numpy(mask)
         heat = torch.tensor([each.temperature for each in turns])[:, None, None]
         every = torch.log_softmax(table[previous] / heat, dim=-1)
         return every.gather(-1, tokens[..., None]).squeeze(-1) * mask, mask, every
 
-    @torch.no_grad()
-    def answer(self, number, rng, temperature=1.0):
-        """Sampled token ids with their log-probabilities."""
-        tokens, log_probs, previous = [], [], number
-        while len(tokens) < LONGEST and previous != END:
-            every = torch.log_softmax(self.table[previous] / temperature, dim=-1)
-            weights = every.exp().double().numpy()
-            previous = int(rng.choice(VOCABULARY, p=weights / weights.sum()))
-            tokens.append(previous)
-            log_probs.append(float(every[previous]))
-        return tokens, log_probs
+    def spoken(self, temperature=1.0):
+        """Log-probabilities of each token after each other, as the sampler knows them: `[VOCABULARY, VOCABULARY]`."""
+        with torch.no_grad():
+            return torch.log_softmax(self.table / temperature, dim=-1).numpy()
+
+
+def answer(spoken, number, rng):
+    """Sampled token ids with their log-probabilities."""
+    tokens, log_probs, previous = [], [], number
+    while len(tokens) < LONGEST and previous != END:
+        edges = np.cumsum(np.exp(spoken[previous]))
+        previous, before = min(int(np.searchsorted(edges, rng.random() * edges[-1])), VOCABULARY - 1), previous
+        tokens.append(previous)
+        log_probs.append(float(spoken[before, previous]))
+    return tokens, log_probs
 
 
 def turn(number=1, tokens=(4, END), log_probs=None, version=0, reward=0.0, **more):
@@ -101,19 +105,19 @@ def episode(*turns, name="e", seed=7, outcome=None, **more):
     return Trajectory(**(facts | more))
 
 
-def play(policy, rng, *, seed=0, name="e", group="", length=2, temperature=1.0, version=None):
+def play(policy, rng, *, seed=0, name="e", group="", length=2, temperature=1.0, version=None, miss=Outcome.FAILURE):
     """One episode: `length` prompts that follow from the seed, one answer to each."""
     version = policy.version if version is None else version
-    turns = []
+    turns, spoken = [], policy.spoken(temperature)
     for step in range(length):
         number = (seed + 5 * step) % NUMBERS
-        tokens, log_probs = policy.answer(number, rng, temperature)
+        tokens, log_probs = answer(spoken, number, rng)
         right = tokens[0] == (number + 3) % NUMBERS
         turns.append(turn(number, tokens, log_probs, version, reward=float(right) / length))
     won = sum(each.reward for each in turns) > 0.99
     return episode(
         *turns, name=name, seed=seed, group=group, temperature=temperature,
-        outcome=Outcome.SUCCESS if won else Outcome.FAILURE,
+        outcome=Outcome.SUCCESS if won else miss,
     )  # fmt: skip
 
 

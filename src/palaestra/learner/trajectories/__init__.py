@@ -10,6 +10,8 @@ from palaestra.learner.trajectories.grpo import GRPO
 from palaestra.learner.trajectories.policy import TrajectoryPolicy
 from palaestra.learner.trajectories.ppo import TrajectoryPPO
 from palaestra.learner.trajectories.rejection_sampling import RejectionSampling
+from palaestra.learner.trajectories.token_update import UpdateConfig
+from palaestra.learner.trajectories.trainer import TrajectoryTrainer
 
 __all__ = [
     "GRPO",
@@ -19,5 +21,7 @@ __all__ = [
     "TrajectoryAlgorithm",
     "TrajectoryPPO",
     "TrajectoryPolicy",
+    "TrajectoryTrainer",
+    "UpdateConfig",
     "build_trajectory_algorithm",
 ]

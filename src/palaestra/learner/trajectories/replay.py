@@ -1,0 +1,120 @@
+"""`SuccessReplay`: recent successes, kept for starts at which the policy fails or has become rare.
+
+Bounded per start and per task, newest first, and nothing older than `max_age` versions is ever given out. What is given
+out keeps its tokens, log-probabilities and versions: a policy gradient weighs its tokens as stale ones. Knows no
+policy; what to do with a success that it offers is the algorithm's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from palaestra.config import Section
+from palaestra.experience.trajectory import Trajectory
+from palaestra.learner.trajectories.packing import packed, unpacked
+from palaestra.learner.trajectories.task_key import task_key, task_name
+
+__all__ = ["ReplayConfig", "SuccessReplay"]
+
+PREFIX = "replay"
+
+
+class ReplayConfig(Section):
+    """What past successes are used for."""
+
+    fill_groups: bool = False
+    """Replace the oldest member of a group in which all failed by a stored success of the same start, so that the group
+    teaches something (DART, ARPO). Helps when successes are rare; the success may be one that today's policy could
+    hardly repeat, which `behaviour_weight` tells."""
+
+    share: float = Field(default=0.0, ge=0, lt=1)
+    """Part of an update that is stored successes, for algorithms that imitate. Keeps what was learned on tasks that are
+    seldom sampled; too much and the policy imitates its past."""
+
+    per_start: int = Field(default=2, ge=1, le=10_000)
+    """Successes kept for each task, params and seed."""
+
+    per_task: int = Field(default=64, ge=1, le=1_000_000)
+    """Successes kept for each task; with their screenshots, each may take a megabyte."""
+
+    max_age: int = Field(default=16, ge=0, le=1_000_000)
+    """How many versions old the oldest token of a success may be. Older ones are forgotten."""
+
+
+class SuccessReplay:
+    """The newest successes, by start and by task."""
+
+    def __init__(self, config: ReplayConfig | None = None) -> None:
+        self.config = config or ReplayConfig()
+        self._kept: dict[str, list[Trajectory]] = {}
+        """By task, oldest first."""
+
+    def __len__(self) -> int:
+        return sum(len(kept) for kept in self._kept.values())
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody will ever ask for what is stored."""
+        return self.config.fill_groups or self.config.share > 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Keep it if it is a success and somebody may want it."""
+        if not (self.wanted and trajectory.success and trajectory.learnable):
+            return
+        kept = self._kept.setdefault(task_name(trajectory), [])
+        kept.append(trajectory)
+        same = [one for one in kept if task_key(one) == task_key(trajectory)]
+        if len(same) > self.config.per_start:
+            kept.remove(same[0])
+        if len(kept) > self.config.per_task:
+            del kept[0]
+
+    def forget(self, version: int) -> None:
+        """Drop what is too old for the policy of this version."""
+        for name, kept in list(self._kept.items()):
+            young = [one for one in kept if version - one.versions[0] <= self.config.max_age]
+            if young:
+                self._kept[name] = young
+            else:
+                del self._kept[name]
+
+    def filled(self, group: Sequence[Trajectory], *, version: int) -> list[Trajectory]:
+        """The group, its oldest member replaced by the newest success of the same start if all of them failed."""
+        members = list(group)
+        if not self.config.fill_groups or len(members) < 2 or any(one.success for one in members):
+            return members
+        self.forget(version)
+        key = task_key(members[0])
+        found = [one for one in self._kept.get(task_name(members[0]), []) if task_key(one) == key]
+        if not found:
+            return members
+        oldest = min(range(len(members)), key=lambda index: (members[index].versions, members[index].started_at))
+        # The same recording under the name of the group it is compared with.
+        members[oldest] = replace(found[-1], group=members[0].group)
+        return members
+
+    def drawn(self, fresh: Sequence[Trajectory], *, version: int, rng: np.random.Generator) -> list[Trajectory]:
+        """Stored successes to mix with `fresh` ones, so that they make up the configured share; fewer if there are."""
+        if self.config.share <= 0 or not fresh:
+            return []
+        self.forget(version)
+        present = {one.episode_id for one in fresh}
+        stored = [one for kept in self._kept.values() for one in kept if one.episode_id not in present]
+        # Rounded down: a share is a limit, and a single fresh episode is not half replaced.
+        count = min(len(stored), int(len(fresh) * self.config.share / (1 - self.config.share)))
+        return [stored[index] for index in sorted(rng.choice(len(stored), count, replace=False))] if count else []
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything kept, for a checkpoint."""
+        return packed([one for kept in self._kept.values() for one in kept], PREFIX)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep exactly what `tensors` gave."""
+        self._kept = {}
+        for one in unpacked(tensors, PREFIX):
+            self._kept.setdefault(task_name(one), []).append(one)
