@@ -18,6 +18,7 @@ from palaestra.cli.listing import envs, schema
 from palaestra.cli.serving import gateway
 from palaestra.cli.sessions import sessions_app, tasks
 from palaestra.cli.training import train_command
+from palaestra.cli.trajectories import trajectories_app
 from palaestra.errors import ConfigError, PalaestraError, SessionRefused
 
 __all__ = ["main"]
@@ -55,6 +56,7 @@ app.command("envs")(envs)
 app.command("schema")(schema)
 app.command("tasks")(tasks)
 app.add_typer(sessions_app, name="sessions")
+app.add_typer(trajectories_app, name="trajectories")
 app.command("gateway")(gateway)
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome, Trajectory
 
-__all__ = ["ArchiveSize", "Entry", "TrajectoryArchive"]
+__all__ = ["ArchiveSize", "Entry", "TrajectoryArchive", "archives_in"]
 
 INDEX, LOCK = "index.jsonl", ".index.lock"
 _OURS = re.compile(r"(\d{8,})_[\w.-]*\.safetensors", re.ASCII)
@@ -317,3 +317,18 @@ def _number(name: str) -> int:
 def _slug(text: str) -> str:
     """What of an episode's id can stand in a file's name anywhere."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII)[:80].strip("-.")
+
+
+def archives_in(directory: Path) -> list[TrajectoryArchive]:
+    """Those of a run (`attempt_*/trajectories`, in order), of one attempt, or the directory itself; else none."""
+    attempts = [path for path in directory.glob("attempt_*") if path.name.removeprefix("attempt_").isdecimal()]
+    attempts.sort(key=lambda path: int(path.name.removeprefix("attempt_")))
+    for candidates in ([path / "trajectories" for path in attempts], [directory / "trajectories"], [directory]):
+        found = [TrajectoryArchive(path) for path in candidates if _is_archive(path)]
+        if found:
+            return found
+    return []
+
+
+def _is_archive(path: Path) -> bool:
+    return path.is_dir() and ((path / INDEX).is_file() or any(_OURS.fullmatch(file.name) for file in path.iterdir()))

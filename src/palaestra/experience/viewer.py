@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from palaestra.errors import ConfigError
+from palaestra.experience.picture_kind import picture_kind
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.viewer_record import TokenTexts, Vocabulary, listed, record
 
@@ -30,8 +31,6 @@ __all__ = ["MAX_BYTES", "Written", "write_viewer"]
 
 MAX_BYTES = 256 * 2**20
 """Up to this size the pictures are inside the file; browsers take their time with more."""
-
-_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8": "jpeg"}
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,7 @@ class _Page:
     def _keep(self, sha: str, data: bytes) -> None:
         if sha in self.places:
             return
-        kind = _kind(data)
-        name = f"{hashlib.sha256(data).hexdigest()}.{kind}"
+        name = f"{hashlib.sha256(data).hexdigest()}.{picture_kind(data)}"
         (self.pictures / name).write_bytes(data)
         self.places[sha] = len(self._files)
         self._files.append(name)
@@ -171,12 +169,6 @@ def _block(name: str, facts: Mapping[str, Any]) -> str:
 
 def _asset(name: str) -> str:
     return (files("palaestra.experience") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _kind(data: bytes) -> str:
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    return next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), "bin")
 
 
 def _is_picture(name: str) -> bool:
