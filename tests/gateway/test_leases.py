@@ -94,7 +94,10 @@ def test_the_seventeenth_of_sixteen_is_refused_and_told_when_to_come_back():
     refusal = _refusal(table.admit, "17", "browser", 60.0, 3.5)
 
     assert (refusal.status, refusal.code) == (429, "no_room")
-    assert refusal.retry_after == 7.0  # the first ends at 10; 6.5 s from now, in whole seconds
+    assert refusal.retry_after == 5.0  # the first ends in 6.5 s, but may well be closed before
+    assert _refusal(table.admit, "17", "browser", 60.0, 7.5).retry_after == 3.0  # 2.5 s, in whole seconds
+    table.close("8", 7.5)
+    assert _refusal(table.admit, "17", "browser", 60.0, 7.5).retry_after == 1.0  # one is being removed
 
 
 def test_a_session_keeps_its_place_until_it_is_really_removed():

@@ -62,6 +62,9 @@ _NEXT: dict[tuple[State, Event], State | None] = {
     (State.LOST, Event.RAN_OUT): None,
 }
 
+AGAIN_S = 5.0
+"""The longest that somebody is told to wait before asking for a place again."""
+
 _OCCUPYING = (State.OPENING, State.LEASED, State.EXPIRED, State.CLOSING)
 
 
@@ -208,7 +211,13 @@ class LeaseTable:
         return min(times, default=math.inf)
 
     def _room_in_s(self, now: float) -> float:
-        return float(math.ceil(min(30.0, max(1.0, self.next_due() - now))))
+        """When to ask again: at once when something is being removed, else when the first lease may run out.
+
+        Sessions that are used are closed long before their lease ends, so nobody is sent away for longer than a moment.
+        """
+        if any(lease.state in (State.CLOSING, State.EXPIRED) for lease in self._leases.values()):
+            return 1.0
+        return float(math.ceil(min(AGAIN_S, max(1.0, self.next_due() - now))))
 
     def _usable(self, session_id: str, now: float) -> Lease:
         """The lease if it can be spoken about: leased or lost."""

@@ -78,7 +78,7 @@ class Cdp:
         """
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if self._gone is not None:
-            answer.set_exception(self._gone)
+            _refuse(answer, self._gone)
             return answer
         messages = []
         for method, params in calls:
@@ -135,7 +135,7 @@ class Cdp:
         if answer.done():
             return
         if "error" in message:
-            answer.set_exception(CdpError(message["error"].get("message", "refused")))
+            _refuse(answer, CdpError(message["error"].get("message", "refused")))
         elif left:
             self._missing[answer] = left
         else:
@@ -148,10 +148,14 @@ class Cdp:
         self._missing.clear()
         for answer in waiting.values():
             if not answer.done():
-                answer.set_exception(self._gone)
-                answer.exception()  # looked at, so that nobody is warned of an answer that nobody waits for
+                _refuse(answer, self._gone)
         for hear in list(self._listeners.values()):
             hear("Palaestra.gone", {})
+
+
+def _refuse(answer: asyncio.Future[dict[str, Any]], error: Exception) -> None:
+    answer.set_exception(error)
+    answer.exception()  # looked at, so that nobody is warned of an answer that nobody waits for
 
 
 class _Heard(asyncio.Protocol):
