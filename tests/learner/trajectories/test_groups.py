@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.learner.trajectories.toy import episode
 
 from palaestra.errors import ExperienceError
-from palaestra.learner.trajectories.groups import Groups
+from palaestra.learner.trajectories.groups import Groups, whole_groups
 
 
 def names(group):
@@ -74,3 +74,23 @@ def test_every_trajectory_leaves_exactly_once(size, events):
         left += names(rest)
     assert sorted(left) == sorted(entered)
     assert len(groups) == 0
+
+
+def test_groups_that_wait_survive_a_checkpoint_with_their_losses():
+    groups, again = Groups(3), Groups(3)
+    groups.add(episode(name="a1", group="a"))
+    groups.add(episode(name="b1", group="b"))
+    groups.lose("b")
+    groups.lose("c", 2)
+    again.restore(groups.waiting(), groups.losses())
+    assert again.add(episode(name="a2", group="a")) == []
+    assert names(again.add(episode(name="b2", group="b"))) == ["b1", "b2"]
+    assert names(again.add(episode(name="c1", group="c"))) == ["c1"]
+
+
+def test_a_batch_is_made_of_whole_groups():
+    made = [episode(name=name, group=name[0]) for name in ("a1", "a2", "a3", "b1", "b2", "c1")]
+    batch, rest = whole_groups(made, 4)
+    assert (names(batch), names(rest)) == (["a1", "a2", "a3", "b1", "b2"], ["c1"])
+    assert [names(part) for part in whole_groups(made, 3)] == [["a1", "a2", "a3"], ["b1", "b2", "c1"]]
+    assert [len(part) for part in whole_groups(made, 99)] == [6, 0]

@@ -8,13 +8,14 @@ left (it was declared lost, or is one too many) leaves alone, at once.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Trajectory
-from palaestra.learner.trajectories.task_key import group_of
+from palaestra.learner.trajectories.task_key import group_of, grouped
 
-__all__ = ["Groups"]
+__all__ = ["Groups", "whole_groups"]
 
 REMEMBERED = 10_000
 """Groups that left and are still known, so that a latecomer is not mistaken for the first of a new group."""
@@ -69,6 +70,14 @@ class Groups:
         """How many members of each incomplete group are known to be lost. For a checkpoint."""
         return {name: group.lost for name, group in self._pending.items() if group.lost}
 
+    def restore(self, waiting: Sequence[Trajectory], losses: Mapping[str, int]) -> None:
+        """Wait for the same members as when `waiting` and `losses` were taken."""
+        self._pending.clear()
+        for trajectory in waiting:
+            self._pending.setdefault(group_of(trajectory), _Pending()).members.append(trajectory)
+        for name, count in losses.items():
+            self._pending.setdefault(name, _Pending()).lost = int(count)
+
     def _released(self, name: str) -> list[Trajectory]:
         group = self._pending[name]
         if len(group.members) + group.lost < self.size:
@@ -80,3 +89,15 @@ class Groups:
         if len(self._left) > REMEMBERED:
             self._left.popitem(last=False)
         return group.members
+
+
+def whole_groups(trajectories: Sequence[Trajectory], size: int) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The first groups that together have at least `size` members, and the rest. No group is cut in two.
+
+    Half a group has another mean than the whole: its advantages would compare each episode with other ones.
+    """
+    batch: list[Trajectory] = []
+    rest: list[Trajectory] = []
+    for group in grouped(list(trajectories)):
+        (batch if len(batch) < size else rest).extend(group)
+    return batch, rest

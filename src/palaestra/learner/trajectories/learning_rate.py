@@ -27,5 +27,5 @@ def choose_learning_rate(*, lora: bool, supervised: bool, given: float | None = 
     what = "a LoRA adapter" if lora else "the full weights"
     how = "imitation of accepted episodes" if supervised else "a policy gradient"
     return LearningRate(
-        rate, f"learning rate {rate:g}, the usual start for {how} on {what}; set learner.learning_rate to change it"
+        rate, f"learning rate {rate:g}, the usual start for {how} on {what}; set trainer.learning_rate to change it"
     )

@@ -118,7 +118,7 @@ def _looks(
                 raise NonFiniteError(
                     f"version {policy.version} of the policy gives a log-probability or value that is not finite, "
                     "before anything was learned from this batch. Go back to an earlier checkpoint and lower "
-                    "learner.learning_rate."
+                    "trainer.learning_rate."
                 )
             entropy = None if now.entropy is None else now.entropy[row, :count].detach().float().cpu()
             found[id(each.turn)] = _Look(log_probs, entropy, value)

@@ -174,8 +174,8 @@ def update(
             undo()
         raise NonFiniteError(
             f"version {policy.version}: {error}, from finite weights and a proven batch of {len(samples)} turns. "
-            "Weights and optimiser are as they were before this batch. Lower learner.learning_rate or "
-            "learner.max_grad_norm."
+            "Weights and optimiser are as they were before this batch. Lower trainer.learning_rate or "
+            "trainer.max_grad_norm."
         ) from None
     finally:
         optimiser.zero()

@@ -139,7 +139,7 @@ class TrajectoryTrainer:
         given = self.config.learning_rate
         if given is None and lora is None:
             raise ConfigError(
-                "learner.learning_rate", None, "cannot be chosen without knowing what is trained",
+                "trainer.learning_rate", None, "cannot be chosen without knowing what is trained",
                 "Say lora=True or lora=False, or give a learning rate",
             )  # fmt: skip
         return choose_learning_rate(lora=bool(lora), supervised=self.algorithm.supervised, given=given)
