@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED  ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow check fmt bench bench-async screenshots docs clean
+.PHONY: help setup browser demo test test-slow test-kubernetes check fmt bench bench-async screenshots docs clean
 
 help:           ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test: setup check browser   ## every fast check and test
 
 test-slow: setup    ## learning curves and other minutes-long tests
 	$(BIN)/pytest -m slow -q
+
+test-kubernetes: setup  ## pods on the cluster of $KUBECONFIG, else on an API server built from Debian's sources
+	$(BIN)/pytest -m kubernetes -q tests/kubernetes
 
 check: setup    ## format, lint, types, import direction
 	$(BIN)/ruff format --check .

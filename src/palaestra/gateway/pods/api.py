@@ -68,18 +68,20 @@ class ClusterApi:
         config = import_module("kubernetes.aio.config")
         asked = self._config
         outside = asked.kubeconfig is not None or asked.context is not None
+        files = str(asked.kubeconfig or os.environ.get("KUBECONFIG") or Path("~/.kube/config").expanduser())
+        place, remedy = "gateway.kubernetes.kubeconfig", "Name a kubeconfig file"
         try:
             if not outside and (_SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
                 config.load_incluster_config(client_configuration=self._configuration)
                 return
+            if not any(Path(file).expanduser().is_file() for file in files.split(os.pathsep) if file):
+                raise ConfigError(place, files, "there is no such file", remedy)
             await config.load_kube_config(
-                config_file=None if asked.kubeconfig is None else str(asked.kubeconfig), context=asked.context,
-                client_configuration=self._configuration, persist_config=False,
-            )  # fmt: skip
+                config_file=files, context=asked.context, client_configuration=self._configuration, persist_config=False
+            )
         except (config.ConfigException, OSError, ValueError) as error:
-            value = str(asked.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
             reason = f"cannot be used ({' '.join(str(error).split())})"
-            raise ConfigError("gateway.kubernetes.kubeconfig", value, reason, "Name a kubeconfig file") from None
+            raise ConfigError(place, files, reason, remedy) from None
 
     async def pods(self, selector: str) -> tuple[list[dict[str, Any]], str]:
         """Every pod with these labels, and the moment this was true."""
