@@ -134,6 +134,7 @@ class ActorPool:
 async def play_all(
     play: Play, orders: Sequence[EpisodeOrder], *, concurrent: int,
     heard: Callable[[EpisodeOrder, Trajectory], None] = lambda order, trajectory: None,
+    present: Callable[[int], None] = lambda count: None,
 ) -> list[Trajectory]:  # fmt: skip
     """Every order played once, at most `concurrent` at a time; the trajectories in the order of the orders."""
     waiting, made = iter(orders), dict[str, Trajectory]()
@@ -147,7 +148,7 @@ async def play_all(
 
     pool = ActorPool(
         play, next_order=lambda: next(waiting, None), free=lambda running: concurrent - running, deliver=deliver,
-        crashed=crashed,
+        crashed=crashed, present=present,
     )  # fmt: skip
     await pool.run()
     return [made[order.episode_id] for order in orders]

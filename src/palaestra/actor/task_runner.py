@@ -37,6 +37,10 @@ class ActorConfig(Section):
     """Said to the agent before the task's own instruction."""
     session_type: str = "browser"
     """What to ask the gateway for."""
+    codec: str | None = None
+    """The grammar the model speaks. null: the one of its family."""
+    describe_grammar: bool | None = None
+    """Explain the grammar in the prompt. null: yes, except to the built-in tiny model, which knows no other."""
     unreadable_reward: float = Field(default=-0.1, le=0)
     """What a reply costs that cannot be read as an action."""
     max_unreadable: int = Field(default=3, ge=1)

@@ -21,23 +21,31 @@ _STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e4e8ee; --soft: #9aa5b4; --line: #343c48; --paper: #14181f; --mark: #6cb2ff; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 64rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 70rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-.soft, caption { color: var(--soft); } .headline { font-size: 1.25rem; margin: 1rem 0; }
-.wide { overflow-x: auto; }
+.soft { color: var(--soft); } .headline { font-size: 1.25rem; margin: 1rem 0; }
+.note { color: var(--soft); font-size: .9rem; margin: 1.5rem 0 .3rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
-caption { text-align: left; padding-bottom: .4rem; }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th { font-weight: 600; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
-tfoot td { font-weight: 600; } svg { display: block; width: 9rem; height: 1rem; }
-svg .axis { stroke: var(--line); }
+th, td { padding: .35rem .5rem; border-bottom: 1px solid var(--line); text-align: right; }
+td { white-space: nowrap; } th { font-weight: 600; vertical-align: bottom; overflow-wrap: normal; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; }
+tfoot td { font-weight: 600; }
+svg { display: block; width: 6.5rem; height: 1rem; } svg .axis { stroke: var(--line); }
 svg .range { stroke: var(--mark); stroke-width: 2.5; } svg .dot { fill: var(--mark); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 0; } dd { margin: 0; }
-@media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; } }
+/* On a phone a row of a table is a little list of its own. */
+@media screen and (max-width: 48rem) {
+  dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; }
+  table, tbody, tfoot, tr, td { display: block; } thead { display: none; }
+  tr { border-bottom: 1px solid var(--line); padding: .6rem 0; }
+  td { border: 0; padding: .1rem 0; display: flex; justify-content: space-between; gap: 1rem; white-space: normal; }
+  td::before { content: attr(data-label); color: var(--soft); font-weight: 400; }
+  td:first-child { font-weight: 600; } td:first-child::before { content: none; } td:empty { display: none; } }
 @media print {
   :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --mark: #000; }
-  body { padding: 0; max-width: none; font-size: 10pt; } .wide { overflow: visible; }
+  body { padding: 0; max-width: none; font-size: 10pt; } table { font-size: 8pt; }
+  th, td { padding: .2rem .3rem; } svg { width: 4rem; }
   tr { break-inside: avoid; } h2 { break-after: avoid; } }
 """
 
@@ -118,8 +126,8 @@ def _facts(evaluation: UiEvaluation) -> str:
 
 def _task_table(evaluation: UiEvaluation) -> str:
     head = [
-        "task", "episodes", "solved", "rate", "95 % interval", "", "mean reward", "mean steps", "truncated",
-        "unreadable", "unreadable turns", "environment failures",
+        "task", "solved", "rate", "95 % interval", "", "mean reward", "mean steps", "truncated", "unreadable",
+        "unreadable turns", "environment failures",
     ]  # fmt: skip
     rows = [_task_row(task, score) for task, score in evaluation.per_task.items()]
     note = "By task. The bar runs from 0 to 100 %: the rate and its 95 % interval (Wilson)."
@@ -130,8 +138,8 @@ def _task_row(task: str, score: TaskScore) -> list[str]:
     low, high = score.ci95
     rate = score.success_rate
     return [
-        escape(task), str(len(score.episodes)), str(score.successes), _percent(rate),
-        f"{_percent(low)} – {_percent(high)}", "" if rate is None else _bar(rate, low, high, 0.0),
+        escape(task), f"{score.successes} of {len(score.episodes)}", _percent(rate),
+        f"{100 * low:.1f} – {_percent(high)}", "" if rate is None else _bar(rate, low, high, 0.0),
         _number(score.mean_return), _number(score.mean_length), _percent(score.share(Outcome.TRUNCATED)),
         _percent(score.share(Outcome.UNREADABLE)), _percent(score.unreadable_turns), str(score.environment_failed),
     ]  # fmt: skip
@@ -143,12 +151,12 @@ def _comparison(comparison: UiComparison, a: str, b: str) -> list[str]:
     headline = "No episode of A has a partner in B."
     if overall.difference is not None:
         headline = (
-            f"A solves <strong>{_points(overall.difference)}</strong> against B "
+            f"A solves <strong>{_points(overall.difference)} points</strong> against B "
             f"<span class=soft>(95 % interval {_points(low)} to {_points(high)}; p = {overall.p_value:.3g}; "
             f"{len(overall)} pairs)</span>"
         )
     rows = [_pairs_row(task, pairs) for task, pairs in comparison.per_task.items()]
-    head = ["task", "pairs", "both", "only A", "only B", "neither", "difference", "95 % interval", "", "p"]
+    head = ["task", "pairs", "both", "only A", "only B", "neither", "points", "95 % interval", "", "p"]
     note = (
         "Episodes of equal task, parameters and seed. The bar runs from −100 to +100 points. "
         "p: exact McNemar test, two-sided. Interval: Tango's score interval for paired shares."
@@ -168,19 +176,21 @@ def _pairs_row(task: str, pairs: Pairs) -> list[str]:
     drawn = "" if pairs.difference is None else _bar(pairs.difference, low, high, -1.0)
     return [
         escape(task), str(len(pairs)), str(pairs.both), str(pairs.only_a), str(pairs.only_b), str(pairs.neither),
-        _points(pairs.difference), f"{_points(low)} – {_points(high)}", drawn, f"{pairs.p_value:.3g}",
+        _points(pairs.difference), f"{_points(low)} to {_points(high)}", drawn, f"{pairs.p_value:.2g}",
     ]  # fmt: skip
 
 
 def _table(note: str, head: Sequence[str], rows: Iterable[Sequence[str]], foot: Sequence[str] | None = None) -> str:
-    """A table of cells that are HTML already."""
+    """A table of cells that are HTML already. Each knows its column, for pages too narrow for columns."""
     columns = "".join(f"<th scope=col>{cell}</th>" for cell in head)
-    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    last = "" if foot is None else "<tfoot><tr>" + "".join(f"<td>{cell}</td>" for cell in foot) + "</tr></tfoot>"
-    return (
-        f"<div class=wide><table><caption>{note}</caption><thead><tr>{columns}</tr></thead>"
-        f"<tbody>{lines}</tbody>{last}</table></div>"
-    )
+
+    def line(row: Sequence[str]) -> str:
+        cells = zip(head, row, strict=True)
+        return "<tr>" + "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells) + "</tr>"
+
+    last = "" if foot is None else f"<tfoot>{line(foot)}</tfoot>"
+    body = "".join(line(row) for row in rows)
+    return f"<p class=note>{note}</p><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody>{last}</table>"
 
 
 def _bar(value: float, low: float, high: float, least: float) -> str:
@@ -198,7 +208,7 @@ def _percent(share: float | None) -> str:
 
 
 def _points(difference: float | None) -> str:
-    return "–" if difference is None else f"{100 * difference:+.1f} points".replace("-", "−")
+    return "–" if difference is None else f"{100 * difference:+.1f}".replace("-", "−")
 
 
 def _number(number: float | None) -> str:

@@ -1,0 +1,108 @@
+"""The hall in which a model plays: sessions from a gateway, answers from a sampler, actions through a codec."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from palaestra.actor.inference import Answered, BatchedInference, InferenceStatistics, Question, Sampler
+from palaestra.actor.pool import Play
+from palaestra.actor.task_runner import TaskRunner
+from palaestra.actor.vlm_agent import VlmAgent
+from palaestra.errors import ConfigError
+from palaestra.experience.trajectory import Trajectory
+from palaestra.policy.codecs import CODECS, IMAGE_RULES, ActionCodec, ImageRule, codec_for_model_type
+from palaestra.policy.vlm import SampleRequest, VLMPolicy
+from palaestra.sessions.client import SessionClient
+from palaestra.sessions.gateway_client import GatewayClient
+from palaestra.train.gateway_child import GatewayAddress
+from palaestra.train.ui_config import UiRunConfig
+
+__all__ = ["Grammar", "LocalSampler", "UiHall", "grammar_of", "open_ui_hall"]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """How a model is shown screens and says actions."""
+
+    codec: ActionCodec
+    rule: ImageRule
+    described: bool
+    """Whether the prompt explains the grammar."""
+
+
+def grammar_of(config: UiRunConfig, policy: VLMPolicy) -> Grammar:
+    """The codec that the configuration names, or that goes with the model; pictures in sizes its tower takes."""
+    name = config.actor.codec or codec_for_model_type(str(policy.parts.model.config.model_type))
+    if name not in CODECS:
+        raise ConfigError("actor.codec", name, "no codec has this name", f"There are {', '.join(CODECS)}")
+    rule = IMAGE_RULES[name]
+    if rule.factor != policy.factor:
+        # A tower of other patches, such as a tiny model's: the family's area in tokens, in blocks of its own size.
+        rule = ImageRule(policy.factor, policy.factor**2, 1280 * policy.factor**2)
+    described = config.actor.describe_grammar
+    return Grammar(CODECS[name], rule, policy.config.name != "tiny" if described is None else described)
+
+
+class LocalSampler:
+    """Answers with a policy in this process."""
+
+    def __init__(self, policy: VLMPolicy, *, threads: int) -> None:
+        self._policy, self._threads = policy, threads
+
+    def answer(self, questions: Sequence[Question], *, temperature: float) -> list[Answered]:
+        """An answer to each, in one batch."""
+        import torch
+
+        # Threads are a property of the calling thread, and this one is the inference desk's own.
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        prompts = [self._policy.prompt(question.conversation) for question in questions]
+        requests = [SampleRequest(prompt, question.seed) for prompt, question in zip(prompts, questions, strict=True)]
+        drawn = self._policy.sample(requests, temperature=temperature)
+        return [Answered(prompt, sampled) for prompt, sampled in zip(prompts, drawn, strict=True)]
+
+
+class UiHall:
+    """A runner at a desk of inference."""
+
+    def __init__(self, runner: TaskRunner, inference: BatchedInference) -> None:
+        self._runner, self._inference = runner, inference
+
+    @property
+    def play(self) -> Play:
+        """Plays one order."""
+        return self._runner.run_episode
+
+    def present(self, count: int) -> None:
+        """So many actors are playing."""
+        self._inference.present(count)
+
+    @property
+    def statistics(self) -> InferenceStatistics:
+        """Of inference."""
+        return self._inference.statistics
+
+
+@asynccontextmanager
+async def open_ui_hall(
+    config: UiRunConfig, address: GatewayAddress, sampler: Sampler, grammar: Grammar, *, lockstep: bool,
+    temperature: float | None = None, failed: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> AsyncIterator[UiHall]:  # fmt: skip
+    """Everything needed to play while the block lasts; `temperature` replaces the actor's, 0 is greedy."""
+    heat = config.actor.temperature if temperature is None else temperature
+    client = GatewayClient(address.url, token=address.token)
+    inference = BatchedInference(
+        sampler, temperature=heat, max_batch=config.inference.max_batch, lockstep=lockstep
+    )  # fmt: skip
+    agent = VlmAgent(inference.ask, grammar.codec, grammar.rule, temperature=heat, system=grammar.described)
+
+    async def opened() -> SessionClient:
+        return await client.open(config.actor.session_type, ttl_s=config.environment.session_timeout)
+
+    try:
+        yield UiHall(TaskRunner(opened, agent, config.actor, failed=failed), inference)
+    finally:
+        await inference.close()
+        await client.close()

@@ -1,0 +1,352 @@
+"""One run on screens, wired: a model, a gateway, actors, a learner and an algorithm.
+
+Everything that can be refused is refused before the run directory exists. Played episodes are archived with their
+pictures; every update is in the journal; a checkpoint holds what was learned, what waits to be learned from and every
+random stream, and an interruption leaves one behind.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from palaestra.actor.capacity import Capacity
+from palaestra.actor.episodes import EpisodeOrders, EpisodesInBackground, EpisodesInTurn, Played
+from palaestra.actor.task_sampler import TaskSampler
+from palaestra.actor.ui_evaluation import UiEvaluation
+from palaestra.errors import CollectorFailed, ExperienceError, NonFiniteError
+from palaestra.experience.trajectory import Outcome as Ending
+from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.learner.checkpoint import checkpoints_in
+from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm
+from palaestra.learner.trajectories.groups import Groups
+from palaestra.learner.trajectories.trainer import TrajectoryTrainer
+from palaestra.policy.vlm import VLMPolicy
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, TrainingStep, open_telemetry
+from palaestra.telemetry.event import LogLine, PhaseChanged
+from palaestra.telemetry.sinks import check_telemetry
+from palaestra.train.gateway_child import GatewayAddress, existing_gateway, own_gateway
+from palaestra.train.interruption import Interruption
+from palaestra.train.loop import Outcome
+from palaestra.train.run_directory import Attempt, RunDirectory, write_json
+from palaestra.train.ui_checkpoint import read_ui_checkpoint, write_ui_checkpoint
+from palaestra.train.ui_config import UiRunConfig
+from palaestra.train.ui_evaluation import play_held_out
+from palaestra.train.ui_hall import LocalSampler, UiHall, grammar_of, open_ui_hall
+from palaestra.train.ui_policy import LearningPolicy
+
+__all__ = ["open_gateway_for", "train_ui"]
+
+ACTORS_PER_SERVER = 8
+
+
+def open_gateway_for(config: UiRunConfig, stack: ExitStack) -> GatewayAddress:
+    """The gateway a configuration names, or one of our own until the stack is closed."""
+    url = config.environment.url
+    if url is not None:
+        return existing_gateway(url, config.environment.token_file)
+    actors = config.actor_pool.target_concurrent_actors
+    servers = config.environment.servers or min(os.cpu_count() or 1, math.ceil(actors / ACTORS_PER_SERVER))
+    own = own_gateway(max_sessions=actors + 4, servers=servers, session_types=(config.actor.session_type,))
+    return stack.enter_context(own)
+
+
+def train_ui(
+    config: UiRunConfig, *, root: Path, run_id: str, given: str = "", argv: Sequence[str] = (),
+    resume: RunDirectory | None = None,
+) -> Outcome:  # fmt: skip
+    """Train to the end of the configuration, in a new run or as another attempt of one."""
+    import torch
+
+    check_telemetry(config.telemetry)
+    torch.set_num_threads(config.trainer.torch_threads)
+    with ExitStack() as stack:
+        policy = VLMPolicy.from_config(config.model, seed=config.trainer.seed)
+        grammar_of(config, policy)
+        learning = _Learning(config, policy)
+        if resume is not None:
+            learning.load(resume)
+        address = open_gateway_for(config, stack)
+        resolved = config.resolved()
+        run = resume or RunDirectory.create(root, run_id, given, resolved)
+        attempt = run.new_attempt(argv, resolved)
+        total = config.trainer.num_training_steps * config.trainer.batch_size
+        telemetry = stack.enter_context(
+            open_telemetry(config.telemetry, run.path, run.run_id, total, resolved, attempt.journal)
+        )
+        telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
+        telemetry.emit(LogLine("info", f"{learning.trainer.rate.reason}.".capitalize()))
+        return _UiRun(config, learning, address, run, attempt, telemetry).go()
+
+
+class _Learning:
+    """What learns, and everything it takes to go on exactly where it stands."""
+
+    def __init__(self, config: UiRunConfig, policy: VLMPolicy) -> None:
+        settings = {key: value for key, value in config.algorithm.items() if key != "name"}
+        algorithm = build_trajectory_algorithm(config.algorithm["name"], settings)
+        if algorithm.needs_reference and not config.model.use_lora:
+            policy.keep_reference()
+        self.policy = policy
+        self.trainer = TrajectoryTrainer(
+            LearningPolicy(policy), algorithm, config.trainer, lora=config.model.use_lora, proof=config.proof,
+            replay=config.replay, seed=config.trainer.seed,
+        )  # fmt: skip
+        self.sampler = TaskSampler(config.tasks, config.sampler, seed=config.trainer.seed)
+        self.orders = EpisodeOrders(self.sampler, group_size=algorithm.group_size, seed=config.trainer.seed)
+        self.groups = Groups(algorithm.group_size)
+        self.ready: list[Trajectory] = []
+        """Admitted and not yet learned from."""
+        self.episodes, self.turns, self.rounds = 0, 0, 0
+        """Episodes and turns played, batches looked at; the last also counts those that taught nothing."""
+
+    def save(self, path: Path, about: Mapping[str, object]) -> str:
+        """A checkpoint of this moment."""
+        tensors, facts = self.trainer.state()
+        state = {
+            "trainer": facts, "orders": self.orders.state(), "episodes": self.episodes, "turns": self.turns,
+            "rounds": self.rounds,
+            "ready": len(self.ready), "about": dict(about),
+        }  # fmt: skip
+        return write_ui_checkpoint(path, self.policy, tensors, state, [*self.ready, *self.groups.waiting()])
+
+    def load(self, run: RunDirectory) -> None:
+        """Go on from a run's newest checkpoint."""
+        checkpoint = read_ui_checkpoint(run.latest_checkpoint())
+        self.policy.load(checkpoint.policy)
+        self.trainer.load_state(checkpoint.tensors, checkpoint.state["trainer"])
+        self.orders.load_state(checkpoint.state["orders"])
+        self.episodes, self.turns, self.rounds = (int(checkpoint.state[key]) for key in ("episodes", "turns", "rounds"))
+        ready = int(checkpoint.state["ready"])
+        self.ready = list(checkpoint.waiting[:ready])
+        for trajectory in checkpoint.waiting[ready:]:
+            self.groups.add(trajectory)
+
+
+@dataclass
+class _Tally:
+    """What came of the episodes since the last update."""
+
+    began: float
+    played: list[Played]
+    broken: int = 0
+    dropped_stale: int = 0
+
+    def metrics(self, *, busy_s: float) -> dict[str, float]:
+        over = [one.trajectory for one in self.played if one.trajectory.outcome is not Ending.ENVIRONMENT_FAILED]
+        turns = [turn for one in over for turn in one.turns]
+        seconds = max(time.perf_counter() - self.began, 1e-9)
+        found = {
+            "episodes_per_second": len(self.played) / seconds, "collect_seconds": seconds,
+            "environment_failures": float(self.broken + len(self.played) - len(over)),
+            "inference_utilisation": busy_s / seconds, "dropped_stale": float(self.dropped_stale),
+        }  # fmt: skip
+        if over:
+            found |= {
+                "success_rate": sum(one.success for one in over) / len(over),
+                "episode_return": sum(one.total_reward() for one in over) / len(over),
+                "episode_length": len(turns) / len(over),
+                "unreadable_share": sum(turn.action is None for turn in turns) / max(1, len(turns)),
+                "truncated_share": sum(one.outcome is Ending.TRUNCATED for one in over) / len(over),
+            }
+        for key in sorted({one.order.key for one in self.played}):
+            own = [
+                one.trajectory.success for one in self.played
+                if one.order.key == key and one.trajectory.outcome is not Ending.ENVIRONMENT_FAILED
+            ]  # fmt: skip
+            if own:
+                found[f"success_rate/{key}"] = sum(own) / len(own)
+        return found
+
+
+class _UiRun:
+    """What happens around each update."""
+
+    def __init__(
+        self, config: UiRunConfig, learning: _Learning, address: GatewayAddress, run: RunDirectory, attempt: Attempt,
+        telemetry: Telemetry,
+    ) -> None:  # fmt: skip
+        self._config, self._learning, self._address = config, learning, address
+        self._run, self._attempt, self._telemetry = run, attempt, telemetry
+        self._interruption = Interruption()
+        self._archive = TrajectoryArchive(attempt.path / "trajectories") if config.trajectories_kept else None
+        self._last: dict[str, float] = {}
+        self._best = -math.inf
+        self._best_path: Path | None = None
+        self._saved: Path | None = None
+        self._saved_at = time.monotonic()
+        self._source: EpisodesInTurn | EpisodesInBackground | None = None
+
+    def go(self) -> Outcome:
+        """Train to the end, or until somebody asks to stop."""
+        telemetry = self._telemetry
+        try:
+            with self._interruption.watching(lambda text: telemetry.emit(LogLine("warning", text))):
+                self._save(None)
+                self._source = self._opened()
+                try:
+                    while not self._over():
+                        self._update()
+                finally:
+                    self._source.close()
+                checkpoint = self._save(self._score())
+        except (NonFiniteError, CollectorFailed, ExperienceError) as error:
+            self._save(None)
+            telemetry.emit(PhaseChanged("failed", str(error)))
+            error.args = (f"{str(error).rstrip('.')}. The last good state is {self._saved}.",)
+            raise
+        except BaseException as error:
+            telemetry.emit(PhaseChanged("failed", f"{type(error).__name__}: {error}"))
+            raise
+        stopped = self._interruption.asked
+        telemetry.emit(PhaseChanged("stopped" if stopped else "succeeded", "interrupted" if stopped else "done"))
+        return Outcome(self._run, self._learning.episodes, self._last, checkpoint, stopped)
+
+    def _over(self) -> bool:
+        return self._interruption.asked or self._learning.rounds >= self._config.trainer.num_training_steps
+
+    def _opened(self) -> EpisodesInTurn | EpisodesInBackground:
+        c, policy = self._config, self._learning.policy
+        asynchronous = c.trainer.collection == "asynchronous"
+        sampler = LocalSampler(policy, threads=c.inference.torch_threads)
+        grammar = grammar_of(c, policy)
+
+        def open_hall(failed: Callable[[Trajectory], None]) -> AbstractAsyncContextManager[UiHall]:
+            return open_ui_hall(c, self._address, sampler, grammar, lockstep=not asynchronous, failed=failed)
+
+        concurrent = c.actor_pool.target_concurrent_actors
+        if not asynchronous:
+            return EpisodesInTurn(open_hall, self._learning.orders, concurrent=concurrent)
+        capacity = Capacity(concurrent, c.trainer.batch_size, c.trainer.max_staleness)
+        return EpisodesInBackground(open_hall, self._learning.orders, capacity, version=policy.version)
+
+    def _update(self) -> None:
+        """Gather a batch, learn from it, and tell."""
+        learning, tally = self._learning, _Tally(time.perf_counter(), [])
+        assert self._source is not None
+        busy = self._source.statistics.busy_s
+        batch = self._gathered(tally)
+        if self._interruption.asked and len(batch) < self._config.trainer.batch_size:
+            learning.ready = batch + learning.ready
+            return
+        metrics = tally.metrics(busy_s=self._source.statistics.busy_s - busy)
+        metrics |= learning.trainer.learn(batch)
+        learning.rounds += 1
+        if not metrics["trajectories_learned"]:
+            why = learning.trainer.last_refusal or "every group succeeded or failed as a whole, or nothing was accepted"
+            self._telemetry.emit(LogLine("warning", f"Nothing was learned from this batch: {why}."))
+        self._source.advanced(learning.policy.version)
+        metrics["episodes"] = float(learning.episodes)
+        for one in tally.played:
+            if one.trajectory.outcome is not Ending.ENVIRONMENT_FAILED:
+                learning.sampler.report(one.order.key, one.trajectory.success)
+        self._after(metrics)
+
+    def _gathered(self, tally: _Tally) -> list[Trajectory]:
+        """Enough to learn from: a batch of episodes, what teaches nothing replaced a bounded number of times."""
+        learning, size = self._learning, self._config.trainer.batch_size
+        grouped = learning.groups.size > 1
+        refills = self._config.trainer.max_refills
+        refills = (3 if grouped else 0) if refills is None else refills
+        limit = size * (1 + refills)
+        counted = len(learning.ready)
+        """Episodes that count towards the batch: admitted ones when what is dropped is replaced, else all."""
+        while counted < size and len(tally.played) < limit and not self._interruption.asked:
+            assert self._source is not None
+            came = self._source.gather(min(size - counted, limit - len(tally.played)), stop=self._stopping)
+            for one in came:
+                counted += self._taken(one, tally, replaced=refills > 0)
+            self._broken(tally)
+        batch, learning.ready = learning.ready[:size], learning.ready[size:]
+        return batch
+
+    def _taken(self, one: Played, tally: _Tally, *, replaced: bool) -> int:
+        """Take in an episode; how many more count towards the batch."""
+        learning, trajectory = self._learning, one.trajectory
+        assert self._source is not None
+        learning.episodes += 1
+        learning.turns += len(trajectory)
+        tally.played.append(one)
+        self._telemetry.emit(
+            EpisodeSummary(learning.episodes, learning.episodes, 0, trajectory.total_reward(), len(trajectory))
+        )
+        if self._archive is not None:
+            self._archive.append(trajectory)
+        if not trajectory.learnable:
+            group = learning.groups.lose(trajectory.group)
+        elif learning.policy.version - trajectory.versions[0] > self._config.staleness:
+            tally.dropped_stale += 1
+            group = learning.groups.lose(trajectory.group)
+        else:
+            group = learning.groups.add(trajectory)
+        kept = learning.trainer.admit(group) if group else []
+        learning.ready += kept
+        if not replaced:
+            return 1
+        self._source.rejected((learning.groups.size if group else 0) - len(kept))
+        return len(kept)
+
+    def _broken(self, tally: _Tally) -> None:
+        assert self._source is not None
+        while self._source.broken:
+            tally.broken += 1
+            broken = self._source.broken.pop(0)
+            if self._archive is not None:
+                self._archive.append(broken)
+
+    def _stopping(self) -> bool:
+        return self._interruption.asked
+
+    def _after(self, metrics: dict[str, float]) -> None:
+        c, rounds = self._config.trainer, self._learning.rounds
+        if c.eval_every is not None and rounds % c.eval_every == 0:
+            metrics |= self._evaluated()
+        self._last = metrics
+        self._telemetry.emit(TrainingStep(rounds, self._learning.episodes, metrics))
+        if self._archive is not None and rounds % 20 == 0:
+            self._archive.keep(self._config.trajectories_kept)
+        due = c.checkpoint_every is not None and rounds % c.checkpoint_every == 0
+        if due or "eval_success_rate" in metrics or time.monotonic() - self._saved_at > c.checkpoint_seconds:
+            self._save(self._score())
+
+    def _evaluated(self) -> dict[str, float]:
+        played = play_held_out(
+            self._config, self._learning.policy, self._address, episodes=self._config.evaluation.episodes
+        )
+        found = UiEvaluation.of(played).overall
+        rate, mean = found.success_rate, found.mean_return
+        return {} if rate is None or mean is None else {"eval_success_rate": rate, "eval_return": mean}
+
+    def _score(self) -> float | None:
+        return self._last.get("eval_success_rate" if self._config.trainer.eval_every else "success_rate")
+
+    def _save(self, score: float | None) -> Path:
+        """A checkpoint of this moment (once), remembered as the best if its score says so."""
+        updates = self._learning.rounds
+        path: Path = self._attempt.checkpoints / f"update_{updates:08d}"
+        if path != self._saved:
+            about = {"config": self._config.resolved(), "run_id": self._run.run_id, "score": score}
+            sha256 = self._learning.save(path, about)
+            best = score is not None and score >= self._best
+            if best and score is not None:
+                self._best, self._best_path = score, path
+                write_json(self._attempt.checkpoints / "best.json", {"checkpoint": path.name, "score": score})
+            self._telemetry.emit(CheckpointSaved(updates, self._learning.episodes, str(path), sha256, best, score))
+            self._saved = path
+            self._forget_old()
+        self._saved_at = time.monotonic()
+        return path
+
+    def _forget_old(self) -> None:
+        kept = checkpoints_in(self._attempt.checkpoints)
+        # The first one stays: it is what everything later is compared with.
+        for path in kept[1 : -self._config.trainer.keep_checkpoints]:
+            if path != self._best_path:
+                shutil.rmtree(path)
