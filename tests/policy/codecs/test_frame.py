@@ -65,3 +65,11 @@ def test_sizes_and_rules_that_cannot_be_are_refused():
 def test_every_family_has_a_rule():
     assert set(CODECS) < set(IMAGE_RULES)
     assert IMAGE_RULES["ui-tars-1.5"] == ImageRule(28, 78_400, 12_845_056)
+
+
+def test_our_size_is_the_one_the_models_own_processor_chooses():
+    processor = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    for width in range(40, 4000, 173):
+        for height in range(40, 4000, 191):
+            ours = image_size(Size(width, height), factor=28, min_pixels=3136, max_pixels=1_003_520)
+            assert (ours.height, ours.width) == processor.smart_resize(height, width, 28, 3136, 1_003_520)
