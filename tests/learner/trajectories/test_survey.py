@@ -44,7 +44,8 @@ def test_stale_tokens_are_seen_by_todays_policy_and_weigh_as_much_as_it_would_re
         assert row.proximal.tolist() == pytest.approx(today.tolist(), abs=1e-6)
         wanted = (today - torch.tensor(each.turn.log_probs)).exp().clamp(max=1.5)
         assert row.importance.tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
-        capped += int((row.importance == 1.5).sum())
+        assert row.capped == int((row.importance == 1.5).sum())
+        capped += row.capped
     assert capped > 0
     assert (found.disagreement.tokens, found.staleness) == (0, 2.0)
     assert found.behaviour_kl > 0.05

@@ -38,6 +38,8 @@ class Row:
     """Weight of each token; exactly 1 for fresh ones."""
     value: float | None = None
     reference: Tensor | None = None
+    capped: int = 0
+    """How many of its tokens weigh less than they should, because of the limit."""
 
 
 @dataclass(frozen=True, eq=False)

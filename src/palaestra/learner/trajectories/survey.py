@@ -7,6 +7,7 @@ recorded log-probability untouched, so experience without staleness is learned f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ def surveyed(
         behaviour = behaviour_of(each.turn)
         versions = torch.tensor(each.turn.versions)
         stale, look = versions != version, looks.get(id(each.turn))
-        proximal, importance = behaviour, torch.ones_like(behaviour)
+        proximal, importance, capped = behaviour, torch.ones_like(behaviour), 0
         lags.append(version - versions)
         if look is not None:
             apart.append((look.log_probs - behaviour)[~stale].abs())
@@ -75,8 +76,9 @@ def surveyed(
             if not algorithm.supervised:
                 proximal = torch.where(stale, look.log_probs, behaviour)
                 importance = importance_weights(proximal, behaviour, stale, limit=algorithm.weight_limit)
+                capped = int((proximal - behaviour > math.log(algorithm.weight_limit)).sum())
         value = None if look is None else look.value
-        rows[id(each.turn)] = Row(proximal, importance, value, references.get(id(each.turn)))
+        rows[id(each.turn)] = Row(proximal, importance, value, references.get(id(each.turn)), capped)
     lag = torch.cat(lags).double()
     return Survey(
         rows, _disagreement(apart), _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max()),

@@ -186,7 +186,7 @@ class TrajectoryTrainer:
             about |= {
                 "behaviour_weight": float(weights.double().mean()),
                 "behaviour_weight_max": float(weights.max()),
-                "behaviour_weight_capped": float((weights >= self.algorithm.weight_limit).double().mean()),
+                "behaviour_weight_capped": sum(row.capped for row in own) / len(weights),
             }
         return about
 
