@@ -57,6 +57,13 @@ _COLUMNS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("approx KL", "approx_kl"), ("entropy", "entropy"), ("learning rate", "learning_rate")),
 )
 
+_EPISODE_COLUMNS: tuple[tuple[tuple[str, str], ...], ...] = (
+    (("success", "success_rate"), ("return", "episode_return"), ("held out", "eval_success_rate")),
+    (("episodes", "episodes"), ("turns each", "episode_length"), ("unreadable", "unreadable_share")),
+    (("staleness", "staleness"), ("loss", "loss"), ("entropy", "entropy")),
+)
+"""For runs that are counted in updates, of whole episodes each."""
+
 _BEHIND = (
     ("staleness", "staleness"),
     ("collector busy", "collector_utilisation"),
@@ -117,8 +124,10 @@ class ProgressSink:
         stream: TextIO | None = None,
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        unit: Literal["steps", "updates"] = "steps",
     ) -> None:
-        self._title = title
+        """`total_env_steps` counts whatever the `unit` is."""
+        self._title, self._unit = title, unit
         self._stream = sys.stderr if stream is None else stream
         self._plain = plain or not _can_redraw(self._stream)
         self._clock = clock
@@ -140,7 +149,8 @@ class ProgressSink:
             return
         now = self._clock()
         if isinstance(event, EpisodeSummary):
-            self._pace.advance(event.env_step, now)
+            if self._unit == "steps":
+                self._pace.advance(event.env_step, now)
             self._returns.append(event.episode_return)
             self._lengths.append(event.length)
             if "episodes" not in self._metrics or event.episode > self._metrics["episodes"]:
@@ -176,12 +186,17 @@ class ProgressSink:
             self._live.stop()
 
     def _take_step(self, event: TrainingStep, now: float) -> None:
-        self._pace.advance(event.env_step, now)
+        self._pace.advance(event.env_step if self._unit == "steps" else event.update, now)
         self._metrics.update(event.metrics)
         self._pace.reported_rate = event.metrics.get("steps_per_second", self._pace.reported_rate)
-        mean_return = self._value("episode_return")
-        if mean_return is not None and math.isfinite(mean_return):
-            self._curve.add(event.env_step, mean_return)
+        followed = self._value(self._followed)
+        if followed is not None and math.isfinite(followed):
+            self._curve.add(event.env_step, followed)
+
+    @property
+    def _followed(self) -> str:
+        """The metric whose curve is drawn."""
+        return "episode_return" if self._unit == "steps" else "success_rate"
 
     def _value(self, metric: str) -> float | None:
         if metric == "episode_return" and self._returns:
@@ -226,7 +241,7 @@ class ProgressSink:
 
     def _line(self, now: float) -> str:
         pace = self._pace
-        parts = [f"{self._title}  {_count(pace.env_step)}/{_count(pace.total)} steps ({_percent(pace.share())})"]
+        parts = [f"{self._title}  {_count(pace.env_step)}/{_count(pace.total)} {self._unit} ({_percent(pace.share())})"]
         shown = (("success", "success_rate"), ("return", "episode_return"), ("length", "episode_length"))
         for label, metric in shown:
             value = self._value(metric)
@@ -240,7 +255,11 @@ class ProgressSink:
 
     def _timing(self, now: float) -> list[str]:
         rate, left = self._pace.reported_rate or self._pace.rate(now), self._pace.left(now)
-        parts = [f"{_count(rate)} steps/s"] if rate and math.isfinite(rate) else []
+        if self._unit == "updates":
+            pace = self._value("episodes_per_second")
+            parts = [] if pace is None else [f"{pace:.1f} episodes/s"]
+        else:
+            parts = [f"{_count(rate)} steps/s"] if rate and math.isfinite(rate) else []
         parts.append(f"{_duration(self._pace.elapsed(now))} elapsed")
         if left is not None and not self._closed and left > 0:
             parts.append(f"{_duration(left)} left")
@@ -265,7 +284,7 @@ class ProgressSink:
         bar.add_column(justify="right", no_wrap=True)
         bar.add_column(justify="right", no_wrap=True)
         done = ProgressBar(pace.total, min(pace.env_step, pace.total), complete_style="cyan", finished_style="green")
-        steps = Text(f"{_count(pace.env_step)} / {_count(pace.total)} steps", style="dim")
+        steps = Text(f"{_count(pace.env_step)} / {_count(pace.total)} {self._unit}", style="dim")
         bar.add_row(done, Text(_percent(pace.share()), style="bold"), steps)
         rows: list[RenderableType] = [head, bar, Text(), self._numbers(console.width)]
         curve = self._sparkline(console)
@@ -279,7 +298,8 @@ class ProgressSink:
         from rich.table import Table
         from rich.text import Text
 
-        columns = _COLUMNS[: next(shown for least, shown in _WIDTH_FOR if width >= least)]
+        layout = _COLUMNS if self._unit == "steps" else _EPISODE_COLUMNS
+        columns = layout[: next(shown for least, shown in _WIDTH_FOR if width >= least)]
         grid = Table.grid(padding=(0, 1))
         for place in range(len(columns)):
             if place:
@@ -287,7 +307,7 @@ class ProgressSink:
             grid.add_column(no_wrap=True, style="dim")
             grid.add_column(no_wrap=True, justify="right", min_width=8)
         rows = list(zip(*columns, strict=True))
-        if self._value("success_rate") is not None:
+        if self._unit == "steps" and self._value("success_rate") is not None:
             rows[-1] = (("success", "success_rate"), *rows[-1][1:])  # worth more than a count of episodes
         if self._value("queue_depth") is not None:
             rows.append(_BEHIND[: len(columns)])
@@ -297,7 +317,7 @@ class ProgressSink:
                 if cells:
                     cells.append("")
                 value = self._value(metric)
-                strength = "bold green" if metric == "episode_return" else ""
+                strength = "bold green" if metric == self._followed else ""
                 if value is not None and not math.isfinite(value):
                     strength = "bold red"
                 cells += [label, Text("–" if value is None else _amount(value, metric), style=strength)]
@@ -311,9 +331,10 @@ class ProgressSink:
         if len(points) < 2 or console.options.ascii_only:
             return None
         low, high = min(points), max(points)
-        drawn = Text("\nreturn so far  ", style="dim", no_wrap=True, overflow="ellipsis")
+        named = "return" if self._unit == "steps" else "success"
+        drawn = Text(f"\n{named} so far  ", style="dim", no_wrap=True, overflow="ellipsis")
         drawn.append(_bars(points, max(4, min(_CURVE_WIDTH, console.width - 36))), style="green")
-        drawn.append(f"  {_amount(low, 'episode_return')} … {_amount(high, 'episode_return')}")
+        drawn.append(f"  {_amount(low, self._followed)} … {_amount(high, self._followed)}")
         return drawn
 
 
@@ -366,6 +387,8 @@ _STYLES: dict[str, _Style] = {
     "learning_rate": "compact",
     "staleness": "tenth",
     "success_rate": "percent",
+    "eval_success_rate": "percent",
+    "unreadable_share": "percent",
     "collector_utilisation": "percent",
     "learner_utilisation": "percent",
 }

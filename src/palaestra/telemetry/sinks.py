@@ -59,11 +59,13 @@ def open_telemetry(
     journal_path: Path,
     *,
     stream: TextIO | None = None,
+    unit: Literal["steps", "updates"] = "steps",
 ) -> Telemetry:
     """Open the journal and every sink that was asked for, or none of them.
 
     `resolved` is the resolved configuration, for W&B to show. TensorBoard files go beside the journal, so
-    that each attempt has its own; `stream` replaces stderr for the progress display.
+    that each attempt has its own; `stream` replaces stderr for the progress display, which counts `total_env_steps` in
+    `unit`.
     """
     check_telemetry(config)
     with ExitStack() as undo:
@@ -79,7 +81,7 @@ def open_telemetry(
         if config.wandb != "off":
             opened(WandbSink(config.wandb_project, run_id, config.wandb, run_dir, resolved))
         if config.progress:
-            opened(ProgressSink(total_env_steps, run_id, stream=stream))
+            opened(ProgressSink(total_env_steps, run_id, stream=stream, unit=unit))
         else:
             opened(NoticeSink(stream))
         undo.pop_all()

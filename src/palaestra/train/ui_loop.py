@@ -77,9 +77,9 @@ def train_ui(
         resolved = config.resolved()
         run = resume or RunDirectory.create(root, run_id, given, resolved)
         attempt = run.new_attempt(argv, resolved)
-        total = config.trainer.num_training_steps * config.trainer.batch_size
+        total = config.trainer.num_training_steps
         telemetry = stack.enter_context(
-            open_telemetry(config.telemetry, run.path, run.run_id, total, resolved, attempt.journal)
+            open_telemetry(config.telemetry, run.path, run.run_id, total, resolved, attempt.journal, unit="updates")
         )
         telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
         telemetry.emit(LogLine("info", f"{learning.trainer.rate.reason}.".capitalize()))
