@@ -29,9 +29,9 @@ h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2r
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .35rem .5rem; border-bottom: 1px solid var(--line); text-align: right; }
 td { white-space: nowrap; } th { font-weight: 600; vertical-align: bottom; overflow-wrap: normal; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 9.5rem; }
 tfoot td { font-weight: 600; }
-svg { display: block; width: 6.5rem; height: 1rem; } svg .axis { stroke: var(--line); }
+svg { display: block; width: 5.5rem; height: 1rem; } svg .axis { stroke: var(--line); }
 svg .range { stroke: var(--mark); stroke-width: 2.5; } svg .dot { fill: var(--mark); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 0; } dd { margin: 0; }
 /* On a phone a row of a table is a little list of its own. */
@@ -44,8 +44,8 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; mar
   td:first-child { font-weight: 600; } td:first-child::before { content: none; } td:empty { display: none; } }
 @media print {
   :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --mark: #000; }
-  body { padding: 0; max-width: none; font-size: 10pt; } table { font-size: 8pt; }
-  th, td { padding: .2rem .3rem; } svg { width: 4rem; }
+  body { padding: 0; max-width: none; font-size: 10pt; } table, .note { font-size: 8pt; }
+  th, td { padding: .2rem .25rem; } th:first-child, td:first-child { min-width: 7rem; } svg { width: 3.5rem; }
   tr { break-inside: avoid; } h2 { break-after: avoid; } }
 """
 
@@ -127,10 +127,14 @@ def _facts(evaluation: UiEvaluation) -> str:
 def _task_table(evaluation: UiEvaluation) -> str:
     head = [
         "task", "solved", "rate", "95 % interval", "", "mean reward", "mean steps", "truncated", "unreadable",
-        "unreadable turns", "environment failures",
+        "unread turns", "screen failed",
     ]  # fmt: skip
     rows = [_task_row(task, score) for task, score in evaluation.per_task.items()]
-    note = "By task. The bar runs from 0 to 100 %: the rate and its 95 % interval (Wilson)."
+    note = (
+        "By task. The bar runs from 0 to 100 %: the rate and its 95 % interval (Wilson). Truncated: episodes that "
+        "reached the step limit. Unreadable: episodes that ended because the text was no action; unread turns: the share of "
+        "turns. Screen failed: environment failures, in no rate."
+    )
     return _table(note, head, rows, foot=_task_row("all", evaluation.overall) if len(rows) > 1 else None)
 
 
