@@ -138,7 +138,7 @@ def test_a_session_reaches_nobody_and_answers_its_gateway_only():
     policies = documents("NetworkPolicy")
     session = policies["palaestra-session"]["spec"]
     assert session["podSelector"]["matchLabels"] == {NAME_LABEL: "palaestra-session"}
-    assert (session["egress"], sorted(session["policyTypes"])) == ([], ["Egress", "Ingress"])
+    assert (session.get("egress"), session["policyTypes"]) == (None, ["Ingress", "Egress"])
     asking = [one["podSelector"]["matchLabels"] for rule in session["ingress"] for one in rule["from"]]
     assert asking == [{NAME_LABEL: gateway_pod()["metadata"]["labels"][NAME_LABEL]}]
     assert policies["nobody-else"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -169,6 +169,16 @@ def test_settings_and_manifests_speak_of_one_namespace():
     assert settings().kubernetes.namespace == kustomization["namespace"] == name
     listed = {*kustomization["resources"], *kustomization["configMapGenerator"][0]["files"], "kustomization.yaml"}
     assert listed == {path.name for path in BASE.iterdir()}
+
+
+def test_the_example_of_an_image_of_ones_own_is_a_manifest_that_a_gateway_takes():
+    own = DEPLOY / "kubernetes" / "overlays" / "own-session"
+    given = yaml.safe_load((own / "gateway.yaml").read_text())
+    mounted = given["kubernetes"]["manifests"]
+    assert set(mounted.values()) <= {f"/etc/palaestra/{path.name}" for path in own.iterdir()}
+    given["kubernetes"]["manifests"] = {name: own / Path(path).name for name, path in mounted.items()}
+    config = validated(GatewayConfig, given, place="gateway")
+    assert {name: one.port for name, one in read_manifests(config.kubernetes).items()} == {"desktop": 8000}
 
 
 @pytest.mark.parametrize("of", ["gateway", "session"])
