@@ -30,7 +30,7 @@ def demo() -> None:
     from palaestra.train.run_directory import Attempt
 
     config = config_from(CONFIG)
-    outcome = train(config, root=runs_root(), run_id=fresh_run_id(config), argv=sys.argv)
+    outcome = train(config, root=runs_root(), run_id=fresh_run_id(config.name), argv=sys.argv)
     attempt: Attempt = outcome.run.attempts()[-1]
     before = evaluate_checkpoint(attempt.checkpoints / "update_00000000", episodes=100, seed=None)
     after = evaluate_checkpoint(outcome.checkpoint, episodes=100, seed=None)

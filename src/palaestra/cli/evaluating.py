@@ -23,22 +23,42 @@ def evaluate_command(
         str | None, typer.Option(metavar="OTHER", help="Also play OTHER on the same seeds and compare.")
     ] = None,
     checkpoint: Annotated[Literal["best", "latest"], typer.Option(help="Which one of a run.")] = "best",
-    sample: Annotated[bool, typer.Option("--sample", help="Draw actions instead of taking the likeliest.")] = False,
+    sample: Annotated[
+        bool | None,
+        typer.Option(
+            "--sample/--greedy",
+            help="Draw actions, or take the likeliest. By default the likeliest; models on screens as their run says.",
+        ),
+    ] = None,
+    tasks: Annotated[str, typer.Option(help="Screens: tasks separated by commas; by default the run's own.")] = "",
+    samples: Annotated[int, typer.Option(help="Screens: times each task is played, for pass@k.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Play a trained policy on fresh environments and report its mean return with a 95 % interval."""
-    if episodes < 1:
-        raise ConfigError("--episodes", episodes, "must be at least 1")
+    """Play a trained policy on fresh environments, or held-out tasks, and report how it did with a 95 % interval."""
+    for name, number in (("--episodes", episodes), ("--samples", samples)):
+        if number < 1:
+            raise ConfigError(name, number, "must be at least 1")
 
     from palaestra.train import evaluate_checkpoint, runs_root
     from palaestra.train.config import MAX_SEED
-    from palaestra.train.run_directory import find_checkpoint
+    from palaestra.train.run_directory import find_checkpoint, is_ui_checkpoint
 
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise ConfigError("--seed", seed, f"must lie between 0 and {MAX_SEED}")
 
     path = find_checkpoint(run, runs_root(), which=checkpoint)
     other = find_checkpoint(against, runs_root(), which=checkpoint) if against is not None else None
+    if is_ui_checkpoint(path):
+        from palaestra.cli.evaluating_ui import evaluate_screens
+
+        greedy = None if sample is None else not sample
+        evaluate_screens(
+            path, other, episodes=episodes, first=seed or 0, tasks=tasks, greedy=greedy, samples=samples,
+            as_json=as_json,
+        )  # fmt: skip
+        return
+    if tasks or samples > 1:
+        raise ConfigError("--tasks", tasks, "means something for models on screens alone", "Leave it out")
     found = evaluate_checkpoint(path, episodes=episodes, seed=seed, deterministic=not sample)
     document: dict[str, Any] = {"checkpoint": str(path), **found.report()}
     if other is not None:

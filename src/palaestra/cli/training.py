@@ -6,15 +6,16 @@ import json
 import secrets
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from palaestra.train import Outcome, RunConfig
+    from palaestra.train import Outcome, RunDirectory
 
 __all__ = ["fresh_run_id", "train_command"]
 
@@ -52,26 +53,47 @@ def train_command(
     if quiet:
         words.append("telemetry.progress=false")
 
-    from palaestra.train import RunDirectory, config_from, load_config, runs_root, train
-    from palaestra.train.document import overridden
+    from palaestra.train.document import overridden, read_document
+    from palaestra.train.run_directory import RunDirectory, runs_root
 
     root = runs_root()
     run = RunDirectory.find(resume, root) if resume is not None else None
+    given = ""
     if path is not None:
-        config = load_config(path, words, seed=seed)
+        data = read_document(path)
         given = path.read_text(encoding="utf-8")
     else:
         assert run is not None
-        config, given = config_from(overridden(run.resolved(), words), seed=seed), ""
-    outcome = train(config, root=root, run_id=fresh_run_id(config), given=given, argv=sys.argv, resume=run)
+        data = run.resolved()
+    outcome = _trained(overridden(data, words), seed, root, given, run)
     _report(outcome, as_json)
     if outcome.interrupted:
         raise typer.Exit(130)
 
 
-def fresh_run_id(config: RunConfig) -> str:
+def _trained(data: dict[str, Any], seed: int | None, root: Path, given: str, run: RunDirectory | None) -> Outcome:
+    """Train as the data says: a model on screens, or a policy in an environment."""
+    from palaestra.train.document import is_ui_document
+
+    if is_ui_document(data):
+        if find_spec("transformers") is None:
+            raise ConfigError(
+                "model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'"
+            )
+        from palaestra.train.ui_config import ui_config_from
+        from palaestra.train.ui_loop import train_ui
+
+        wanted = ui_config_from(data, seed=seed)
+        return train_ui(wanted, root=root, run_id=fresh_run_id(wanted.name), given=given, argv=sys.argv, resume=run)
+    from palaestra.train import config_from, train
+
+    config = config_from(data, seed=seed)
+    name = config.name or config.env.id.split(":")[-1]
+    return train(config, root=root, run_id=fresh_run_id(name), given=given, argv=sys.argv, resume=run)
+
+
+def fresh_run_id(stem: str) -> str:
     """Readable, sortable, and different for runs started in the same second."""
-    stem = config.name or config.env.id.split(":")[-1]
     clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in stem).strip("-.").lower()
     return f"{clean or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
@@ -89,6 +111,9 @@ def _report(outcome: Outcome, as_json: bool) -> None:
         }
         print(json.dumps(document))
         return
+    if "trajectories_learned" in outcome.final:
+        _report_screens(outcome)
+        return
     mean = outcome.final.get("episode_return")
     score = f", mean return of the last episodes {mean:.1f}" if mean is not None else ""
     print(f"{'Stopped' if outcome.interrupted else 'Done'} after {outcome.steps:,} steps{score}.")
@@ -97,3 +122,15 @@ def _report(outcome: Outcome, as_json: bool) -> None:
         print(f"Resume with: palaestra train --resume {run.run_id}")
     else:
         print(f"Evaluate with: palaestra eval {run.run_id} --episodes 100")
+
+
+def _report_screens(outcome: Outcome) -> None:
+    run, rate = outcome.run, outcome.final.get("success_rate")
+    score = f", {100 * rate:.0f} % of the last batch solved" if rate is not None else ""
+    print(f"{'Stopped' if outcome.interrupted else 'Done'} after {outcome.steps:,} episodes{score}.")
+    print(f"Run {run.run_id} in {run.path}")
+    if outcome.interrupted:
+        print(f"Resume with: palaestra train --resume {run.run_id}")
+    else:
+        print(f"Evaluate with: palaestra eval {run.run_id} --episodes 200")
+        print(f"Look at it with: palaestra trajectories view {run.run_id}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import yaml
 
 from palaestra.errors import ConfigError
 
-__all__ = ["overridden", "read_document"]
+__all__ = ["is_ui_document", "overridden", "read_document"]
 
 
 class _Loader(yaml.SafeLoader):
@@ -120,3 +120,8 @@ def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, An
             place = inner
         place[last] = value
     return result
+
+
+def is_ui_document(data: Mapping[str, Any]) -> bool:
+    """Whether a configuration speaks of a model that operates screens rather than of an environment."""
+    return "model" in data and "env" not in data

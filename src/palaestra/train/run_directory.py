@@ -21,7 +21,7 @@ from palaestra.config import nearest
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.learner.checkpoint import MANIFEST, checkpoints_in
 
-__all__ = ["Attempt", "RunDirectory", "find_checkpoint", "runs_root", "write_json"]
+__all__ = ["Attempt", "RunDirectory", "find_checkpoint", "is_ui_checkpoint", "runs_root", "write_json"]
 
 RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
 SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
@@ -154,6 +154,14 @@ def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
         return path
     run = RunDirectory.find(name, root)
     return (run.best_checkpoint() if which == "best" else None) or run.latest_checkpoint()
+
+
+def is_ui_checkpoint(path: Path) -> bool:
+    """Whether a checkpoint is of a model that operates screens."""
+    try:
+        return bool(json.loads((path / MANIFEST).read_bytes()).get("kind") == "ui")
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from palaestra.errors import CheckpointError
 from palaestra.experience.trajectory import Trajectory
 from palaestra.policy.vlm import VLMPolicy
 
-__all__ = ["POLICY", "UiCheckpoint", "is_ui_checkpoint", "read_ui_checkpoint", "write_ui_checkpoint"]
+__all__ = ["POLICY", "UiCheckpoint", "read_ui_checkpoint", "write_ui_checkpoint"]
 
 SCHEMA = 1
 KIND = "ui"
@@ -110,14 +110,6 @@ def read_ui_checkpoint(path: Path) -> UiCheckpoint:
         Trajectory.from_bytes(held[name].numpy().tobytes(), place=f"{path}/{name}") for name in sorted(held)
     )
     return UiCheckpoint(path, load(contents[LEARNER]), json.loads(contents[STATE]), waiting)
-
-
-def is_ui_checkpoint(path: Path) -> bool:
-    """Whether a checkpoint is of a model that operates screens."""
-    try:
-        return bool(json.loads((path / MANIFEST).read_bytes()).get("kind") == KIND)
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def _sha256(data: bytes) -> str:

@@ -23,7 +23,7 @@ from palaestra.learner.trajectories.token_update import UpdateConfig
 from palaestra.policy.vlm.config import ModelConfig
 from palaestra.telemetry import TelemetryConfig
 
-__all__ = ["UI_SECTIONS", "EnvironmentConfig", "UiRunConfig", "UiTrainerConfig", "is_ui_document", "ui_config_from"]
+__all__ = ["UI_SECTIONS", "EnvironmentConfig", "UiRunConfig", "UiTrainerConfig", "ui_config_from"]
 
 DEFAULT_PORT = 8700
 
@@ -166,11 +166,6 @@ UI_SECTIONS: dict[str, type[Section]] = {
     "proof": ProofConfig,
     "replay": ReplayConfig,
 }
-
-
-def is_ui_document(data: Mapping[str, Any]) -> bool:
-    """Whether a configuration speaks of a model that operates screens rather than of an environment."""
-    return "model" in data and "env" not in data
 
 
 def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRunConfig:

@@ -1,0 +1,131 @@
+"""`palaestra eval` of a model that operates screens: held-out tasks, success with its interval, alone or in pairs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from palaestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.actor.ui_evaluation import UiEvaluation
+    from palaestra.train.gateway_child import GatewayAddress
+    from palaestra.train.ui_config import UiRunConfig
+
+__all__ = ["evaluate_screens"]
+
+
+def evaluate_screens(
+    path: Path, other: Path | None, *, episodes: int, first: int, tasks: str, greedy: bool | None, samples: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Play a checkpoint on held-out tasks; with `other`, that one on the same tasks, and compare them in pairs."""
+    from palaestra.actor.ui_comparison import UiComparison
+    from palaestra.actor.ui_report import comparison_page, evaluation_page, write_page
+    from palaestra.train.ui_evaluation import load_ui_policy
+    from palaestra.train.ui_loop import open_gateway_for
+
+    config, policy = load_ui_policy(path)
+    chosen = _with_tasks(config, tasks)
+    with ExitStack() as stack:
+        address = open_gateway_for(chosen, stack)
+        found, kept = _played(chosen, policy, path, address, episodes, first, greedy, samples)
+        document: dict[str, Any] = {"checkpoint": str(path), **found.facts(), "trajectories": str(kept)}
+        page = evaluation_page(found, f"Evaluation of {path}")
+        lines = [_sentence(path, found)]
+        if other is not None:
+            _, rival = load_ui_policy(other)
+            beside, kept_too = _played(chosen, rival, other, address, episodes, first, greedy, samples)
+            compared = UiComparison(found, beside)
+            document["against"] = {"checkpoint": str(other), **beside.facts(), "trajectories": str(kept_too)}
+            document["comparison"] = compared.facts()
+            page = comparison_page(compared, f"{path} against {other}", a=str(path), b=str(other))
+            lines += [_sentence(other, beside), _verdict(compared)]
+    write_page(page, kept.parent / "report.html")
+    document["page"] = str(kept.parent / "report.html")
+    if as_json:
+        print(json.dumps(document))
+        return
+    print("\n".join([*lines, *_table(found), f"Report: {document['page']}", f"Episodes: {kept}"]))
+
+
+def _with_tasks(config: UiRunConfig, tasks: str) -> UiRunConfig:
+    """The configuration with the tasks that were asked for: names separated by commas, known params kept."""
+    if not tasks:
+        return config
+    from palaestra.actor.task_sampler import TaskChoice
+    from palaestra.config import validated
+
+    known = {choice.task: choice for choice in config.tasks}
+    chosen = tuple(
+        known.get(name) or validated(TaskChoice, {"task": name}, place="--tasks")
+        for name in (part.strip() for part in tasks.split(","))
+        if name
+    )
+    if not chosen:
+        raise ConfigError("--tasks", tasks, "names no task", "Write for example --tasks miniwob/click-test")
+    return config.model_copy(update={"tasks": chosen})
+
+
+def _played(
+    config: UiRunConfig, policy: Any, path: Path, address: GatewayAddress, episodes: int, first: int,
+    greedy: bool | None, samples: int,
+) -> tuple[UiEvaluation, Path]:  # fmt: skip
+    from palaestra.actor.ui_evaluation import UiEvaluation
+    from palaestra.experience.trajectory_archive import TrajectoryArchive
+    from palaestra.train.ui_evaluation import play_held_out
+
+    kept = path.parent.parent / "evaluations" / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}" / "trajectories"
+    archive, done = TrajectoryArchive(kept), 0
+
+    def heard(trajectory: Any) -> None:
+        nonlocal done
+        archive.append(trajectory)
+        done += 1
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{path.name}: {done} of {episodes * samples} episodes")
+
+    played = play_held_out(
+        config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, heard=heard
+    )  # fmt: skip
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    return UiEvaluation.of(played), kept
+
+
+def _percent(rate: float | None) -> str:
+    return "–" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _sentence(path: Path, found: UiEvaluation) -> str:
+    score = found.overall
+    low, high = score.ci95
+    failed = f"; {score.environment_failed} environment failures apart" if score.environment_failed else ""
+    return (
+        f"{path}: solved {_percent(score.success_rate)} (95 % interval {100 * low:.1f} to {100 * high:.1f}; "
+        f"{len(score.episodes)} held-out episodes{failed})"
+    )
+
+
+def _table(found: UiEvaluation) -> list[str]:
+    lines = []
+    for task, score in found.per_task.items():
+        low, high = score.ci95
+        shown = f"{_percent(score.success_rate):>8}   {100 * low:5.1f} to {100 * high:5.1f}   n = {len(score.episodes)}"
+        lines.append(f"  {task:<44} {shown}")
+    return lines
+
+
+def _verdict(compared: Any) -> str:
+    pairs = compared.overall
+    if pairs.difference is None:
+        return "no pairs to compare"
+    low, high = pairs.ci95
+    return (
+        f"difference {100 * pairs.difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f}; "
+        f"exact McNemar p = {pairs.p_value:.2g}; {len(pairs)} pairs)"
+    )
