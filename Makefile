@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED  ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-kubernetes check fmt bench bench-async screenshots docs clean
+.PHONY: help setup browser demo test test-slow test-kubernetes check fmt bench bench-async soak screenshots docs clean
 
 help:           ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench-async: setup  ## what collecting in the background gains, costs and surviv
 	$(BIN)/python -m benchmarks.staleness
 	$(BIN)/python -m benchmarks.staleness --slow
 	$(BIN)/python -m benchmarks.soak
+
+soak: setup browser ## 5,000 episodes of UI sessions while browsers and servers are killed (half an hour)
+	$(BIN)/python -m benchmarks.session_soak
 
 screenshots: setup  ## pictures of what a person sees
 	$(BIN)/python -m benchmarks.screenshots

@@ -152,13 +152,13 @@ class Soak:
 async def started(plan: Plan, directory: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     settings = {
         "port": 0, "servers": plan.servers, "warm": plan.warm, "max_sessions": plan.concurrent,
-        "state_dir": str(directory / "state"),
+        "state_dir": str(directory / "state"), "stop_with_stdin": True,
     }  # fmt: skip
     (directory / "tmp").mkdir()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "palaestra.gateway", *(f"{key}={json.dumps(value)}" for key, value in settings.items()),
         env={**os.environ, TOKEN_VARIABLE: TOKEN, "TMPDIR": str(directory / "tmp")},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     assert process.stdout is not None
     try:

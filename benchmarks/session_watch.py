@@ -51,9 +51,14 @@ def look(gateway: int) -> Below:
                 kinds[kind].add(pid)
                 break
         else:
-            is_browser = b"--remote-debugging-pipe" in command and b"--type=" not in command
-            (kinds["browsers"] if is_browser and b"palaestra-chromium\0" not in command else rest).add(pid)
+            (kinds["browsers"] if _is_browser(command) else rest).add(pid)
     return Below(rest=frozenset(rest), **{kind: frozenset(pids) for kind, pids in kinds.items()})
+
+
+def _is_browser(command: bytes) -> bool:
+    """Whether it is a browser's main process, and not the shell script that distributions start it with."""
+    program = command.partition(b"\0")[0].rpartition(b"/")[2]
+    return b"--remote-debugging-pipe" in command and b"--type=" not in command and program not in (b"sh", b"bash")
 
 
 def _command(pid: int) -> bytes:
