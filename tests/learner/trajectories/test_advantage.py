@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.learner.trajectories.advantage import group_advantages, step_gae
@@ -23,6 +23,7 @@ def test_a_group_in_which_all_earned_the_same_teaches_nothing():
     assert group_advantages([0.5, 0.5, 0.5], "std").tolist() == [0.0, 0.0, 0.0]
 
 
+@settings(deadline=None)
 @given(st.lists(numbers, min_size=2, max_size=9), numbers)
 def test_a_constant_added_to_every_reward_changes_no_advantage(rewards, shift):
     moved = [reward + shift for reward in rewards]
@@ -47,6 +48,7 @@ def test_every_turn_needs_a_value():
         step_gae([0.0, 1.0], [2.0], gamma=1, gae_lambda=1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=12), st.floats(0, 1), st.floats(0, 1), numbers)
 def test_the_recursion_is_the_double_sum_of_the_definition(turns, gamma, lam, last):
     rewards, values = np.array(turns).T

@@ -1,7 +1,7 @@
 """Groups: everything that comes in leaves exactly once, whole groups together."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learner.trajectories.toy import episode
 
@@ -53,6 +53,7 @@ def test_a_group_has_a_member():
         Groups(0)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from(["come", "come", "come", "lose"]), st.sampled_from("abc")), max_size=40),
