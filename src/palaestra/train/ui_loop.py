@@ -18,6 +18,7 @@ from pathlib import Path
 
 from palaestra.actor.capacity import Capacity
 from palaestra.actor.episodes import EpisodeOrders, EpisodesInBackground, EpisodesInTurn, Played
+from palaestra.actor.inference import Sampler
 from palaestra.actor.task_sampler import TaskSampler
 from palaestra.actor.ui_evaluation import UiEvaluation
 from palaestra.errors import CollectorFailed, ExperienceError, NonFiniteError
@@ -36,6 +37,7 @@ from palaestra.train.gateway_child import GatewayAddress, existing_gateway, own_
 from palaestra.train.interruption import Interruption
 from palaestra.train.loop import Outcome
 from palaestra.train.run_directory import Attempt, RunDirectory, write_json
+from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.ui_checkpoint import read_ui_checkpoint, write_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig
 from palaestra.train.ui_evaluation import play_held_out
@@ -94,9 +96,9 @@ class _Learning:
         algorithm = build_trajectory_algorithm(config.algorithm["name"], settings)
         if algorithm.needs_reference and not config.model.use_lora:
             policy.keep_reference()
-        self.policy = policy
+        self.policy, self.acting = policy, LearningPolicy(policy)
         self.trainer = TrajectoryTrainer(
-            LearningPolicy(policy), algorithm, config.trainer, lora=config.model.use_lora, proof=config.proof,
+            self.acting, algorithm, config.trainer, lora=config.model.use_lora, proof=config.proof,
             replay=config.replay, seed=config.trainer.seed,
         )  # fmt: skip
         self.sampler = TaskSampler(config.tasks, config.sampler, seed=config.trainer.seed)
@@ -183,6 +185,7 @@ class _UiRun:
         self._saved: Path | None = None
         self._saved_at = time.monotonic()
         self._source: EpisodesInTurn | EpisodesInBackground | None = None
+        self._undo = ExitStack()
 
     def go(self) -> Outcome:
         """Train to the end, or until somebody asks to stop."""
@@ -196,6 +199,7 @@ class _UiRun:
                         self._update()
                 finally:
                     self._source.close()
+                    self._undo.close()
                 checkpoint = self._save(self._score())
         except (NonFiniteError, CollectorFailed, ExperienceError) as error:
             self._save(None)
@@ -215,7 +219,7 @@ class _UiRun:
     def _opened(self) -> EpisodesInTurn | EpisodesInBackground:
         c, policy = self._config, self._learning.policy
         asynchronous = c.trainer.collection == "asynchronous"
-        sampler = LocalSampler(policy, threads=c.inference.torch_threads)
+        sampler = self._sampler()
         grammar = grammar_of(c, policy)
 
         def open_hall(failed: Callable[[Trajectory], None]) -> AbstractAsyncContextManager[UiHall]:
@@ -226,6 +230,20 @@ class _UiRun:
             return EpisodesInTurn(open_hall, self._learning.orders, concurrent=concurrent)
         capacity = Capacity(concurrent, c.trainer.batch_size, c.trainer.max_staleness)
         return EpisodesInBackground(open_hall, self._learning.orders, capacity, version=policy.version)
+
+    def _sampler(self) -> Sampler:
+        c, learning = self._config, self._learning
+        if c.inference.backend == "thread":
+            return LocalSampler(learning.policy, threads=c.inference.torch_threads)
+        process = ProcessSampler(c.model, seed=c.trainer.seed, threads=c.inference.torch_threads)
+        self._undo.callback(process.close)
+
+        def published(version: int) -> None:
+            process.publish(version, learning.policy.trainable_state())
+
+        published(learning.policy.version)
+        learning.acting.published = published
+        return process
 
     def _update(self) -> None:
         """Gather a batch, learn from it, and tell."""
