@@ -63,11 +63,12 @@ def tokenizer():
 def config(family, ids, *, hidden=HIDDEN, layers=LAYERS):
     import transformers
 
+    section = [hidden // 16, hidden // 32, hidden // 32]  # of half a head, for time, height and width
     text = {
         "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
         "bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": section},
     }  # fmt: skip
     tokens = {
         "image_token_id": ids["<|image_pad|>"], "video_token_id": ids["<|video_pad|>"],

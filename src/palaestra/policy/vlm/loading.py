@@ -20,7 +20,7 @@ from palaestra.policy.vlm.config import ModelConfig
 __all__ = ["Parts", "load_parts"]
 
 PLACE = "model.name"
-BUILT_IN = {"tiny": Path(__file__).parent / "tiny"}
+BUILT_IN = {"tiny": Path(__file__).parents[1] / "tiny_vlm" / "checkpoint"}
 NEEDED = "Install 'palaestra[vlm]'"
 
 
@@ -67,7 +67,10 @@ def _source(name: str) -> str:
     if name in BUILT_IN:
         place = BUILT_IN[name]
         if not (place / "config.json").is_file():
-            raise ConfigError(PLACE, name, f"the built-in model is not in this installation ({place})", "Reinstall it")
+            raise ConfigError(
+                PLACE, name, f"the built-in model is not in this installation ({place})",
+                "Make one with 'palaestra tiny-vlm make' and name its directory",
+            )  # fmt: skip
         return str(place)
     path = Path(name).expanduser()
     if path.is_dir():
