@@ -11,6 +11,7 @@ policy_version trajectories_offered trajectories_learned tokens_learned tokens_p
 zero_variance_share short_group_share trajectories_refused refused_environment refused_empty refused_version
 refused_log_prob refused_picture refused_reward batches_refused disagreement disagreement_max behaviour_kl
 behaviour_weight_max behaviour_weight_capped reference_kl advantage_mean replay_share
+episodes_per_second inference_utilisation environment_failures unreadable_share truncated_share dropped_stale
 """
 
 

@@ -356,6 +356,36 @@ METRICS: dict[str, Metric] = {
         "Mean length of evaluation episodes.",
         "At the time limit while returns are low: the policy waits instead of acting.",
     ),
+    "episodes_per_second": Metric(
+        "episodes/s",
+        "Episodes on screens played per second since the last update, learning included.",
+        "Low while inference_utilisation is low: sessions are the bottleneck; use more servers or actors.",
+    ),
+    "inference_utilisation": Metric(
+        "share",
+        "Part of the time since the last update in which the sampler was answering.",
+        "Near 1: answers are the bottleneck; use a larger batch, a smaller model or inference.backend=process.",
+    ),
+    "environment_failures": Metric(
+        "episodes",
+        "Sessions that broke since the last update; each was tried again and none became a reward.",
+        "More than a few in a hundred: look at the reasons in the trajectories and at the gateway's log.",
+    ),
+    "unreadable_share": Metric(
+        "share",
+        "Part of the replies that could not be read as an action.",
+        "Above a few percent: the model does not speak this grammar; see actor.codec and a lower temperature.",
+    ),
+    "truncated_share": Metric(
+        "share",
+        "Part of the episodes that ended at a step limit.",
+        "High while success is low: the model wanders; raise the limit only if it is on its way.",
+    ),
+    "dropped_stale": Metric(
+        "episodes",
+        "Episodes since the last update that came later than max_staleness allows and were dropped.",
+        "Often above 0: some episodes are much longer than others; raise max_staleness.",
+    ),
 }
 
 _HEAD = """\
