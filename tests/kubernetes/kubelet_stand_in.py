@@ -121,13 +121,18 @@ class StandIn:
                 {**status, "conditions": [scheduled], "containerStatuses": [_container(container, waiting=waiting)]},
             )
         address, port = next(self._addresses), container["ports"][0]["containerPort"]
+        status |= {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "hostIP": "127.0.0.1"}
+        unready = _condition("Ready", False, reason="ContainersNotReady", message="containers with unready status")
+        if trouble == "slow":
+            running = _container(container, running={"startedAt": FINGERPRINT})
+            return await self._say(
+                metadata, {**status, "conditions": [scheduled, unready], "containerStatuses": [running]}
+            )
         process = await self._started(trouble, address, port)
         self._processes[metadata["uid"]] = process
-        status |= {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "hostIP": "127.0.0.1"}
         running = _container(container, pid=process.pid, running={"startedAt": FINGERPRINT})
-        unready = _condition("Ready", False, reason="ContainersNotReady", message="containers with unready status")
         await self._say(metadata, {**status, "conditions": [scheduled, unready], "containerStatuses": [running]})
-        if trouble != "slow" and await self._probed(process, address, port):
+        if await self._probed(process, address, port):
             running["ready"] = True
             ready = [scheduled, _condition("Ready", True)]
             await self._say(metadata, {**status, "conditions": ready, "containerStatuses": [running]})

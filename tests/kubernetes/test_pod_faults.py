@@ -27,7 +27,7 @@ def test_a_pod_that_cannot_get_ready_is_given_up_with_the_reason_and_removed(pla
     document = manifest_document(trouble=trouble, image="nowhere/session:1")
 
     async def body():
-        ready_s = 3 if trouble == "slow" else 30
+        ready_s = 8 if trouble == "slow" else 30
         async with carried(place, document=document, ready_s=ready_s, unschedulable_s=0.2) as (runtime, lost):
             with pytest.raises(EnvironmentFailed) as caught:
                 await runtime.create("one", "browser")

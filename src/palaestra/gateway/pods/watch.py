@@ -84,6 +84,9 @@ class PodWatch:
                 await self._watch()
             except ApiTrouble as error:
                 trouble = error
+            except (KeyError, TypeError, AttributeError) as error:
+                # Whatever stands between us and the cluster said it; to be deaf from here on would be worse.
+                trouble = ApiRefused(500, "Unreadable", f"an answer could not be read ({error!r})")
             self._note(trouble)
             useful = self._version not in (None, before) or (trouble is None and clock() - begun > QUICK_S)
             failures = 0 if useful else failures + 1
