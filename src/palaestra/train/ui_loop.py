@@ -27,7 +27,7 @@ from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.learner.checkpoint import checkpoints_in
 from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm
-from palaestra.learner.trajectories.groups import Groups
+from palaestra.learner.trajectories.groups import Groups, whole_groups
 from palaestra.learner.trajectories.trainer import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, TrainingStep, open_telemetry
@@ -130,6 +130,9 @@ class _Learning:
         self.ready = list(checkpoint.waiting[:ready])
         for trajectory in checkpoint.waiting[ready:]:
             self.groups.add(trajectory)
+        # Whoever was still playing died with the process: the rest of each group is all there will be.
+        for group in self.groups.drain():
+            self.ready += self.trainer.admit(group)
 
 
 @dataclass
@@ -282,7 +285,7 @@ class _UiRun:
             for one in came:
                 counted += self._taken(one, tally, replaced=refills > 0)
             self._broken(tally)
-        batch, learning.ready = learning.ready[:size], learning.ready[size:]
+        batch, learning.ready = whole_groups(learning.ready, size)
         return batch
 
     def _taken(self, one: Played, tally: _Tally, *, replaced: bool) -> int:
