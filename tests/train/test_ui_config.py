@@ -1,0 +1,104 @@
+"""Configurations of runs on screens: the specification's own file loads, mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from palaestra.errors import ConfigError
+from palaestra.train.document import is_ui_document, read_document
+from palaestra.train.ui_config import ui_config_from
+
+SPECIFICATION = """
+experiment_name: "my_experiment"
+
+model:
+  name: "Qwen/Qwen2.5-VL-3B-Instruct"
+  use_lora: true
+  lora_target_option: "attention+mlp"  # Recommended
+  lora_rank: 32
+
+trainer:
+  batch_size: 4
+  learning_rate: null  # Auto-detect
+  num_training_steps: 100
+
+actor:
+  max_steps_per_episode: 50
+  task_prompt: "Complete the data entry task"
+  session_type: "simple_data_entry"  # Maps to pod manifest function
+
+actor_pool:
+  target_concurrent_actors: 2
+
+environment:
+  cluster_host: "your-proxy-server-ip"  # Kubernetes proxy server
+  namespace: "default"
+  session_timeout: 300
+"""
+
+
+def config(**more):
+    return ui_config_from({"model": {"name": "tiny"}, **more})
+
+
+def test_the_file_of_the_specification_loads_as_it_is_written():
+    data = yaml.safe_load(SPECIFICATION)
+    assert is_ui_document(data)
+    read = ui_config_from(data)
+    assert (read.name, read.model.lora_rank, read.trainer.batch_size) == ("my_experiment", 32, 4)
+    assert (read.trainer.learning_rate, read.trainer.num_training_steps) == (None, 100)
+    assert (read.actor.session_type, read.actor_pool.target_concurrent_actors) == ("simple_data_entry", 2)
+    assert read.environment.url == "http://your-proxy-server-ip:8700"
+    assert read.algorithm["name"] == "rejection_sampling"
+
+
+def test_everything_that_was_read_can_be_read_again():
+    read = config(algorithm={"name": "grpo", "group_size": 8}, tasks=[{"task": "miniwob/click-test"}])
+    assert ui_config_from(read.resolved()) == read
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs/ui").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_that_ships_is_accepted(path):
+    assert ui_config_from(read_document(path)).tasks
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trainer": {"num_trainings_steps": 3}}, "Did you mean 'num_training_steps'"),
+        ({"actor": {"max_step_per_episode": 3}}, "Did you mean 'max_steps_per_episode'"),
+        ({"algorithm": {"name": "grop"}}, "Did you mean 'grpo'"),
+        ({"algorithm": {"name": "grpo", "group_sizes": 8}}, "Did you mean 'group_size'"),
+        (
+            {"algorithm": {"name": "grpo", "group_size": 8}, "trainer": {"batch_size": 20}},
+            "Nearest that are: 16 and 24",
+        ),
+        ({"algorithm": {"name": "grpo", "group_size": 8}, "trainer": {"batch_size": 4}}, "Nearest that are: 8"),
+        ({"environment": {"gateway": "http://a", "cluster_host": "b"}}, "Give one of them"),
+        ({"inference": {"backend": "process"}}, "collection=asynchronous"),
+        ({"tasks": [{"task": "no-slash"}]}, "tasks.0.task"),
+        ({"model": {"name": "tiny", "lora_target_option": "atention"}}, "model.lora_target_option"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(given, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({}, None),
+        ({"gateway": "http://127.0.0.1:8700/"}, "http://127.0.0.1:8700"),
+        ({"cluster_host": "10.0.0.7:9000"}, "http://10.0.0.7:9000"),
+        ({"cluster_host": "https://gateway.example"}, "https://gateway.example"),
+    ],
+)
+def test_where_the_gateway_is(given, url):
+    assert config(environment=given).environment.url == url
+
+
+def test_only_asynchronous_runs_are_ever_stale():
+    assert config(trainer={"max_staleness": 3}).staleness == 0
+    assert config(trainer={"max_staleness": 3, "collection": "asynchronous"}).staleness == 3
