@@ -132,8 +132,8 @@ def _task_table(evaluation: UiEvaluation) -> str:
     rows = [_task_row(task, score) for task, score in evaluation.per_task.items()]
     note = (
         "By task. The bar runs from 0 to 100 %: the rate and its 95 % interval (Wilson). Truncated: episodes that "
-        "reached the step limit. Unreadable: episodes that ended because the text was no action; unread turns: the share of "
-        "turns. Screen failed: environment failures, in no rate."
+        "reached the step limit. Unreadable: episodes that ended because the text was no action; unread turns: the "
+        "share of turns. Screen failed: environment failures, in no rate."
     )
     return _table(note, head, rows, foot=_task_row("all", evaluation.overall) if len(rows) > 1 else None)
 

@@ -59,7 +59,7 @@ class Entry:
         """The entry that describes a trajectory."""
         task = trajectory.task
         return cls(
-            file, size, trajectory.episode_id, str(task.get("task", "")), int(task.get("seed", 0)),
+            file, size, trajectory.episode_id, str(task.get("task", "")), int(task.get("seed") or 0),
             dict(task.get("params") or {}), str(task.get("instruction", "")), trajectory.outcome, trajectory.reason,
             trajectory.total_reward(), len(trajectory), sum(turn.action is None for turn in trajectory.turns),
             trajectory.versions, trajectory.seconds, trajectory.started_at, trajectory.group, trajectory.attempt,
@@ -115,6 +115,8 @@ class _Index:
     removed: set[str] = field(default_factory=set)
     read_to: int = 0
     inode: int = 0
+    highest: int = 0
+    """The largest number that any file ever had."""
 
     def take(self, line: bytes) -> None:
         """Believe one line, or ignore it: whatever it said can be told from the files."""
@@ -123,13 +125,23 @@ class _Index:
             if "removed" in facts:
                 # A name from outside the pattern could lead out of the directory, and this one gets removed.
                 if _OURS.fullmatch(facts["removed"]):
-                    self.removed.add(facts["removed"])
-                    self.listed.pop(facts["removed"], None)
+                    self.forget(facts["removed"])
             else:
                 entry = Entry.from_facts(facts)
-                self.listed[entry.file] = entry
+                self.remember(entry)
         except (ValueError, TypeError, KeyError, RecursionError):
             return
+
+    def remember(self, entry: Entry) -> None:
+        """It is there."""
+        self.listed[entry.file] = entry
+        self.highest = max(self.highest, _number(entry.file))
+
+    def forget(self, name: str) -> None:
+        """It was removed on purpose."""
+        self.removed.add(name)
+        self.listed.pop(name, None)
+        self.highest = max(self.highest, _number(name))
 
 
 class TrajectoryArchive:
@@ -152,13 +164,12 @@ class TrajectoryArchive:
         except OSError as error:
             raise ConfigError("archive", str(self.directory), f"cannot be written ({error.strerror})") from None
         with self._turn():
-            number = 1 + max(map(_number, (*self._index.listed, *self._index.removed, *self.damaged)), default=0)
-            name = f"{number:08d}_{_slug(trajectory.episode_id)}.safetensors"
+            name = f"{self._index.highest + 1:08d}_{_slug(trajectory.episode_id)}.safetensors"
             path = self.directory / name
             trajectory.save(path)
             entry = Entry.of(trajectory, file=name, size=path.stat().st_size)
             self._write([entry.facts()])
-            self._index.listed[name] = entry
+            self._index.remember(entry)
         return entry
 
     def keep(self, newest: int, *, successes: int = 0) -> ArchiveSize:
@@ -175,8 +186,7 @@ class TrajectoryArchive:
             # Said before it is done: a file that outlives a crash here is known to be unwanted, not mistaken for new.
             self._write([{"removed": entry.file} for entry in gone])
             for entry in gone:
-                self._index.listed.pop(entry.file, None)
-                self._index.removed.add(entry.file)
+                self._index.forget(entry.file)
                 (self.directory / entry.file).unlink(missing_ok=True)
         return ArchiveSize(len(gone), sum(entry.bytes for entry in gone))
 
@@ -228,6 +238,7 @@ class TrajectoryArchive:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.directory) as directory:
             for file in directory:
                 if _OURS.fullmatch(file.name) and file.name not in self._index.removed:
+                    self._index.highest = max(self._index.highest, _number(file.name))
                     with suppress(FileNotFoundError):
                         yield file.name, file.stat().st_size
 
@@ -238,7 +249,7 @@ class TrajectoryArchive:
         if trajectory is None:
             return None
         entry = Entry.of(trajectory, file=name, size=size)
-        self._index.listed[name] = entry
+        self._index.remember(entry)
         return entry
 
     def _loaded(self, name: str) -> Trajectory | None:
@@ -256,11 +267,11 @@ class TrajectoryArchive:
             with (self.directory / INDEX).open("rb") as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._index.inode or facts.st_size < self._index.read_to:
-                    self._index = _Index(inode=facts.st_ino)
+                    self._index = _Index(inode=facts.st_ino, highest=self._index.highest)
                 file.seek(self._index.read_to)
                 *lines, rest = file.read().split(b"\n")
         except (FileNotFoundError, NotADirectoryError):
-            self._index = _Index()
+            self._index = _Index(highest=self._index.highest)
             return b""
         for line in lines:
             self._index.take(line)
@@ -274,11 +285,9 @@ class TrajectoryArchive:
         listed = dict(self._index.listed)
         present = self._present()
         self._write([entry.facts() for entry in present if listed.get(entry.file) != entry])
-        for name in self._index.removed:
-            (self.directory / name).unlink(missing_ok=True)
         for file in self.directory.iterdir():
             # Whoever was writing it held the lock that is ours now.
-            if _TEMPORARY.fullmatch(file.name):
+            if file.name in self._index.removed or _TEMPORARY.fullmatch(file.name):
                 file.unlink(missing_ok=True)
 
     def _write(self, lines: list[dict[str, Any]], first: bytes = b"") -> None:
