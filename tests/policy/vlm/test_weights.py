@@ -1,5 +1,7 @@
 """A published update reaches the very next token, an unpublished one reaches none, and a lost one is found out."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,34 @@ def test_what_does_not_learn_is_held_once(policy):
     for name, weight in learning.items():
         assert (weight.data_ptr() == acting[name].data_ptr()) == (not weight.requires_grad), name
     assert not any(weight.requires_grad for weight in acting.values())
+
+
+def test_a_batch_keeps_the_weights_it_began_with_while_others_are_published(build):
+    """One thread samples without pause, another learns and publishes."""
+    policy = build()
+    asked = requests(policy, 2)
+    published = {0: policy.fingerprint}
+    answers, stop, began = [], threading.Event(), threading.Event()
+
+    def speak():
+        while not stop.is_set() or answers[-1].versions[0] != 5:
+            began.set()
+            answers.extend(policy.sample(asked, max_new_tokens=6))
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    began.wait()
+    for version in range(1, 6):
+        move(policy, seed=version, by=0.01)
+        published[version] = policy.publish(version)
+    stop.set()
+    thread.join()
+    assert answers[-1].versions.tolist()[0] == policy.version == 5
+    for answer in answers:
+        (version,) = set(answer.versions.tolist())
+        assert answer.fingerprint == published[version]
+    last = policy.log_probs(turns_of(asked, answers[-2:]), grad=False).log_probs.numpy()
+    np.testing.assert_allclose(last, np.concatenate([a.log_probs for a in answers[-2:]]), atol=1e-4)
 
 
 def test_versions_only_grow(policy):

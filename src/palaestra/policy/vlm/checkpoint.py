@@ -32,7 +32,7 @@ from palaestra.policy.vlm.lora import adapted_modules
 from palaestra.policy.vlm.network import Network
 from palaestra.policy.vlm.weights import copy_weights, load_trainable_state
 
-__all__ = ["Architecture", "export_merged", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Architecture", "export_merged", "load_checkpoint", "read_adapter", "save_checkpoint"]
 
 SCHEMA = 1
 MANIFEST, VALUE_HEAD, ADAPTER = "palaestra.json", "value_head.safetensors", "adapter_model.safetensors"

@@ -16,7 +16,7 @@ from palaestra.config import nearest
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm.config import ModelConfig, TargetOption
 
-__all__ = ["add_lora", "linear_modules", "target_modules", "trainable_parts"]
+__all__ = ["adapted_modules", "add_lora", "in_vision_tower", "linear_modules", "target_modules", "trainable_parts"]
 
 PLACE = "model.lora_target_option"
 ATTENTION = {"attn", "self_attn", "attention", "linear_attn"}

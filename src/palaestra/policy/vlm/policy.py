@@ -1,14 +1,15 @@
 """`VLMPolicy`: a vision-language model that answers screenshots and learns from what came of it.
 
-Two networks share everything that does not learn. One learns; the other acts, and changes only when `publish` is
-called, between two batches of answers. So an answer is always of one version, whatever the learner is doing.
+Two networks share everything that does not learn. One learns; the other acts, and takes over what was published
+between two batches of answers. So an answer is always of one version, whatever the learner is doing. Prompts, samples
+and learning may go on in different threads.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,11 @@ class VLMPolicy:
         )  # fmt: skip
         self.rules = _token_rules(parts, self.learner, self.prompts)
         self._acting = self.learner.twin()
-        self._reference: Network | None = None
-        self._turn = threading.Lock()
-        self._version, self._fingerprint = 0, ""
+        # A starting point that is not the bare model is remembered; as adapters it is small.
+        self._reference = None if config.adapter is None else self.learner.twin()
+        self._speaking, self._desk = threading.Lock(), threading.Lock()
+        self._waiting: dict[str, Tensor] | None = None
+        self._version, self._acting_version, self._fingerprint = 0, 0, ""
         self.publish(0)
         logger.info("trains %s", ", ".join(f"{n:,} ({part})" for part, n in self.trainable_parts().items()))
 
@@ -66,7 +69,7 @@ class VLMPolicy:
 
     @property
     def version(self) -> int:
-        """Of the weights that act."""
+        """Of the weights that were published last."""
         return self._version
 
     @property
@@ -90,9 +93,12 @@ class VLMPolicy:
         if temperature < 0:
             raise ConfigError("temperature", temperature, "must not be negative", "1 is the model's own distribution")
         limit = self.config.max_new_tokens if max_new_tokens is None else max_new_tokens
-        with self._turn:
+        with self._speaking:
+            with self._desk:
+                if self._waiting is not None:
+                    self._take_over(self._waiting)
+                version, fingerprint = self._acting_version, self._fingerprint
             drawn = draw(self._acting, requests, self.rules, temperature=temperature, max_new_tokens=limit)
-            version, fingerprint = self._version, self._fingerprint
         return [
             Sampled(
                 token_ids=np.array(one.token_ids, np.int32), log_probs=np.array(one.log_probs, np.float32),
@@ -128,7 +134,7 @@ class VLMPolicy:
     def keep_reference(self) -> None:
         """Remember the weights as they are as what `log_probs(reference=True)` compares with.
 
-        Without it that is the model without its adapters, which costs no memory. Full training has to ask for it.
+        Without it that is the adapter training started from, or the model without adapters. Full training has to ask.
         """
         self._reference = self.learner.twin()
 
@@ -149,17 +155,31 @@ class VLMPolicy:
         weights.load_trainable_state(self.learner, state)
 
     def publish(self, version: int) -> str:
-        """From the next sampled token on the weights that learn, as they are now, act. Returns their fingerprint."""
-        with self._turn:
+        """The weights that learn, as they are now, speak from the next batch on. Returns their fingerprint.
+
+        Never waits: while a batch is being sampled they are put aside, and it ends with the weights it began with.
+        """
+        with self._desk:
             if version < self._version:
                 raise ValueError(f"version {version} after {self._version}: versions only grow")
-            acting = dict(self._acting.named_parameters())
-            learned = self.learner.trainable()
-            weights.copy_weights(learned, acting)
             self._version = version
-            # Of what lies in the acting network, not of what was sent: the point is to notice when they differ.
-            self._fingerprint = weights.fingerprint({name: acting[name] for name in learned})
-            return self._fingerprint
+            learned = self.learner.trainable()
+            if self._speaking.acquire(blocking=False):
+                try:
+                    self._take_over(learned)
+                finally:
+                    self._speaking.release()
+            else:
+                self._waiting = {name: weight.detach().clone() for name, weight in learned.items()}
+            return weights.fingerprint(learned)
+
+    def _take_over(self, learned: Mapping[str, Tensor]) -> None:
+        """Copy weights into the acting network. Whoever calls holds both locks."""
+        acting = dict(self._acting.named_parameters())
+        weights.copy_weights(learned, acting)
+        self._waiting, self._acting_version = None, self._version
+        # Of what lies in the acting network, not of what was sent: the point is to notice when they differ.
+        self._fingerprint = weights.fingerprint({name: acting[name] for name in learned})
 
     def save(self, path: Path) -> str:
         """Write what was learned to a new directory; returns the SHA-256 of its manifest."""

@@ -8,6 +8,7 @@ as no turn leaves the window, every prompt starts with the previous prompt and i
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,7 @@ class PromptWriter:
         self.tokenizer, self.template, self.shop = tokenizer, template, shop
         self.image_token, self.history, self.request, self.name = image_token, history, request, name
         self._ids = functools.lru_cache(maxsize=1024)(self._tokenised)
+        self._one_at_a_time = threading.Lock()
         self._structure: list[str] = []
         self.end_of_turn = self._probe()
 
@@ -130,7 +132,9 @@ class PromptWriter:
             raise self._refusal(f"fails on a conversation with pictures ({error})") from None
 
     def _tokenised(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        # Two threads at once in one tokenizer raise; the pieces are remembered, so this is seldom waited for.
+        with self._one_at_a_time:
+            return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _with_picture(self, piece: list[int], tokens: int) -> list[int]:
         places = [index for index, token in enumerate(piece) if token == self.image_token]

@@ -21,7 +21,7 @@ from palaestra.policy.vlm.network import Network
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.sampling import TokenRules
 
-__all__ = ["TokenLogProbs", "TurnInput", "score"]
+__all__ = ["TokenLogProbs", "TurnInput", "joined", "score"]
 
 CHUNK_NUMBERS = 2**26
 """Scores held at a time: 256 MB of float32."""
