@@ -127,6 +127,40 @@ What a session costs that is a pod of its own, on the single node that `tests/ku
 """
 
 
+SESSIONS = """
+## UI sessions
+
+How long it takes to open a session, from `POST /sessions` to the first screenshot, in a browser that is warm; and how
+many acts with their screenshots come of two cores, beside a program that does the browser's share of an act over raw
+CDP and nothing else. `python -m benchmarks.sessions` measures it again.
+
+Milliseconds, sessions one after the other with 100 ms between two, the ways in turn. A page waits in reserve in every
+browser, in a context that nobody has used, so that what is left of a reset is loading the task's page and drawing it.
+Sessions that are opened without a pause, or several at once, make their contexts themselves.
+
+One step is move, press and release, a PNG of 160 x 210 and the score. *Strangers* is the share of the cores that others
+used meanwhile. By the clock a contender is as fast as they leave it; processor time per step hardly depends on them,
+and on full cores it is what decides.
+
+"""
+
+FALLBACK = """
+### Without drawing on demand
+
+The same with Debian's full `chromium`, which cannot be told when to draw: what sessions fall back to.
+
+"""
+
+SESSION_SOAK = """
+### Endurance of sessions
+
+Through a real gateway with two session servers and one in reserve; every episode is a new session. Half of them are
+rungs of `click_target`, half MiniWoB's `click-test` and `focus-text`, solved by a script; one in ten is given up on
+purpose. Browsers that carry sessions are killed with SIGKILL, and so are their servers. `make soak` does it again.
+
+"""
+
+
 def benchmarks_page() -> str:
     """Speed, learning and collecting in the background, from what was measured."""
     speed = (RESULTS / "speed.md").read_text() if (RESULTS / "speed.md").exists() else "Not measured yet.\n"
@@ -140,6 +174,9 @@ def benchmarks_page() -> str:
         (ENDURANCE, "soak"),
         (FINE_TUNING, "fine_tuning"),
         (GATEWAY, "gateway"),
+        (SESSIONS, "sessions"),
+        (FALLBACK, "sessions_chromium"),
+        (SESSION_SOAK, "session_soak"),
         (KUBERNETES, "kubernetes"),
     ):
         measured = RESULTS / f"{name}.md"
