@@ -17,6 +17,7 @@ from palaestra.cli.evaluating import evaluate_command
 from palaestra.cli.listing import envs, schema
 from palaestra.cli.serving import gateway
 from palaestra.cli.sessions import sessions_app, tasks
+from palaestra.cli.tiny_vlm import tiny_vlm_app
 from palaestra.cli.training import train_command
 from palaestra.cli.trajectories import trajectories_app
 from palaestra.errors import ConfigError, PalaestraError, SessionRefused
@@ -57,6 +58,7 @@ app.command("schema")(schema)
 app.command("tasks")(tasks)
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(trajectories_app, name="trajectories")
+app.add_typer(tiny_vlm_app, name="tiny-vlm")
 app.command("gateway")(gateway)
 
 

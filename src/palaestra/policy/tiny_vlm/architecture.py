@@ -1,0 +1,102 @@
+"""The tiny model's shape: Qwen3-VL's own classes with two million weights and pictures cut into patches of 8 pixels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from palaestra.policy.tiny_vlm.tokenizer import NUMBERS
+
+__all__ = ["FACTOR", "PATCH", "WAVES", "build_image_processor", "build_model", "number_ids", "waves"]
+
+PATCH, MERGE = 8, 2
+FACTOR = PATCH * MERGE
+_HIDDEN, _LAYERS = 128, 3
+_VISION, _DEPTH = 96, 1
+WAVES = 0.5 * 1.25 ** torch.arange(12)
+"""Frequencies that numbers are told apart by: enough to draw a bell a few pixels wide, and no finer."""
+
+
+def build_image_processor() -> Any:
+    """Cuts pictures up; their size is decided elsewhere."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(
+        patch_size=PATCH, merge_size=MERGE, temporal_patch_size=1, image_mean=[0.5] * 3, image_std=[0.5] * 3,
+        size={"shortest_edge": FACTOR**2, "longest_edge": 1280 * FACTOR**2},
+    )  # fmt: skip
+
+
+def build_model(tokenizer: Any, *, seed: int) -> Any:
+    """The model with weights drawn from the seed, those of numbers apart."""
+    from transformers import GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
+    ids |= {token: tokenizer.convert_tokens_to_ids(token) for token in ("<|image_pad|>", "<|video_pad|>")}
+    start, end = (tokenizer.convert_tokens_to_ids(f"<|vision_{side}|>") for side in ("start", "end"))
+    text = {
+        "vocab_size": len(tokenizer), "hidden_size": _HIDDEN, "intermediate_size": 2 * _HIDDEN,
+        "num_hidden_layers": _LAYERS, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": _HIDDEN // 4,
+        "max_position_embeddings": 4096, "initializer_range": 0.05, "bos_token_id": None,
+        "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True,
+        },
+    }  # fmt: skip
+    vision = {
+        "depth": _DEPTH, "hidden_size": _VISION, "out_hidden_size": _HIDDEN, "intermediate_size": 2 * _VISION,
+        "num_heads": 2, "initializer_range": 0.08, "patch_size": PATCH, "temporal_patch_size": 1,
+        "spatial_merge_size": MERGE, "num_position_embeddings": 26**2, "deepstack_visual_indexes": [],
+    }  # fmt: skip
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=vision, image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"], vision_start_token_id=start, vision_end_token_id=end,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3VLForConditionalGeneration(config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]], pad_token_id=ids["<|endoftext|>"], do_sample=True
+    )
+    _order_numbers(model, tokenizer)
+    _order_places(model.model.visual.pos_embed.weight)
+    return model
+
+
+def number_ids(tokenizer: Any) -> list[int]:
+    """Tokens of 0, 1, … 999."""
+    found: list[int] = tokenizer.convert_tokens_to_ids([str(number) for number in range(NUMBERS)])
+    return found
+
+
+def _order_numbers(model: Any, tokenizer: Any) -> None:
+    """Let numbers that are close look alike, going in and coming out.
+
+    Drawn at random they would be a thousand unrelated words, and each would have to be seen often. Sines and cosines
+    of their value say how far apart they are; that 499 and 501 are neighbours need not be learned.
+    """
+    code = waves(torch.arange(NUMBERS) / NUMBERS, WAVES)
+    ids = torch.tensor(number_ids(tokenizer))
+    with torch.no_grad():
+        for weight, place in ((model.get_input_embeddings().weight, 0), (model.get_output_embeddings().weight, 24)):
+            weight[ids] = weight[ids] * 0.1
+            weight[ids, place : place + code.shape[1]] += 0.1 * code
+
+
+def _order_places(weight: torch.Tensor) -> None:
+    """The same for places on the screen, which the tower would otherwise know as unrelated names."""
+    side = math.isqrt(len(weight))
+    along = torch.arange(side) / side
+    code = waves(along, 0.25 * 1.6 ** torch.arange(weight.shape[1] // 4))
+    across, down = code.expand(side, -1, -1), code[:, None].expand(-1, side, -1)
+    with torch.no_grad():
+        weight.copy_(0.3 * torch.cat([across, down], -1).reshape(weight.shape))
+
+
+def waves(value: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """[values, 2 x frequencies], of mean square 1."""
+    phase = 2 * math.pi * value[:, None] * frequencies
+    return math.sqrt(2) * torch.cat([phase.sin(), phase.cos()], -1)

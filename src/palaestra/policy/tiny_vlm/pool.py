@@ -1,0 +1,106 @@
+"""A pool of synthetic screens as arrays: pixels as the model sees them, and what is where on each of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from palaestra.policy.tiny_vlm.architecture import FACTOR, PATCH
+from palaestra.policy.tiny_vlm.screens import HEIGHT, KINDS, WIDTH, Screen, Widget, draw_bar, draw_screen
+from palaestra.policy.tiny_vlm.wording import Asked, ask, rank
+from palaestra.policy.tiny_vlm.words import COLOURS
+
+__all__ = ["ACROSS", "DOWN", "LETTERS", "RANKS", "Pool", "draw_pool", "patches"]
+
+ACROSS, DOWN = WIDTH // FACTOR, HEIGHT // FACTOR
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+RANKS = 5
+_COLOURS = tuple(COLOURS)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Screens, and for each cell of 16 x 16 pixels what a look at it should tell."""
+
+    pixels: npt.NDArray[np.uint8]
+    """[screens, 208, 160, 3]."""
+    widgets: list[list[Widget]]
+    asked: list[list[Asked]]
+    kind: Tensor
+    """[screens, cells], index into `KINDS`."""
+    colour: Tensor
+    """[screens, cells], -100 where there is none."""
+    rank: Tensor
+    """[screens, cells], place among widgets of its kind, -100 where there is none."""
+    centre: Tensor
+    """[screens, cells, 2]: of the widget, or of the cell itself where there is none; parts of width and height."""
+    letters: Tensor
+    """[screens, cells, 36]: which letters the widget's label has."""
+    first: Tensor
+    """[screens, cells]: the label's first letter, -100 where there is none."""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+def draw_pool(count: int, *, seed: int, questions: int) -> Pool:
+    """So many screens with so many instructions each, all drawn from the seed."""
+    rng = random.Random(seed)
+    pixels = np.empty((count, DOWN * FACTOR, ACROSS * FACTOR, 3), np.uint8)
+    cells = ACROSS * DOWN
+    own = torch.tensor([((c % ACROSS + 0.5) / ACROSS, (c // ACROSS + 0.5) / DOWN) for c in range(cells)])
+    pool = Pool(
+        pixels, [], [], torch.zeros(count, cells, dtype=torch.long), torch.full((count, cells), -100),
+        torch.full((count, cells), -100), own.expand(count, -1, -1).clone(),
+        torch.zeros(count, cells, len(LETTERS)), torch.full((count, cells), -100),
+    )  # fmt: skip
+    for place in range(count):
+        screen = draw_screen(rng)
+        asked = [ask(screen, rng) for _ in range(questions)]
+        if screen.barred:
+            draw_bar(screen, rng.choice(asked).text, rng)
+        pixels[place] = screen.image.resize((ACROSS * FACTOR, DOWN * FACTOR), Image.Resampling.BICUBIC)
+        pool.widgets.append(screen.widgets)
+        pool.asked.append(asked)
+        _mark(pool, place, screen)
+    return pool
+
+
+def _mark(pool: Pool, place: int, screen: Screen) -> None:
+    for widget in screen.widgets:
+        cells = _cells(widget)
+        pool.kind[place, cells] = KINDS.index(widget.kind)
+        pool.colour[place, cells] = _COLOURS.index(widget.colour) if widget.colour else -100
+        pool.rank[place, cells] = min(rank(screen, widget), RANKS - 1)
+        x, y = widget.centre
+        pool.centre[place, cells] = torch.tensor([x / WIDTH, y / HEIGHT])
+        spelled = [LETTERS.index(letter) for letter in widget.label.lower() if letter in LETTERS]
+        pool.letters[place, cells] = 0.0
+        pool.first[place, cells] = spelled[0] if spelled else -100
+        for letter in spelled:
+            pool.letters[place, cells, letter] = 1.0
+
+
+def _cells(widget: Widget) -> Tensor:
+    """Cells whose middle lies in the widget, and the one its own middle lies in."""
+    left, top, right, bottom = widget.box
+    x, y = widget.centre
+    high = HEIGHT / DOWN
+    columns = [c for c in range(ACROSS) if left <= (c + 0.5) * FACTOR <= right] or [int(x // FACTOR)]
+    rows = [r for r in range(DOWN) if top <= (r + 0.5) * high <= bottom] or [int(y // high)]
+    return torch.tensor([min(r, DOWN - 1) * ACROSS + min(c, ACROSS - 1) for r in rows for c in columns])
+
+
+def patches(pixels: npt.NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+    """Pictures cut up as the image processor cuts them, many at once: their patches, and the grid of each."""
+    count, high, wide, _ = pixels.shape
+    rows, columns = high // FACTOR, wide // FACTOR
+    cut = torch.from_numpy(pixels).view(count, rows, 2, PATCH, columns, 2, PATCH, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
+    flat = cut.reshape(count * rows * columns * 4, 3 * PATCH * PATCH).float() / 127.5 - 1
+    return flat, torch.tensor([[1, rows * 2, columns * 2]] * count)

@@ -1,0 +1,139 @@
+"""Stage one: the vision tower learns what is where, cell by cell, before any language.
+
+Every cell of a screen is asked which widget it belongs to, what colour and which letters that has, the how manieth of
+its kind it is, and where its centre is. Answers are linear in the tower's output, so that whatever attends to a cell
+later finds them there. A language model that only hears whether its coordinate was right takes far longer to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from palaestra.policy.tiny_vlm.architecture import WAVES, waves
+from palaestra.policy.tiny_vlm.pool import ACROSS, DOWN, LETTERS, RANKS, Pool, patches
+from palaestra.policy.tiny_vlm.screens import KINDS
+from palaestra.policy.tiny_vlm.words import COLOURS
+
+__all__ = ["Quiz", "Schedule", "batches", "learn_to_see", "look", "what_is_seen"]
+
+_PARTS = {"kind": len(KINDS), "colour": len(COLOURS), "rank": RANKS, "centre": 2, "letters": len(LETTERS)} | {
+    "first": len(LETTERS), "place": 4 * len(WAVES),
+}  # fmt: skip
+"""`place` is the centre once more, in the code that numbers have in the language model: a cell that was found has only
+to be copied to be said."""
+
+
+class Schedule:
+    """A learning rate that rises for a twentieth of the steps and then falls in half a cosine."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, peak: float, steps: int) -> None:
+        self._optimizer, self._peak, self._steps = optimizer, peak, steps
+        self._warm = max(1, steps // 20)
+
+    def at(self, step: int) -> None:
+        """Set the rate of this step."""
+        rise = min(1.0, (step + 1) / self._warm)
+        fall = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / self._steps)).item())
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._peak * rise * max(fall, 0.02)
+
+
+def batches(count: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Indices for so many steps, every index equally often."""
+    left = torch.empty(0, dtype=torch.long)
+    for _ in range(steps):
+        if len(left) < size:
+            left = torch.cat([left, torch.randperm(count, generator=generator)])
+        yield left[:size]
+        left = left[size:]
+
+
+def look(model: Any, pool: Pool, chosen: Tensor) -> Tensor:
+    """What the vision tower makes of screens: [screens, cells, hidden]."""
+    pixels, grid = patches(pool.pixels[chosen.numpy()])
+    seen: Tensor = model.model.visual(pixels, grid_thw=grid).pooler_output
+    return seen.view(len(chosen), ACROSS * DOWN, -1)
+
+
+class Quiz(nn.Module):
+    """What every cell is asked; thrown away once the tower can answer."""
+
+    def __init__(self, hidden: int, *, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.head = nn.Linear(hidden, sum(_PARTS.values()))
+
+    def forward(self, seen: Tensor) -> dict[str, Tensor]:
+        """The answers, by part."""
+        return dict(zip(_PARTS, self.head(seen).split(list(_PARTS.values()), -1), strict=True))
+
+    def loss(self, told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> Tensor:
+        """How wrong the answers are."""
+        return torch.stack(list(_losses(told, pool, chosen).values())).sum()
+
+
+def learn_to_see(
+    model: Any, quiz: Quiz, pool: Pool, *, steps: int, batch: int, rate: float, seed: int, say: Callable[[str], None]
+) -> dict[str, float]:
+    """Train the tower; returns how good it is on its last screens."""
+    generator = torch.Generator().manual_seed(seed)
+    tower = model.model.visual
+    optimizer = torch.optim.AdamW([*tower.parameters(), *quiz.parameters()], rate, weight_decay=0.01)
+    schedule = Schedule(optimizer, rate, steps)
+    figures: dict[str, float] = {}
+    for step, chosen in enumerate(batches(len(pool), batch, steps, generator)):
+        schedule.at(step)
+        told = quiz(look(model, pool, chosen))
+        optimizer.zero_grad()
+        quiz.loss(told, pool, chosen).backward()
+        nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
+        optimizer.step()
+        if step % 25 == 24 or step == steps - 1:
+            figures = what_is_seen(told, pool, chosen)
+            say(f"seeing {step + 1}/{steps}: " + ", ".join(f"{name} {value:.2f}" for name, value in figures.items()))
+    return figures
+
+
+def _losses(told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> dict[str, Tensor]:
+    widget = pool.kind[chosen] > 0
+    labelled = pool.first[chosen] >= 0
+    weight = torch.ones(len(KINDS))
+    weight[0] = 0.3  # most cells show nothing
+    coded = waves(pool.centre[chosen].flatten(), WAVES).view(*widget.shape, -1)
+    apart = (told["centre"] - pool.centre[chosen]).abs()
+    return {
+        "kind": functional.cross_entropy(told["kind"].flatten(0, 1), pool.kind[chosen].flatten(), weight),
+        "colour": 0.5 * functional.cross_entropy(told["colour"].flatten(0, 1), pool.colour[chosen].flatten()),
+        "rank": 0.3 * functional.cross_entropy(told["rank"].flatten(0, 1), pool.rank[chosen].flatten()),
+        "centre": 20 * apart[widget].mean() + 5 * apart[~widget].mean(),
+        "place": 2 * functional.mse_loss(told["place"][widget], coded[widget]),
+        "letters": 4 * functional.binary_cross_entropy_with_logits(
+            told["letters"][labelled], pool.letters[chosen][labelled]
+        ),
+        "first": 0.5 * functional.cross_entropy(told["first"].flatten(0, 1), pool.first[chosen].flatten()),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def what_is_seen(told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> dict[str, float]:
+    """How many answers are right."""
+    widget, labelled = pool.kind[chosen] > 0, pool.first[chosen] >= 0
+
+    def share(name: str, where: Tensor) -> float:
+        right: Tensor = told[name].argmax(-1) == getattr(pool, name)[chosen]
+        return float(right[where].float().mean())
+
+    error = (told["centre"] - pool.centre[chosen]).abs()[widget] * torch.tensor([160.0, 210.0])
+    said, true = told["letters"][labelled] > 0, pool.letters[chosen][labelled] > 0
+    both = (said & true).sum()
+    return {
+        "kind": share("kind", widget), "colour": share("colour", pool.colour[chosen] >= 0),
+        "rank": share("rank", widget), "centre_px": float(error.mean()), "first": share("first", labelled),
+        "letters_f1": float(2 * both / (said.sum() + true.sum()).clamp_min(1)),
+    }  # fmt: skip

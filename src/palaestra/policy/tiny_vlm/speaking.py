@@ -1,0 +1,189 @@
+"""Stage two: the language model learns to answer instructions in the action grammar, about what the tower sees.
+
+The tower goes on answering its quiz, and learns from both. A screen comes with several questions behind one picture,
+each blind for the others, so that the picture is read once and not once a question. Coordinates are taught as bells
+around the target's centre and not as one right number: neighbouring numbers share what is learned, and the policy stays
+as unsure as the bell is wide, which is what reinforcement learning explores with and has to overcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.policy.tiny_vlm.architecture import number_ids
+from palaestra.policy.tiny_vlm.lesson import Lesson, line_of
+from palaestra.policy.tiny_vlm.pool import Pool
+from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH
+from palaestra.policy.tiny_vlm.seeing import Quiz, Schedule, batches, look, what_is_seen
+
+__all__ = ["learn_to_speak"]
+
+_PHRASE_WEIGHT = 0.25
+"""Of a token that is no coordinate: the grammar is learned in no time, places are not."""
+_QUIZ_WEIGHT = 0.2
+"""Of what the cells are asked, beside the answers."""
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """A batch: screens with their questions behind one another."""
+
+    ids: Tensor
+    mask: Tensor
+    """[screens, 1, T, T], what sees what."""
+    positions: Tensor
+    rows: Tensor
+    """Of the tokens that predict an answer's."""
+    columns: Tensor
+    wanted: Tensor
+    bells: Tensor
+    """[coordinates, 1000]."""
+    bell_at: Tensor
+    """Which of the predictions they belong to."""
+    boxes: Tensor
+    """[coordinates, 2]: the first and last number on the target."""
+
+
+class _Packer:
+    def __init__(self, model: Any, tokenizer: Any, prefix: Sequence[int], *, blur_px: float) -> None:
+        self._prefix, self._padding, self._blur = list(prefix), tokenizer.pad_token_id, blur_px
+        self._numbers = torch.tensor(number_ids(tokenizer))
+        ids = torch.tensor([self._prefix])
+        kinds = (ids == model.config.image_token_id).int()
+        step = model.config.vision_config.spatial_merge_size * model.config.vision_config.patch_size
+        grid = torch.tensor([[1, HEIGHT // step * 2, WIDTH // step * 2]])
+        placed, _ = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)
+        self._placed = placed[:, 0]
+        self._next = int(placed.max()) + 1
+
+    def pack(self, lessons: Sequence[Sequence[Lesson]], generator: torch.Generator) -> _Sheet:
+        """Screens' lessons as one batch; places on targets are drawn from their bells."""
+        start = len(self._prefix)
+        length = start + max(sum(len(one.question) + len(one.answer) for one in row) for row in lessons)
+        ids = torch.full((len(lessons), length), self._padding)
+        ids[:, :start] = torch.tensor(self._prefix)
+        positions = torch.zeros(3, len(lessons), length, dtype=torch.long)
+        positions[:, :, :start] = self._placed[:, None]
+        group = torch.full((len(lessons), length), -1)
+        group[:, :start] = 0
+        rows, columns, wanted, bells, bell_at, boxes = [], [], [], [], [], []
+        for row, all_of_it in enumerate(lessons):
+            at = start
+            for number, lesson in enumerate(all_of_it, start=1):
+                answer = list(lesson.answer)
+                if lesson.widget is not None:
+                    for place, (centre, side, ends) in zip((1, 3), _sides(lesson), strict=True):
+                        bell, drawn = self._bell(centre, side, generator)
+                        answer[place] = int(self._numbers[drawn])
+                        bells.append(bell)
+                        bell_at.append(len(wanted) + place)
+                        boxes.append(ends)
+                own = [*lesson.question, *answer]
+                ids[row, at : at + len(own)] = torch.tensor(own)
+                positions[:, row, at : at + len(own)] = self._next + torch.arange(len(own))
+                group[row, at : at + len(own)] = number
+                first = at + len(lesson.question) - 1
+                rows += [row] * len(answer)
+                columns += range(first, first + len(answer))
+                wanted += answer
+                at += len(own)
+        return _Sheet(
+            ids, _seen(group), positions, torch.tensor(rows), torch.tensor(columns), torch.tensor(wanted),
+            torch.stack(bells), torch.tensor(bell_at), torch.tensor(boxes),
+        )  # fmt: skip
+
+    def _bell(self, centre: float, side: int, generator: torch.Generator) -> tuple[Tensor, int]:
+        width = self._blur * 999 / side
+        bell = torch.softmax(-0.5 * ((torch.arange(len(self._numbers)) - centre) / width) ** 2, 0)
+        return bell, int(torch.multinomial(bell, 1, generator=generator))
+
+
+def _sides(lesson: Lesson) -> list[tuple[float, int, tuple[float, float]]]:
+    assert lesson.widget is not None
+    (x, y), (left, top, right, bottom) = lesson.widget.centre, lesson.widget.box
+    return [
+        (line_of(x, WIDTH), WIDTH, (line_of(left, WIDTH), line_of(right + 1, WIDTH))),
+        (line_of(y, HEIGHT), HEIGHT, (line_of(top, HEIGHT), line_of(bottom + 1, HEIGHT))),
+    ]
+
+
+def _seen(group: Tensor) -> Tensor:
+    """Every token sees the picture (group 0) and what came before it in its own group; padding sees itself."""
+    length = group.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    same = group[:, :, None] == group[:, None, :]
+    shared = (group[:, None, :] == 0) & (group[:, :, None] >= 0)
+    return ((same | shared) & causal)[:, None]
+
+
+def learn_to_speak(
+    model: Any, quiz: Quiz, tokenizer: Any, pool: Pool, lessons: Sequence[Sequence[Lesson]], prefix: Sequence[int], *,
+    steps: int, batch: int, rate: float, blur_px: float, seed: int, say: Callable[[str], None],
+) -> dict[str, float]:  # fmt: skip
+    """Train the whole model; returns how good it is on its last batches."""
+    packer = _Packer(model, tokenizer, prefix, blur_px=blur_px)
+    generator = torch.Generator().manual_seed(seed)
+    weights = [*model.parameters(), *quiz.parameters()]
+    optimizer = torch.optim.AdamW(weights, rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = Schedule(optimizer, rate, steps)
+    numbers = torch.tensor(number_ids(tokenizer))
+    figures: dict[str, float] = {}
+    for step, chosen in enumerate(batches(len(pool), batch, steps, generator)):
+        schedule.at(step)
+        sheet = packer.pack([lessons[place] for place in chosen.tolist()], generator)
+        seen = look(model, pool, chosen)
+        told = quiz(seen)
+        log_probs = _answered(model, sheet, seen)
+        loss = _loss(log_probs, sheet, numbers)
+        optimizer.zero_grad()
+        (loss + _QUIZ_WEIGHT * quiz.loss(told, pool, chosen)).backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        now = what_is_seen(told, pool, chosen) | _figures(log_probs, sheet, numbers) | {"loss": float(loss.detach())}
+        figures = {name: 0.9 * figures.get(name, value) + 0.1 * value for name, value in now.items()}
+        if step % 25 == 24 or step == steps - 1:
+            say(f"speaking {step + 1}/{steps}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
+    return figures
+
+
+def _answered(model: Any, sheet: _Sheet, seen: Tensor) -> Tensor:
+    """Log-probabilities of every token of the vocabulary wherever an answer's token is predicted."""
+    pictures = SimpleNamespace(pooler_output=tuple(seen), deepstack_features=[])
+    hidden = model.model(
+        input_ids=sheet.ids, attention_mask=sheet.mask, position_ids=sheet.positions, use_cache=False,
+        mm_encoder_outputs={"image": pictures},
+    ).last_hidden_state  # fmt: skip
+    return torch.log_softmax(model.get_output_embeddings()(hidden[sheet.rows, sheet.columns]), -1)
+
+
+def _loss(log_probs: Tensor, sheet: _Sheet, numbers: Tensor) -> Tensor:
+    plain = -log_probs.gather(-1, sheet.wanted[:, None]).squeeze(-1)
+    phrase = torch.ones(len(plain), dtype=torch.bool)
+    phrase[sheet.bell_at] = False
+    # Less what a perfect answer would still cost, so that the figure says how much is left to learn.
+    entropy = -(sheet.bells * sheet.bells.clamp_min(1e-30).log()).sum(-1)
+    bells = -(sheet.bells * log_probs[sheet.bell_at][:, numbers]).sum(-1) - entropy
+    return bells.mean() + _PHRASE_WEIGHT * plain[phrase].mean()
+
+
+@torch.no_grad()
+def _figures(log_probs: Tensor, sheet: _Sheet, numbers: Tensor) -> dict[str, float]:
+    """How often the likeliest coordinate lies on the target, and how likely a drawn one does."""
+    likely = log_probs[sheet.bell_at][:, numbers]
+    best = likely.argmax(-1)
+    inside = (torch.arange(len(numbers)) >= sheet.boxes[:, :1]) & (torch.arange(len(numbers)) <= sheet.boxes[:, 1:])
+    hit = (best >= sheet.boxes[:, 0]) & (best <= sheet.boxes[:, 1])
+    mass = (likely.exp() * inside).sum(-1).view(-1, 2)
+    phrase = torch.ones(len(log_probs), dtype=torch.bool)
+    phrase[sheet.bell_at] = False
+    right = log_probs.argmax(-1) == sheet.wanted
+    return {
+        "greedy_x": float(hit[0::2].float().mean()), "greedy_y": float(hit[1::2].float().mean()),
+        "sampled": float(mass.prod(-1).mean()), "grammar": float(right[phrase].float().mean()),
+    }  # fmt: skip
