@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,17 +30,21 @@ def envs(
 
 
 def schema(
-    name: Annotated[str, typer.Argument(help="ppo, env, policy, trainer, telemetry, or run for the whole.")] = "",
+    name: Annotated[str, typer.Argument(help="ppo, env, policy, trainer, telemetry …; run or ui for the whole.")] = "",
 ) -> None:
     """Print the JSON Schema of a configuration section: every key, its default and what it does."""
     from palaestra.config import nearest
+    from palaestra.learner.trajectories.algorithm import TRAJECTORY_ALGORITHMS
     from palaestra.train.config import SECTIONS
+    from palaestra.train.ui_config import UI_SECTIONS
 
+    on_trajectories = {f"ui_{name}": cls.config_class for name, cls in TRAJECTORY_ALGORITHMS.items()}
+    known: dict[str, Any] = {**SECTIONS, **UI_SECTIONS, **on_trajectories}
     if not name:
-        print("\n".join(SECTIONS))
+        print("\n".join(known))
         return
-    if name not in SECTIONS:
-        close = nearest(name, SECTIONS, count=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(SECTIONS)}"
+    if name not in known:
+        close = nearest(name, known, count=1)
+        remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}"
         raise ConfigError("schema", name, "no such section", remedy)
-    print(json.dumps(SECTIONS[name].model_json_schema(), indent=2))
+    print(json.dumps(known[name].model_json_schema(), indent=2))
