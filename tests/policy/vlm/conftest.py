@@ -30,6 +30,12 @@ def build(directory):
     return lambda **keys: built(directory, **keys)
 
 
+@pytest.fixture(scope="session")
+def still(directory):
+    """One policy of each family, for tests that leave it as it is."""
+    return built(directory)
+
+
 def built(directory, **keys):
     """A small policy, its adapters away from zero so that they matter."""
     moved = keys.pop("moved", True)

@@ -80,7 +80,7 @@ ANSWERS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(answers=ANSWERS, history=st.integers(0, 5), text=st.text(max_size=20))
 def test_a_prompt_extends_the_one_before_it_id_by_id_until_the_window_slides(words, answers, history, text):
     write = writer(words, history=history).write

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from tests.policy.vlm.conftest import conversation, requests, turns_of
+from tests.policy.vlm import toy
+from tests.policy.vlm.conftest import built, conversation, requests, turns_of
 
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm import SampleRequest
@@ -25,8 +26,15 @@ def _by_transformers(policy, prompt, answer):
     return torch.log_softmax(scores, -1).gather(-1, ids[0, len(prompt.ids) :, None])[:, 0].numpy()
 
 
-def test_sampler_trainer_and_the_library_itself_agree_on_every_token(build):
-    policy = build()
+def test_sampler_trainer_and_the_library_itself_agree_on_every_token(still):
+    _agree(still)
+
+
+def test_they_agree_on_the_older_qwen2_vl_as_well(tmp_path):
+    _agree(built(toy.make(tmp_path / "model", "qwen2_vl")))
+
+
+def _agree(policy):
     asked = requests(policy, 8)
     assert {len(request.prompt.pictures) for request in asked} == {1, 2, 3}
     assert len({len(request.prompt.ids) for request in asked}) > 4
@@ -41,8 +49,8 @@ def test_sampler_trainer_and_the_library_itself_agree_on_every_token(build):
     assert spread.std() > 0.5, "a test on near-uniform distributions would show nothing"
 
 
-def test_a_hotter_distribution_is_the_one_that_is_recorded(build):
-    policy = build()
+def test_a_hotter_distribution_is_the_one_that_is_recorded(still):
+    policy = still
     asked = requests(policy, 4)
     answers = policy.sample(asked, temperature=0.6, max_new_tokens=8)
     for again, answer in zip(
@@ -51,8 +59,8 @@ def test_a_hotter_distribution_is_the_one_that_is_recorded(build):
         np.testing.assert_allclose(again.numpy(), answer.log_probs, atol=1e-4)
 
 
-def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(build):
-    policy = build()
+def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(still):
+    policy = still
     asked = requests(policy, 6)
     together = policy.sample(asked, max_new_tokens=10)
     for request, answer in zip(asked, together, strict=True):
@@ -61,8 +69,8 @@ def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(build):
         np.testing.assert_allclose(alone.log_probs, answer.log_probs, atol=1e-5)
 
 
-def test_the_greedy_answer_is_what_the_librarys_own_generation_gives(build):
-    policy = build()
+def test_the_greedy_answer_is_what_the_librarys_own_generation_gives(still):
+    policy = still
     prompt = policy.prompt(conversation(3, 2))
     (answer,) = policy.sample([SampleRequest(prompt, 0)], temperature=0, max_new_tokens=12)
     patches = [policy.prompts.shop.patches(picture) for picture in prompt.pictures]
@@ -76,8 +84,8 @@ def test_the_greedy_answer_is_what_the_librarys_own_generation_gives(build):
     assert not answer.log_probs.any(), "a choice without chance has probability 1"
 
 
-def test_tokens_come_as_often_as_their_probability_says(build):
-    policy = build()
+def test_tokens_come_as_often_as_their_probability_says(still):
+    policy = still
     prompt = policy.prompt(conversation(1, 0))
     drawn = policy.sample([SampleRequest(prompt, seed) for seed in range(500)], max_new_tokens=1)
     counts = np.bincount([int(one.token_ids[0]) for one in drawn], minlength=400)
@@ -89,8 +97,8 @@ def test_tokens_come_as_often_as_their_probability_says(build):
     assert not counts[list(policy.rules.forbidden)].any()
 
 
-def test_an_answer_ends_with_its_end_token_or_is_cut(build):
-    policy = build()
+def test_an_answer_ends_with_its_end_token_or_is_cut(still):
+    policy = still
     answers = policy.sample(requests(policy, 40), max_new_tokens=12)
     ended = [answer for answer in answers if answer.ended]
     assert ended
@@ -110,11 +118,11 @@ def test_every_token_carries_its_version(build):
     assert len(answer.versions) == len(answer.log_probs) == len(answer.token_ids)
 
 
-def test_nothing_asked_is_nothing_answered(build):
-    assert build().sample([]) == []
+def test_nothing_asked_is_nothing_answered(still):
+    assert still.sample([]) == []
 
 
-def test_a_prompt_beyond_the_models_length_is_refused(build):
-    policy = build()
+def test_a_prompt_beyond_the_models_length_is_refused(still):
+    policy = still
     with pytest.raises(ConfigError, match="exceed the model's 4096"):
         policy.sample(requests(policy, 1), max_new_tokens=4090)

@@ -82,6 +82,9 @@ def config(family, ids, *, hidden=HIDDEN, layers=LAYERS):
     if family == "qwen2_5_vl":
         vision |= {"window_size": 4 * FACTOR, "fullatt_block_indexes": [1]}
         return transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens)
+    if family == "qwen2_vl":
+        vision |= {"embed_dim": hidden, "mlp_ratio": 2}
+        return transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **tokens)
     text |= {"head_dim": hidden // 4}
     text["rope_parameters"]["mrope_interleaved"] = True
     vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
@@ -92,6 +95,7 @@ def model(family, ids, *, seed=0, **sizes):
     import transformers
 
     kinds = {
+        "qwen2_vl": transformers.Qwen2VLForConditionalGeneration,
         "qwen2_5_vl": transformers.Qwen2_5_VLForConditionalGeneration,
         "qwen3_vl": transformers.Qwen3VLForConditionalGeneration,
     }
