@@ -351,24 +351,27 @@ def _cpu_ms(rounds: Iterable[dict[str, Any]]) -> float:
     return min(one["browser_cpu_ms"] + one["our_cpu_ms"] for one in rounds)
 
 
-async def measured(options: argparse.Namespace) -> dict[str, Any]:
-    result: dict[str, Any] = {"machine": facts(), "chromium": find_chromium(options.chromium).path}
-    openings, steps, loads = [], [], {}
+async def measured(options: argparse.Namespace, told: Callable[[dict[str, Any]], None]) -> None:
+    """Round after round; `told` hears after each what is known by then."""
+    machine, chromium = facts(), find_chromium(options.chromium).path
+    openings: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    loads: dict[str, list[float]] = {}
     for number in range(options.rounds):
-        if options.openings:
-            for task in ("click_target/button", "miniwob/click-button"):
-                openings += [{"round": number, **line} for line in await openings_round(task, options)]
-                loads.setdefault(task, []).extend(await navigation(task, options))
         for agents in options.agents:
             for name in options.contenders:
                 line = {"round": number, **await steps_round(name, agents, options)}
                 print(json.dumps(line), file=sys.stderr, flush=True)
                 steps.append(line)
-    tasks = dict.fromkeys(line["task"] for line in openings)
-    result["openings"] = [line for task in tasks for line in openings_told(openings, task)]
-    result["navigation"] = {task: quantiles_ms(seconds) for task, seconds in loads.items()}
-    result |= {"steps": best_and_median(steps), "rounds": steps, "load_at_end": load()}
-    return result
+        for task in ("click_target/button", "miniwob/click-button") if options.openings else ():
+            openings += await openings_round(task, options)
+            loads.setdefault(task, []).extend(await navigation(task, options))
+        told({
+            "machine": machine, "chromium": chromium, "load_at_end": load(),
+            "openings": [line for task in loads for line in openings_told(openings, task)],
+            "navigation": {task: quantiles_ms(seconds) for task, seconds in loads.items()},
+            "steps": best_and_median(steps), "rounds": steps,
+        })  # fmt: skip
 
 
 def main() -> None:
@@ -383,11 +386,14 @@ def main() -> None:
     parser.add_argument("--name", default="sessions", help="of the files of results")
     parser.add_argument("--dry", action="store_true", help="print the tables and write nothing")
     options = parser.parse_args()
-    result = asyncio.run(measured(options))
-    if not options.dry:
-        (RESULTS / f"{options.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / f"{options.name}.md").write_text(markdown(result))
-    print(markdown(result))
+
+    def told(result: dict[str, Any]) -> None:
+        if not options.dry:
+            (RESULTS / f"{options.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            (RESULTS / f"{options.name}.md").write_text(markdown(result))
+        print(markdown(result), flush=True)
+
+    asyncio.run(measured(options, told))
 
 
 if __name__ == "__main__":
