@@ -5,8 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,6 @@ class Cluster:
 
     kubeconfig: Path
     plane: ControlPlane | None
-    made: list = field(default_factory=list)
 
     def kubectl(self, *arguments, stdin=None, allowed_to_fail=False):
         """What it says, or, if it may fail, its exit code."""
@@ -73,6 +73,13 @@ class Place:
     def kubectl(self, *arguments, **how):
         return self.cluster.kubectl("--namespace", self.namespace, *arguments, **how)
 
+    def until_usable(self):
+        """The service account that every pod needs is made by a controller, a moment after its namespace."""
+        end = time.monotonic() + 60
+        while not self.objects("serviceaccounts"):
+            assert time.monotonic() < end, "no controller makes the namespace's service account"
+            time.sleep(0.05)
+
     @property
     def port(self):
         return self.cluster.plane.port
@@ -106,7 +113,9 @@ def cluster(tmp_path_factory):
     plane = ControlPlane(tmp_path_factory.mktemp("plane"))
     try:
         plane.start()
-        yield Cluster(plane.kubeconfig("admin"), plane)
+        found = Cluster(plane.kubeconfig("admin"), plane)
+        with _pods_run(found):
+            yield found
     finally:
         plane.stop()
 
@@ -117,25 +126,18 @@ def place(cluster):
     namespace = f"palaestra-test-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", namespace)
     try:
-        with _pods_run(cluster, namespace):
-            found = Place(cluster, namespace, cluster.kubeconfig)
-            yield found
-            left = [name for kind in ("pods", "configmaps") for name in map(_name, found.objects(kind))]
-            assert [name for name in left if name != "kube-root-ca.crt"] == []
+        found = Place(cluster, namespace, cluster.kubeconfig)
+        found.until_usable()
+        yield found
+        left = [one["metadata"]["name"] for kind in ("pods", "configmaps") for one in found.objects(kind)]
+        assert [name for name in left if name != "kube-root-ca.crt"] == []
     finally:
         cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
-def _name(document):
-    return document["metadata"]["name"]
-
-
 @contextlib.contextmanager
-def _pods_run(cluster, namespace):
-    if cluster.plane is None:
-        yield
-        return
-    command = [sys.executable, "-m", "tests.kubernetes.kubelet_stand_in", str(cluster.kubeconfig), namespace]
+def _pods_run(cluster):
+    command = [sys.executable, "-m", "tests.kubernetes.kubelet_stand_in", str(cluster.kubeconfig)]
     node = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert node.stdout.readline() == b"ready\n"
@@ -143,7 +145,7 @@ def _pods_run(cluster, namespace):
     finally:
         node.stdin.close()
         try:
-            assert node.wait(30) == 0
+            assert node.wait(60) == 0
         finally:
             node.kill()
             node.stdout.close()

@@ -1,11 +1,11 @@
 """Plays scheduler and kubelet for a cluster without nodes: every pod becomes a real session server on this machine.
 
-    python -m tests.kubernetes.kubelet_stand_in KUBECONFIG NAMESPACE
+    python -m tests.kubernetes.kubelet_stand_in KUBECONFIG
 
-Watches pods over the real API, binds each to a node, starts `palaestra.sessions.server --fake` on a loopback address of
-its own, probes it and writes the status a kubelet would write; a process that ends becomes a failed pod, a deleted pod
-ends its process. A pod can ask for trouble by an annotation (`TROUBLE`); what a kubelet says then is said here. Prints
-`ready` once it listens, and ends, with all its processes, when its standard input does.
+Watches the pods of every namespace over the real API, binds each to a node, starts `palaestra.sessions.server --fake`
+on a loopback address of its own, probes it and writes the status a kubelet would write; a process that ends becomes a
+failed pod, a deleted pod ends its process. A pod can ask for trouble by an annotation (`TROUBLE`); what a kubelet says
+then is said here. Prints `ready` once it listens, and ends, with all its processes, when its standard input does.
 """
 
 import asyncio
@@ -29,6 +29,13 @@ MERGE = "application/merge-patch+json"
 FINGERPRINT = "2026-01-01T00:00:00Z"
 
 
+class NodeApi(ClusterApi):
+    """The same API as a node sees it: all namespaces at once."""
+
+    def _path(self, *parts):
+        return "/".join(("/api/v1", *parts))
+
+
 class StandIn:
     """One node's worth of pods."""
 
@@ -36,8 +43,9 @@ class StandIn:
         self._api = api
         self._tasks, self._processes, self._endings = {}, {}, []
         # Addresses are not used again soon, so that no connection is answered by the next pod.
-        self._addresses = (f"127.{16 + n // 62500 % 200}.{n // 250 % 250}.{1 + n % 250}" for n in itertools.count())
-        self._addresses = itertools.islice(self._addresses, random.randrange(10_000_000), None)
+        numbers = itertools.count(random.randrange(10_000_000))
+        self._addresses = (f"127.{16 + n // 62500 % 200}.{n // 250 % 250}.{1 + n % 250}" for n in numbers)
+        self._gone = set()
 
     async def run(self, ready):
         """List, watch, and begin again whenever that breaks."""
@@ -73,6 +81,7 @@ class StandIn:
             self._endings.append(asyncio.create_task(self._terminate(metadata)))
 
     def _forced(self, uid):
+        self._gone.add(uid)
         process = self._processes.get(uid)
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -91,7 +100,7 @@ class StandIn:
 
     async def _delete(self, metadata):
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
-        await self._insist("DELETE", f"pods/{metadata['name']}", body)
+        await self._insist("DELETE", metadata, "", body)
 
     async def _live(self, document):
         """From Pending to its end."""
@@ -108,7 +117,7 @@ class StandIn:
                 "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
                 "metadata": {"name": metadata["name"]},
             }
-            await self._insist("POST", f"pods/{metadata['name']}/binding", target)
+            await self._insist("POST", metadata, "/binding", target)
         container = spec["containers"][0]
         waiting = {
             "image": {"reason": "ErrImagePull", "message": f'pull access denied for "{container["image"]}"'},
@@ -130,6 +139,8 @@ class StandIn:
             )
         process = await self._started(trouble, address, port)
         self._processes[metadata["uid"]] = process
+        if metadata["uid"] in self._gone:
+            self._forced(metadata["uid"])
         running = _container(container, pid=process.pid, running={"startedAt": FINGERPRINT})
         await self._say(metadata, {**status, "conditions": [scheduled, unready], "containerStatuses": [running]})
         if await self._probed(process, address, port):
@@ -170,16 +181,15 @@ class StandIn:
         return False
 
     async def _say(self, metadata, status):
-        await self._insist(
-            "PATCH", f"pods/{metadata['name']}/status", {"metadata": {"uid": metadata["uid"]}, "status": status}
-        )
+        await self._insist("PATCH", metadata, "/status", {"metadata": {"uid": metadata["uid"]}, "status": status})
 
-    async def _insist(self, method, path, body):
+    async def _insist(self, method, metadata, part, body):
         """Until the API server has answered; that the pod is gone is an answer, too."""
+        path = self._api._path("namespaces", metadata["namespace"], "pods", metadata["name"]) + part
         while True:
             try:
                 content = MERGE if method == "PATCH" else "application/json"
-                return await self._api._call(method, self._api._path(path), body=body, content_type=content)
+                return await self._api._call(method, path, body=body, content_type=content)
             except ApiRefused as refused:
                 if refused.status in (404, 409):
                     return None
@@ -208,8 +218,8 @@ def _container(container, *, pid=0, **state):
     }
 
 
-async def main(kubeconfig, namespace):
-    api = ClusterApi(KubernetesConfig(kubeconfig=Path(kubeconfig), namespace=namespace))
+async def main(kubeconfig):
+    api = NodeApi(KubernetesConfig(kubeconfig=Path(kubeconfig)))
     await api.open()
     over = asyncio.Event()
     loop = asyncio.get_running_loop()

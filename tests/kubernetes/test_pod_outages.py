@@ -20,7 +20,12 @@ def plane(cluster):
     return cluster.plane
 
 
-def test_an_api_server_killed_and_started_again_loses_no_session_and_a_death_meanwhile_is_told(place, plane):
+def test_an_api_server_killed_and_started_again_loses_no_session_and_a_death_meanwhile_is_told(
+    place, plane, monkeypatch
+):
+    # On a loaded machine it takes longer to come back than anybody would be left waiting elsewhere.
+    monkeypatch.setattr(fleet, "OUTAGE_S", 120.0)
+
     async def body():
         async with carried(place) as (runtime, lost):
             names = ("one", "two", "three")

@@ -24,7 +24,8 @@ from palaestra.gateway.pods.refusal import ApiRefused, ApiUnreachable
 
 __all__ = ["ClusterApi"]
 
-CALL = aiohttp.ClientTimeout(total=30.0, sock_connect=5.0)
+CALL = aiohttp.ClientTimeout(total=10.0, sock_connect=5.0)
+"""An API server that is starting takes requests long before it answers them; the next attempt finds it ready."""
 WATCH_S = 60
 """How long one watch lasts before it is taken up again: so long a connection that died silently can go unnoticed."""
 WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=WATCH_S + 10.0)

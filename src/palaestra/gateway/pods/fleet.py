@@ -22,7 +22,7 @@ __all__ = ["Fleet", "verdict"]
 
 _log = logging.getLogger(__name__)
 
-OUTAGE_S = 20.0
+OUTAGE_S = 30.0
 """How long an API server that does not answer is waited for, with somebody waiting for us: a restart takes 5 to 10."""
 REMOVAL_S = 30.0
 """From a granted deletion to the pod's end; one that takes longer has to be asked for again."""
