@@ -13,6 +13,7 @@ from palaestra.errors import EnvironmentFailed
 pytestmark = pytest.mark.kubernetes
 
 
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     ("trouble", "reason", "said"),
     [
@@ -40,6 +41,7 @@ def test_a_pod_that_cannot_get_ready_is_given_up_with_the_reason_and_removed(pla
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [("", "container session ended with exit code 137"), ("oom", "container session was OOMKilled (exit code 137)")],
@@ -73,6 +75,7 @@ def test_a_pod_deleted_by_somebody_else_is_a_lost_session(place):
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_a_session_that_is_not_waited_for_any_more_is_not_made(place):
     async def body():
         async with carried(place, document=manifest_document(trouble="slow")) as (runtime, _):
@@ -86,6 +89,7 @@ def test_a_session_that_is_not_waited_for_any_more_is_not_made(place):
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_stopping_gives_up_what_is_half_made_and_leaves_nothing(place):
     async def body():
         async with carried(place, document=manifest_document(trouble="slow")) as (runtime, _):
@@ -114,6 +118,7 @@ def test_a_pod_of_ours_that_nobody_waits_for_is_removed(place):
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_a_session_without_grace_is_gone_at_once(place):
     async def body():
         async with carried(place, document=manifest_document(grace_s=0)) as (runtime, _):

@@ -62,6 +62,7 @@ async def ask(url, method, path, **how):
         return response.status, await response.json(content_type=None)
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_a_session_in_a_pod_through_the_gateway_keeps_every_rule_of_the_kit(place, tmp_path):
     async def body():
         async with gateway(written(place, tmp_path, warm=1)) as (process, url):
@@ -99,6 +100,7 @@ def test_what_a_gateway_killed_with_9_left_is_gone_when_the_next_one_serves(plac
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_a_lost_pod_is_an_environment_failure_to_whoever_uses_the_session(place, tmp_path):
     async def body():
         async with gateway(written(place, tmp_path, warm=0)) as (_, url):

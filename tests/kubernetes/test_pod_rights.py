@@ -134,6 +134,7 @@ def test_a_manifest_the_cluster_does_not_accept_is_refused_at_the_start_in_its_o
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_an_api_server_that_is_not_there_is_refused_at_the_start(place, tmp_path):
     (port,) = free_ports(1)
     file = tmp_path / "kubeconfig"

@@ -63,6 +63,7 @@ def test_a_spare_that_was_written_to_since_is_claimed_all_the_same_and_two_claim
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_a_spare_that_dies_is_replaced_and_nobody_is_told_of_a_loss(place):
     async def body():
         async with carried(place, warm=1) as (runtime, lost):
