@@ -80,10 +80,17 @@ def _order_numbers(model: Any, tokenizer: Any) -> None:
     """
     code = waves(torch.arange(NUMBERS) / NUMBERS, WAVES)
     ids = torch.tensor(number_ids(tokenizer))
+    going_in, coming_out = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     with torch.no_grad():
-        for weight, place in ((model.get_input_embeddings().weight, 0), (model.get_output_embeddings().weight, 24)):
+        # As large as what a layer adds; smaller, a word would be drowned by the first thing that is said about it.
+        going_in.mul_(10.0)
+        for weight, place in ((going_in, 0), (coming_out, 24)):
             weight[ids] = weight[ids] * 0.1
-            weight[ids, place : place + code.shape[1]] += 0.1 * code
+            weight[ids, place : place + code.shape[1]] += 0.4 * code
+        for layer in model.model.language_model.layers:
+            # Attention that can pick one cell of a hundred from the first step on.
+            layer.self_attn.q_norm.weight.fill_(1.5)
+            layer.self_attn.k_norm.weight.fill_(1.5)
 
 
 def _order_places(weight: torch.Tensor) -> None:

@@ -46,6 +46,8 @@ def write_model(taught: Taught, recipe: Recipe, path: Path) -> dict[str, Any]:
         taught.model.half().save_pretrained(building)
         taught.tokenizer.save_pretrained(building)
         build_image_processor().save_pretrained(building)
+        for file in building.iterdir():
+            file.chmod(0o644)
         manifest = _manifest(taught, recipe, building)
         (building / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         building.rename(path)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from palaestra.policy.tiny_vlm.architecture import WAVES, waves
 from palaestra.policy.tiny_vlm.pool import ACROSS, DOWN, LETTERS, RANKS, Pool, patches
-from palaestra.policy.tiny_vlm.screens import KINDS
+from palaestra.policy.tiny_vlm.screens import HEIGHT, KINDS, WIDTH
 from palaestra.policy.tiny_vlm.words import COLOURS
 
 __all__ = ["Quiz", "Schedule", "batches", "learn_to_see", "look", "what_is_seen"]
@@ -107,17 +107,28 @@ def _losses(told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> dict[str, Te
     weight[0] = 0.3  # most cells show nothing
     coded = waves(pool.centre[chosen].flatten(), WAVES).view(*widget.shape, -1)
     apart = (told["centre"] - pool.centre[chosen]).abs()
+    spelled = functional.binary_cross_entropy_with_logits(told["letters"], pool.letters[chosen], reduction="none").mean(
+        -1
+    )
     return {
-        "kind": functional.cross_entropy(told["kind"].flatten(0, 1), pool.kind[chosen].flatten(), weight),
-        "colour": 0.5 * functional.cross_entropy(told["colour"].flatten(0, 1), pool.colour[chosen].flatten()),
-        "rank": 0.3 * functional.cross_entropy(told["rank"].flatten(0, 1), pool.rank[chosen].flatten()),
-        "centre": 20 * apart[widget].mean() + 5 * apart[~widget].mean(),
-        "place": 2 * functional.mse_loss(told["place"][widget], coded[widget]),
-        "letters": 4 * functional.binary_cross_entropy_with_logits(
-            told["letters"][labelled], pool.letters[chosen][labelled]
-        ),
-        "first": 0.5 * functional.cross_entropy(told["first"].flatten(0, 1), pool.first[chosen].flatten()),
-    }  # fmt: skip
+        "kind": 3 * functional.cross_entropy(told["kind"].flatten(0, 1), pool.kind[chosen].flatten(), weight),
+        "colour": 0.5 * _wrong(told["colour"], pool.colour[chosen]),
+        "rank": 0.3 * _wrong(told["rank"], pool.rank[chosen]),
+        "centre": 5 * _mean(apart.mean(-1), widget) + _mean(apart.mean(-1), ~widget),
+        "place": 0.5 * _mean((told["place"] - coded).square().mean(-1), widget),
+        "letters": 2 * _mean(spelled, labelled),
+        "first": 0.3 * _wrong(told["first"], pool.first[chosen]),
+    }
+
+
+def _wrong(told: Tensor, wanted: Tensor) -> Tensor:
+    losses = functional.cross_entropy(told.flatten(0, 1), wanted.flatten(), reduction="none")
+    return _mean(losses, wanted.flatten() >= 0)
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    """Over the cells it concerns; a batch may have none."""
+    return (values * where).sum() / where.sum().clamp_min(1)
 
 
 @torch.no_grad()
@@ -127,13 +138,13 @@ def what_is_seen(told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> dict[st
 
     def share(name: str, where: Tensor) -> float:
         right: Tensor = told[name].argmax(-1) == getattr(pool, name)[chosen]
-        return float(right[where].float().mean())
+        return float(_mean(right.float(), where))
 
-    error = (told["centre"] - pool.centre[chosen]).abs()[widget] * torch.tensor([160.0, 210.0])
+    error = ((told["centre"] - pool.centre[chosen]).abs() * torch.tensor([WIDTH, HEIGHT])).mean(-1)
     said, true = told["letters"][labelled] > 0, pool.letters[chosen][labelled] > 0
     both = (said & true).sum()
     return {
         "kind": share("kind", widget), "colour": share("colour", pool.colour[chosen] >= 0),
-        "rank": share("rank", widget), "centre_px": float(error.mean()), "first": share("first", labelled),
+        "rank": share("rank", widget), "centre_px": float(_mean(error, widget)), "first": share("first", labelled),
         "letters_f1": float(2 * both / (said.sum() + true.sum()).clamp_min(1)),
     }  # fmt: skip
