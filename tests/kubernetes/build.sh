@@ -17,6 +17,8 @@ if [ "$node" = --node ]; then
     wanted="$wanted cmd/kube-scheduler cmd/kubelet"
     packages="$packages containerd runc containernetworking-plugins podman catatonit debootstrap"
 fi
+# Debian's own package of it cannot stand beside that of other vendors, so it is built where there is none.
+command -v kubectl >/dev/null || wanted="$wanted cmd/kubectl"
 
 missing=
 for one in $wanted; do [ -x "$directory/${one#cmd/}" ] || missing="$missing $one"; done

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.control_plane import CACHE, ControlPlane
 from tests.kubernetes.kubelet_stand_in import TROUBLE
 
 from palaestra.gateway.pods.config import KubernetesConfig
@@ -47,8 +48,9 @@ class Cluster:
     def kubectl(self, *arguments, stdin=None, allowed_to_fail=False):
         """What it says, or, if it may fail, its exit code."""
         done = subprocess.run(
-            ["kubectl", "--kubeconfig", str(self.kubeconfig), *arguments], input=stdin, capture_output=True, text=True
-        )
+            [shutil.which("kubectl") or str(CACHE / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=stdin, capture_output=True, text=True,
+        )  # fmt: skip
         if allowed_to_fail:
             return done.returncode
         assert done.returncode == 0, done.stderr
