@@ -1,0 +1,171 @@
+"""A whole run on screens, with the built-in model and sessions without a browser behind a real gateway."""
+
+import json
+import sys
+
+import pytest
+
+from palaestra.errors import CheckpointError, ConfigError, SessionRefused
+from palaestra.experience.trajectory import Outcome
+from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.policy.vlm import VLMPolicy
+from palaestra.telemetry import JournalReader, TrainingStep
+from palaestra.train import gateway_child
+from palaestra.train.gateway_child import own_gateway
+from palaestra.train.run_directory import is_ui_checkpoint
+from palaestra.train.ui_checkpoint import read_ui_checkpoint
+from palaestra.train.ui_config import ui_config_from
+from palaestra.train.ui_evaluation import load_ui_policy, play_held_out
+from palaestra.train.ui_loop import train_ui
+
+FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", "--port", "0"])
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    real = gateway_child.subprocess.Popen
+    patch = pytest.MonkeyPatch()
+    patch.setattr(
+        gateway_child.subprocess, "Popen", lambda command, **how: real([*command, f"server_command={FAKE}"], **how)
+    )
+    with own_gateway(max_sessions=16, servers=1) as address:
+        patch.undo()
+        token = tmp_path_factory.mktemp("gateway") / "token"
+        token.write_text(address.token)
+        yield {"gateway": address.url, "token_file": str(token)}, address
+
+
+def config(gateway, updates=2, **more):
+    trainer = {"batch_size": 4, "num_training_steps": updates, "learning_rate": 1e-3, **more.pop("trainer", {})}
+    return ui_config_from(
+        {
+            "experiment_name": "t", "model": {"name": "tiny", "max_new_tokens": 12, "history": 1, "lora_rank": 4},
+            "tasks": [{"task": "fake/button"}], "algorithm": {"name": "ppo"}, "trainer": trainer,
+            "actor": {"max_steps_per_episode": 2}, "actor_pool": {"target_concurrent_actors": 3},
+            "environment": gateway[0], "telemetry": {"progress": False}, **more,
+        }
+    )  # fmt: skip
+
+
+def steps_of(run):
+    records = JournalReader(run.attempts()[-1].journal).read()
+    return [record.event for record in records if isinstance(record.event, TrainingStep)]
+
+
+def learned(run):
+    policy = load_ui_policy(run.latest_checkpoint())[1]
+    return policy.fingerprint, policy.version
+
+
+def test_a_run_plays_learns_records_and_leaves_a_checkpoint_of_two_updates(gateway, tmp_path):
+    outcome = train_ui(config(gateway), root=tmp_path, run_id="one")
+    assert (outcome.steps, outcome.interrupted) == (8, False)
+    assert [step.update for step in steps_of(outcome.run)] == [1, 2]
+    assert outcome.final["policy_version"] == 2
+    assert outcome.final["disagreement_max"] < 1e-3
+    archive = TrajectoryArchive(outcome.run.attempts()[0].path / "trajectories")
+    played = list(archive.load())
+    assert len(played) == 8
+    assert all(trajectory.learnable and trajectory.pictures for trajectory in played)
+    assert sorted({version for one in played for turn in one.turns for version in turn.versions.tolist()}) == [0, 1]
+    assert is_ui_checkpoint(outcome.checkpoint)
+    assert learned(outcome.run)[1] == 2
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(gateway, tmp_path):
+    first = train_ui(config(gateway), root=tmp_path, run_id="a")
+    again = train_ui(config(gateway), root=tmp_path, run_id="b")
+    other = train_ui(config(gateway, trainer={"seed": 1}), root=tmp_path, run_id="c")
+    assert learned(first.run) == learned(again.run)
+    assert learned(first.run) != learned(other.run)
+
+
+def test_a_resumed_run_ends_with_the_very_weights_of_one_that_was_not_stopped(gateway, tmp_path):
+    whole = train_ui(config(gateway, 3), root=tmp_path, run_id="whole")
+    part = train_ui(config(gateway, 1), root=tmp_path, run_id="part")
+    resumed = train_ui(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
+    assert resumed.steps == whole.steps == 12
+    assert learned(resumed.run) == learned(whole.run)
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_played_behind_the_learners_back_nothing_is_older_than_allowed(gateway, tmp_path, backend):
+    asynchronous = {"collection": "asynchronous", "max_staleness": 1}
+    settings = config(gateway, 3, trainer=asynchronous, inference={"backend": backend})
+    outcome = train_ui(settings, root=tmp_path, run_id="back")
+    assert outcome.final["update"] == 3
+    assert all(step.metrics["staleness_max"] <= 1 for step in steps_of(outcome.run))
+    assert all(step.metrics["trajectories_learned"] == 4 for step in steps_of(outcome.run))
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "rejection_sampling"}, {"name": "grpo", "group_size": 2}])
+def test_a_batch_that_teaches_nothing_is_said_and_does_not_hold_up_the_run(gateway, tmp_path, algorithm):
+    hopeless = {"model": {"name": "tiny", "max_new_tokens": 1, "history": 0}, "algorithm": algorithm}
+    outcome = train_ui(config(gateway, **hopeless), root=tmp_path, run_id="none")
+    assert outcome.final["trajectories_learned"] == 0
+    assert outcome.final["policy_version"] == 0
+    assert outcome.final["unreadable_share"] == 1.0
+    text = outcome.run.attempts()[0].journal.read_text()
+    assert text.count("Nothing was learned from this batch") == 2
+
+
+def test_screens_that_break_are_counted_tried_again_and_never_learned_from(gateway, tmp_path):
+    breaking = {"tasks": [{"task": "fake/button", "params": {"fail_at": 1}}], "actor": {"retries": 1}}
+    outcome = train_ui(config(gateway, 1, **breaking), root=tmp_path, run_id="broken")
+    assert outcome.final["trajectories_learned"] == 0
+    assert outcome.final["environment_failures"] == 8  # four episodes, two sessions each
+    archive = TrajectoryArchive(outcome.run.attempts()[0].path / "trajectories")
+    assert {trajectory.outcome for trajectory in archive.load()} == {Outcome.ENVIRONMENT_FAILED}
+
+
+def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):
+    settings = config(gateway, 2, trainer={"collection": "asynchronous"}, algorithm={"name": "ppo"})
+    outcome = train_ui(settings, root=tmp_path, run_id="queue")
+    found = read_ui_checkpoint(outcome.checkpoint)
+    assert found.state["ready"] == len(found.waiting)
+    assert found.state["about"]["config"]["algorithm"]["name"] == "ppo"
+
+
+def test_a_task_that_does_not_exist_ends_the_run_with_its_name(gateway, tmp_path):
+    with pytest.raises(SessionRefused, match="there is fake/button alone"):
+        train_ui(config(gateway, tasks=[{"task": "fake/no-such"}]), root=tmp_path, run_id="no")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": {"name": "/no/such/model"}}, "model.name"),
+        ({"model": {"name": "tiny", "lora_target_option": "custom", "lora_target_modules": ["q_prod"]}}, "q_prod"),
+        ({"actor": {"codec": "qwen4"}}, "no codec has this name"),
+        ({"environment": {"gateway": "http://127.0.0.1:9"}}, "cannot be reached"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_run_directory_exists(gateway, tmp_path, wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        train_ui(config(gateway, **wrong), root=tmp_path, run_id="no")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(gateway, tmp_path):
+    outcome = train_ui(config(gateway, 1), root=tmp_path, run_id="one")
+    other = config(gateway).model.model_copy(update={"lora_rank": 8})
+    with pytest.raises(CheckpointError, match="another architecture"):
+        VLMPolicy.from_config(other).load(read_ui_checkpoint(outcome.checkpoint).policy)
+
+
+def test_a_damaged_checkpoint_is_refused(gateway, tmp_path):
+    outcome = train_ui(config(gateway, 1), root=tmp_path, run_id="one")
+    state = outcome.checkpoint / "state.json"
+    state.write_text(state.read_text().replace('"episodes"', '"episode"'))
+    with pytest.raises(CheckpointError, match=r"state.json is truncated or corrupt"):
+        read_ui_checkpoint(outcome.checkpoint)
+
+
+def test_held_out_tasks_are_the_same_for_everybody_and_are_played_in_order(gateway, tmp_path):
+    settings = config(gateway)
+    policy = VLMPolicy.from_config(settings.model)
+    played = play_held_out(settings, policy, gateway[1], episodes=3)
+    assert [one.task["seed"] for one in played] == [1_000_000_000, 1_000_000_001, 1_000_000_002]
+    greedy = play_held_out(settings, policy, gateway[1], episodes=2, greedy=True, samples=2)
+    assert [one.task["seed"] for one in greedy] == [1_000_000_000] * 2 + [1_000_000_001] * 2
+    assert greedy[0].turns[0].text == greedy[1].turns[0].text
