@@ -329,6 +329,8 @@ def best_and_median(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
         of_raw = {one["round"]: one for one in rounds if (one["agents"], one["contender"]) == (agents, "raw")}
         for name in dict.fromkeys(one["contender"] for one in rounds):
             mine = [one for one in rounds if (one["agents"], one["contender"]) == (agents, name)]
+            if not mine:
+                continue
             speeds = [one["steps_per_second"] for one in mine]
             ratios = [one["steps_per_second"] / of_raw[one["round"]]["steps_per_second"] for one in mine]
             best = max(mine, key=lambda one: one["steps_per_second"])
