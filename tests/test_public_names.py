@@ -50,6 +50,15 @@ sys.exit(f"imports {{heavy}}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_what_a_gateway_reads_its_configuration_with_loads_no_torch():
+    code = """
+import sys, palaestra.cli.serving, palaestra.gateway.serving, palaestra.train.document
+sys.exit(str([name for name in ("torch", "numpy", "tensordict") if name in sys.modules] or ""))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "", done.stderr
+
+
 def test_asking_for_help_loads_neither_torch_nor_numpy():
     code = """
 import sys, palaestra.cli.app

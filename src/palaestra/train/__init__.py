@@ -1,8 +1,12 @@
 """One training run: its configuration, its directory, and the wiring of actor and learner."""
 
-from palaestra.train.config import RunConfig, config_from, load_config
-from palaestra.train.loop import Outcome, build_trainer, evaluate_checkpoint, train
-from palaestra.train.run_directory import RunDirectory, runs_root
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from palaestra.train.config import RunConfig, config_from, load_config
+    from palaestra.train.loop import Outcome, build_trainer, evaluate_checkpoint, train
+    from palaestra.train.run_directory import RunDirectory, runs_root
 
 __all__ = [
     "Outcome",
@@ -15,3 +19,22 @@ __all__ = [
     "runs_root",
     "train",
 ]
+
+_HOME = {
+    "Outcome": "loop",
+    "RunConfig": "config",
+    "RunDirectory": "run_directory",
+    "build_trainer": "loop",
+    "config_from": "config",
+    "evaluate_checkpoint": "loop",
+    "load_config": "config",
+    "runs_root": "run_directory",
+    "train": "loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # A gateway reads its configuration with `train.document` and must not pay for torch.
+    if name in _HOME:
+        return getattr(importlib.import_module(f"palaestra.train.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
