@@ -100,8 +100,11 @@ class Browser:
         return page
 
     def keep_spare(self, size: Size) -> None:
-        """Have a page of this size ready for the next one who opens one: half of what opening takes is done ahead."""
-        if self._spare is None and not self.gone:
+        """Have a page of this size ready for the next one who opens one: half of what opening takes is done ahead.
+
+        Only where pages draw on demand: elsewhere one that nobody looks at would draw all the time.
+        """
+        if self.installed.draws_on_demand and self._spare is None and not self.gone:
             self._spare = _Spare(size, asyncio.create_task(self._made(size), name="palaestra-spare-page"))
 
     async def _made(self, size: Size) -> Target:
