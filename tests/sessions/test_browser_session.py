@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 
 import pytest
 
@@ -161,6 +162,27 @@ def test_nothing_but_the_task_s_own_origin_can_be_reached():
     answers, blocked = _with_browser(play)
     assert answers == ["blocked", 404, "blocked", "blocked"]
     assert "https://example.org/pixel.png" in blocked
+
+
+def test_a_page_cannot_send_datagrams_past_its_origin():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.setblocking(False)
+        # Candidates are gathered by asking a server about oneself; without the rule it hears of it within milliseconds.
+        gather = """new Promise((end) => {
+          const peer = new RTCPeerConnection({iceServers: [{urls: 'stun:127.0.0.1:PORT'}]});
+          peer.onicegatheringstatechange = () => { if (peer.iceGatheringState === 'complete') end('gathered'); };
+          setTimeout(() => end('asked'), 2000);
+          peer.createDataChannel('out');
+          peer.createOffer().then((offer) => peer.setLocalDescription(offer));
+        })""".replace("PORT", str(listening.getsockname()[1]))
+
+        async def play(browser):
+            return await (await _page(browser, "<!doctype html>")).evaluate(gather)
+
+        assert _with_browser(play) in ("gathered", "asked")
+        with pytest.raises(BlockingIOError):
+            listening.recv(100)
 
 
 def test_time_and_chance_are_the_same_every_time():

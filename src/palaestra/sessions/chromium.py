@@ -35,6 +35,9 @@ _FLAGS = (
     "--password-store=basic", "--use-mock-keychain", "--font-render-hinting=none", "--remote-debugging-pipe",
     # No name is ever looked up: tasks are served through the pipe, and there is nowhere else to go.
     "--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:1", "--proxy-bypass-list=<-loopback>",
+    # WebRTC knows addresses without looking them up, and sends where no request is ever seen. The shell knows the rule
+    # by one name, the full browser by the other.
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp", "--webrtc-ip-handling-policy=disable_non_proxied_udp",
 )  # fmt: skip
 _DRAWN_ON_DEMAND = (
     "--enable-begin-frame-control", "--run-all-compositor-stages-before-draw",
