@@ -156,6 +156,12 @@ async def test_a_request_that_is_too_large_is_413_announced_or_not(gateway):
     assert (await gateway.ask("POST", f"/proxy/{name}/count", data=pieces()))[0] == 413
     assert (await gateway.ask("POST", "/sessions", data=b"x" * 70_000))[0] == 413
 
+    # Announced and never sent: nobody waits for it.
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    writer.write(b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n\r\n")
+    assert (await reader.readline()).split()[1] == b"413"
+    writer.close()
+
 
 @served(min_ttl_s=2, max_ttl_s=100)
 async def test_bad_input_is_422_and_opens_nothing(gateway):
@@ -168,6 +174,10 @@ async def test_bad_input_is_422_and_opens_nothing(gateway):
     for body in (b"{", b"", b"\xff", b'{"ttl_s": NaN}', b'{"ttl_s": 1e999}'):
         status, _ = await gateway.ask("POST", "/sessions", data=body, headers={"Content-Type": "application/json"})
         assert status == 422, body
+    _, document = await gateway.ask("POST", "/sessions", data=b"{", headers={"Content-Type": "application/json"})
+    assert document["error"]["message"].startswith("the body is not JSON (")
+    _, document = await gateway.ask("POST", "/sessions", data=b"{}", headers={"Content-Type": "text/json"})
+    assert document["error"]["message"].startswith("Content-Type = 'text/json'")
     _, document = await gateway.ask("POST", "/sessions", json={"session_type": "browsr"})
     assert "Did you mean 'browser'?" in document["error"]["message"]
     assert gateway.runtime.sessions == {}
@@ -318,6 +328,37 @@ async def test_a_request_whose_client_leaves_half_way_does_not_reach_the_session
 
 
 @served()
+async def test_half_a_request_opens_nothing_even_if_it_makes_sense(gateway):
+    port = int(gateway.url.rpartition(":")[2])
+    head = "POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for half in ("Content-Length: 40\r\n\r\n{}", "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((head + half).encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    # Requests are taken up in the order they come in, so the two are over when this one is.
+    await gateway.opened()
+
+    assert len(gateway.runtime.sessions) == 1
+
+
+@served(request_timeout_s=0.2)
+async def test_a_client_that_never_sends_its_body_does_not_hold_the_session(gateway):
+    name = await gateway.opened()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    writer.write(f"POST /proxy/{name}/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n".encode())
+
+    answer = await reader.read()
+    writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code": "slow_request"' in answer
+    assert next(iter(gateway.gateway.desk.table)).in_use == 0
+
+
+@served()
 async def test_48_megabytes_pass_through_either_way(gateway):
     name = await gateway.opened()
 
@@ -362,8 +403,10 @@ def test_a_histogram_counts_everything_up_to_its_bounds():
 
 @served()
 async def test_every_answer_that_is_not_a_success_has_one_shape(gateway):
-    for method, path, status in (("GET", "/nowhere", 404), ("PUT", "/sessions", 405), ("TRACE", "/proxy/a/b", 405)):
-        found, document = await gateway.ask(method, path)
+    for method, path, status in (
+        ("GET", "/nowhere", 404), ("GET", "/sessions/", 404), ("PUT", "/sessions", 405), ("TRACE", "/proxy/a/b", 405),
+    ):  # fmt: skip
+        found, document = await gateway.ask(method, path, allow_redirects=False)
         assert found == status
         assert sorted(document["error"]) == ["code", "message"]
     async with gateway.http.put(gateway.url + "/sessions") as response:

@@ -87,8 +87,8 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 _MEANING = {
     400: "malformed", 401: "no token, or a wrong one", 403: "from a web page of another origin",
-    404: "no such session", 405: "not with this method", 409: "not in this state", 413: "too large",
-    422: "bad input; nothing changed", 429: "every place is taken",
+    404: "no such session", 405: "not with this method", 408: "its body did not come",
+    409: "not in this state", 413: "too large", 422: "bad input; nothing changed", 429: "every place is taken",
     502: "the session broke (`environment_failed`)", 503: "stopping or not ready", 504: "the session hangs",
 }  # fmt: skip
 
@@ -98,6 +98,7 @@ def build_api(desk: SessionDesk, config: GatewayConfig) -> FastAPI:
     app = FastAPI(
         title="Palaestra gateway", version=__version__, docs_url=None, redoc_url=None,
         description="Opens, leases, proxies and reaps UI sessions.", responses=_errors(400, 401, 403, 413),
+        redirect_slashes=False,
     )  # fmt: skip
     _add_session_routes(app, desk, config)
     _add_observation_routes(app, desk)
@@ -165,10 +166,13 @@ def _add_error_replies(app: FastAPI) -> None:
     async def bad_input(request: Request, error: RequestValidationError) -> JSONResponse:
         found = error.errors()[0]
         kind = request.headers.get("content-type", "")
-        if isinstance(found.get("input"), bytes) and "json" not in kind:
+        if isinstance(found.get("input"), bytes):
             # Insisted upon: a web page can make a browser send forms to this machine, but not JSON.
             text = f"Content-Type = {kind!r:.100}: the body must be declared as JSON. Send application/json."
             return respond(ErrorReply(422, "bad_request", text))
+        if found["type"] == "json_invalid":
+            at, why = found["loc"][-1], found.get("ctx", {}).get("error", "")
+            return respond(ErrorReply(422, "bad_request", f"the body is not JSON ({why} at character {at})."))
         place = ".".join(str(part) for part in found["loc"])
         return respond(ErrorReply(422, "bad_request", f"{place} = {found.get('input')!r:.200}: {found['msg']}."))
 
@@ -196,7 +200,7 @@ def _describe_proxy(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = generate()
-            answers = {str(status): _described(status) for status in (400, 401, 403, 404, 405, 409, 413, 502, 504)}
+            answers = {str(status): _described(status) for status in (400, 401, 403, 404, 405, 408, 409, 413, 502, 504)}
             answers["default"] = {"description": "what the session answered"}
             parameters = [
                 {"name": "session_id", "in": "path", "required": True,

@@ -52,11 +52,13 @@ class Entrance:
             if scope["raw_path"].startswith(PREFIX):
                 await self._proxy(scope, receive, send)
                 return
-            body = await read_body(receive, MAX_CONTROL_BYTES)
+            body = await read_body(scope, receive, MAX_CONTROL_BYTES)
         except (SessionRefused, EnvironmentFailed) as error:
             await send_error(send, error, close=True)
             return
-        await self._api(scope, _replayed(body, receive), send)
+        # Half a request is no request, even if what came of it makes sense.
+        if body is not None:
+            await self._api(scope, _replayed(body, receive), send)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from palaestra.errors import EnvironmentFailed, SessionRefused
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.forwarding import request_headers, response_headers, session_and_path
-from palaestra.gateway.replies import FORWARDED, Receive, Scope, Send, send_error
+from palaestra.gateway.replies import FORWARDED, Message, Receive, Scope, Send, announced, send_error
 from palaestra.gateway.runtime import Address
 from palaestra.gateway.upstream import Upstream, UpstreamLost
 
@@ -43,7 +43,7 @@ class Proxy:
             lease, address = self._desk.begin(session_id)
             status = await self._forward(scope, receive, send, address, path)
         except (SessionRefused, EnvironmentFailed) as error:
-            status = await send_error(send, error, close=getattr(error, "status", 0) == 413)
+            status = await send_error(send, error, close=getattr(error, "status", 0) in (408, 413))
         finally:
             if lease is not None:
                 self._desk.end(lease)
@@ -56,19 +56,31 @@ class Proxy:
             raise SessionRefused("bad_method", text, status=405)
         if not _QUERY.fullmatch(scope["query_string"]):
             raise SessionRefused("bad_path", "the query has characters that no query has.", status=400)
-        length = _announced(scope)
+        length = announced(scope)
         if length is not None and int(length) > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
 
+    async def _first(self, receive: Receive) -> Message:
+        """The request's body or the beginning of it; refused (408) when it does not come.
+
+        A lease does not run out under a request, so a client that vanishes in the middle of one must not hold it.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await receive()
+        except TimeoutError:
+            text = f"the request's body did not come within {self._timeout_s:g} s. Send it again."
+            raise SessionRefused("slow_request", text, status=408) from None
+
     async def _forward(self, scope: Scope, receive: Receive, send: Send, address: Address, path: str) -> int:
-        first = await receive()
+        first = await self._first(receive)
         if first["type"] == "http.disconnect":
             # Half a request is no request: a session must not be asked what nobody asked to the end.
             return CLIENT_LEFT
         body: bytes | AsyncIterator[bytes] = first.get("body", b"")
         if len(first.get("body", b"")) > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
-        length = _announced(scope)
+        length = announced(scope)
         if first.get("more_body", False):
             body = _upload(receive, first.get("body", b""), self._max_body_bytes)
         elif body or length is not None:
@@ -103,11 +115,6 @@ class Proxy:
             # The head is out. To end here without an end is what tells the client that something is missing.
             return 502
         raise failure
-
-
-def _announced(scope: Scope) -> bytes | None:
-    """The announced length of a request's body."""
-    return next((value for name, value in scope["headers"] if name == b"content-length"), None)
 
 
 def _head(scope: Scope, address: Address, path: str, length: bytes | None, *, chunked: bool) -> bytes:

@@ -22,6 +22,7 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
+    "announced",
     "error_reply",
     "read_body",
     "send_error",
@@ -76,13 +77,26 @@ async def send_error(send: Send, error: SessionRefused | EnvironmentFailed, *, c
     return reply.status
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """A whole request body of at most `limit` bytes; refused with 413 beyond that."""
+def announced(scope: Scope) -> bytes | None:
+    """The announced length of a request's body, in digits."""
+    return next((value for name, value in scope["headers"] if name == b"content-length"), None)
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+    """A whole request body of at most `limit` bytes, refused with 413 beyond that; None when the client left half way.
+
+    What is announced to be too large is refused before any of it comes.
+    """
+    too_large = SessionRefused("too_large", f"the request is larger than {limit} bytes.", status=413)
+    if int(announced(scope) or 0) > limit:
+        raise too_large
     body = bytearray()
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         body += message.get("body", b"")
         if len(body) > limit:
-            raise SessionRefused("too_large", f"the request is larger than {limit} bytes.", status=413)
+            raise too_large
         if not message.get("more_body", False):
             return bytes(body)
