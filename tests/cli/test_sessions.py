@@ -40,7 +40,25 @@ def test_an_action_in_words_is_the_action(line, action):
 
 
 @pytest.mark.parametrize(
-    "line", ["clik 1 2", "click 1", "click a b", "drag 1 2 3", "press Entr", "{oops", "wait", "type"]
+    "line",
+    [
+        "clik 1 2",
+        "click 1",
+        "click a b",
+        "click nan 2",
+        "click inf 2",
+        "click 1.5 2",
+        "scroll 1e999",
+        "wait nan",
+        "drag 1 2 3",
+        "press Entr",
+        "{oops",
+        "{" * 5 + '"a":' * 5,
+        '{"a":' * 100_000,
+        "wait",
+        "type",
+    ],
+    ids=lambda line: line[:20],
 )
 def test_what_is_not_understood_is_refused(line):
     with pytest.raises(InvalidAction):

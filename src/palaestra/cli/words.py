@@ -33,7 +33,7 @@ def action_in_words(line: str) -> UiAction:
     if line.startswith("{"):
         try:
             return decode(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidAction("action", line, f"is not JSON ({error})") from None
     word, _, rest = line.partition(" ")
     if word in ("type", "answer"):
@@ -47,7 +47,7 @@ def action_in_words(line: str) -> UiAction:
     numbers = _numbers(line, rest)
     if word == "wait" and len(numbers) == 1:
         return Wait(numbers[0])
-    whole = [int(number) for number in numbers]
+    whole = [_whole(line, number) for number in numbers]
     if word in ("click", "double", "right", "move") and len(whole) == 2:
         at = Point(*whole)
         if word == "move":
@@ -58,6 +58,13 @@ def action_in_words(line: str) -> UiAction:
     if word == "scroll" and len(whole) in (1, 3):
         return Scroll(Point(*whole[1:]) if len(whole) == 3 else None, 0, whole[0])
     raise InvalidAction("action", line, "is not understood", "Write for example: click 80 120")
+
+
+def _whole(line: str, number: float) -> int:
+    # What is not a number, or endless, is not whole either.
+    if not number.is_integer():
+        raise InvalidAction("action", line, f"{number:g} is not a whole number", "Places are counted in pixels")
+    return int(number)
 
 
 def _numbers(line: str, rest: str) -> list[float]:
