@@ -96,6 +96,7 @@ def test_the_wire_form_is_plain():
         ({"kind": "wait", "seconds": 61}, "up to 60"),
         ({"kind": "terminate", "success": "yes"}, "true or false"),
         ({"kind": "answer"}, "required"),
+        ({"kind": "answer", "text": "\ud83d"}, "half a character"),
     ],
 )
 def test_what_cannot_be_performed_is_refused_by_place_and_reason(document, message):

@@ -98,7 +98,7 @@ class TypeText:
         if not isinstance(self.text, str) or not 1 <= len(self.text) <= MAX_TEXT:
             raise InvalidAction("type.text", self.text, f"must be a text of 1 to {MAX_TEXT} characters")
         for place, character in enumerate(self.text):
-            if (ord(character) < 32 and character not in "\n\t") or 0xD800 <= ord(character) <= 0xDFFF:
+            if (ord(character) < 32 and character not in "\n\t") or _is_half(character):
                 reason = f"character {place} is a control character or half of one"
                 raise InvalidAction("type.text", self.text, reason, "Press keys by name instead")
 
@@ -176,6 +176,8 @@ class Answer:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or len(self.text) > MAX_TEXT:
             raise InvalidAction("answer.text", self.text, f"must be a text of up to {MAX_TEXT} characters")
+        if any(map(_is_half, self.text)):
+            raise InvalidAction("answer.text", self.text, "holds half a character, which nobody could write down")
 
 
 UiAction: TypeAlias = Click | Move | Drag | TypeText | PressKeys | Scroll | Wait | Terminate | Answer
@@ -265,6 +267,11 @@ def fits(action: UiAction, width: int, height: int) -> None:
 def _check_button(button: str) -> None:
     if button not in get_args(Button):
         raise InvalidAction("button", button, f"is none of {', '.join(get_args(Button))}")
+
+
+def _is_half(character: str) -> bool:
+    """Whether it is one of a pair of surrogates, which JSON can say and UTF-8 cannot."""
+    return 0xD800 <= ord(character) <= 0xDFFF
 
 
 def _is_int(number: Any) -> bool:
