@@ -156,6 +156,10 @@ BAD = [
     ("/reset", b"", 400, "bad_json"),
     ("/reset", b"\xff\xfe{", 400, "bad_json"),
     ("/reset", b"[" * 100_000, 400, "bad_json"),
+    # As deep as can just be read: too deep to be shown in a refusal.
+    *(("/act", b'{"step": 1, "action": ' + b"[" * n + b"]" * n + b"}", 400, "bad_json") for n in range(850, 1000, 2)),
+    ("/act", b'{"step": 1, "action": ' + b"[" * 63 + b"]" * 63 + b"}", 422, "invalid_action"),
+    ("/act", b'{"step": 1, "action": ' + b"[" * 64 + b"]" * 64 + b"}", 400, "bad_json"),
     ("/reset", b'{"task": "fake/button", "params": {"fail_at": NaN}}', 400, "bad_json"),
     ("/reset", b'{"task": "fake/button", "params": {"fail_at": 1e999}}', 400, "bad_json"),
     ("/reset", b" " * 1_000_001, 413, "too_large"),

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from palaestra.config import nearest
 from palaestra.errors import EnvironmentFailed, InvalidAction, PalaestraError, SessionRefused
-from palaestra.sessions.action import Move, UiAction, decode
+from palaestra.sessions.action import UiAction, decode
 from palaestra.sessions.session import Step
 from palaestra.sessions.task import SCHEMA, Progress, TaskRequest, TaskSpec
 
@@ -40,6 +40,9 @@ STEP_HEADER = "X-Palaestra-Step"
 
 MAX_HEADER = 4096
 """Bytes of it; clients and proxies commonly refuse a header from 8 KB on."""
+
+MAX_DEPTH = 64
+"""Lists and objects inside one another; whatever is refused further on must still fit into a message."""
 
 MAX_MESSAGE = 1000
 
@@ -73,7 +76,19 @@ def object_read(body: bytes, *, absent: Mapping[str, Any] | None = None) -> dict
         raise SessionRefused("bad_json", f"the body is not JSON in UTF-8 ({error}).", status=400) from None
     if not isinstance(document, dict):
         raise SessionRefused("bad_request", "the body is not a JSON object.", status=422)
+    if _deeper_than(document, MAX_DEPTH):
+        raise SessionRefused("bad_json", f"the body is nested more than {MAX_DEPTH} deep.", status=400)
     return document
+
+
+def _deeper_than(document: Any, depth: int) -> bool:
+    level = [document]
+    for _ in range(depth):
+        holding = [value for value in level if isinstance(value, dict | list)]
+        if not holding:
+            return False
+        level = [inner for value in holding for inner in (value.values() if isinstance(value, dict) else value)]
+    return any(isinstance(value, dict | list) for value in level)
 
 
 def only(document: Mapping[str, Any], *known: str) -> None:
@@ -101,8 +116,6 @@ def act_asked(document: Mapping[str, Any]) -> tuple[int, UiAction]:
     except (TypeError, OverflowError):
         # JSON has values of kinds that no action thinks of: a list for a key's name, a number too large for a float.
         raise InvalidAction("action", document["action"], "holds a value of the wrong kind") from None
-    if isinstance(action, Move) and action.at is None:
-        raise InvalidAction("move.at", None, "is not a point [x, y] in whole pixels")
     return document["step"], action
 
 
