@@ -57,6 +57,10 @@ async def _one_screen(self, request):
     return await FakeSession.reset(self, TaskRequest(request.task, 3, request.params))
 
 
+async def _only_the_verifier(self):
+    return self._judge()
+
+
 @pytest.mark.parametrize(
     ("methods", "rule"),
     [
@@ -64,6 +68,7 @@ async def _one_screen(self, request):
         ({"close": _deaf_close}, "expected a refusal no_session"),
         ({"reset": _forgetful_reset}, "leave nothing|fresh episode|refusal"),
         ({"reset": _one_screen}, "the spec says seed"),
+        ({"progress": _only_the_verifier}, "what an act ended must stay over"),
     ],
 )
 def test_the_kit_notices_a_broken_rule(methods, rule):
@@ -81,6 +86,17 @@ def test_clicking_the_square_solves_it_and_missing_it_ends_it():
     assert (hit.progress.reward, hit.progress.done, hit.progress.success) == (1.0, True, True)
     assert (miss.progress.reward, miss.progress.done, miss.progress.success) == (0.0, True, False)
     assert hit.screenshot.sha256 != miss.screenshot.sha256
+
+
+def test_at_the_step_limit_its_progress_says_what_the_last_act_said():
+    async def play():
+        session = FakeSession()
+        await session.reset(TaskRequest("fake/button", 3, {"step_limit": 1}))
+        last = await session.act(Wait(0.01), step=1)
+        return last.progress, await session.progress()
+
+    last, later = asyncio.run(play())
+    assert later == last == Progress(0.0, True, False, truncated=True, detail={"typed": ""})
 
 
 def test_a_failure_is_a_failure_from_then_on_and_never_a_reward():

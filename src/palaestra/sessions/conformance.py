@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from palaestra.errors import SessionRefused
-from palaestra.sessions.action import Click, Move, Point, TypeText, UiAction, Wait
+from palaestra.sessions.action import Click, Move, Point, Terminate, TypeText, UiAction, Wait
 from palaestra.sessions.session import Session
 from palaestra.sessions.task import TaskRequest
 
@@ -24,6 +24,7 @@ async def check_session(make: MakeSession, task: str, *, other_seed: int = 4) ->
     await _steps_count_and_retries_are_harmless(make, task)
     await _refusals_change_nothing(make, task)
     await _nothing_is_left_of_an_earlier_episode(make, task)
+    await _what_is_over_stays_over(make, task)
     await _closing_is_final(make, task)
 
 
@@ -110,6 +111,18 @@ async def _nothing_is_left_of_an_earlier_episode(make: MakeSession, task: str) -
         progress = await session.progress()
         assert not progress.done, "a reset begins a fresh episode"
         assert progress.reward == 0.0, "a fresh episode has earned nothing"
+    finally:
+        await session.close()
+
+
+async def _what_is_over_stays_over(make: MakeSession, task: str) -> None:
+    session = await _begun(make, task)
+    try:
+        last = await session.act(Terminate(False), step=1)
+        assert last.progress.done, "the agent's own word ends an episode"
+        later = await session.progress()
+        assert (later.done, later.truncated) == (True, last.progress.truncated), "what an act ended must stay over"
+        await _refused(session.act(Wait(0.01), step=2), "episode_over")
     finally:
         await session.close()
 

@@ -58,6 +58,12 @@ class Episode:
         """What came of the act that was begun, kept for a retry."""
         self._reply, self.over, self.truncated = reply, over, truncated
 
+    def as_it_stands(self, found: Progress) -> Progress:
+        """The verifier's word at any time, with the end that the last act may have brought."""
+        if found.done or not self.over:
+            return found
+        return Progress(found.reward, True, found.success, self.truncated, found.detail)
+
 
 def judged(progress: Progress, action: UiAction, spec: TaskSpec, steps: int) -> Progress:
     """The verifier's word, with the two ends it does not know of: the agent's own, and the step limit."""

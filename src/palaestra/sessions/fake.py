@@ -69,7 +69,7 @@ class FakeSession:
             self._typed += action.text
         progress = judged(self._judge(), action, episode.spec, episode.steps)
         made = Step(episode.steps, self._draw(), progress)
-        episode.answer(made, over=progress.done)
+        episode.answer(made, over=progress.done, truncated=progress.truncated)
         return made
 
     async def screenshot(self) -> Screenshot:
@@ -79,8 +79,7 @@ class FakeSession:
 
     async def progress(self) -> Progress:
         """The verifier's word."""
-        self._running()
-        return self._judge()
+        return self._running().as_it_stands(self._judge())
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -150,9 +150,7 @@ class QueryDialectSession:
         """The rule's word on what the server reports."""
         async with self._turn:
             episode, judge = self._running()
-            found = judge(await self._detail())
-            ended = episode.over and not found.done
-            return Progress(found.reward, True, found.success, episode.truncated, found.detail) if ended else found
+            return episode.as_it_stands(judge(await self._detail()))
 
     async def close(self) -> None:
         """Let go of the connection; the server is ended by whoever started it."""
