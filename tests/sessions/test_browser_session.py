@@ -340,6 +340,16 @@ def test_a_verifier_that_raises_is_a_failed_environment_and_never_a_reward(monke
             with pytest.raises(EnvironmentFailed, match=r"verifier_failed: .*ZeroDivisionError"):
                 await session.act(Wait(0.01), step=1)
 
+        await session.reset(TaskRequest("click_target/button", 3))
+        monkeypatch.setattr(session._task, "judge", lambda probed: 1 / 0)
+        with pytest.raises(EnvironmentFailed, match=r"verifier_failed: .*ZeroDivisionError"):
+            await session.progress()
+
+        monkeypatch.setattr("palaestra.sessions.suites.click_target._Button.told", lambda self, begun: begun["no"])
+        with pytest.raises(EnvironmentFailed, match=r"verifier_failed: .*TypeError"):
+            await session.reset(TaskRequest("click_target/button", 3))
+        assert browser.num_pages == 0
+
     _with_browser(play)
 
 

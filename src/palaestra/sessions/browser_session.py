@@ -7,8 +7,8 @@ Owns the page of one episode and the lock that keeps acts apart. Everything that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
 from palaestra.sessions.action import UiAction
@@ -22,8 +22,6 @@ from palaestra.sessions.suites import make_task
 from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
 
 __all__ = ["BrowserSession"]
-
-T = TypeVar("T")
 
 
 class BrowserSession:
@@ -46,14 +44,14 @@ class BrowserSession:
             await self._let_go()
             self._episode, self._failure, self._task = None, None, task
             try:
-                browser = await self._browser()
-                self._page = await Page.open(
-                    browser, task.screen, task.serve, seed=request.seed, entry=task.entry, deadline=self._deadline
-                )
-                told = task.told(await self._page.evaluate(task.begin))
-                await self._page.draw()  # the first frame lays the page out, before anybody clicks on it
-            except EnvironmentFailed as failure:
-                self._failure = failure
+                with self._failing():
+                    browser = await self._browser()
+                    self._page = await Page.open(
+                        browser, task.screen, task.serve, seed=request.seed, entry=task.entry, deadline=self._deadline
+                    )
+                    told = task.told(await self._page.evaluate(task.begin))
+                    await self._page.draw()  # the first frame lays the page out, before anybody clicks on it
+            except EnvironmentFailed:
                 await self._let_go()
                 raise
             spec = TaskSpec(
@@ -73,20 +71,14 @@ class BrowserSession:
                 return reply
             episode.begin(action)
             try:
-                await page.act(action)
-                picture = await page.draw()
-                found = task.judge(await page.evaluate(task.probe))
-            except EnvironmentFailed as failure:
-                self._failure = failure
-                raise
+                with self._failing():
+                    await page.act(action)
+                    picture = await page.draw()
+                    found = task.judge(await page.evaluate(task.probe))
             except asyncio.CancelledError:
                 # Half an act cannot be answered for: nobody may take what follows for its result.
                 self._failure = EnvironmentFailed("interrupted", f"act {step} was cancelled before it was judged")
                 raise
-            except Exception as error:
-                what = f"the task's verifier raised {type(error).__name__}: {error}"
-                self._failure = EnvironmentFailed("verifier_failed", what)
-                raise self._failure from error
             progress = judged(found, action, episode.spec, episode.steps)
             made = Step(episode.steps, picture, progress)
             episode.answer(made, over=progress.done, truncated=progress.truncated)
@@ -96,15 +88,16 @@ class BrowserSession:
         """What is on the screen."""
         async with self._turn:
             _, page, _ = self._running()
-            return await self._or_failed(page.screenshot())
+            with self._failing():
+                return await page.screenshot()
 
     async def progress(self) -> Progress:
         """The verifier's word."""
         async with self._turn:
             episode, page, task = self._running()
-            found = task.judge(await self._or_failed(page.evaluate(task.probe)))
-            limited = not found.done and episode.over
-            return Progress(found.reward, True, found.success, episode.truncated, found.detail) if limited else found
+            with self._failing():
+                found = task.judge(await page.evaluate(task.probe))
+            return episode.as_it_stands(found)
 
     async def close(self) -> None:
         """Dispose of the page."""
@@ -112,12 +105,20 @@ class BrowserSession:
             self._closed = True
             await self._let_go()
 
-    async def _or_failed(self, doing: Awaitable[T]) -> T:
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What breaks in here has broken the session, also when it is the task's own code that breaks."""
         try:
-            return await doing
+            yield
         except EnvironmentFailed as failure:
             self._failure = failure
             raise
+        except SessionRefused:
+            raise
+        except Exception as error:
+            what = f"the task's verifier raised {type(error).__name__}: {error}"
+            self._failure = EnvironmentFailed("verifier_failed", what)
+            raise self._failure from error
 
     async def _let_go(self) -> None:
         page, self._page = self._page, None
