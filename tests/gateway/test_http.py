@@ -5,12 +5,15 @@ import json
 
 import aiohttp
 import pytest
-from tests.gateway.harness import TOKEN, serving
+from tests.gateway.harness import TOKEN, MemoryRuntime, serving
 from yarl import URL
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.gateway import GatewayConfig
+from palaestra.gateway.api import build_api
 from palaestra.gateway.entrance import authorise
 from palaestra.gateway.metrics import Metrics
+from palaestra.gateway.serving import open_gateway
 
 
 def served(**settings):
@@ -161,6 +164,18 @@ async def test_a_request_that_is_too_large_is_413_announced_or_not(gateway):
     writer.write(b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n\r\n")
     assert (await reader.readline()).split()[1] == b"413"
     writer.close()
+
+
+def test_what_can_be_opened_is_what_the_runtime_has_whatever_the_configuration_says():
+    async def opened():
+        runtime = MemoryRuntime()
+        runtime.session_types = ("desktop", "phone")
+        async with open_gateway(GatewayConfig(allow_anonymous=True), token=None, runtime=runtime) as gateway:
+            schema = build_api(gateway.desk, GatewayConfig(allow_anonymous=True)).openapi()
+            return schema["components"]["schemas"]["Opening"]["properties"]["session_type"]
+
+    said = asyncio.run(opened())
+    assert (said["default"], said["enum"]) == ("desktop", ["desktop", "phone"])
 
 
 @served(min_ttl_s=2, max_ttl_s=100)
