@@ -48,6 +48,8 @@ def changed(path, value=None):
         (changed(["spec", "containers", 0, "resources", "limits"]), "spec.containers[0].resources.limits.memory"),
         (changed(["spec", "containers", 0, "ports"], [{"containerPort": "http"}]), "containerPort = 'http'"),
         (changed(["spec", "restartPolicy"], "Always"), "spec.restartPolicy = 'Always'"),
+        (changed(["spec", "activeDeadlineSeconds"], "5m"), "m.yaml: spec.activeDeadlineSeconds = '5m'"),
+        (changed(["metadata"], {"labels": None}), "m.yaml: metadata: labels = None: is not a mapping"),
         (changed(["metadata"], {"namespace": "other"}), "metadata.namespace = 'other'"),
     ],
 )

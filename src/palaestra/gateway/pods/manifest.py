@@ -82,7 +82,12 @@ def checked_manifest(document: object, session_type: str, place: str, config: Ku
     if spec.get("restartPolicy", "Never") != "Never":
         reason = "a session that ended must not begin again"
         raise ConfigError(f"{place}: spec.restartPolicy", spec["restartPolicy"], reason, "Leave it out")
-    namespace = _mapping(document, "metadata", place, absent={}).get("namespace", config.namespace)
+    deadline = spec.get("activeDeadlineSeconds", config.lifetime_s)
+    if not isinstance(deadline, int) or isinstance(deadline, bool) or deadline < 1:
+        raise ConfigError(f"{place}: spec.activeDeadlineSeconds", deadline, "is not a number of seconds from 1 on")
+    metadata = _mapping(document, "metadata", place, absent={})
+    _mapping(metadata, "labels", f"{place}: metadata", absent={})
+    namespace = metadata.get("namespace", config.namespace)
     if namespace != config.namespace:
         reason = f"the gateway makes pods in {config.namespace!r}"
         raise ConfigError(f"{place}: metadata.namespace", namespace, reason, "Set gateway.kubernetes.namespace")
