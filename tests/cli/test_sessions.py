@@ -108,7 +108,10 @@ def test_a_task_is_opened_shown_and_played_from_a_file_of_actions(tmp_path):
         (["click_target"], "", "suite/name"),
         (["click_target/button", "difficulty=99"], "", "between 1 and 8"),
         (["click_target/button", "difficulty"], "", "key=value"),
+        (["click_target/button", "difficulty=["], "", "is not a YAML value"),
         (["click_target/button", "--seed", "-1"], "", "whole number from 0"),
+        (["click_target/button", "--picture", "nowhere/screen.png"], "", "its directory does not exist"),
+        (["click_target/button"], "click nan 1\n", "not a whole number"),
         (["click_target/button"], "click 999 1\n", "outside the screen of 160 x 210"),
     ],
 )

@@ -216,7 +216,8 @@ def test_only_this_machine_can_be_served_without_a_token():
 
 def test_a_refused_configuration_says_so_in_one_line_with_exit_code_2(tmp_path):
     async def body():
-        for argument, said in (("port=1", b"needs a token"), ("prt=0", b"Did you mean 'port'?"), ("x", b"key=value")):
+        for argument, said in (("port=1", b"needs a token"), ("prt=0", b"Did you mean 'port'?"), ("x", b"key=value"),
+                               ("port=[", b"not a YAML value")):  # fmt: skip
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "palaestra.gateway", argument, stderr=asyncio.subprocess.PIPE,
                 env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},

@@ -51,6 +51,8 @@ def try_command(
     from palaestra.sessions.task import TaskRequest
 
     request = TaskRequest(task, seed, _params(settings or []))
+    if not picture.absolute().parent.is_dir():
+        raise ConfigError("--picture", str(picture), "its directory does not exist", "Make it, or name another one")
     asyncio.run(_Try(request, picture, as_json).run())
 
 
@@ -62,7 +64,10 @@ def _params(settings: list[str]) -> dict[str, Any]:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise ConfigError("parameter", setting, "is not of the form key=value", "Write for example difficulty=3")
-        params[key] = yaml.safe_load(value)
+        try:
+            params[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(key, value, "is not a YAML value", "Quote it for the shell") from None
     return params
 
 

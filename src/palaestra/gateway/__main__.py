@@ -41,7 +41,10 @@ def _settings(arguments: Sequence[str]) -> dict[str, Any]:
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
                 raise ConfigError("argument", argument, f"{name} is not a section")
-        section[key] = yaml.safe_load(value)
+        try:
+            section[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"gateway.{path}", value, "is not a YAML value", "Quote it for the shell") from None
     return settings
 
 
