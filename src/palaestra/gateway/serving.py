@@ -16,7 +16,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from importlib import import_module
 
 import aiohttp
 import uvicorn
@@ -32,6 +31,7 @@ from palaestra.gateway.pods.runtime import KubernetesRuntime
 from palaestra.gateway.proxy import Proxy
 from palaestra.gateway.runtime import Runtime
 from palaestra.gateway.upstream import Upstream
+from palaestra.sessions.event_loop import loop_factory
 
 __all__ = ["Gateway", "open_gateway", "run_gateway"]
 
@@ -199,14 +199,5 @@ def announce(facts: Mapping[str, object]) -> None:
 
 def serve(config: GatewayConfig) -> None:
     """Serve on this thread until a signal ends it."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run_gateway(config, os.environ, told=announce))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The event loop of uvloop where it is installed: the same, and faster."""
-    try:
-        factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop
-    except ImportError:
-        return None
-    return factory
