@@ -106,9 +106,11 @@ def test_what_cannot_be_performed_is_refused_by_place_and_reason(document, messa
     assert refused.value.status == 422
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: (
-    st.lists(inner) | st.dictionaries(st.sampled_from(["kind", "at", "path", "keys", "text", "times"]), inner)
-), max_leaves=8))  # fmt: skip
+def _nested(inner):
+    return st.lists(inner) | st.dictionaries(st.sampled_from(["kind", "at", "path", "keys", "text", "times"]), inner)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), _nested, max_leaves=8))
 def test_any_document_is_an_action_or_a_refusal(document):
     with contextlib.suppress(InvalidAction):
         assert isinstance(decode(document), tuple(actions.KINDS.values()))
