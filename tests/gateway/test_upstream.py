@@ -103,3 +103,74 @@ def test_nobody_at_the_other_end_is_a_loss():
 
     with pytest.raises(UpstreamLost, match="no connection"):
         asyncio.run(body())
+
+
+def _within_10_s(doing):
+    async def limited():
+        async with asyncio.timeout(10):
+            return await doing()
+
+    return asyncio.run(limited())
+
+
+def test_a_connection_is_not_used_again_while_a_request_is_still_being_sent_on_it():
+    async def body():
+        heard, ended = [], asyncio.Semaphore(0)
+
+        async def serve(reader, writer):
+            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(KEPT)
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+            ended.release()
+
+        async def upload():
+            yield b"the first half"
+            await asyncio.Event().wait()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        where = server.sockets[0].getsockname()
+        upstream = Upstream()
+        for request in (upload(), b""):
+            answer = await upstream.ask(*where, HEAD, request, chunked=True, bodiless=False)
+            assert await answer.piece() == (b"abc", False)
+            upstream.done(answer, *where)
+        upstream.close()
+        for _ in heard:
+            await ended.acquire()
+        server.close()
+        await server.wait_closed()
+        return heard
+
+    assert _within_10_s(body) == [HEAD, HEAD]
+
+
+def test_a_connection_that_the_session_hung_up_is_forgotten():
+    async def body():
+        over, hung_up = asyncio.Event(), asyncio.Event()
+
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(KEPT)
+            await over.wait()
+            writer.close()
+            await writer.wait_closed()
+            hung_up.set()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        where = server.sockets[0].getsockname()
+        upstream = Upstream()
+        answer = await upstream.ask(*where, HEAD, b"", chunked=False, bodiless=False)
+        await answer.piece()
+        upstream.done(answer, *where)
+        assert list(upstream._idle) == [where]
+        over.set()
+        await hung_up.wait()
+        while answer.usable:
+            await asyncio.sleep(0)
+        server.close()
+        await server.wait_closed()
+        return upstream._idle
+
+    assert _within_10_s(body) == {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import httptools
@@ -34,6 +34,10 @@ class Answer(asyncio.Protocol):
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.idle_since = 0.0
+        self.sending: asyncio.Task[None] | None = None
+        """What sends the rest of the request, if that takes its time."""
+        self.when_lost: Callable[[], None] | None = None
+        """Told when the connection ends while nobody asks anything on it."""
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
         self._pieces: list[bytes] = []
@@ -47,7 +51,9 @@ class Answer(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether another request can be sent on this connection."""
-        return self._reusable and self._complete and self._failure is None
+        # A session may answer before it has heard everything; what is still to be sent would run into the next request.
+        sent = self.sending is None or self.sending.done()
+        return sent and self._reusable and self._complete and self._failure is None
 
     def begin(self, *, bodiless: bool) -> None:
         """A request follows; `bodiless` when its answer has no body whatever it says."""
@@ -92,6 +98,8 @@ class Answer(asyncio.Protocol):
     def close(self) -> None:
         """Hang up."""
         self._reusable = False
+        if self.sending is not None:
+            self.sending.cancel()
         if self._transport is not None:
             self._transport.abort()
 
@@ -129,6 +137,8 @@ class Answer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side hung up, or we did."""
         self._reusable = False
+        if self.when_lost is not None:
+            self.when_lost()
         self._writable.set()
         if self._until_end and exc is None:
             self._complete = True
@@ -199,6 +209,7 @@ class Upstream:
             else:
                 answer.write(head)
                 sending = asyncio.create_task(_send(answer, body, chunked=chunked))
+                answer.sending = sending
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
             await answer.head()
@@ -212,15 +223,17 @@ class Upstream:
         if not answer.usable:
             answer.close()
             return
-        answer.idle_since = time.monotonic()
+        answer.idle_since, answer.sending = time.monotonic(), None
+        # Sessions come and go with addresses of their own: what they hung up must not be kept.
+        answer.when_lost = lambda: self._forget(answer, host, port)
         self._idle.setdefault((host, port), []).append(answer)
 
     def close(self) -> None:
         """Hang up everywhere."""
-        for answers in self._idle.values():
+        idle, self._idle = self._idle, {}
+        for answers in idle.values():
             for answer in answers:
                 answer.close()
-        self._idle.clear()
         for sending in self._sending:
             sending.cancel()
 
@@ -228,11 +241,19 @@ class Upstream:
         idle = self._idle.get((host, port))
         while idle:
             answer = idle.pop()
+            answer.when_lost = None
             if answer.usable and time.monotonic() - answer.idle_since < IDLE_S:
                 return answer
             answer.close()
         self._idle.pop((host, port), None)
         return None
+
+    def _forget(self, answer: Answer, host: str, port: int) -> None:
+        idle = self._idle.get((host, port), [])
+        if answer in idle:
+            idle.remove(answer)
+        if not idle:
+            self._idle.pop((host, port), None)
 
     async def _connected(self, host: str, port: int) -> Answer:
         try:
