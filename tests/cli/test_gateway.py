@@ -73,3 +73,4 @@ def test_bad_settings_are_one_line_and_exit_code_2(arguments, message, tmp_path)
     done = _palaestra(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []  # no token for a gateway that never was

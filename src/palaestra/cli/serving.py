@@ -36,12 +36,12 @@ def gateway(
     given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
     if anonymous:
         given["allow_anonymous"] = True
-    nobody_asks = given.get("allow_anonymous") or given.get("token_file") or TOKEN_VARIABLE in os.environ
-    if not nobody_asks:
-        given["token_file"] = str(_own_token())
-        print(f"Token in {given['token_file']}", file=sys.stderr)
+    asked = validated(GatewayConfig, given, place="gateway")
+    if not (asked.allow_anonymous or asked.token_file or TOKEN_VARIABLE in os.environ):
+        asked = asked.model_copy(update={"token_file": _own_token()})
+        print(f"Token in {asked.token_file}", file=sys.stderr)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    serve_gateway(validated(GatewayConfig, given, place="gateway"))
+    serve_gateway(asked)
 
 
 def _own_token() -> Path:
