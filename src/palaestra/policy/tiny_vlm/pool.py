@@ -16,7 +16,7 @@ from palaestra.policy.tiny_vlm.screens import HEIGHT, KINDS, WIDTH, Screen, Widg
 from palaestra.policy.tiny_vlm.wording import Asked, ask, rank
 from palaestra.policy.tiny_vlm.words import COLOURS
 
-__all__ = ["ACROSS", "DOWN", "LETTERS", "RANKS", "Pool", "draw_pool", "patches"]
+__all__ = ["ACROSS", "DOWN", "LETTERS", "RANKS", "Pool", "cells_of", "draw_pool", "patches"]
 
 ACROSS, DOWN = WIDTH // FACTOR, HEIGHT // FACTOR
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -65,7 +65,8 @@ def draw_pool(count: int, *, seed: int, questions: int) -> Pool:
         asked = [ask(screen, rng) for _ in range(questions)]
         if screen.barred:
             draw_bar(screen, rng.choice(asked).text, rng)
-        pixels[place] = screen.image.resize((ACROSS * FACTOR, DOWN * FACTOR), Image.Resampling.BICUBIC)
+        size = ACROSS * FACTOR, DOWN * FACTOR
+        pixels[place] = np.asarray(screen.image.resize(size, Image.Resampling.BICUBIC))
         pool.widgets.append(screen.widgets)
         pool.asked.append(asked)
         _mark(pool, place, screen)
@@ -74,7 +75,7 @@ def draw_pool(count: int, *, seed: int, questions: int) -> Pool:
 
 def _mark(pool: Pool, place: int, screen: Screen) -> None:
     for widget in screen.widgets:
-        cells = _cells(widget)
+        cells = cells_of(widget)
         pool.kind[place, cells] = KINDS.index(widget.kind)
         pool.colour[place, cells] = _COLOURS.index(widget.colour) if widget.colour else -100
         pool.rank[place, cells] = min(rank(screen, widget), RANKS - 1)
@@ -87,7 +88,7 @@ def _mark(pool: Pool, place: int, screen: Screen) -> None:
             pool.letters[place, cells, letter] = 1.0
 
 
-def _cells(widget: Widget) -> Tensor:
+def cells_of(widget: Widget) -> Tensor:
     """Cells whose middle lies in the widget, and the one its own middle lies in."""
     left, top, right, bottom = widget.box
     x, y = widget.centre

@@ -29,17 +29,17 @@ class Recipe:
     """Everything that decides the weights."""
 
     seed: int = 0
-    screens: int = 6000
+    screens: int = 4000
     """Drawn once and shown several times. Fewer are learned by heart."""
-    questions: int = 6
+    questions: int = 8
     """Instructions per screen."""
-    others: float = 0.08
+    others: float = 0.06
     """The share of answers that are no plain click."""
-    see_steps: int = 1200
+    see_steps: int = 300
     see_batch: int = 16
     see_rate: float = 2e-3
-    speak_steps: int = 1200
-    speak_batch: int = 16
+    speak_steps: int = 500
+    speak_batch: int = 8
     """Screens; each comes with all its questions."""
     speak_rate: float = 2e-3
     blur_px: float = 12.0

@@ -283,7 +283,8 @@ def _chequered(sheet: _Sheet) -> None:
 
 
 _SCENES: tuple[Callable[[_Sheet], None], ...] = (
-    _scattered, _scattered, _scattered, _stacked, _stacked, _dialogue, _tabbed, _written, _chequered,
+    _scattered, _scattered, _scattered, _scattered, _stacked, _stacked, _dialogue, _tabbed, _written, _chequered,
+    _chequered,
 )  # fmt: skip
 
 

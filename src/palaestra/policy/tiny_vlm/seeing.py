@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from palaestra.policy.tiny_vlm.architecture import WAVES, waves
+from palaestra.policy.tiny_vlm.architecture import CODE, WAVES, waves
 from palaestra.policy.tiny_vlm.pool import ACROSS, DOWN, LETTERS, RANKS, Pool, patches
 from palaestra.policy.tiny_vlm.screens import HEIGHT, KINDS, WIDTH
 from palaestra.policy.tiny_vlm.words import COLOURS
@@ -22,10 +22,8 @@ from palaestra.policy.tiny_vlm.words import COLOURS
 __all__ = ["Quiz", "Schedule", "batches", "learn_to_see", "look", "what_is_seen"]
 
 _PARTS = {"kind": len(KINDS), "colour": len(COLOURS), "rank": RANKS, "centre": 2, "letters": len(LETTERS)} | {
-    "first": len(LETTERS), "place": 4 * len(WAVES),
-}  # fmt: skip
-"""`place` is the centre once more, in the code that numbers have in the language model: a cell that was found has only
-to be copied to be said."""
+    "first": len(LETTERS)
+}
 
 
 class Schedule:
@@ -40,7 +38,7 @@ class Schedule:
         rise = min(1.0, (step + 1) / self._warm)
         fall = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / self._steps)).item())
         for group in self._optimizer.param_groups:
-            group["lr"] = self._peak * rise * max(fall, 0.02)
+            group["lr"] = self._peak * rise * max(fall, 0.02) * group.get("pace", 1.0)
 
 
 def batches(count: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -71,7 +69,9 @@ class Quiz(nn.Module):
 
     def forward(self, seen: Tensor) -> dict[str, Tensor]:
         """The answers, by part."""
-        return dict(zip(_PARTS, self.head(seen).split(list(_PARTS.values()), -1), strict=True))
+        told = dict(zip(_PARTS, self.head(seen).split(list(_PARTS.values()), -1), strict=True))
+        # The centre once more, in the code of numbers and not through the head: there the language model finds it.
+        return told | {"place": seen[..., : 2 * CODE]}
 
     def loss(self, told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> Tensor:
         """How wrong the answers are."""
@@ -91,7 +91,7 @@ def learn_to_see(
         schedule.at(step)
         told = quiz(look(model, pool, chosen))
         optimizer.zero_grad()
-        quiz.loss(told, pool, chosen).backward()
+        torch.autograd.backward(quiz.loss(told, pool, chosen))
         nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
         optimizer.step()
         if step % 25 == 24 or step == steps - 1:
@@ -106,6 +106,7 @@ def _losses(told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> dict[str, Te
     weight = torch.ones(len(KINDS))
     weight[0] = 0.3  # most cells show nothing
     coded = waves(pool.centre[chosen].flatten(), WAVES).view(*widget.shape, -1)
+    off = (told["place"] - coded).square().mean(-1)
     apart = (told["centre"] - pool.centre[chosen]).abs()
     spelled = functional.binary_cross_entropy_with_logits(told["letters"], pool.letters[chosen], reduction="none").mean(
         -1
@@ -115,7 +116,7 @@ def _losses(told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> dict[str, Te
         "colour": 0.5 * _wrong(told["colour"], pool.colour[chosen]),
         "rank": 0.3 * _wrong(told["rank"], pool.rank[chosen]),
         "centre": 5 * _mean(apart.mean(-1), widget) + _mean(apart.mean(-1), ~widget),
-        "place": 0.5 * _mean((told["place"] - coded).square().mean(-1), widget),
+        "place": 6 * _mean(off, widget) + 3 * _mean(off, ~widget),
         "letters": 2 * _mean(spelled, labelled),
         "first": 0.3 * _wrong(told["first"], pool.first[chosen]),
     }

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from palaestra.policy.tiny_vlm.architecture import number_ids
 from palaestra.policy.tiny_vlm.lesson import Lesson, line_of
-from palaestra.policy.tiny_vlm.pool import Pool
+from palaestra.policy.tiny_vlm.pool import ACROSS, DOWN, Pool, cells_of
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH
 from palaestra.policy.tiny_vlm.seeing import Quiz, Schedule, batches, look, what_is_seen
 
@@ -28,6 +28,12 @@ _PHRASE_WEIGHT = 0.25
 """Of a token that is no coordinate: the grammar is learned in no time, places are not."""
 _QUIZ_WEIGHT = 0.2
 """Of what the cells are asked, beside the answers."""
+
+_LOOK_WEIGHT = 0.5
+"""Of how much the heads that copy places look elsewhere than at the target while a coordinate is said. By the
+coordinate's error alone they would take ten times as long to find it."""
+_TOWER_PACE = 0.4
+"""Of the tower's learning rate, compared with the language model's: it has learned most of what it will."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class _Sheet:
     """Which of the predictions they belong to."""
     boxes: Tensor
     """[coordinates, 2]: the first and last number on the target."""
+    cells: Tensor
+    """[coordinates, cells]: 1 where the target is."""
 
 
 class _Packer:
@@ -72,18 +80,24 @@ class _Packer:
         positions[:, :, :start] = self._placed[:, None]
         group = torch.full((len(lessons), length), -1)
         group[:, :start] = 0
-        rows, columns, wanted, bells, bell_at, boxes = [], [], [], [], [], []
+        rows: list[int] = []
+        columns: list[int] = []
+        wanted: list[int] = []
+        bells, bell_at, boxes, cells = [], [], [], []
         for row, all_of_it in enumerate(lessons):
             at = start
             for number, lesson in enumerate(all_of_it, start=1):
                 answer = list(lesson.answer)
                 if lesson.widget is not None:
+                    covered = torch.zeros(ACROSS * DOWN)
+                    covered[cells_of(lesson.widget)] = 1.0
                     for place, (centre, side, ends) in zip((1, 3), _sides(lesson), strict=True):
                         bell, drawn = self._bell(centre, side, generator)
                         answer[place] = int(self._numbers[drawn])
                         bells.append(bell)
                         bell_at.append(len(wanted) + place)
                         boxes.append(ends)
+                        cells.append(covered)
                 own = [*lesson.question, *answer]
                 ids[row, at : at + len(own)] = torch.tensor(own)
                 positions[:, row, at : at + len(own)] = self._next + torch.arange(len(own))
@@ -96,6 +110,7 @@ class _Packer:
         return _Sheet(
             ids, _seen(group), positions, torch.tensor(rows), torch.tensor(columns), torch.tensor(wanted),
             torch.stack(bells), torch.tensor(bell_at), torch.tensor(boxes),
+            torch.stack(cells),
         )  # fmt: skip
 
     def _bell(self, centre: float, side: int, generator: torch.Generator) -> tuple[Tensor, int]:
@@ -119,7 +134,8 @@ def _seen(group: Tensor) -> Tensor:
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     same = group[:, :, None] == group[:, None, :]
     shared = (group[:, None, :] == 0) & (group[:, :, None] >= 0)
-    return ((same | shared) & causal)[:, None]
+    seen = ((same | shared) & causal)[:, None]
+    return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
 
 
 def learn_to_speak(
@@ -129,8 +145,11 @@ def learn_to_speak(
     """Train the whole model; returns how good it is on its last batches."""
     packer = _Packer(model, tokenizer, prefix, blur_px=blur_px)
     generator = torch.Generator().manual_seed(seed)
-    weights = [*model.parameters(), *quiz.parameters()]
-    optimizer = torch.optim.AdamW(weights, rate, weight_decay=0.01, betas=(0.9, 0.98))
+    model.set_attn_implementation({"text_config": "eager"})  # the only one that tells where it looks
+    tower = [*model.model.visual.parameters(), *quiz.parameters()]
+    others = [*model.model.language_model.parameters(), *model.get_output_embeddings().parameters()]
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": tower, "pace": _TOWER_PACE}]
+    optimizer = torch.optim.AdamW(groups, rate, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = Schedule(optimizer, rate, steps)
     numbers = torch.tensor(number_ids(tokenizer))
     figures: dict[str, float] = {}
@@ -139,27 +158,40 @@ def learn_to_speak(
         sheet = packer.pack([lessons[place] for place in chosen.tolist()], generator)
         seen = look(model, pool, chosen)
         told = quiz(seen)
-        log_probs = _answered(model, sheet, seen)
+        log_probs, looked = _answered(model, sheet, seen)
         loss = _loss(log_probs, sheet, numbers)
+        missed = -(looked.clamp_min(1e-6).log()).mean()
         optimizer.zero_grad()
-        (loss + _QUIZ_WEIGHT * quiz.loss(told, pool, chosen)).backward()
-        nn.utils.clip_grad_norm_(weights, 1.0)
+        torch.autograd.backward(loss + _LOOK_WEIGHT * missed + _QUIZ_WEIGHT * quiz.loss(told, pool, chosen))
+        nn.utils.clip_grad_norm_([*others, *tower], 1.0)
         optimizer.step()
-        now = what_is_seen(told, pool, chosen) | _figures(log_probs, sheet, numbers) | {"loss": float(loss.detach())}
+        now = {
+            **what_is_seen(told, pool, chosen), **_figures(log_probs, sheet, numbers),
+            "looked": float(looked[:, 0].detach().mean()), "loss": float(loss.detach()),
+        }  # fmt: skip
         figures = {name: 0.9 * figures.get(name, value) + 0.1 * value for name, value in now.items()}
         if step % 25 == 24 or step == steps - 1:
             say(f"speaking {step + 1}/{steps}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
+    model.set_attn_implementation({"text_config": "sdpa"})
     return figures
 
 
-def _answered(model: Any, sheet: _Sheet, seen: Tensor) -> Tensor:
-    """Log-probabilities of every token of the vocabulary wherever an answer's token is predicted."""
+def _answered(model: Any, sheet: _Sheet, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the vocabulary wherever an answer's token is predicted, and where the copying heads look
+    where a coordinate is: [coordinates, 2], how much of one on the target, and of the other on nothing.
+    """
     pictures = SimpleNamespace(pooler_output=tuple(seen), deepstack_features=[])
-    hidden = model.model(
+    out = model.model(
         input_ids=sheet.ids, attention_mask=sheet.mask, position_ids=sheet.positions, use_cache=False,
-        mm_encoder_outputs={"image": pictures},
-    ).last_hidden_state  # fmt: skip
-    return torch.log_softmax(model.get_output_embeddings()(hidden[sheet.rows, sheet.columns]), -1)
+        mm_encoder_outputs={"image": pictures}, output_attentions=True,
+    )  # fmt: skip
+    log_probs = torch.log_softmax(model.get_output_embeddings()(out.last_hidden_state[sheet.rows, sheet.columns]), -1)
+    picture = (sheet.ids[0] == model.config.image_token_id).nonzero().squeeze(-1)
+    rows, columns = sheet.rows[sheet.bell_at], sheet.columns[sheet.bell_at]
+    looks = out.attentions[-1][rows, :2, columns]
+    # The first head while the first coordinate is said, the second with the second; whose turn it is not, rests.
+    busy, idle = (torch.stack([looks[0::2, head], looks[1::2, 1 - head]], 1).flatten(0, 1) for head in (0, 1))
+    return log_probs, torch.stack([(busy[:, picture] * sheet.cells).sum(-1), idle[:, 0]], 1)
 
 
 def _loss(log_probs: Tensor, sheet: _Sheet, numbers: Tensor) -> Tensor:

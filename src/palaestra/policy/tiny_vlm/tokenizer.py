@@ -55,8 +55,10 @@ def _words() -> list[str]:
 
 def build_tokenizer() -> Any:
     """The tokenizer, the same every time: nothing in it is learned from data."""
+    import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+
+    library: Any = transformers  # untyped
 
     entries = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *_words()])
     # Without merges, a word is one token if it is in the vocabulary as a whole, and otherwise its bytes.
@@ -67,7 +69,7 @@ def build_tokenizer() -> Any:
     inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIALS])
     inner.add_tokens([AddedToken(str(number), normalized=False) for number in range(10, NUMBERS)])
     inner.add_tokens([AddedToken(phrase, normalized=False) for phrase in dict.fromkeys([*_PHRASES, *_FOLDED])])
-    return PreTrainedTokenizerFast(
+    return library.PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE, model_max_length=4096,
     )  # fmt: skip

@@ -48,7 +48,7 @@ def ask(screen: Screen, rng: random.Random) -> Asked:
     if kinds[widget.kind] > 1:
         ways = ["rank", "corner"] if not widget.label else ["rank"]
     if widget.label and widget.kind != "cross":
-        ways += ["label"] * 4
+        ways += ["label"] * (2 if kinds[widget.kind] == 1 else 1)
     if widget.colour and Counter((one.kind, one.colour) for one in screen.widgets)[widget.kind, widget.colour] == 1:
         ways += ["colour"] * (5 if widget.kind == "square" else 2)
     if widget.kind == "cross":
