@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -187,10 +186,6 @@ class Page:
             thrown = answer["exceptionDetails"].get("exception", {}).get("description", "an exception")
             raise EnvironmentFailed("script_failed", f"{expression[:80]} threw {str(thrown).splitlines()[0]}")
         return answer["result"].get("value")
-
-    async def call_function(self, function: str, *arguments: Any) -> Any:
-        """Call a JavaScript function with JSON arguments."""
-        return await self.evaluate(f"({function})({', '.join(json.dumps(argument) for argument in arguments)})")
 
     async def screenshot(self) -> Screenshot:
         """What the page looks like."""
