@@ -182,11 +182,25 @@ class ClusterApi:
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     with _unreachable():
-        async for line in response.content:
+        async for line in _lines(response.content.iter_any()):
             event = json.loads(line)
             if event["type"] == "ERROR":
                 raise _refusal(int(event["object"].get("code", 500)), event["object"], None)
             yield event["type"], event["object"]
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Whole lines, however long: a pod with many annotations is longer than what aiohttp takes for a line."""
+    held: list[bytes] = []
+    async for chunk in chunks:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            if line := b"".join([*held, end]):
+                yield line
+            held = []
+        held.append(rest)
+    if line := b"".join(held):
+        yield line
 
 
 @contextlib.contextmanager
