@@ -24,7 +24,9 @@ def test_sixty_episodes_outlive_two_browsers_and_a_server_and_leave_nothing_behi
     assert found["failed_checks"] == []
     assert found["outcomes"] == {"solved": 54, "failed": 6}
     assert found["kills"] == {"browsers": 2, "servers": 1}
-    assert set(found["environment_failed"]) <= {"browser_gone", "session_lost", "not opened: session_lost"}
+    # A frame without a picture came once in 5,000 episodes under load; such an episode is repeated like any other.
+    known = {"browser_gone", "session_lost", "not opened: session_lost", "no_picture"}
+    assert set(found["environment_failed"]) <= known
 
 
 def test_kills_are_due_after_every_so_many_episodes_but_not_after_the_last():
