@@ -140,11 +140,11 @@ Sessions that are opened without a pause, or several at once, make their context
 
 One step is move, press and release, a PNG of 160 x 210 and the score. *Strangers* is the share of the cores that others
 used meanwhile. By the clock a contender is as fast as they leave it; processor time per step hardly depends on them,
-and on full cores it is what decides. The goal is 85 % of raw. The table is of one round on a machine that hardly anybody
-else used: by the clock the gateway reaches 95, 85 and 97 % of raw with 1, 4 and 16 agents. With the aiohttp client of
-`GatewayClient`, which costs about a millisecond an act, a single agent reaches 68 %; several make up for each other's
-waiting. One round is not enough to tell 92 from 95 %. Opening a session stays below 100 ms, except where loading the
-page takes that long by itself, as MiniWoB's pages do.
+and on full cores it is what decides. The goal is 85 % of raw. The table is of one round on a machine that hardly
+anybody else used: by the clock the gateway reaches 95, 85 and 97 % of raw with 1, 4 and 16 agents. With the aiohttp
+client of `GatewayClient`, which costs about a millisecond an act, a single agent reaches 68 %; several make up for each
+other's waiting. One round is not enough to tell 92 from 95 %. Opening a session stays below 100 ms, except where
+loading the page takes that long by itself, as MiniWoB's pages do.
 
 """
 
