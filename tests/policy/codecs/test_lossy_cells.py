@@ -52,7 +52,6 @@ CELLS = [
     ("giving up", Terminate(success=False), {Q2, Q3}),
     ("an answer", Answer("42"), {Q3, T0, T1}),
     ("an empty answer", Answer(""), {Q3}),
-    ("an answer of half a character", Answer("\ud800"), set()),
     ("a text", TypeText("a\nb"), set(FAMILIES)),
     ("four keys", PressKeys(("Control", "Shift", "Alt", "a")), {Q2, Q3, AN, OA}),
     ("a capital letter as a key", PressKeys(("Shift", "A")), set(FAMILIES) - {OA}),
