@@ -101,8 +101,9 @@ class ProcessSampler:
 
 def _live(pipe: Connection, config: str, seed: int, threads: int) -> None:
     """The child: load the model, then answer until the pipe ends."""
-    # Ctrl-C is for the parent, who ends us when the last episode is over.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Signals to the whole group are for the parent, who ends us by the pipe when the last episode is over.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     with contextlib.suppress(EOFError, OSError):
         try:
