@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SUITE = "bookworm"
 BASE = f"docker.io/library/debian:{SUITE}-slim"
-MIRROR = "http://deb.debian.org"
 IMAGES = ("session", "gateway")
 PAUSE = "localhost/pause:1"
 
@@ -28,12 +27,6 @@ runtime = "runc"
 cgroup_manager = "cgroupfs"
 """
 """Limits that a machine without CAP_SYS_RESOURCE may set, and a runtime that copes with both versions of cgroups."""
-
-SOURCES = f"""\
-deb {MIRROR}/debian {SUITE} main
-deb {MIRROR}/debian {SUITE}-updates main
-deb {MIRROR}/debian-security {SUITE}-security main
-"""
 
 
 def tag(image: str) -> str:
@@ -70,14 +63,23 @@ class Podman:
         return int(found.stdout)
 
 
+def package_sources() -> dict[str, str]:
+    """Where this machine gets Debian's packages from, by suite: the image gets them from there, too."""
+    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(COMPONENT)", "Identifier: Packages"]
+    lines = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    found = [line.split() for line in lines]
+    return {suite: uri for uri, suite, part in found if part == "main" and suite.partition("-")[0] == SUITE}
+
+
 def make_base(podman: Podman) -> None:
     """A minimal Debian under the name that the Dockerfiles begin from."""
     if podman.has(BASE):
         return
+    sources = package_sources()
     tree = podman.state / "base"
     shutil.rmtree(tree, ignore_errors=True)
-    subprocess.run(["debootstrap", "--variant=minbase", SUITE, tree, f"{MIRROR}/debian"], check=True)
-    (tree / "etc/apt/sources.list").write_text(SOURCES)
+    subprocess.run(["debootstrap", "--variant=minbase", SUITE, tree, sources[SUITE]], check=True)
+    (tree / "etc/apt/sources.list").write_text("".join(f"deb {uri} {suite} main\n" for suite, uri in sources.items()))
     for left in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
         shutil.rmtree(tree / left, ignore_errors=True)
     (tree / "var/lib/apt/lists/partial").mkdir(parents=True)
