@@ -13,20 +13,19 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from palaestra.config import Section, validated
+from palaestra.config import validated
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.experience.turn_input import turn_inputs
 from palaestra.learner.trajectories.advantage import step_gae
-from palaestra.learner.trajectories.batch import Loss, Sample, TokenBatch, token_count
+from palaestra.learner.trajectories.batch import Loss, Sample, TokenBatch
 from palaestra.learner.trajectories.policy import TokenLogProbs
-from palaestra.learner.trajectories.policy_gradient import policy_gradient_loss
-from palaestra.learner.trajectories.token_loss import Normaliser, token_weights
+from palaestra.learner.trajectories.policy_gradient import PolicyGradient, PolicyGradientConfig
 
 __all__ = ["TrajectoryPPO", "TrajectoryPPOConfig"]
 
 
-class TrajectoryPPOConfig(Section):
+class TrajectoryPPOConfig(PolicyGradientConfig):
     """How PPO learns from trajectories."""
 
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -43,56 +42,20 @@ class TrajectoryPPOConfig(Section):
     normalize_advantage: bool = True
     """Give the advantages of an update mean 0 and variance 1, so that the step does not depend on reward scale."""
 
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """How far below 1 the ratio of a token may fall before it stops being pushed down."""
-
-    clip_high: float = Field(default=0.28, gt=0, le=10)
-    """How far above 1 it may rise. Above `clip_low`, unlikely tokens may grow and entropy lasts longer."""
-
     value_coef: float = Field(default=0.5, ge=0, le=1e6)
     """Weight of the value error against the policy objective."""
 
-    entropy_coef: float = Field(default=0.0, ge=0, le=1e6)
-    """Reward for staying undecided. Raise it when `entropy` falls to 0 before the task is solved."""
 
-    kl_coef: float = Field(default=0.0, ge=0, le=1e6)
-    """Pull towards the policy from before training. Holds general abilities, and holds learning back."""
-
-    weight_limit: float = Field(default=2.0, ge=1, le=1e6)
-    """The most a token of older weights may count. Higher is less biased and noisier."""
-
-    normaliser: Normaliser = "tokens"
-    """How tokens of long and short episodes compare; see docs/algorithms.md."""
-
-    normaliser_tokens: float = Field(default=256.0, gt=0, le=1e9)
-    """k of the `constant` normaliser: about how many tokens an episode has. Half of it doubles the gradient."""
-
-
-class TrajectoryPPO:
+class TrajectoryPPO(PolicyGradient):
     """PPO with a value per environment step."""
 
+    config: TrajectoryPPOConfig
     config_class = TrajectoryPPOConfig
     group_size = 1
-    supervised = False
     needs_values = True
 
     def __init__(self, config: TrajectoryPPOConfig | None = None, **settings: Any) -> None:
         self.config = config or validated(TrajectoryPPOConfig, settings, place="algorithm")
-
-    @property
-    def needs_entropy(self) -> bool:
-        """Only to reward it."""
-        return self.config.entropy_coef > 0
-
-    @property
-    def needs_reference(self) -> bool:
-        """Only to stay near it."""
-        return self.config.kl_coef > 0
-
-    @property
-    def weight_limit(self) -> float:
-        """The most a stale token may count."""
-        return self.config.weight_limit
 
     def admit(self, group: Sequence[Trajectory]) -> list[Trajectory]:
         """Everything that happened on a screen that held."""
@@ -105,7 +68,6 @@ class TrajectoryPPO:
         if values is None:
             raise ExperienceError("PPO: the policy gave no values. It needs a value head.")
         c = self.config
-        weights = token_weights([token_count(one) for one in trajectories], c.normaliser, constant=c.normaliser_tokens)
         advantages = [self._advantages(one, worth) for one, worth in zip(trajectories, values, strict=True)]
         shift, spread = 0.0, 1.0
         if c.normalize_advantage and sum(len(each) for each in advantages) > 1:
@@ -113,7 +75,9 @@ class TrajectoryPPO:
             shift, spread = float(every.mean()), float(every.std()) + 1e-8
         return [
             Sample(each, (float(advantage) - shift) / spread, weight, float(advantage + value))
-            for one, weight, found, worth in zip(trajectories, weights, advantages, values, strict=True)
+            for one, weight, found, worth in zip(
+                trajectories, self.weights(trajectories), advantages, values, strict=True
+            )
             for each, advantage, value in zip(turn_inputs(one), found, worth, strict=True)
         ]
 
@@ -127,11 +91,8 @@ class TrajectoryPPO:
 
     def loss(self, batch: TokenBatch, now: TokenLogProbs) -> Loss:
         """Clipped surrogate and squared value error."""
-        c = self.config
-        loss = policy_gradient_loss(
-            batch, now, clip_low=c.clip_low, clip_high=c.clip_high, entropy_coef=c.entropy_coef, kl_coef=c.kl_coef
-        )
+        loss = self.policy_loss(batch, now)
         if now.values is None or batch.value_target is None:
             raise ExperienceError("PPO: the policy gave no values. It needs a value head.")
         value_loss = 0.5 * batch.turn_share * (now.values.float() - batch.value_target).square().sum()
-        return Loss(loss.total + c.value_coef * value_loss, {**loss.said, "value_loss": value_loss.detach()})
+        return Loss(loss.total + self.config.value_coef * value_loss, {**loss.said, "value_loss": value_loss.detach()})
