@@ -60,14 +60,15 @@ def test_no_episodes_are_refused():
 
 
 def test_where_the_environment_tells_successes_are_counted_with_an_interval():
-    from palaestra.actor.evaluation import Evaluation, share_interval
+    from palaestra.actor.evaluation import Evaluation
+    from palaestra.actor.proportion import wilson_interval
 
     found = Evaluation((1.0,) * 10, (5,) * 10, (True,) * 9 + (False,))
     assert found.success_rate == 0.9
     low, high = found.report()["success_ci95"]
     assert (round(low, 3), round(high, 3)) == (0.596, 0.982)  # Wilson, 9 of 10
-    assert share_interval(0, 10)[0] == 0.0
-    assert share_interval(10, 10)[1] == pytest.approx(1.0)
+    assert wilson_interval(0, 10)[0] == 0.0
+    assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
     assert "success_rate" not in Evaluation((1.0,), (5,)).report()
 
 

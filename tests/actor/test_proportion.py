@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from palaestra.actor.evaluation import share_interval
 from palaestra.actor.proportion import mean_passes, normal_quantile, pass_at_k, pass_hat_k, wilson_interval
 
 
@@ -33,10 +32,6 @@ def test_wilson_is_what_scipy_says(n, data, confidence):
     c = data.draw(st.integers(0, n))
     theirs = binomtest(c, n).proportion_ci(confidence, method="wilson")
     assert wilson_interval(c, n, confidence=confidence) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
-
-
-def test_it_agrees_with_the_interval_that_ordinary_evaluation_reports():
-    assert wilson_interval(13, 20) == pytest.approx(share_interval(13, 20), abs=1e-6)
 
 
 def test_one_right_in_four_is_found_by_two_tries_half_the_time_and_never_twice():

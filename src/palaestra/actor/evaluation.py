@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from palaestra.actor.proportion import wilson_interval
 from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Ended, Observation, StepRow, VectorEnv
 from palaestra.errors import ConfigError
 
-__all__ = ["Evaluation", "confidence_interval", "evaluate", "share_interval"]
+__all__ = ["Evaluation", "confidence_interval", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Evaluation:
         """As plain JSON."""
         solved: dict[str, Any] = {}
         if self.successes is not None:
-            interval = share_interval(sum(self.successes), len(self.successes))
+            interval = wilson_interval(sum(self.successes), len(self.successes))
             solved = {"success_rate": self.success_rate, "success_ci95": list(interval)}
         return {
             **solved,
@@ -78,15 +79,6 @@ def confidence_interval(numbers: tuple[float, ...]) -> tuple[float, float]:
         return mean, mean
     half = float(stdtrit(n - 1, 0.975)) * float(np.std(numbers, ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
-
-
-def share_interval(solved: int, played: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson's, which stays within 0 and 1 and does not collapse at either end)."""
-    z = 1.959964
-    share, scale = solved / played, 1 + z * z / played
-    middle = (share + z * z / (2 * played)) / scale
-    half = z * math.sqrt(share * (1 - share) / played + z * z / (4 * played * played)) / scale
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, deterministic: bool = True) -> Evaluation:
