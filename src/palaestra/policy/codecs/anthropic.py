@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.codec import Decoded, Understood
 from palaestra.policy.codecs.frame import Frame
-from palaestra.policy.codecs.json_text import sole_object, written
 from palaestra.policy.codecs.key_names import XDOTOOL_KEYS
-from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, read_answer
-from palaestra.policy.codecs.space import ImagePixels
+from palaestra.policy.codecs.reading import Arguments, Refusal, Shape
+from palaestra.policy.codecs.tool_object import ToolObjectCodec
 from palaestra.policy.codecs.wheel import DIRECTIONS, WHEEL_PIXELS, clicks, turned
-from palaestra.policy.codecs.writing import check_writable, no_words, spelled
+from palaestra.policy.codecs.writing import no_words, spelled
 from palaestra.sessions.action import (
     Button,
     Click,
@@ -70,26 +68,17 @@ right; the amount is in clicks of the wheel)
 
 
 @dataclass(frozen=True)
-class AnthropicCodec:
+class AnthropicCodec(ToolObjectCodec):
     """The grammar of Anthropic's computer tool."""
 
     name: str = "anthropic"
-    space = ImagePixels()
+    prompt = _PROMPT
+    word = "action"
+    unnamed = "the input names no action"
+    shapes = _SHAPES
+    unsupported = _UNSUPPORTED
 
-    def system_prompt(self, frame: Frame) -> str:
-        """What the tool's own description says, for models that are not sent one."""
-        return _PROMPT.format(width=frame.image.width, height=frame.image.height)
-
-    def encode(self, action: UiAction, frame: Frame) -> str:
-        """The tool's input as JSON."""
-        check_writable(self.name, action, frame)
-        return written(self._input(action, frame))
-
-    def decode(self, text: str, frame: Frame) -> Decoded:
-        """What a tool's input says."""
-        return read_answer(text, lambda: self._read(text, frame))
-
-    def _input(self, action: UiAction, frame: Frame) -> dict[str, Any]:
+    def _object(self, action: UiAction, frame: Frame) -> dict[str, Any]:
         match action:
             case Click():
                 held = {"text": "+".join(spelled(self.name, action, action.held, XDOTOOL_KEYS))} if action.held else {}
@@ -127,14 +116,6 @@ class AnthropicCodec:
 
     def _coordinate(self, at: Point | None, frame: Frame) -> dict[str, Any]:
         return {} if at is None else {"coordinate": list(self.space.write(at, frame))}
-
-    def _read(self, text: str, frame: Frame) -> Understood:
-        document, span = sole_object(text)
-        if "action" not in document:
-            raise Refusal("missing_argument", "the input names no action")
-        rest = {name: value for name, value in document.items() if name != "action"}
-        given = Arguments.of(document["action"], rest, _SHAPES, _UNSUPPORTED)
-        return Understood(self._action(given, frame), "", span)
 
     def _action(self, given: Arguments, frame: Frame) -> UiAction:
         if given.word in _CLICKS:

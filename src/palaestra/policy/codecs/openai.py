@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.codec import Decoded, Understood
 from palaestra.policy.codecs.frame import Frame
-from palaestra.policy.codecs.json_text import sole_object, written
 from palaestra.policy.codecs.key_names import OPENAI_KEYS
-from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, read_answer
-from palaestra.policy.codecs.space import ImagePixels
-from palaestra.policy.codecs.writing import check_writable, no_words, spelled
+from palaestra.policy.codecs.reading import Arguments, Refusal, Shape
+from palaestra.policy.codecs.tool_object import ToolObjectCodec
+from palaestra.policy.codecs.writing import no_words, spelled
 from palaestra.sessions.action import (
     Button,
     Click,
@@ -63,24 +61,15 @@ Answer with one JSON object. One of:
 
 
 @dataclass(frozen=True)
-class OpenAICodec:
+class OpenAICodec(ToolObjectCodec):
     """The grammar of OpenAI's computer tool."""
 
     name: str = "openai"
-    space = ImagePixels()
-
-    def system_prompt(self, frame: Frame) -> str:
-        """What the tool's own description says, for models that are not sent one."""
-        return _PROMPT.format(width=frame.image.width, height=frame.image.height)
-
-    def encode(self, action: UiAction, frame: Frame) -> str:
-        """The action object as JSON."""
-        check_writable(self.name, action, frame)
-        return written(self._object(action, frame))
-
-    def decode(self, text: str, frame: Frame) -> Decoded:
-        """What an action object says."""
-        return read_answer(text, lambda: self._read(text, frame))
+    prompt = _PROMPT
+    word = "type"
+    unnamed = "the object names no type"
+    shapes = _SHAPES
+    unsupported = _UNSUPPORTED
 
     def _object(self, action: UiAction, frame: Frame) -> dict[str, Any]:
         match action:
@@ -122,14 +111,6 @@ class OpenAICodec:
     def _xy(self, point: Point, frame: Frame) -> dict[str, int]:
         x, y = self.space.write(point, frame)
         return {"x": x, "y": y}
-
-    def _read(self, text: str, frame: Frame) -> Understood:
-        document, span = sole_object(text)
-        if "type" not in document:
-            raise Refusal("missing_argument", "the object names no type")
-        rest = {name: value for name, value in document.items() if name != "type"}
-        given = Arguments.of(document["type"], rest, _SHAPES, _UNSUPPORTED)
-        return Understood(self._action(given, frame), "", span)
 
     def _action(self, given: Arguments, frame: Frame) -> UiAction:
         keys = tuple(OPENAI_KEYS.key(key) for key in given.words("keys")) if "keys" in given else ()
