@@ -1,5 +1,7 @@
 """Teacher-forced log-probabilities: what they cost, what they reach, and what they refuse."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from tests.policy.vlm.conftest import move, requests, turns_of
 
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Turn
-from palaestra.policy.vlm import Picture, TurnInput, scoring
+from palaestra.policy.vlm import Picture, SampleRequest, TurnInput, scoring
+from palaestra.policy.vlm.prefix import run_prompts
 
 
 @pytest.fixture
@@ -48,6 +51,44 @@ def test_scores_in_chunks_are_the_same_and_have_the_same_gradient(scene, monkeyp
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_turns_that_share_a_prompt_run_it_once_and_have_the_same_numbers_and_gradient(build, monkeypatch):
+    policy = build()
+    asked = [request for request in requests(policy, 2) for _ in range(3)]
+    asked = [SampleRequest(request.prompt, seed) for seed, request in enumerate(asked)]
+    turns = turns_of(asked, policy.sample(asked, max_new_tokens=6))
+    turns[0] = replace(turns[0], token_ids=turns[0].token_ids[:1])
+    ran = []
+    monkeypatch.setattr(scoring, "run_prompts", lambda *args: ran.append(args) or run_prompts(*args))
+
+    def scored_with_gradient(turns):
+        found = policy.log_probs(turns, with_values=True, with_entropy=True)
+        total = found.log_probs.sum() + found.entropies.sum() + found.values.sum()
+        return found, torch.autograd.grad(total, policy.parameters(), allow_unused=True)
+
+    shared, gradient = scored_with_gradient(turns)
+    assert len(ran) == 1
+    monkeypatch.setattr(scoring, "distinct", lambda prompts: (prompts, []))
+    apart, wanted = scored_with_gradient(turns)
+    assert len(ran) == 1
+    assert shared.lengths == apart.lengths
+    torch.testing.assert_close(shared.log_probs, apart.log_probs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(shared.entropies, apart.entropies, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(shared.values, apart.values, atol=1e-5, rtol=1e-5)
+    for one, other in zip(gradient, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_turns_of_one_token_each_need_nothing_after_their_shared_prompt(build):
+    policy = build()
+    asked = [SampleRequest(requests(policy, 1)[0].prompt, seed) for seed in range(4)]
+    turns = turns_of(asked, policy.sample(asked, max_new_tokens=1))
+    together = policy.log_probs(turns, grad=False)
+    alone = policy.log_probs(turns, grad=False, batch_size=1)
+    torch.testing.assert_close(together.log_probs, alone.log_probs, atol=1e-5, rtol=1e-5)
 
 
 def test_the_gradient_is_that_of_the_log_probability(scene):

@@ -23,7 +23,7 @@ from palaestra.learner.trajectories.policy import TrajectoryPolicy
 from palaestra.learner.trajectories.proof import Disagreement
 from palaestra.learner.trajectories.token_loss import importance_weights, k3
 
-__all__ = ["Survey", "by_length", "surveyed"]
+__all__ = ["Survey", "by_prompt", "surveyed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +85,17 @@ def surveyed(
     )  # fmt: skip
 
 
-def by_length(turns: Sequence[TurnInput]) -> list[int]:
-    """Positions of the turns, short ones first: turns of like length share a microbatch and waste little padding."""
-    return sorted(range(len(turns)), key=lambda i: len(turns[i].turn.prompt_ids) + len(turns[i].turn.token_ids))
+def by_prompt(turns: Sequence[TurnInput]) -> list[int]:
+    """Positions of the turns, short ones first and those with the same prompt together.
+
+    Turns of like length share a microbatch and waste little padding; those with the same prompt share even that.
+    """
+
+    def order(index: int) -> tuple[int, bytes, int]:
+        turn = turns[index].turn
+        return len(turn.prompt_ids), turn.prompt_ids.tobytes() + "".join(turn.pictures).encode(), len(turn.token_ids)
+
+    return sorted(range(len(turns)), key=order)
 
 
 def _to_look_at(
@@ -142,7 +150,7 @@ def _references(policy: TrajectoryPolicy, turns: Sequence[TurnInput], microbatch
 
 
 def _microbatches(turns: list[TurnInput], size: int) -> list[list[TurnInput]]:
-    order = by_length(turns)
+    order = by_prompt(turns)
     return [[turns[index] for index in order[start : start + size]] for start in range(0, len(order), size)]
 
 

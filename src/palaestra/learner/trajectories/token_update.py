@@ -20,7 +20,7 @@ from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.batch import Row, Sample, token_batch
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy
-from palaestra.learner.trajectories.survey import by_length
+from palaestra.learner.trajectories.survey import by_prompt
 
 __all__ = ["TokenOptimiser", "UpdateConfig", "update"]
 
@@ -194,7 +194,7 @@ def _gradients(
 ) -> list[dict[str, float]]:
     """Add the gradient of a minibatch, microbatch by microbatch, and return what each said."""
     tokens = sum(len(sample.input.turn.token_ids) for sample in every)
-    order = by_length([sample.input for sample in chosen])
+    order = by_prompt([sample.input for sample in chosen])
     said = []
     for start in range(0, len(order), config.microbatch_turns):
         some = [chosen[index] for index in order[start : start + config.microbatch_turns]]

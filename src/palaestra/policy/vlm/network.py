@@ -48,6 +48,11 @@ class Network:
         self.dropouts = [part for name, part in model.named_modules() if "lora_dropout" in name]
 
     @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass computes layers again instead of keeping them; such a pass can keep no cache."""
+        return torch.is_grad_enabled() and bool(getattr(self.model, "is_gradient_checkpointing", False))
+
+    @property
     def device(self) -> torch.device:
         """Where it computes."""
         device: torch.device = self.value_head.weight.device

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm.network import Network
+from palaestra.policy.vlm.prefix import run_prompts
 from palaestra.policy.vlm.prompt import Prompt
 
 __all__ = ["Drawn", "SampleRequest", "Sampled", "TokenRules", "draw"]
@@ -135,36 +136,20 @@ class _Decoding:
     """A batch of prompts on the way: their cache, and the scores of the next token of each row."""
 
     def __init__(self, network: Network, requests: Sequence[SampleRequest], rules: TokenRules) -> None:
-        from transformers import DynamicCache
-
-        self.network, self.padding = network, rules.padding
+        self.network = network
         self.rows = list(range(len(requests)))
-        length = max(len(request.prompt.ids) for request in requests)
-        ids = torch.full((len(requests), length), rules.padding)
-        self.mask = torch.zeros(len(requests), length, dtype=torch.long)
-        for row, request in enumerate(requests):
-            # On the left, so that the last column is every row's last token.
-            own = torch.from_numpy(request.prompt.ids.astype(np.int64))
-            ids[row, length - len(own) :] = own
-            self.mask[row, length - len(own) :] = 1
-        ids, self.mask = ids.to(network.device), self.mask.to(network.device)
-        pictures = [picture for request in requests for picture in request.prompt.pictures]
-        positions, self.next = network.positions(ids, self.mask, pictures)
-        self.flat = positions.dim() == 2
-        self.cache = DynamicCache(config=network.model.config.get_text_config())
-        hidden = network.hidden(ids, self.mask, positions, pictures=pictures, cache=self.cache)
-        self.scores = network.scores(hidden[:, -1])
+        self.prefix = run_prompts(network, [request.prompt for request in requests], rules.padding)
+        self.scores = network.scores(self.prefix.last)
 
     def advance(self, tokens: Tensor, going: list[int]) -> None:
         """Feed the tokens. Rows that ended are dropped once they are half of the batch, and padded until then."""
+        on = self.prefix
         if 2 * len(going) <= len(self.rows):
             keep = torch.tensor(going, device=tokens.device)
-            self.cache.batch_select_indices(keep)
-            self.mask, self.next, tokens = self.mask[keep], self.next[keep], tokens[keep]
+            on.cache.batch_select_indices(keep)
+            on.mask, on.next, tokens = on.mask[keep], on.next[keep], tokens[keep]
             self.rows = [self.rows[place] for place in going]
-        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], -1)
-        positions = self.next.unsqueeze(-1)
-        positions = positions if self.flat else positions.expand(3, -1, -1)
-        hidden = self.network.hidden(tokens.unsqueeze(-1), self.mask, positions, cache=self.cache)
-        self.next = self.next + 1
+        on.mask = torch.cat([on.mask, torch.ones_like(on.mask[:, :1])], -1)
+        hidden = self.network.hidden(tokens.unsqueeze(-1), on.mask, on.positions(1), cache=on.cache)
+        on.next = on.next + 1
         self.scores = self.network.scores(hidden[:, -1])

@@ -1,7 +1,8 @@
 """Log-probabilities of tokens that were said before, under the weights as they are now; what learning differentiates.
 
-Prompts and answers go through the network in one padded pass, and only the positions that predict an answer's token
-go through the output layer: scores of a whole prompt over a vocabulary of 150,000 would take gigabytes.
+A prompt that several turns share goes through the network once, and their answers after it; otherwise prompts and
+answers go in one padded pass. Only the positions that predict an answer's token go through the output layer: scores of
+a whole prompt over a vocabulary of 150,000 would take gigabytes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Turn
 from palaestra.policy.vlm.network import Network
 from palaestra.policy.vlm.picture import Picture
+from palaestra.policy.vlm.prefix import distinct, run_prompts
+from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.vlm.sampling import TokenRules
 
 __all__ = ["TokenLogProbs", "TurnInput", "joined", "score"]
@@ -73,22 +76,12 @@ def score(
     """Log-probabilities of the turns' tokens in one pass."""
     _refuse_what_cannot_be_scored(network, turns)
     lengths = tuple(len(turn.token_ids) for turn in turns)
-    ids, mask = _padded(turns, rules.padding)
-    ids, mask = ids.to(network.device), mask.to(network.device)
-    pictures = [picture for turn in turns for picture in turn.pictures]
-    positions, _ = network.positions(ids, mask, pictures)
-    hidden = network.hidden(ids, mask, positions, pictures=pictures)
-    rows, columns = _predicting(turns)
-    targets = torch.from_numpy(np.concatenate([turn.token_ids for turn in turns]).astype(np.int64)).to(ids.device)
-    heat = torch.tensor([turn.temperature for turn in turns], device=ids.device)
-    heat = heat.repeat_interleave(torch.tensor(lengths, device=ids.device)).unsqueeze(-1)
-    chosen = hidden[rows.to(ids.device), columns.to(ids.device)]
-    log_probs, entropies = _through_the_head(network, chosen, targets, heat, rules, with_entropy)
-    values = None
-    if with_values:
-        last = torch.tensor([len(turn.prompt_ids) - 1 for turn in turns], device=ids.device)
-        values = network.value(hidden[torch.arange(len(turns), device=ids.device), last])
-    return TokenLogProbs(log_probs, lengths, entropies, values)
+    predicting, before = _after_shared_prompts(network, turns, rules) or _in_one_pass(network, turns, rules)
+    targets = torch.from_numpy(np.concatenate([turn.token_ids for turn in turns]).astype(np.int64)).to(network.device)
+    heat = torch.tensor([turn.temperature for turn in turns], device=network.device)
+    heat = heat.repeat_interleave(torch.tensor(lengths, device=network.device)).unsqueeze(-1)
+    log_probs, entropies = _through_the_head(network, predicting, targets, heat, rules, with_entropy)
+    return TokenLogProbs(log_probs, lengths, entropies, network.value(before) if with_values else None)
 
 
 def joined(parts: Sequence[TokenLogProbs]) -> TokenLogProbs:
@@ -122,23 +115,50 @@ def _refuse_what_cannot_be_scored(network: Network, turns: Sequence[TurnInput]) 
             raise ExperienceError(f"turn {place} has a picture's token in its answer, which no sampler here draws.")
 
 
-def _padded(turns: Sequence[TurnInput], padding: int) -> tuple[Tensor, Tensor]:
-    whole = [np.concatenate([turn.prompt_ids, turn.token_ids]).astype(np.int64) for turn in turns]
+Predicting = tuple[Tensor, Tensor]
+"""Hidden states that predict the tokens of the answers, turn after turn, and those before the answers, [B, H]."""
+
+
+def _after_shared_prompts(network: Network, turns: Sequence[TurnInput], rules: TokenRules) -> Predicting | None:
+    """Every distinct prompt once, then all answers after them. None where that would save nothing or cannot be done."""
+    prompts = [Prompt(turn.prompt_ids, turn.pictures) for turn in turns]
+    if network.recomputes or 2 * len(distinct(prompts)[0]) > len(turns):
+        return None
+    prefix = run_prompts(network, prompts, rules.padding)
     # The last token predicts nothing that is asked for, so it is left out.
-    whole = [row[:-1] for row in whole]
-    ids = torch.full((len(whole), max(len(row) for row in whole)), padding)
+    ids, mask = _padded([turn.token_ids[:-1] for turn in turns], rules.padding, network.device)
+    after = prefix.last.unsqueeze(1)
+    if ids.shape[1]:
+        whole = torch.cat([prefix.mask, mask], -1)
+        said = network.hidden(ids, whole, prefix.positions(ids.shape[1]), cache=prefix.cache)
+        after = torch.cat([after, said], 1)
+    return _picked(after, turns, [0] * len(turns)), prefix.last
+
+
+def _in_one_pass(network: Network, turns: Sequence[TurnInput], rules: TokenRules) -> Predicting:
+    whole = [np.concatenate([turn.prompt_ids, turn.token_ids])[:-1] for turn in turns]
+    ids, mask = _padded(whole, rules.padding, network.device)
+    pictures = [picture for turn in turns for picture in turn.pictures]
+    positions, _ = network.positions(ids, mask, pictures)
+    hidden = network.hidden(ids, mask, positions, pictures=pictures)
+    last = [len(turn.prompt_ids) - 1 for turn in turns]
+    return _picked(hidden, turns, last), hidden[torch.arange(len(turns)), torch.tensor(last)]
+
+
+def _padded(sequences: Sequence[npt.NDArray[np.int32]], padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    ids = torch.full((len(sequences), max(len(row) for row in sequences)), padding)
     mask = torch.zeros_like(ids)
-    for index, row in enumerate(whole):
-        ids[index, : len(row)] = torch.from_numpy(row)
+    for index, row in enumerate(sequences):
+        ids[index, : len(row)] = torch.from_numpy(row.astype(np.int64))
         mask[index, : len(row)] = 1
-    return ids, mask
+    return ids.to(device), mask.to(device)
 
 
-def _predicting(turns: Sequence[TurnInput]) -> tuple[Tensor, Tensor]:
-    """Row and column of every position that predicts one of the answers' tokens."""
-    rows = [torch.full((len(turn.token_ids),), row) for row, turn in enumerate(turns)]
-    columns = [torch.arange(len(turn.token_ids)) + len(turn.prompt_ids) - 1 for turn in turns]
-    return torch.cat(rows), torch.cat(columns)
+def _picked(hidden: Tensor, turns: Sequence[TurnInput], starts: Sequence[int]) -> Tensor:
+    """The states that predict the turns' tokens; those of a turn begin at its column in `starts`."""
+    rows = torch.cat([torch.full((len(turn.token_ids),), row) for row, turn in enumerate(turns)])
+    columns = [torch.arange(len(turn.token_ids)) + start for turn, start in zip(turns, starts, strict=True)]
+    return hidden[rows, torch.cat(columns)]
 
 
 def _through_the_head(
