@@ -3,7 +3,13 @@
     PalaestraError
     ├── ConfigError            refused before anything is launched or written; exit code 2
     │   ├── UnknownEnvironment   the id names nothing; the nearest names are in the message
-    │   └── CheckpointError      a checkpoint is corrupt, truncated, or of another shape
+    │   ├── CheckpointError      a checkpoint is corrupt, truncated, or of another shape
+    │   ├── StateHeld            another run service holds the state directory
+    │   ├── UnknownRun           no run has this id, or several begin so
+    │   └── LaunchRefused        a preflight said no; nothing was launched
+    ├── ConsentNeeded          a command runs code that nobody has agreed to
+    ├── IllegalTransition      something was asked of a run that cannot happen in its phase
+    ├── ServiceUnreachable     the run service does not answer and could not be started
     ├── SessionRefused         a session server or gateway said no: unknown task, step out of order, no room, no right
     │   └── InvalidAction        an action that cannot be performed on this screen; nothing was done
     ├── NotExpressible         a model family has no exact words for an action; nothing was written
@@ -23,15 +29,21 @@ __all__ = [
     "CheckpointError",
     "CollectorFailed",
     "ConfigError",
+    "ConsentNeeded",
     "EnvironmentFailed",
     "EnvironmentFault",
     "ExperienceError",
+    "IllegalTransition",
     "InvalidAction",
+    "LaunchRefused",
     "NonFiniteError",
     "NotExpressible",
     "PalaestraError",
+    "ServiceUnreachable",
     "SessionRefused",
+    "StateHeld",
     "UnknownEnvironment",
+    "UnknownRun",
 ]
 
 
@@ -115,3 +127,31 @@ class NonFiniteError(PalaestraError):
 
 class ExperienceError(PalaestraError):
     """Experience that cannot be combined or was used out of order."""
+
+
+class StateHeld(ConfigError):
+    """Another run service holds the state directory; the message says which."""
+
+
+class UnknownRun(ConfigError):
+    """No run has this id, or several begin so."""
+
+
+class LaunchRefused(ConfigError):
+    """A preflight said no: place, value, reason, remedy of the first refusal. Nothing was launched."""
+
+
+class ConsentNeeded(PalaestraError):
+    """The command runs code that nobody has agreed to; `digest` names exactly the command to agree to."""
+
+    def __init__(self, text: str, digest: str) -> None:
+        self.digest = digest
+        super().__init__(text)
+
+
+class IllegalTransition(PalaestraError):
+    """Something was asked of a run that cannot happen in its phase."""
+
+
+class ServiceUnreachable(PalaestraError):
+    """The run service does not answer and could not be started; the message says where its log is."""

@@ -1,1 +1,40 @@
-"""The run service: run specs, registry, child processes, supervisor, runners. Never imports torch."""
+"""The run service: launch, watch, stop, recover and compare runs of any trainer. Never imports torch.
+
+A trainer of your own is a `Runner` (docs/runners.md). Names are loaded when asked for: `palaestra runs list` must not
+pay for a web server.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from palaestra.runs.phase import Phase
+    from palaestra.runs.record import RunRecord
+    from palaestra.runs.runner import Finding, LaunchPlan, Runner, RunnerCapabilities
+    from palaestra.runs.spec import RunSpec
+
+__all__ = [
+    "Finding",
+    "LaunchPlan",
+    "Phase",
+    "RunRecord",
+    "RunSpec",
+    "Runner",
+    "RunnerCapabilities",
+]
+
+_HOME = {
+    "Finding": "runner",
+    "LaunchPlan": "runner",
+    "Phase": "phase",
+    "RunRecord": "record",
+    "RunSpec": "spec",
+    "Runner": "runner",
+    "RunnerCapabilities": "runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"palaestra.runs.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,6 +25,8 @@ __all__ = ["GatewayAddress", "existing_gateway", "own_gateway"]
 
 TOKEN_VARIABLE = "PALAESTRA_GATEWAY_TOKEN"
 START_S = 60.0
+BEHIND_THE_LEARNER = 10
+"""Niceness of the gateway and its browsers."""
 STOP_S = 15.0
 
 
@@ -57,6 +59,9 @@ def own_gateway(
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0
     )  # fmt: skip
+    # Browsers would starve the one process that learns; everything they start inherits this.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, child.pid, BEHIND_THE_LEARNER)
     try:
         yield GatewayAddress(_announced(child), token)
     finally:

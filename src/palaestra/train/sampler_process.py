@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import threading
 import traceback
@@ -29,6 +30,8 @@ __all__ = ["ProcessSampler"]
 
 START_S = 300.0
 """How long the child may take to load its model."""
+BEHIND_THE_LEARNER = 5
+"""Niceness: an update in time is worth more than another answer of old weights, and both more than a browser."""
 STOP_S = 10.0
 
 
@@ -105,6 +108,7 @@ def _live(pipe: Connection, config: str, seed: int, threads: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    os.nice(BEHIND_THE_LEARNER)
     with contextlib.suppress(EOFError, OSError):
         try:
             policy = VLMPolicy.from_config(ModelConfig.model_validate_json(config), seed=seed)
