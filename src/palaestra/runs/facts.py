@@ -1,0 +1,125 @@
+"""What files and the kernel say about one attempt: who lives, how it ended, what it said last.
+
+Reads and never writes, and imports nothing heavy: `palaestra runs list` asks it about every run that is not over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palaestra.proc import ProcessIdentity, boot_id
+from palaestra.runs.durable import read_json
+from palaestra.runs.layout import AttemptPaths
+from palaestra.runs.phase import EndFacts
+
+__all__ = ["LABEL", "Observation", "end_facts", "last_lines", "last_said", "observe", "read_known"]
+
+LABEL = "PALAESTRA_RUN"
+"""The environment variable that says which attempt a process belongs to."""
+
+KNOWN_SCHEMA = 1
+SHOWN_LINES = 20
+_TAIL_BYTES = 1 << 16
+_JOURNAL_TAIL_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One attempt, looked at."""
+
+    warden: ProcessIdentity | None
+    trainer: ProcessIdentity | None
+    warden_lives: bool
+    trainer_lives: bool
+    exit: dict[str, Any] | None
+    """How it ended, when its warden saw it."""
+    stop: dict[str, Any] | None
+    """The request to end it, when there was one."""
+    label: str = ""
+    """What its processes carry as `PALAESTRA_RUN`."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody of it is still there to wait for."""
+        return self.warden_lives or self.trainer_lives
+
+
+def observe(attempt: AttemptPaths) -> Observation:
+    """Look at an attempt: its files, and whether the very processes they name are running."""
+    process = read_known(attempt.process) or {}
+    warden, trainer = ProcessIdentity.read(process.get("warden")), ProcessIdentity.read(process.get("trainer"))
+    # Who lives is looked up before the exit is read: an exit that is written in between is then seen.
+    warden_lives = warden is not None and warden.lives()
+    trainer_lives = trainer is not None and trainer.lives()
+    return Observation(
+        warden=warden,
+        trainer=trainer,
+        warden_lives=warden_lives,
+        trainer_lives=trainer_lives,
+        exit=read_known(attempt.exit),
+        stop=read_known(attempt.stop),
+        label=str(process.get("label", "")),
+    )
+
+
+def end_facts(attempt: AttemptPaths, redact: Callable[[str], str]) -> EndFacts:
+    """What is known about an attempt of which nothing lives any more."""
+    seen = observe(attempt)
+    exit_ = seen.exit or {}
+    code = exit_.get("returncode")
+    request = seen.stop or {}
+    known = seen.warden or seen.trainer
+    return EndFacts(
+        returncode=code if isinstance(code, int) else None,
+        launch_error=str(exit_.get("launch_error") or ""),
+        out_of_memory=bool(exit_.get("out_of_memory")),
+        stop_reason=str(exit_.get("stop_reason") or request.get("reason") or ""),
+        last_said=last_said(attempt.journal),
+        same_boot=known is None or known.boot_id == boot_id(),
+        last_lines=redact(last_lines(attempt.stdout)),
+    )
+
+
+def read_known(path: Path) -> dict[str, Any] | None:
+    """A JSON document of a schema we know; a later one is treated as if it were not there."""
+    data = read_json(path)
+    if data is None or not isinstance(data.get("schema", 1), int) or data.get("schema", 1) > KNOWN_SCHEMA:
+        return None
+    return data
+
+
+def last_lines(path: Path, count: int = SHOWN_LINES) -> str:
+    """The end of an output."""
+    text = _tail(path, _TAIL_BYTES).decode("utf-8", "replace")
+    # A progress bar rewrites its line; what stood there last is what a person saw.
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return "\n".join(lines[-count:])
+
+
+def last_said(journal: Path) -> str:
+    """The phase of the last `PhaseChanged` near the end of a journal."""
+    for line in reversed(_tail(journal, _JOURNAL_TAIL_BYTES).split(b"\n")):
+        if b'"PhaseChanged"' not in line:
+            continue
+        try:
+            return str(json.loads(line)["phase"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return ""
+
+
+def _tail(path: Path, size: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            file.seek(max(0, end - size))
+            return file.read(size)
+    except OSError:
+        return b""
