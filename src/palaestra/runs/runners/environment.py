@@ -1,0 +1,43 @@
+"""The environment a trainer gets: built from a list of names, never inherited whole.
+
+What is not on the list stays with the service: its token, the shell's other secrets, PYTHONPATH and its like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from palaestra.runs.runner import Machine, Place
+from palaestra.runs.spec import RunSpec
+
+__all__ = ["trainer_environment"]
+
+_PASSED = re.compile(
+    r"(?:PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|SHELL|LD_LIBRARY_PATH|SSL_CERT_\w+|\w+_PROXY|XDG_CACHE_HOME|DISPLAY"
+    r"|WAYLAND_DISPLAY|(?:OMP|MKL|OPENBLAS|NUMBA|CUDA|NVIDIA|TORCH|HF|WANDB|MUJOCO|MINARI|JAX|XLA)_?\w*)",
+    re.IGNORECASE,
+)
+
+
+def trainer_environment(
+    spec: RunSpec, place: Place, machine: Machine, further: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """All variables of one attempt; `further` is the runner's own, and the spec has the last word."""
+    passed = {name: value for name, value in machine.environment.items() if _PASSED.fullmatch(name)}
+    return {
+        # Two runs on two cores with a thread per core each are slower than two runs with one thread.
+        "OMP_NUM_THREADS": "1",
+        **passed,
+        # Output that waits in a buffer is output that a crash loses.
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",
+        # SDL would take SIGTERM for itself once something was rendered, and the trainer could not be asked to stop.
+        "SDL_NO_SIGNAL_HANDLERS": "1",
+        "SDL_VIDEODRIVER": "dummy",
+        "TMPDIR": str(place.attempt_dir / "tmp"),
+        "PALAESTRA_HOME": str(place.run_dir.parents[3]),
+        "CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[: spec.gpus]),
+        **(further or {}),
+        **spec.environment,
+    }
