@@ -22,8 +22,9 @@ from palaestra.learner.trajectories.batch import Row, behaviour_of
 from palaestra.learner.trajectories.policy import TrajectoryPolicy
 from palaestra.learner.trajectories.proof import Disagreement
 from palaestra.learner.trajectories.token_loss import importance_weights, k3
+from palaestra.learner.trajectories.turn_order import by_prompt
 
-__all__ = ["Survey", "by_prompt", "surveyed"]
+__all__ = ["Survey", "surveyed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,19 +84,6 @@ def surveyed(
     return Survey(
         rows, _disagreement(apart), _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max()),
     )  # fmt: skip
-
-
-def by_prompt(turns: Sequence[TurnInput]) -> list[int]:
-    """Positions of the turns, short ones first and those with the same prompt together.
-
-    Turns of like length share a microbatch and waste little padding; those with the same prompt share even that.
-    """
-
-    def order(index: int) -> tuple[int, bytes, int]:
-        turn = turns[index].turn
-        return len(turn.prompt_ids), turn.prompt_ids.tobytes() + "".join(turn.pictures).encode(), len(turn.token_ids)
-
-    return sorted(range(len(turns)), key=order)
 
 
 def _to_look_at(

@@ -20,7 +20,7 @@ from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.batch import Row, Sample, token_batch
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy
-from palaestra.learner.trajectories.survey import by_prompt
+from palaestra.learner.trajectories.turn_order import by_prompt, minibatches
 
 __all__ = ["TokenOptimiser", "UpdateConfig", "update"]
 
@@ -162,9 +162,8 @@ def update(
     norms = []
     try:
         for _ in range(config.epochs):
-            for part in np.array_split(rng.permutation(len(samples)), steps_per_epoch):
+            for chosen in minibatches(samples, steps_per_epoch, rng):
                 optimiser.zero()
-                chosen = [samples[index] for index in part]
                 for said in _gradients(policy, algorithm, chosen, rows, config, samples, steps_per_epoch):
                     for name, number in said.items():
                         sums[name] = sums.get(name, 0.0) + number
