@@ -1,0 +1,83 @@
+"""One service per state directory: a lock that the kernel lets go of however its holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from palaestra.errors import ConfigError, StateHeld
+from palaestra.proc import ProcessIdentity
+from palaestra.runs.layout import Home
+
+__all__ = ["ServiceLock"]
+
+
+class ServiceLock:
+    """Held while the context lasts. Entering raises `StateHeld` when somebody else holds it."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._descriptor = -1
+        self._content: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        home = self._home
+        try:
+            home.path.mkdir(parents=True, exist_ok=True)
+            home.service.mkdir(mode=0o700, exist_ok=True)
+            home.service.chmod(0o700)
+            descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            reason = f"cannot be used ({error.strerror})"
+            raise ConfigError("state directory", str(home.path), reason, "Set PALAESTRA_HOME elsewhere") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = _held(home, os.pread(descriptor, 4096, 0))
+            os.close(descriptor)
+            raise held from None
+        self._descriptor = descriptor
+        me = ProcessIdentity.of(os.getpid())
+        identity = {"pid": os.getpid()} if me is None else asdict(me)
+        self._content = {"schema": 1, **identity, "host": socket.gethostname(), "since": time.time(), "url": ""}
+        self._write()
+        return self
+
+    def serving(self, url: str) -> None:
+        """Tell whoever asks where the holder answers."""
+        self._content["url"] = url
+        self._write()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+
+    def _write(self) -> None:
+        # In place: a file put in its stead would carry no lock.
+        text = json.dumps(self._content).encode()
+        os.pwrite(self._descriptor, text, 0)
+        os.ftruncate(self._descriptor, len(text))
+
+
+def _held(home: Home, content: bytes) -> StateHeld:
+    try:
+        data = json.loads(content)
+        pid, host, url = int(data["pid"]), str(data["host"]), str(data.get("url", ""))
+        since = time.strftime("%H:%M", time.localtime(float(data["since"])))
+    except (ValueError, KeyError, TypeError):
+        return StateHeld("state directory", str(home.path), "is held by another service", "Try again in a moment")
+    serving = f", serving {url}" if url else ""
+    reason = f"is held by process {pid} on host {host} since {since}{serving}"
+    return StateHeld(
+        "state directory", str(home.path), reason, f"Use that one (palaestra runs list), or stop it with kill {pid}"
+    )

@@ -1,0 +1,108 @@
+"""The SQLite file under the registry: opened to write by the one service, opened to read by anybody.
+
+Write-ahead log, so that readers never wait for the service. A file that is damaged is recognised here and never
+repaired: `RegistryCorrupt` says so and the service rebuilds it from the run directories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from pathlib import Path
+
+from palaestra.errors import ConfigError, PalaestraError
+from palaestra.runs.store.migrations import MIGRATIONS
+
+__all__ = ["RegistryCorrupt", "open_reading", "open_writing", "set_aside"]
+
+_BUSY_S = 5.0
+
+
+class RegistryCorrupt(PalaestraError):
+    """The registry's file is damaged; everything in it can be rebuilt from the run directories."""
+
+
+def open_writing(path: Path) -> sqlite3.Connection:
+    """The database with its tables as they are today. `RegistryCorrupt` when the file is damaged."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        verdict = connection.execute("PRAGMA quick_check").fetchone()[0]
+        if verdict != "ok":
+            raise RegistryCorrupt(f"{path}: {verdict}")
+        _migrate(connection, path)
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if "locked" in str(error) or "unable to open" in str(error) or "full" in str(error):
+            raise ConfigError("registry", str(path), str(error), "Free the disk, or end who holds the file") from None
+        raise RegistryCorrupt(f"{path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise RegistryCorrupt(f"{path}: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_reading(path: Path) -> sqlite3.Connection | None:
+    """The database to look at; None when there is none. A damaged one raises `RegistryCorrupt`, here or at a query."""
+    if not path.exists():
+        return None
+    # A log that nobody has open needs a shared-memory file beside it, which may have to be made; hence the second try.
+    for address in (f"{path.resolve().as_uri()}?mode=ro", path.resolve().as_uri()):
+        connection = None
+        try:
+            connection = sqlite3.connect(
+                address, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+            connection.execute("SELECT name FROM sqlite_master LIMIT 1").fetchone()
+        except sqlite3.OperationalError:
+            if connection is not None:
+                connection.close()
+            continue
+        except sqlite3.DatabaseError as error:
+            if connection is not None:
+                connection.close()
+            raise RegistryCorrupt(f"{path}: {error}") from error
+        if version > len(MIGRATIONS):
+            connection.close()
+            raise _newer(path, version)
+        return connection if version else _empty(connection)
+    raise RegistryCorrupt(f"{path}: cannot be opened")
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged database out of the way, its log with it; where it is now."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = path.with_name(f"{path.stem}.corrupt-{stamp}{path.suffix}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.stem}.corrupt-{stamp}-{number}{path.suffix}")
+    for tail in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + tail).rename(aside.with_name(aside.name + tail))
+    return aside
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(MIGRATIONS):
+        raise _newer(path, version)
+    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+        # Tables and number change together or not at all.
+        connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+
+
+def _newer(path: Path, version: int) -> ConfigError:
+    reason = f"has schema {version}, and this version of Palaestra knows {len(MIGRATIONS)}"
+    return ConfigError("registry", str(path), reason, "Update Palaestra, or move the file away to have it rebuilt")
+
+
+def _empty(connection: sqlite3.Connection) -> None:
+    connection.close()

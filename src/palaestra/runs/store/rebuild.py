@@ -1,0 +1,157 @@
+"""The registry made anew from the run directories: what a damaged or missing file costs is the time to read them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from palaestra.proc import ProcessIdentity
+from palaestra.runs.attempt_plan import AttemptPlan
+from palaestra.runs.durable import read_json
+from palaestra.runs.facts import end_facts, observe
+from palaestra.runs.layout import Home, RunPaths
+from palaestra.runs.life import LifeLog, phase_of
+from palaestra.runs.phase import Happening, Phase, ending_of
+from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
+from palaestra.runs.secret import Redactor
+from palaestra.runs.store.database import RegistryCorrupt, set_aside
+from palaestra.runs.store.registry import Registry
+from palaestra.runs.unsupervised import read_unsupervised
+
+__all__ = ["RebuildReport", "open_registry", "read_run", "rebuild"]
+
+_log = logging.getLogger(__name__)
+_PHASE_OF_END = {Happening.LAUNCH_REFUSED: Phase.REFUSED}
+
+
+@dataclass(frozen=True)
+class RebuildReport:
+    """What a rebuild found."""
+
+    runs: int
+    checkpoints: int
+    unreadable: tuple[str, ...] = ()
+    """Directories under runs/ that hold no run we can read."""
+    set_aside: Path | None = None
+    """Where the damaged file is now."""
+
+
+def open_registry(home: Home) -> Registry:
+    """The registry to write. Damaged or missing, it is rebuilt from the run directories, with one warning."""
+    fresh = not home.registry.exists()
+    aside: Path | None = None
+    try:
+        registry = Registry.open(home.registry)
+    except RegistryCorrupt as error:
+        aside = set_aside(home.registry)
+        _log.warning("the registry was damaged (%s); it was moved to %s and is being rebuilt", error, aside)
+        registry = Registry.open(home.registry)
+    if fresh or aside is not None:
+        report = rebuild(home, registry)
+        if aside is not None:
+            _log.warning("rebuilt the registry from %d run directories", report.runs)
+    return registry
+
+
+def rebuild(home: Home, registry: Registry) -> RebuildReport:
+    """Put every run and every imported checkpoint that the directories hold into the registry."""
+    found: list[RunRecord] = []
+    unreadable: list[str] = []
+    for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else []:
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        record = read_run(RunPaths(path))
+        if record is None:
+            unreadable.append(path.name)
+        else:
+            found.append(record)
+    for note in sorted((home.path / "archive").glob("*.json")):
+        archived = _archived(note)
+        if archived is not None:
+            found.append(archived)
+    registry.put_many(found)
+    imported = 0
+    for note in sorted((home.path / "checkpoints").glob("*/record.json")):
+        checkpoint = _checkpoint(note)
+        if checkpoint is not None:
+            registry.put_checkpoint(checkpoint)
+            imported += 1
+    return RebuildReport(len(found), imported, tuple(unreadable))
+
+
+def read_run(run: RunPaths) -> RunRecord | None:
+    """A run's row as its directory tells it; None when it holds no run."""
+    spec = read_json(run.spec)
+    if spec is None:
+        return read_unsupervised(run)
+    life = LifeLog(run).read()
+    last = next((record for record in reversed(life) if record.phase is phase_of(life)), None)
+    attempts = run.attempts()
+    newest = attempts[-1] if attempts else None
+    plan = (AttemptPlan.read(newest) if newest else None) or AttemptPlan(env_id=str(spec.get("env_id") or ""))
+    launched = _last(life, Happening.LAUNCHED)
+    warden: ProcessIdentity | None = None
+    trainer: ProcessIdentity | None = None
+    phase, reason, code = phase_of(life), last.reason if last else "", last.code if last else ""
+    ended = last.time if last is not None and phase.ended else None
+    if phase.has_process and newest is not None:
+        seen = observe(newest)
+        warden, trainer = seen.warden, seen.trainer
+        if not seen.alive and seen.exit is not None:
+            # The service was not there to note the end; the warden was.
+            ending = ending_of(end_facts(newest, Redactor()))
+            phase = _PHASE_OF_END.get(ending.happening) or Phase(ending.happening)
+            reason, code, ended = ending.reason, ending.code, float(seen.exit.get("ended", 0.0)) or None
+    runner = str(spec.get("runner", ""))
+    numbers = next((record.facts for record in reversed(life) if "env_step" in record.facts), {})
+    seed, priority = spec.get("seed"), spec.get("priority")
+    return RunRecord(
+        run_id=run.run_id,
+        runner=runner,
+        agent_id=f"{runner}/{plan.algorithm}" if plan.algorithm else runner,
+        env_id=plan.env_id,
+        phase=phase,
+        reason=reason,
+        code=code,
+        attempt=newest.number if newest else 0,
+        priority=priority if isinstance(priority, int) else 0,
+        created=life[0].time if life else run.spec.stat().st_mtime,
+        started=launched.time if launched else None,
+        ended=ended,
+        warden=warden,
+        trainer=trainer,
+        env_step=int(numbers.get("env_step") or 0),
+        total_steps=plan.total_steps,
+        episodes=int(numbers.get("episodes") or 0),
+        episode_return=numbers.get("episode_return"),
+        seed=seed if isinstance(seed, int) else None,
+        tags=tuple(str(tag) for tag in spec.get("tags") or ()),
+    )
+
+
+def _last(life: list[LifeRecord], happening: Happening) -> LifeRecord | None:
+    return next((record for record in reversed(life) if record.happening == happening), None)
+
+
+def _archived(note: Path) -> RunRecord | None:
+    """The row of a run whose directory was packed, as it was written beside the package."""
+    data = read_json(note)
+    if data is None or not note.with_suffix(".tar.gz").exists():
+        return None
+    try:
+        data.pop("schema", None)
+        return RunRecord(**{**data, "phase": Phase(data["phase"]), "tags": tuple(data["tags"]), "archived": True})
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _checkpoint(note: Path) -> CheckpointRecord | None:
+    data = read_json(note)
+    try:
+        if data is None:
+            return None
+        data.pop("schema", None)
+        return CheckpointRecord(**data)
+    except TypeError:
+        return None

@@ -1,0 +1,220 @@
+"""Rows of the registry: runs and checkpoints, put and found. An index, never the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from palaestra.proc import ProcessIdentity
+from palaestra.runs.layout import Home
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
+from palaestra.runs.store.database import RegistryCorrupt, open_reading, open_writing
+
+__all__ = ["Registry", "reading_registry"]
+
+_RUN = (
+    "run_id runner agent_id env_id phase reason code attempt supervised priority created started ended process "
+    "env_step total_steps episodes episode_return seed tags alarms archived tracking_url bytes_on_disk"
+).split()
+_CHECKPOINT = (
+    "path checkpoint_id run_id agent_id env_id attempt env_step sha256 size_bytes format created best metric profile "
+    "env_signature metrics_digest verified"
+).split()
+
+
+class Registry:
+    """The index of all runs. Every method is one transaction; threads may share it."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection, self._path = connection, path
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path) -> Registry:
+        """To write. `RegistryCorrupt` when the file is damaged; `rebuild.open_registry` then makes a new one."""
+        return cls(open_writing(path), path)
+
+    def put(self, record: RunRecord) -> None:
+        """Add or replace a run."""
+        self.put_many([record])
+
+    def put_many(self, records: Sequence[RunRecord]) -> None:
+        """Add or replace several, all or none."""
+        marks = ",".join("?" * len(_RUN))
+        with self._transaction() as connection:
+            connection.executemany(
+                f"INSERT OR REPLACE INTO runs ({','.join(_RUN)}) VALUES ({marks})", [_run_row(r) for r in records]
+            )
+
+    def get(self, run_id: str) -> RunRecord | None:
+        """One run by its id."""
+        found = self._rows(f"SELECT {','.join(_RUN)} FROM runs WHERE run_id = ?", [run_id])
+        return _run(found[0]) if found else None
+
+    def runs(
+        self,
+        *,
+        phases: Collection[Phase] | None = None,
+        runner: str | None = None,
+        env_id: str | None = None,
+        tag: str | None = None,
+        archived: bool = False,
+        limit: int | None = None,
+    ) -> list[RunRecord]:
+        """Runs that fit, newest first."""
+        where, values = ["archived = ?"], [int(archived)]  # type: list[str], list[Any]
+        for column, value in (("runner", runner), ("env_id", env_id)):
+            if value is not None:
+                where.append(f"{column} = ?")
+                values.append(value)
+        if phases is not None:
+            where.append(f"phase IN ({','.join('?' * len(phases))})")
+            values.extend(str(phase) for phase in phases)
+        if tag is not None:
+            where.append("EXISTS (SELECT 1 FROM json_each(runs.tags) WHERE json_each.value = ?)")
+            values.append(tag)
+        values.append(-1 if limit is None else limit)
+        query = (
+            f"SELECT {','.join(_RUN)} FROM runs WHERE {' AND '.join(where)} ORDER BY created DESC, run_id DESC LIMIT ?"
+        )
+        return [_run(row) for row in self._rows(query, values)]
+
+    def beginning_with(self, prefix: str, limit: int = 5) -> list[str]:
+        """The ids that begin so, archived or not."""
+        # Ids are ASCII, so everything that begins with the prefix lies below the prefix and the last of all characters.
+        query = "SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?"
+        return [str(row[0]) for row in self._rows(query, [prefix, prefix + "\U0010ffff", limit])]
+
+    def count(self) -> int:
+        """How many runs there are, archived ones included."""
+        return int(self._rows("SELECT count(*) FROM runs", [])[0][0])
+
+    def delete(self, run_id: str) -> None:
+        """Forget a run and its checkpoints."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM runs WHERE run_id = ?", [run_id])
+            connection.execute("DELETE FROM checkpoints WHERE run_id = ?", [run_id])
+
+    def put_checkpoint(self, record: CheckpointRecord) -> None:
+        """Add or replace a checkpoint; its path is what it is known by."""
+        marks = ",".join("?" * len(_CHECKPOINT))
+        with self._transaction() as connection:
+            connection.execute(
+                f"INSERT OR REPLACE INTO checkpoints ({','.join(_CHECKPOINT)}) VALUES ({marks})",
+                _checkpoint_row(record),
+            )
+
+    def delete_checkpoint(self, path: str) -> None:
+        """Forget the checkpoint at a path."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM checkpoints WHERE path = ?", [path])
+
+    def checkpoints(
+        self, *, run_id: str | None = None, agent_id: str | None = None, env_id: str | None = None
+    ) -> list[CheckpointRecord]:
+        """Checkpoints that fit, newest first."""
+        given = [("run_id", run_id), ("agent_id", agent_id), ("env_id", env_id)]
+        wanted = [(column, value) for column, value in given if value is not None]
+        where = " AND ".join(f"{column} = ?" for column, _ in wanted) or "1"
+        query = f"SELECT {','.join(_CHECKPOINT)} FROM checkpoints WHERE {where} ORDER BY created DESC, path DESC"
+        return [_checkpoint(row) for row in self._rows(query, [value for _, value in wanted])]
+
+    def close(self) -> None:
+        """Write the log back into the file and let go."""
+        with self._lock:
+            self._connection.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._connection
+                except BaseException:
+                    self._connection.execute("ROLLBACK")
+                    raise
+                self._connection.execute("COMMIT")
+            except sqlite3.OperationalError:
+                # Full disk, locked file: the database is sound, and the caller may try again.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+            except sqlite3.DatabaseError as error:
+                raise RegistryCorrupt(f"{self._path}: {error}") from error
+
+    def _rows(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError as error:
+                raise RegistryCorrupt(f"{self._path}: {error}") from error
+
+
+def reading_registry(home: Home) -> Registry | None:
+    """The registry to look at, with or without a service; None before the first run."""
+    connection = open_reading(home.registry)
+    return None if connection is None else Registry(connection, home.registry)
+
+
+def _run_row(record: RunRecord) -> list[Any]:
+    process = {
+        "warden": None if record.warden is None else asdict(record.warden),
+        "trainer": None if record.trainer is None else asdict(record.trainer),
+    }
+    plain: dict[str, Any] = {
+        "phase": str(record.phase),
+        "supervised": int(record.supervised),
+        "archived": int(record.archived),
+        "process": json.dumps(process),
+        "tags": json.dumps(list(record.tags)),
+        "alarms": json.dumps([asdict(alarm) for alarm in record.alarms]),
+    }
+    return [plain[name] if name in plain else getattr(record, name) for name in _RUN]
+
+
+def _run(row: Sequence[Any]) -> RunRecord:
+    data = dict(zip(_RUN, row, strict=True))
+    process = data.pop("process")
+    # Most rows are of runs that ended long ago; what is empty need not be parsed.
+    known = json.loads(process) if process else {}
+    alarms = data.pop("alarms")
+    tags = data.pop("tags")
+    return RunRecord(
+        **{
+            **data,
+            "phase": Phase(data["phase"]),
+            "supervised": bool(data["supervised"]),
+            "archived": bool(data["archived"]),
+            "warden": ProcessIdentity.read(known.get("warden")),
+            "trainer": ProcessIdentity.read(known.get("trainer")),
+            "tags": () if tags == "[]" else tuple(json.loads(tags)),
+            "alarms": () if alarms == "[]" else tuple(Alarm(**alarm) for alarm in json.loads(alarms)),
+        }
+    )
+
+
+def _checkpoint_row(record: CheckpointRecord) -> list[Any]:
+    plain: dict[str, Any] = {
+        "best": int(record.best),
+        "env_signature": json.dumps(record.env_signature),
+        "metrics_digest": json.dumps(record.metrics_digest),
+    }
+    return [plain[name] if name in plain else getattr(record, name) for name in _CHECKPOINT]
+
+
+def _checkpoint(row: Sequence[Any]) -> CheckpointRecord:
+    data = dict(zip(_CHECKPOINT, row, strict=True))
+    data["best"] = bool(data["best"])
+    for name in ("env_signature", "metrics_digest"):
+        data[name] = json.loads(data[name])
+    return CheckpointRecord(**data)
