@@ -1,0 +1,170 @@
+"""One attempt on its way from what its trainer writes to journal, series and followers.
+
+Owns every reader and writer of the attempt and is driven by one thread at a time. Everything it knows can be thrown
+away at any moment: a new feed goes on from the last commit of the series and the last line of the journal.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from palaestra.runs.ingest.output_watch import OutputWatch
+from palaestra.runs.ingest.progress import Progress
+from palaestra.runs.ingest.series.reader import SeriesReader
+from palaestra.runs.ingest.series.writer import SeriesWriter
+from palaestra.runs.layout import AttemptPaths
+from palaestra.runs.runner import Source
+from palaestra.telemetry.event import (
+    CheckpointSaved,
+    EpisodeSummary,
+    Frame,
+    PhaseChanged,
+    Record,
+    TrainingStep,
+)
+from palaestra.telemetry.journal import Cursor, JournalReader
+
+__all__ = ["Feed"]
+
+_FLUSH_EVERY_S = 0.5
+_FLUSH_POINTS = 4_096
+_RETURNS = 100
+
+
+@dataclass
+class _Tally:
+    """What is counted while records go by; stored with every commit."""
+
+    env_step: int = 0
+    update: int = 0
+    episodes: int = 0
+    corrupt: int = 0
+    left_out: int = 0
+    said: str = ""
+    said_reason: str = ""
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> _Tally:
+        known = {name: data[name] for name in ("env_step", "update", "episodes", "corrupt", "left_out") if name in data}
+        return cls(**known, said=data.get("said", ""), said_reason=data.get("said_reason", ""))
+
+    def plain(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "returns"}
+
+    def take(self, records: list[Record]) -> None:
+        for _, _, event in records:
+            if isinstance(event, TrainingStep):
+                self.update = max(self.update, event.update)
+            elif isinstance(event, EpisodeSummary):
+                self.episodes += 1
+                self.returns.append(event.episode_return)
+            elif isinstance(event, PhaseChanged):
+                self.said, self.said_reason = event.phase, event.reason
+                continue
+            elif not isinstance(event, CheckpointSaved | Frame):
+                continue
+            self.env_step = max(self.env_step, event.env_step)
+
+    def mean_return(self) -> float | None:
+        if not self.returns:
+            return None
+        mean = sum(self.returns) / len(self.returns)
+        return mean if math.isfinite(mean) else None
+
+
+class Feed:
+    """Reads one attempt on. Not safe for two threads at once."""
+
+    def __init__(
+        self,
+        attempt: AttemptPaths,
+        sources: tuple[Source, ...],
+        thin_every: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._attempt = attempt
+        self._clock = clock
+        self.began_again = False
+        """The journal turned out to be another file, whose records are numbered anew."""
+        self._series = self._open_series()
+        self._reader = JournalReader(attempt.journal, self._series.cursor)
+        self._tally = _Tally.read(self._series.tally)
+        self._corrupt_before, self._left_out_before = self._tally.corrupt, self._tally.left_out
+        recent = SeriesReader(attempt.series).recent("episode/return", _RETURNS)
+        self._tally.returns.extend(point.value for point in recent)
+        self._output = OutputWatch(attempt.stdout)
+        self._flushed = clock()
+
+    def turn(self, limit: int) -> list[Record]:
+        """Take at most `limit` further records through; those that were read."""
+        records = self._read(limit)
+        self._output.look()
+        late = self._clock() - self._flushed >= _FLUSH_EVERY_S
+        if self._series.waiting >= _FLUSH_POINTS or late:
+            self._flush()
+        return records
+
+    def finish(self, limit: int) -> list[Record]:
+        """The same after the trainer has ended: an empty answer means that everything is on disk."""
+        records = self._read(limit)
+        if not records:
+            self._output.look(to_end=True)
+            self._flush(durable=True)
+        return records
+
+    def progress(self) -> Progress:
+        """How far it has come."""
+        tally = self._tally
+        return Progress(
+            attempt=self._attempt.number,
+            seq=self._reader.cursor.seq,
+            env_step=tally.env_step,
+            update=tally.update,
+            episodes=tally.episodes,
+            episode_return=tally.mean_return(),
+            said=tally.said,
+            said_reason=tally.said_reason,
+            output_bytes=self._output.size,
+            source_bytes=self._reader.cursor.offset,
+            tracebacks=self._output.tracebacks,
+            corrupt=tally.corrupt,
+            points_left_out=tally.left_out,
+        )
+
+    def close(self) -> None:
+        """Release files; what no flush has taken is read again by the next feed."""
+        self._reader.close()
+
+    def _read(self, limit: int) -> list[Record]:
+        records = self._reader.read(limit)
+        if self._reader.restarts:
+            # Another file under the same name: what the series holds is of the old one.
+            self._begin_again()
+            records = self._reader.read(limit)
+        self._tally.take(records)
+        self._tally.corrupt = self._corrupt_before + self._reader.corrupt_lines
+        self._series.add(records)
+        self._tally.left_out = self._left_out_before + self._series.left_out
+        return records
+
+    def _flush(self, *, durable: bool = False) -> None:
+        self._series.flush(self._reader.cursor, self._tally.plain(), durable=durable)
+        self._flushed = self._clock()
+
+    def _open_series(self) -> SeriesWriter:
+        return SeriesWriter(self._attempt.series)
+
+    def _begin_again(self) -> None:
+        (self._attempt.series / "commits.log").unlink(missing_ok=True)
+        self._series = self._open_series()
+        self._reader.close()
+        self._reader = JournalReader(self._attempt.journal, Cursor())
+        self._tally = _Tally()
+        self.began_again = True
+        self._corrupt_before = self._left_out_before = 0
