@@ -16,6 +16,7 @@ from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
     from palaestra.train import Outcome, RunDirectory
+    from palaestra.train.run_directory import Attempt
 
 __all__ = ["fresh_run_id", "train_command"]
 
@@ -36,6 +37,16 @@ def train_command(
     seed: Annotated[int | None, typer.Option(help="Same as trainer.seed=N.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the run.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
+    warm_start: Annotated[
+        Path | None, typer.Option(metavar="CHECKPOINT", help="Begin with the weights of a checkpoint.")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Fill an attempt that the run service prepared.", hidden=True)
+    ] = None,
+    attempt: Annotated[int, typer.Option(help="Which attempt --into means.", hidden=True)] = 1,
+    check: Annotated[
+        bool, typer.Option(help="Try configuration and environment, print what they are, train nothing.", hidden=True)
+    ] = False,
 ) -> None:
     """Train a policy as a configuration says.
 
@@ -54,7 +65,7 @@ def train_command(
         words.append("telemetry.progress=false")
 
     from palaestra.train.document import overridden, read_document
-    from palaestra.train.run_directory import RunDirectory, runs_root
+    from palaestra.train.run_directory import Attempt, RunDirectory, runs_root
 
     root = runs_root()
     run = RunDirectory.find(resume, root) if resume is not None else None
@@ -65,13 +76,28 @@ def train_command(
     else:
         assert run is not None
         data = run.resolved()
-    outcome = _trained(overridden(data, words), seed, root, given, run)
+    data = overridden(data, words)
+    if check:
+        from palaestra.train.checking import checked
+
+        print(json.dumps(checked(data, seed=seed)))
+        return
+    prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
+    outcome = _trained(data, seed, root, given, run, prepared, warm_start)
     _report(outcome, as_json)
     if outcome.interrupted:
         raise typer.Exit(130)
 
 
-def _trained(data: dict[str, Any], seed: int | None, root: Path, given: str, run: RunDirectory | None) -> Outcome:
+def _trained(
+    data: dict[str, Any],
+    seed: int | None,
+    root: Path,
+    given: str,
+    run: RunDirectory | None,
+    into: Attempt | None,
+    warm_start: Path | None,
+) -> Outcome:
     """Train as the data says: a model on screens, or a policy in an environment."""
     from palaestra.train.document import is_ui_document
 
@@ -84,12 +110,18 @@ def _trained(data: dict[str, Any], seed: int | None, root: Path, given: str, run
         from palaestra.train.ui_loop import train_ui
 
         wanted = ui_config_from(data, seed=seed)
-        return train_ui(wanted, root=root, run_id=fresh_run_id(wanted.name), given=given, argv=sys.argv, resume=run)
+        return train_ui(
+            wanted, root=root, run_id=fresh_run_id(wanted.name), given=given, argv=sys.argv, resume=run, into=into,
+            warm_start=warm_start,
+        )  # fmt: skip
     from palaestra.train import config_from, train
 
     config = config_from(data, seed=seed)
     name = config.name or config.env.id.split(":")[-1]
-    return train(config, root=root, run_id=fresh_run_id(name), given=given, argv=sys.argv, resume=run)
+    return train(
+        config, root=root, run_id=fresh_run_id(name), given=given, argv=sys.argv, resume=run, into=into,
+        warm_start=warm_start,
+    )  # fmt: skip
 
 
 def fresh_run_id(stem: str) -> str:

@@ -28,7 +28,7 @@ from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.telemetry.sinks import check_telemetry
 from palaestra.train.config import RunConfig, config_from
 from palaestra.train.interruption import Interruption
-from palaestra.train.run_directory import Attempt, RunDirectory, write_json
+from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
 
 __all__ = ["Outcome", "build_trainer", "evaluate_checkpoint", "train"]
 
@@ -91,13 +91,20 @@ def train(
     given: str = "",
     argv: Sequence[str] = (),
     resume: RunDirectory | None = None,
+    into: Attempt | None = None,
+    warm_start: Path | None = None,
 ) -> Outcome:
-    """Train to the end of the configuration, in a new run or as another attempt of one."""
+    """Train to the end of the configuration: in a new run, as another attempt of one, or `into` a prepared attempt.
+
+    `warm_start` is a checkpoint whose weights, and nothing else, it begins with.
+    """
     check_telemetry(config.telemetry)
     # A checkpoint brings every weight itself, so its run goes on where the pretrained file is gone.
     trainer = build_trainer(config, pretrained=resume is None)
     try:
         exact = True
+        if warm_start is not None:
+            load_weights(trainer.policy, read_checkpoint(warm_start).policy_file)
         if resume is not None:
             exact = trainer.load_checkpoint(resume.latest_checkpoint())
             if trainer.total_timesteps >= config.total_timesteps:
@@ -108,8 +115,9 @@ def train(
                     f"{2 * trainer.total_timesteps}",
                 )  # fmt: skip
         resolved = config.resolved()
-        run = resume or RunDirectory.create(root, run_id, given, resolved)
-        attempt = run.new_attempt(argv, resolved)
+        run, attempt = begin_attempt(
+            resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
+        )
         with open_telemetry(
             config.telemetry, run.path, run.run_id, config.total_timesteps, resolved, attempt.journal
         ) as telemetry:

@@ -21,7 +21,7 @@ from palaestra.config import nearest
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.learner.checkpoint import MANIFEST, checkpoints_in
 
-__all__ = ["Attempt", "RunDirectory", "find_checkpoint", "is_ui_checkpoint", "runs_root", "write_json"]
+__all__ = ["Attempt", "RunDirectory", "begin_attempt", "find_checkpoint", "is_ui_checkpoint", "runs_root", "write_json"]
 
 RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
 SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
@@ -116,6 +116,14 @@ class RunDirectory:
             write_json(self.path / "command.json", {"argv": list(argv), "environment": environment})
         return attempt
 
+    def fill_attempt(self, attempt: Attempt, resolved: Mapping[str, Any]) -> None:
+        """Use an attempt that the run service prepared; it wrote down the command itself."""
+        if attempt.path.parent != self.path or not attempt.path.is_dir():
+            raise ConfigError("--into", str(attempt.path), "no such attempt of this run", "The run service prepares it")
+        attempt.checkpoints.mkdir(exist_ok=True)
+        write_json(attempt.path / "resolved.json", resolved)
+        write_json(self.path / "resolved.json", resolved)
+
     def attempts(self) -> list[Attempt]:
         """Oldest first."""
         found = [Attempt(p) for p in self.path.glob("attempt_*") if p.name.removeprefix("attempt_").isdecimal()]
@@ -145,6 +153,25 @@ class RunDirectory:
                 if (path / MANIFEST).is_file():
                     scored.append((float(fact["score"]), path))
         return max(scored)[1] if scored else None
+
+
+def begin_attempt(
+    resolved: Mapping[str, Any],
+    *,
+    root: Path,
+    run_id: str,
+    given: str,
+    argv: Sequence[str],
+    resume: RunDirectory | None,
+    into: Attempt | None,
+) -> tuple[RunDirectory, Attempt]:
+    """The run and the attempt to write to: prepared ones, the next of a run that goes on, or the first of a new one."""
+    if into is not None:
+        run = RunDirectory(into.path.parent)
+        run.fill_attempt(into, resolved)
+        return run, into
+    run = resume or RunDirectory.create(root, run_id, given, resolved)
+    return run, run.new_attempt(argv, resolved)
 
 
 def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:

@@ -36,7 +36,7 @@ from palaestra.telemetry.sinks import check_telemetry
 from palaestra.train.gateway_child import GatewayAddress, existing_gateway, own_gateway
 from palaestra.train.interruption import Interruption
 from palaestra.train.loop import Outcome
-from palaestra.train.run_directory import Attempt, RunDirectory, write_json
+from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
 from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.ui_checkpoint import read_ui_checkpoint, write_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig
@@ -62,9 +62,9 @@ def open_gateway_for(config: UiRunConfig, stack: ExitStack) -> GatewayAddress:
 
 def train_ui(
     config: UiRunConfig, *, root: Path, run_id: str, given: str = "", argv: Sequence[str] = (),
-    resume: RunDirectory | None = None,
+    resume: RunDirectory | None = None, into: Attempt | None = None, warm_start: Path | None = None,
 ) -> Outcome:  # fmt: skip
-    """Train to the end of the configuration, in a new run or as another attempt of one."""
+    """Train to the end of the configuration, where and from what `train` says for environments."""
     import torch
 
     check_telemetry(config.telemetry)
@@ -73,12 +73,15 @@ def train_ui(
         policy = VLMPolicy.from_config(config.model, seed=config.trainer.seed)
         grammar_of(config, policy)
         learning = _Learning(config, policy)
+        if warm_start is not None:
+            policy.load(read_ui_checkpoint(warm_start).policy)
         if resume is not None:
             learning.load(resume)
         address = open_gateway_for(config, stack)
         resolved = config.resolved()
-        run = resume or RunDirectory.create(root, run_id, given, resolved)
-        attempt = run.new_attempt(argv, resolved)
+        run, attempt = begin_attempt(
+            resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
+        )
         total = config.trainer.num_training_steps
         telemetry = stack.enter_context(
             open_telemetry(config.telemetry, run.path, run.run_id, total, resolved, attempt.journal, unit="updates")
