@@ -45,11 +45,14 @@ _RESERVED_BYTES = 8192
 def main(attempt_dir: str) -> int:
     """Start the trainer, stand by it, write down its end."""
     os.chdir(attempt_dir)
-    wake = _listen()
     with open("launch.json", "rb") as file:
         launch = json.load(file)
     ready = int(launch["ready_fd"])
     os.set_inheritable(ready, False)
+    # Whoever started the service may have left descriptors open in it; a pipe among them would never see its end.
+    os.closerange(3, ready)
+    os.closerange(ready + 1, os.sysconf("SC_OPEN_MAX"))
+    wake = _listen()
     _reserve()
     attempt = _Attempt(wake)
     error = attempt.start(launch)

@@ -1,0 +1,70 @@
+"""Attempts made of a few lines of Python, for tests that need a process rather than a trainer."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from dataclasses import replace
+
+from palaestra.runs.child import Child
+from palaestra.runs.facts import end_facts
+from palaestra.runs.phase import ending_of
+from palaestra.runs.runner import LaunchPlan, Place
+
+PATIENCE_S = 20.0
+
+
+def attempt_in(home, run_id="run", number=1):
+    attempt = home.run(run_id).attempt(number)
+    attempt.work.mkdir(parents=True)
+    return attempt
+
+
+def plan_of(attempt, code, *arguments, **changes):
+    """A plan that runs Python code."""
+    run = attempt.path.parent
+    place = Place(run.name, attempt.number, run, attempt.path, attempt.work)
+    environment = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "TMPDIR": str(attempt.scratch)}
+    plan = LaunchPlan(
+        argv=(sys.executable, "-c", code, *arguments),
+        environment=environment,
+        cwd=attempt.work,
+        place=place,
+        sources=(),
+    )
+    return replace(plan, **changes)
+
+
+@contextlib.asynccontextmanager
+async def launched(attempt, code, *arguments, memory_mb=None, nice=0, **changes):
+    """A running attempt; whatever of it still lives is ended afterwards."""
+    child = await Child.launch(plan_of(attempt, code, *arguments, **changes), attempt, memory_mb=memory_mb, nice=nice)
+    try:
+        yield child
+    finally:
+        if child.warden.lives() or child.trainer.lives():
+            await child.stop("operator", 0.0)
+        child.close()
+
+
+async def until(fact, what="it"):
+    """Wait for something that other processes do; the deadline is for a broken test only."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := fact()):
+        assert time.monotonic() < end, f"waited {PATIENCE_S} s for {what}"
+        await asyncio.sleep(0.01)
+    return found
+
+
+async def said(attempt, text):
+    """Wait until it has printed something."""
+    await until(lambda: attempt.stdout.exists() and text in attempt.stdout.read_text(), f"{text!r}")
+
+
+async def within(work):
+    return await asyncio.wait_for(work, PATIENCE_S)
+
+
+def ending(attempt):
+    return ending_of(end_facts(attempt, lambda text: text))

@@ -1,0 +1,188 @@
+"""Every way an attempt can end, by a real process, and what is then said about it."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from tests.runs.attempts import attempt_in, ending, launched, plan_of, said, until, within
+
+from palaestra.errors import LaunchRefused
+from palaestra.proc import ProcessIdentity
+from palaestra.runs.child import Child
+from palaestra.runs.durable import write_json
+from palaestra.runs.facts import last_lines
+from palaestra.runs.phase import Happening
+
+
+def _end_of(home, code, **options):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, code, **options) as child:
+            await within(child.ended())
+
+    asyncio.run(body())
+    return ending(attempt)
+
+
+def test_exit_zero_is_succeeded(home):
+    end = _end_of(home, "print('done')")
+    assert (end.happening, end.reason, end.code) == (Happening.SUCCEEDED, "done", "exit")
+
+
+def test_a_non_zero_exit_is_failed_with_the_code_and_the_last_line(home):
+    end = _end_of(home, "import sys; print('loading'); sys.exit('no such dataset: mnist')")
+    assert (end.happening, end.reason) == (Happening.FAILED, "exit code 1: no such dataset: mnist")
+
+
+def test_a_traceback_is_failed_with_its_last_line(home):
+    end = _end_of(home, "raise ValueError('bad learning rate')")
+    assert end.reason == "exit code 1: ValueError: bad learning rate"
+
+
+def test_a_killed_trainer_is_killed_sigkill(home):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
+            await said(attempt, "up")
+            os.kill(child.trainer.pid, signal.SIGKILL)
+            await within(child.ended())
+
+    asyncio.run(body())
+    end = ending(attempt)
+    assert (end.happening, end.reason, end.code) == (Happening.KILLED, "killed (SIGKILL)", "signal")
+
+
+@pytest.mark.parametrize(("number", "name"), [(6, "SIGABRT"), (11, "SIGSEGV"), (15, "SIGTERM")])
+def test_a_trainer_that_dies_by_a_signal_nobody_of_us_sent_is_killed(home, number, name):
+    end = _end_of(home, f"import os; os.kill(os.getpid(), {number})")
+    assert (end.happening, end.reason) == (Happening.KILLED, f"killed ({name})")
+
+
+def test_memory_beyond_the_limit_fails_the_trainer_and_not_the_machine(home):
+    end = _end_of(home, "print(len(bytearray(1 << 30)))", memory_mb=512)
+    assert (end.happening, end.reason) == (Happening.FAILED, "exit code 1: MemoryError")
+
+
+def test_a_program_that_is_not_there_is_refused(home):
+    attempt = attempt_in(home)
+    plan = replace(plan_of(attempt, ""), argv=("/nowhere/python", "x"))
+    with pytest.raises(LaunchRefused, match="/nowhere/python cannot be executed: No such file or directory"):
+        asyncio.run(Child.launch(plan, attempt))
+    end = ending(attempt)
+    assert (end.happening, end.code) == (Happening.LAUNCH_REFUSED, "exec_failed")
+
+
+def test_a_working_directory_that_is_not_there_is_refused(home):
+    attempt = attempt_in(home)
+    with pytest.raises(LaunchRefused, match="gone cannot be executed: No such file"):
+        asyncio.run(Child.launch(plan_of(attempt, "", cwd=attempt.path / "gone"), attempt))
+
+
+def test_a_trainer_asked_to_stop_is_stopped_whatever_it_exits_with(home):
+    attempt = attempt_in(home)
+    code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up'); time.sleep(60)"
+
+    async def body():
+        async with launched(attempt, code) as child:
+            await said(attempt, "up")
+            await within(child.stop("operator", 10.0))
+
+    asyncio.run(body())
+    end = ending(attempt)
+    assert (end.happening, end.reason, end.code) == (Happening.STOPPED, "stopped by the operator", "operator")
+
+
+def test_a_run_that_finished_before_it_heard_of_the_stop_has_succeeded(home):
+    attempt = attempt_in(home)
+    line = '{"schema":1,"kind":"PhaseChanged","seq":1,"time":0.0,"phase":"succeeded","reason":"done"}'
+    code = f"open('../metrics.jsonl', 'w').write('{line}\\n')"
+
+    async def body():
+        async with launched(attempt, code) as child:
+            await within(child.ended())
+        write_json(attempt.stop, {"schema": 1, "reason": "operator", "grace_s": 1, "asked": 0.0})
+
+    asyncio.run(body())
+    assert ending(attempt).happening is Happening.SUCCEEDED
+
+
+def test_a_trainer_whose_warden_was_killed_ends_as_lost_unless_its_journal_knows(home):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
+            await said(attempt, "up")
+            os.kill(child.warden.pid, signal.SIGKILL)
+            await until(lambda: not child.warden.lives())
+            os.kill(child.trainer.pid, signal.SIGKILL)
+            await within(child.ended())
+
+    asyncio.run(body())
+    assert (ending(attempt).happening, ending(attempt).code) == (Happening.LOST, "no_witness")
+    attempt.journal.write_text('{"schema":1,"kind":"PhaseChanged","seq":9,"time":0.0,"phase":"failed","reason":""}\n')
+    assert (ending(attempt).happening, ending(attempt).code) == (Happening.FAILED, "journal")
+
+
+def test_a_run_of_an_earlier_boot_is_lost_to_the_restart(home):
+    attempt = attempt_in(home)
+    earlier = {"pid": os.getpid(), "started": 1, "boot_id": "another"}
+    write_json(attempt.process, {"schema": 1, "warden": earlier, "trainer": earlier, "label": "x", "started": 0.0})
+    assert Child.adopt(attempt) is None
+    assert (ending(attempt).happening, ending(attempt).code) == (Happening.LOST, "reboot")
+
+
+def test_a_pid_that_was_given_to_somebody_else_is_not_taken_for_the_trainer(home):
+    attempt = attempt_in(home)
+    me = ProcessIdentity.of(os.getpid())
+    other = {"pid": me.pid, "started": me.started - 1, "boot_id": me.boot_id}
+    write_json(attempt.process, {"schema": 1, "warden": other, "trainer": other, "label": "x", "started": 0.0})
+    assert Child.adopt(attempt) is None
+    assert ending(attempt).code == "no_witness"
+
+
+def test_a_record_of_a_later_version_is_treated_as_absent(home):
+    attempt = attempt_in(home)
+    write_json(attempt.exit, {"schema": 2, "returncode": 0})
+    assert ending(attempt).code == "no_witness"
+
+
+def test_the_last_lines_are_what_a_person_saw(tmp_path):
+    log = tmp_path / "stdout.log"
+    log.write_bytes(b"a\n" * 50_000 + b"  1%\r 50%\r100%\nend\xff\n\n\n")
+    assert last_lines(log, 3) == "a\n100%\nend\ufffd"
+
+
+def test_arguments_reach_the_trainer_as_they_are(home):
+    attempt = attempt_in(home)
+    nasty = ["; touch canary", "$(touch canary)", "--x=*", "", "a b\n", "ünï"]
+
+    async def body():
+        async with launched(attempt, "import sys; print(sys.argv[1:])", *nasty) as child:
+            await within(child.ended())
+
+    asyncio.run(body())
+    assert attempt.stdout.read_text() == f"{nasty}\n"
+    assert list(attempt.work.iterdir()) == []
+
+
+def test_a_trainer_inherits_no_descriptor_and_no_signal_setting(home):
+    attempt = attempt_in(home)
+    code = (
+        "import os; print(len(os.listdir('/proc/self/fd')), "
+        "hex(int(open('/proc/self/status').read().split('SigIgn:')[1].split()[0], 16) & 0x7FFFFFFF))"
+    )
+
+    async def body():
+        left_open = os.open(os.devnull, os.O_RDONLY)
+        os.set_inheritable(left_open, True)
+        async with launched(attempt, code) as child:
+            await within(child.ended())
+        os.close(left_open)
+
+    asyncio.run(body())
+    # 4 = standard streams and the listing itself; Python ignores SIGPIPE (13) and SIGXFSZ (25) by its own choice.
+    assert attempt.stdout.read_text() == "4 0x1001000\n"

@@ -1,0 +1,175 @@
+"""The warden: what it puts on record, and that the record survives whatever happens around it."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+from tests.runs.attempts import attempt_in, launched, said, until, within
+
+from palaestra.proc import ProcessIdentity, boot_id, labelled
+from palaestra.runs import warden
+from palaestra.runs.facts import LABEL, observe
+
+
+def test_an_end_is_written_down_with_its_cost(home):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, "sum(range(10**6)); import sys; sys.exit(7)") as child:
+            await within(child.ended())
+
+    asyncio.run(body())
+    record = json.loads(attempt.exit.read_text())
+    assert record["schema"] == 1
+    assert record["returncode"] == 7
+    assert record["signal"] is None
+    assert record["leftovers"] == 0
+    assert record["launch_error"] == ""
+    assert record["max_rss_kb"] > 1000
+    assert 0 < record["user_s"] < 60
+    assert record["duration_s"] >= 0
+
+
+def test_a_trainer_is_on_record_before_its_first_instruction(home):
+    attempt = attempt_in(home)
+    # The trainer itself looks for the record of who it is.
+    code = "import json, os; print(json.load(open('../process.json'))['trainer']['pid'] == os.getpid())"
+
+    async def body():
+        async with launched(attempt, code) as child:
+            await within(child.ended())
+
+    asyncio.run(body())
+    assert attempt.stdout.read_text() == "True\n"
+
+
+def test_warden_and_trainer_are_known_by_pid_start_and_boot_and_carry_a_label(home):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, "import time; time.sleep(60)") as child:
+            seen = observe(attempt)
+            assert seen.warden == child.warden == ProcessIdentity.of(child.warden.pid)
+            assert seen.trainer.boot_id == boot_id()
+            assert seen.label.startswith("run/1/")
+            assert labelled(LABEL, seen.label) == {child.warden.pid, child.trainer.pid}
+            assert os.getsid(child.trainer.pid) == child.trainer.pid != os.getsid(child.warden.pid)
+
+    asyncio.run(body())
+
+
+def test_orders_are_removed_and_files_are_private(home):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, "print('hi')") as child:
+            await within(child.ended())
+
+    asyncio.run(body())
+    assert sorted(path.name for path in attempt.path.iterdir()) == ["exit.json", "process.json", "stdout.log", "work"]
+    assert stat.S_IMODE(attempt.stdout.stat().st_mode) == 0o600
+
+
+def test_the_temporary_directory_goes_with_the_attempt(home):
+    attempt = attempt_in(home)
+    code = "import tempfile; print(open(tempfile.mkstemp()[1], 'w').name)"
+
+    async def body():
+        async with launched(attempt, code) as child:
+            await within(child.ended())
+
+    asyncio.run(body())
+    assert attempt.stdout.read_text().startswith(str(attempt.scratch))
+    assert not attempt.scratch.exists()
+
+
+def test_a_warden_told_to_end_by_nobody_in_particular_says_shutdown(home):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
+            await said(attempt, "up")
+            os.kill(child.warden.pid, signal.SIGTERM)
+            await within(child.ended())
+
+    asyncio.run(body())
+    assert json.loads(attempt.stop.read_text())["reason"] == "shutdown"
+    assert json.loads(attempt.exit.read_text())["stop_reason"] == "shutdown"
+
+
+def test_hangup_and_interrupt_do_not_reach_the_run(home):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
+            await said(attempt, "up")
+            os.kill(child.warden.pid, signal.SIGHUP)
+            os.kill(child.warden.pid, signal.SIGINT)
+            os.kill(child.warden.pid, 0)
+            assert child.trainer.lives()
+            await child.stop("operator", 5.0)
+
+    asyncio.run(body())
+    assert json.loads(attempt.exit.read_text())["stop_reason"] == "operator"
+
+
+def test_a_second_bare_signal_ends_the_grace(home):
+    attempt = attempt_in(home)
+    code = "import signal, time; signal.signal(15, lambda *_: print('asked')); print('up'); time.sleep(600)"
+
+    async def body():
+        async with launched(attempt, code) as child:
+            await said(attempt, "up")
+            attempt.stop.write_text('{"schema": 1, "reason": "operator", "grace_s": 3600, "asked": 1.0}')
+            os.kill(child.warden.pid, signal.SIGTERM)
+            await said(attempt, "asked")
+            os.kill(child.warden.pid, signal.SIGTERM)
+            await within(child.ended())
+
+    asyncio.run(body())
+    assert json.loads(attempt.exit.read_text())["signal"] == signal.SIGKILL
+
+
+def test_a_second_request_shortens_the_grace_and_never_lengthens_it(home):
+    attempt = attempt_in(home)
+    code = "import signal, time; signal.signal(15, lambda *_: print('asked')); print('up'); time.sleep(600)"
+
+    async def body():
+        async with launched(attempt, code) as child:
+            await said(attempt, "up")
+            first = asyncio.ensure_future(child.stop("operator", 3600.0))
+            await said(attempt, "asked")
+            await within(child.stop("operator", 0.1))
+            await within(first)
+
+    asyncio.run(body())
+    assert json.loads(attempt.exit.read_text())["signal"] == signal.SIGKILL
+
+
+def test_a_killed_warden_takes_nobody_with_it(home):
+    attempt = attempt_in(home)
+
+    async def body():
+        async with launched(attempt, "input() if 0 else __import__('time').sleep(60)") as child:
+            os.kill(child.warden.pid, signal.SIGKILL)
+            await until(lambda: not child.warden.lives())
+            assert child.trainer.lives()
+            assert child.warden_gone
+            await within(child.stop("operator", 5.0))
+            assert not child.trainer.lives()
+
+    asyncio.run(body())
+    assert not attempt.exit.exists()
+
+
+def test_a_warden_costs_next_to_nothing():
+    """It is there once per run: no site-packages, nothing of ours but the facts about processes."""
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); print(*sorted(m for m in sys.modules if 'palaestra' in m))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, warden.__file__], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["palaestra", "palaestra.proc"]
