@@ -1,0 +1,69 @@
+"""The life of a run on disk."""
+
+from palaestra.runs.life import LifeLog, elapsed, phase_of
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import LifeRecord
+
+
+def _happened(happening, phase, time=1.0, attempt=1, **more):
+    return LifeRecord(seq=0, time=time, attempt=attempt, happening=happening, phase=phase, **more)
+
+
+def test_happenings_are_numbered_and_read_back_in_order(home):
+    run = home.run("a")
+    run.path.mkdir(parents=True)
+    log = LifeLog(run)
+    first = log.append(_happened("launched", Phase.STARTING, facts={"gpus": ["0"]}))
+    second = LifeLog(run).append(_happened("failed", Phase.FAILED, reason="exit code 1", code="exit"))
+    assert (first.seq, second.seq) == (1, 2)
+    assert LifeLog(run).read() == [first, second]
+    assert LifeLog(run).read(after=1) == [second]
+    assert phase_of(LifeLog(run).read()) is Phase.FAILED
+
+
+def test_a_run_without_a_life_waits(home):
+    assert LifeLog(home.run("none")).read() == []
+    assert phase_of([]) is Phase.QUEUED
+
+
+def test_a_torn_line_is_skipped_counted_and_ended(home):
+    run = home.run("a")
+    run.path.mkdir(parents=True)
+    LifeLog(run).append(_happened("launched", Phase.STARTING))
+    whole = run.life.read_bytes()
+    for cut in range(1, len(whole)):
+        run.life.write_bytes(whole + whole[:cut].rstrip(b"\n"))
+        log = LifeLog(run)
+        added = log.append(_happened("first_sign", Phase.RUNNING))
+        records = log.read()
+        assert records[-1] == added
+        assert (log.corrupt_lines, len(records)) in {(1, 2), (0, 3)}  # (0, 3): all but the newline was there
+
+
+def test_lines_of_a_later_schema_or_with_an_unknown_phase_are_counted_not_believed(home):
+    run = home.run("a")
+    run.path.mkdir(parents=True)
+    log = LifeLog(run)
+    log.append(_happened("launched", Phase.STARTING))
+    line = run.life.read_text()
+    run.life.write_text(
+        line + line.replace('"schema":1', '"schema":2') + line.replace("starting", "levitating") + "7\n"
+    )
+    assert len(log.read()) == 1
+    assert log.corrupt_lines == 3
+
+
+def test_durations_do_not_depend_on_the_clock_on_the_wall(home):
+    run = home.run("a")
+    run.path.mkdir(parents=True)
+    log = LifeLog(run)
+    log.append(_happened("launched", Phase.STARTING, time=1_000_000.0))
+    log.append(_happened("succeeded", Phase.SUCCEEDED, time=1_000_000.0 - 86_400))
+    assert 0 <= log.durations()[1] < 60
+
+
+def test_elapsed_is_never_negative():
+    assert elapsed(None, None, 5.0) == 0.0
+    assert elapsed(3.0, None, 5.0) == 2.0
+    assert elapsed(3.0, 4.0, 99.0) == 1.0
+    assert elapsed(100.0, None, 5.0) == 0.0

@@ -1,0 +1,56 @@
+"""What must never be shown is not shown, and what may be is left alone."""
+
+import pytest
+
+from palaestra.runs.secret import Redactor, is_secret_name, shown_environment
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "db_passwd", "GITHUB_PAT", "X_AUTH", "COOKIE"],
+)
+def test_these_names_hold_secrets(name):
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "HOME", "SSH_AUTH_SOCK", "XAUTHORITY", "TOKENIZERS_PARALLELISM", "PYTHONHASHSEED", "PATIENCE"]
+)
+def test_these_do_not(name):
+    assert not is_secret_name(name)
+
+
+def test_an_environment_is_shown_in_order_with_secrets_hidden_wherever_their_value_turns_up():
+    environment = {"URL": "http://h/?k=abcdef0123456789", "API_KEY": "abcdef0123456789", "A": "1"}
+    shown = shown_environment(environment)
+    assert list(shown.items()) == [("A", "1"), ("API_KEY", "***"), ("URL", "http://h/?k=***")]
+
+
+def test_a_short_value_is_hidden_by_its_name_but_not_hunted_for_elsewhere():
+    # A password of "test" must not turn every test into three stars.
+    assert shown_environment({"PASSWORD": "test", "MODE": "test"}) == {"PASSWORD": "***", "MODE": "test"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Authorization: Bearer abcdefgh1234", "Authorization: Bearer ***"),
+        ("clone https://me:hunter2secret@host/x", "clone https://me:***@host/x"),
+        ("login hf_abcdefghijklmnop", "login ***"),
+        ("key sk-abcdefghijklmnop", "key ***"),
+        ("AKIAABCDEFGHIJKLMNOP", "***"),
+        ("0123456789abcdef0123456789abcdef01234567 is the wandb key", "*** is the wandb key"),
+        ("commit 0123456789abcdef0123456789abcdef01234567", "commit 0123456789abcdef0123456789abcdef01234567"),
+        ("loss 0.123, step 4000", "loss 0.123, step 4000"),
+    ],
+)
+def test_tokens_are_known_by_their_shape(text, shown):
+    assert Redactor()(text) == shown
+
+
+def test_the_longer_of_two_secrets_goes_first():
+    assert Redactor(["password1", "password1-and-more"])("use password1-and-more") == "use ***"
+
+
+def test_a_value_with_special_characters_is_taken_literally():
+    assert Redactor(["a.c+d(e)f"])("a.c+d(e)f axc+d(e)f") == "*** axc+d(e)f"
