@@ -78,9 +78,7 @@ def train_command(
         data = run.resolved()
     data = overridden(data, words)
     if check:
-        from palaestra.train.checking import checked
-
-        print(json.dumps(checked(data, seed=seed)))
+        _check(data, seed)
         return
     prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     outcome = _trained(data, seed, root, given, run, prepared, warm_start)
@@ -122,6 +120,18 @@ def _trained(
         config, root=root, run_id=fresh_run_id(name), given=given, argv=sys.argv, resume=run, into=into,
         warm_start=warm_start,
     )  # fmt: skip
+
+
+def _check(data: dict[str, Any], seed: int | None) -> None:
+    from palaestra.train.checking import checked
+
+    try:
+        print(json.dumps(checked(data, seed=seed)))
+    except ConfigError as error:
+        # Whoever asks is a program, which needs the parts rather than the sentence.
+        parts = {"place": error.place, "value": error.value, "reason": error.reason, "remedy": error.remedy}
+        print(json.dumps({"refused": parts}, default=str))
+        raise typer.Exit(2) from None
 
 
 def fresh_run_id(stem: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from palaestra.runs.runner import Machine, Place
 from palaestra.runs.spec import RunSpec
 
-__all__ = ["trainer_environment"]
+__all__ = ["passed_on", "trainer_environment"]
 
 _PASSED = re.compile(
     r"(?:PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|SHELL|LD_LIBRARY_PATH|SSL_CERT_\w+|\w+_PROXY|XDG_CACHE_HOME|DISPLAY"
@@ -20,15 +20,22 @@ _PASSED = re.compile(
 )
 
 
+def passed_on(machine: Machine) -> dict[str, str]:
+    """What a trainer, or a look at its interpreter, may know of the service's own environment."""
+    return {name: value for name, value in machine.environment.items() if _PASSED.fullmatch(name)}
+
+
 def trainer_environment(
     spec: RunSpec, place: Place, machine: Machine, further: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """All variables of one attempt; `further` is the runner's own, and the spec has the last word."""
-    passed = {name: value for name, value in machine.environment.items() if _PASSED.fullmatch(name)}
+    """All variables of one attempt; what the runner itself needs (`further`) is stronger than what the spec wishes."""
+    own = dict(further or {})
+    if "PYTHONPATH" in own and "PYTHONPATH" in spec.environment:
+        own["PYTHONPATH"] += f":{spec.environment['PYTHONPATH']}"
     return {
         # Two runs on two cores with a thread per core each are slower than two runs with one thread.
         "OMP_NUM_THREADS": "1",
-        **passed,
+        **passed_on(machine),
         # Output that waits in a buffer is output that a crash loses.
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
@@ -38,6 +45,6 @@ def trainer_environment(
         "TMPDIR": str(place.attempt_dir / "tmp"),
         "PALAESTRA_HOME": str(place.run_dir.parents[3]),
         "CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[: spec.gpus]),
-        **(further or {}),
         **spec.environment,
+        **own,
     }
