@@ -142,22 +142,21 @@ class Registry:
                     self._connection.execute("ROLLBACK")
                     raise
                 self._connection.execute("COMMIT")
-            except sqlite3.OperationalError:
-                # Full disk, locked file: the database is sound, and the caller may try again.
+            except sqlite3.DatabaseError as error:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
-                raise
-            except sqlite3.DatabaseError as error:
-                raise RegistryCorrupt(f"{self._path}: {error}") from error
+                raise self._named(error) from error
 
     def _rows(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         with self._lock:
             try:
                 return self._connection.execute(query, values).fetchall()
-            except sqlite3.OperationalError:
-                raise
             except sqlite3.DatabaseError as error:
-                raise RegistryCorrupt(f"{self._path}: {error}") from error
+                raise self._named(error) from error
+
+    def _named(self, error: sqlite3.DatabaseError) -> Exception:
+        """A damaged file raises the class itself; a full disk, a lock or a mistake of ours one of its kinds."""
+        return RegistryCorrupt(f"{self._path}: {error}") if type(error) is sqlite3.DatabaseError else error
 
 
 def reading_registry(home: Home) -> Registry | None:
