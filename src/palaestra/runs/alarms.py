@@ -1,0 +1,104 @@
+"""What a person should look at while a run goes on: decided from counters and a clock that nobody sets. Pure.
+
+An alarm never changes the phase. It comes once, stays while its cause does, and goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from palaestra.runs.record import Alarm
+
+__all__ = ["Limits", "Signs", "Watch", "alarms", "noticed", "still_the_same"]
+
+TRACEBACK_AFTER_S = 10.0
+DISAGREE_AFTER_S = 10.0
+EPISODES_APART = 2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to speak."""
+
+    stall_after_s: float = 600.0
+    no_episode_steps: int = 50_000
+    """Steps without a finished episode; 0 never asks."""
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What can be seen of a run at one moment. Counters only grow."""
+
+    bytes_seen: int = 0
+    events: int = 0
+    env_step: int = 0
+    episodes: int = 0
+    episode_lines: int = 0
+    tracebacks: int = 0
+    disk_full: bool = False
+    problem: str = ""
+    warden_gone: bool = False
+    drift: str = ""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The memory of one run's watcher; times are monotonic seconds."""
+
+    signs: Signs
+    last_sign: float
+    """When a byte or an event last came."""
+    traceback_at: float | None = None
+    disagree_since: float | None = None
+
+    @classmethod
+    def begin(cls, now: float) -> Watch:
+        """Of a run that is looked at from now on."""
+        return cls(Signs(), now)
+
+
+def noticed(watch: Watch, signs: Signs, now: float) -> Watch:
+    """The watch after another look."""
+    before = watch.signs
+    moved = (signs.bytes_seen, signs.events) != (before.bytes_seen, before.events)
+    apart = signs.episode_lines - signs.episodes > EPISODES_APART
+    return replace(
+        watch,
+        signs=signs,
+        last_sign=now if moved else watch.last_sign,
+        traceback_at=now if signs.tracebacks > before.tracebacks else watch.traceback_at,
+        disagree_since=None if not apart else now if watch.disagree_since is None else watch.disagree_since,
+    )
+
+
+def alarms(watch: Watch, now: float, wall: float, limits: Limits) -> tuple[Alarm, ...]:
+    """Everything that is wrong now. `wall` is the time that people read."""
+    signs = watch.signs
+    silent = now - watch.last_sign
+    found: list[tuple[str, str]] = []
+    if silent >= limits.stall_after_s:
+        found.append(("stalled", f"no output and no event for {int(silent)} s"))
+    if limits.no_episode_steps and signs.env_step >= limits.no_episode_steps and not signs.episodes:
+        text = f"{signs.env_step:,} steps and no finished episode: the environment may never end, or nobody counts"
+        found.append(("no_episodes", text))
+    if watch.traceback_at is not None and now - watch.traceback_at >= TRACEBACK_AFTER_S:
+        found.append(("traceback", "its output holds a Python traceback, and it goes on; look at its log"))
+    if signs.disk_full:
+        found.append(("disk", "the disk is full: telemetry waits in the trainer's own files until there is space"))
+    elif signs.problem:
+        found.append(("unreadable_events", f"its telemetry cannot be taken in: {signs.problem}"))
+    if watch.disagree_since is not None and now - watch.disagree_since >= DISAGREE_AFTER_S:
+        text = f"it printed {signs.episode_lines} episodes and its event files hold {signs.episodes}"
+        found.append(("unreadable_events", text))
+    if signs.warden_gone:
+        found.append(("warden_gone", "its warden was killed: how it ends will be guessed from its journal"))
+    if signs.drift:
+        found.append(("drift", signs.drift))
+    return tuple(Alarm(code, text, wall) for code, text in dict(reversed(found)).items())[::-1]
+
+
+def still_the_same(before: Iterable[Alarm], now: Iterable[Alarm]) -> tuple[Alarm, ...]:
+    """Today's alarms, each as old as it is."""
+    known = {alarm.code: alarm for alarm in before}
+    return tuple(known.get(alarm.code, alarm) for alarm in now)

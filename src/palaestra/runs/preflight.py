@@ -1,0 +1,123 @@
+"""Everything that can be known before a launch, and the command that would be executed: one look, shown and used.
+
+The runner knows its trainer; what is the same for all of them (disk, GPUs, capabilities, secrets) is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused
+from palaestra.runs.queue import Slots, never_fits
+from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, Runner
+from palaestra.runs.secret import Redactor
+from palaestra.runs.spec import RunSpec
+
+__all__ = ["Preview", "preflight"]
+
+_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a preflight says."""
+
+    findings: tuple[Finding, ...]
+    plan: LaunchPlan | None
+    """What would be executed; None when something is refused."""
+    needs_consent: bool
+
+    @property
+    def refusal(self) -> Finding | None:
+        """The first finding that forbids a launch."""
+        return next((finding for finding in self.findings if finding.level == "refused"), None)
+
+    def agreed(self, consent: str | None) -> LaunchPlan:
+        """The plan, once nothing forbids it and somebody agreed to exactly it; `LaunchRefused`, `ConsentNeeded`."""
+        refusal = self.refusal
+        if refusal is not None or self.plan is None:
+            found = refusal or Finding("plan", "refused", "there is no command to execute")
+            raise LaunchRefused("preflight", found.check, found.text.rstrip("."), found.remedy)
+        digest = self.plan.digest()
+        if self.needs_consent and consent != digest:
+            changed = " The command has changed since it was agreed to." if consent else ""
+            text = f"this runs code that is not ours: {' '.join(self.plan.argv)}.{changed} Agree to it to have it run."
+            raise ConsentNeeded(text, digest)
+        return self.plan
+
+
+def preflight(
+    spec: RunSpec, runner: Runner, machine: Machine, place: Place, *, slots: Slots, min_free_disk_mb: int
+) -> Preview:
+    """Look before anything is launched or written. Blocks: a runner may probe other interpreters."""
+    findings = [
+        *_capabilities(spec, runner, place),
+        *_disk(machine, min_free_disk_mb),
+        *_gpus(spec, runner, slots),
+        *_secrets(spec),
+    ]
+    if not any(finding.level == "refused" for finding in findings):
+        findings += runner.preflight(spec, machine)
+    plan: LaunchPlan | None = None
+    if not any(finding.level == "refused" for finding in findings):
+        try:
+            plan = runner.plan(spec, place, machine)
+        except ConfigError as error:
+            text = f"{error.place} = {error.value!r}: {error.reason}"
+            findings.append(Finding("plan", "refused", text, error.remedy))
+    return Preview(tuple(findings), plan, runner.capabilities.runs_foreign_code)
+
+
+def _capabilities(spec: RunSpec, runner: Runner, place: Place) -> Iterator[Finding]:
+    can = runner.capabilities
+    asked = {
+        "record video": (spec.video, can.video, "Leave --video out"),
+        "be tracked with W&B": (spec.track != "off", can.tracking, "Leave --track out"),
+        "begin with another's weights": (spec.warm_start is not None, can.warm_start, "Leave --warm-start out"),
+        "go on from a checkpoint": (place.resume_from is not None, can.resume, "Start a new run"),
+    }
+    for what, (wanted, able, remedy) in asked.items():
+        if wanted and not able:
+            yield Finding("capability", "refused", f"runner {runner.name} cannot {what}", remedy)
+
+
+def _disk(machine: Machine, min_free_disk_mb: int) -> Iterator[Finding]:
+    free = machine.free_disk_bytes // _MB
+    if free < min_free_disk_mb:
+        text = f"{free} MB are free where runs are kept, and {min_free_disk_mb} are the least"
+        yield Finding("disk", "refused", text, "palaestra runs gc, or set PALAESTRA_HOME to a larger disk")
+    else:
+        yield Finding("disk", "ok", f"{free:,} MB free")
+
+
+def _gpus(spec: RunSpec, runner: Runner, slots: Slots) -> Iterator[Finding]:
+    wanted = max(spec.gpus, 1 if runner.capabilities.needs_gpu else 0)
+    why = never_fits(wanted, slots)
+    if why:
+        yield Finding("gpu", "refused", why, "Ask for fewer with --gpus, or run it on a machine that has them")
+    elif runner.capabilities.needs_gpu and not spec.gpus:
+        yield Finding("gpu", "refused", f"runner {runner.name} needs a GPU and asks for none", "Add --gpus 1")
+    elif wanted:
+        yield Finding("gpu", "ok", f"{wanted} of {len(slots.gpus)} GPUs")
+
+
+def _secrets(spec: RunSpec) -> Iterator[Finding]:
+    redact = Redactor()
+    for place, text in _texts(spec.config, "config"):
+        if redact(text) != text:
+            remedy = "Export it before `palaestra serve`, and leave it out here"
+            yield Finding("secret", "refused", f"{place} looks like a token and would be stored", remedy)
+            return
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(item, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{place}[{number}]")
