@@ -17,8 +17,10 @@ from palaestra.runs.ingest.output_watch import OutputWatch
 from palaestra.runs.ingest.progress import Progress
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.series.writer import SeriesWriter
+from palaestra.runs.ingest.tags import provenance
+from palaestra.runs.ingest.translator import Counts, Translator
 from palaestra.runs.layout import AttemptPaths
-from palaestra.runs.runner import Source
+from palaestra.runs.runner import JournalFile, Source
 from palaestra.telemetry.event import (
     CheckpointSaved,
     EpisodeSummary,
@@ -89,9 +91,14 @@ class Feed:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._attempt = attempt
+        self._sources = sources
         self._clock = clock
+        self.more = False
+        """The last turn ended because it was long enough, not because there was nothing left."""
         self.began_again = False
         """The journal turned out to be another file, whose records are numbered anew."""
+        own = not sources or any(isinstance(source, JournalFile) for source in sources)
+        self._translator = None if own else Translator(attempt, sources, thin_every)
         self._series = self._open_series()
         self._reader = JournalReader(attempt.journal, self._series.cursor)
         self._tally = _Tally.read(self._series.tally)
@@ -100,10 +107,14 @@ class Feed:
         self._tally.returns.extend(point.value for point in recent)
         self._output = OutputWatch(attempt.stdout)
         self._flushed = clock()
+        # Before a line is added: a journal that lost its end must not grow back over the cursor unnoticed.
+        self._read(0)
 
     def turn(self, limit: int) -> list[Record]:
         """Take at most `limit` further records through; those that were read."""
+        translated = self._translator.pump(limit) if self._translator else 0
         records = self._read(limit)
+        self.more = len(records) >= limit or translated >= limit
         self._output.look()
         late = self._clock() - self._flushed >= _FLUSH_EVERY_S
         if self._series.waiting >= _FLUSH_POINTS or late:
@@ -111,8 +122,14 @@ class Feed:
         return records
 
     def finish(self, limit: int) -> list[Record]:
-        """The same after the trainer has ended: an empty answer means that everything is on disk."""
+        """The same after the trainer has ended. Once there is no `more`, everything is on disk."""
         records = self._read(limit)
+        while not records and self._translator and self._translator.pump(limit, final=True):
+            records = self._read(limit)
+        if not records:
+            # The end of the output may complete an episode or a line, which is no further item.
+            records = self._read(limit)
+        self.more = bool(records)
         if not records:
             self._output.look(to_end=True)
             self._flush(durable=True)
@@ -121,6 +138,8 @@ class Feed:
     def progress(self) -> Progress:
         """How far it has come."""
         tally = self._tally
+        counts = self._translator.counts if self._translator else Counts()
+        translated_bytes = self._translator.read_bytes() if self._translator else 0
         return Progress(
             attempt=self._attempt.number,
             seq=self._reader.cursor.seq,
@@ -131,15 +150,20 @@ class Feed:
             said=tally.said,
             said_reason=tally.said_reason,
             output_bytes=self._output.size,
-            source_bytes=self._reader.cursor.offset,
+            source_bytes=self._reader.cursor.offset + translated_bytes,
             tracebacks=self._output.tracebacks,
-            corrupt=tally.corrupt,
+            corrupt=tally.corrupt + counts.corrupt,
+            unread_lines=counts.unread_lines,
+            episode_lines=counts.episode_lines,
+            tracking_url=counts.tracking_url,
             points_left_out=tally.left_out,
         )
 
     def close(self) -> None:
         """Release files; what no flush has taken is read again by the next feed."""
         self._reader.close()
+        if self._translator:
+            self._translator.close()
 
     def _read(self, limit: int) -> list[Record]:
         records = self._reader.read(limit)
@@ -158,7 +182,7 @@ class Feed:
         self._flushed = self._clock()
 
     def _open_series(self) -> SeriesWriter:
-        return SeriesWriter(self._attempt.series)
+        return SeriesWriter(self._attempt.series, lambda name: provenance(self._sources, name))
 
     def _begin_again(self) -> None:
         (self._attempt.series / "commits.log").unlink(missing_ok=True)

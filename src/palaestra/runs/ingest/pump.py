@@ -62,7 +62,7 @@ class _Watched:
         if new:
             self.published = new[-1].seq
             publish(self.run_id, self.attempt.number, new)
-        return bool(records) if last else len(records) >= _MOST_PER_TURN
+        return feed.more
 
     def give_up(self, error: Exception, now: float) -> None:
         """Remember why, and begin again from the last commit later."""

@@ -47,12 +47,13 @@ class SeriesReader:
         """Every metric that has points, in the order they first came."""
         return {name: MetricInfo(column.points, column.source) for name, column in self._columns().items()}
 
-    def recent(self, name: str, count: int) -> list[MetricPoint]:
-        """The last points of a metric, oldest first."""
+    def recent(self, name: str, count: int, before: int | None = None) -> list[MetricPoint]:
+        """The last points of a metric, oldest first; only those in front of step `before`, if given."""
         column = self._columns().get(name)
         if column is None or count < 1:
             return []
-        return _points(self._read(column, 0, max(0, column.points - count), column.points))
+        stop = column.points if before is None else self._search(column, before)
+        return _points(self._read(column, 0, max(0, stop - count), stop))
 
     def first_step(self, name: str) -> int | None:
         """The step of its first point."""

@@ -1,0 +1,99 @@
+"""A run as TensorBoard shows it, whoever trained it: event files made from its journals.
+
+Written beside its place and moved there when complete. Steps that a resumed attempt took again come from that attempt
+alone. Needs the `tensorboard` package.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from palaestra.errors import ConfigError
+from palaestra.runs.layout import AttemptPaths, RunPaths
+from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
+from palaestra.telemetry.journal import JournalReader
+from palaestra.telemetry.tensorboard import TensorBoardSink
+
+__all__ = ["ExportReport", "export_tensorboard"]
+
+_BATCH = 10_000
+
+
+class ExportReport(NamedTuple):
+    """What was written where."""
+
+    points: int
+    directory: Path
+
+
+def export_tensorboard(run: RunPaths, into: Path) -> ExportReport:
+    """Write the curves of a run into a directory that `tensorboard --logdir` shows, replacing an earlier export."""
+    _require_replaceable(into)
+    new = into.with_name(f".{into.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    time = 0.0
+    sink = TensorBoardSink(new, clock=lambda: time)
+    points, episodes = 0, False
+    try:
+        for record in _records(run):
+            time = record.time
+            if isinstance(record.event, EpisodeSummary):
+                episodes = True
+            elif isinstance(record.event, TrainingStep):
+                # The sink writes the means of the episodes in between along with the update.
+                means = {"episode_return", "episode_length"} if episodes else set()
+                points += len(means | record.event.metrics.keys())
+                episodes = False
+            else:
+                continue
+            sink.emit(record.event)
+    except BaseException:
+        sink.close()
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    sink.close()
+    points += 2 * episodes
+    shutil.rmtree(into, ignore_errors=True)
+    new.rename(into)
+    return ExportReport(points, into)
+
+
+def _require_replaceable(into: Path) -> None:
+    if into.is_dir():
+        strangers = [path.name for path in into.iterdir() if not path.name.startswith("events.out.tfevents.")]
+        if not strangers:
+            return
+        reason = f"holds {strangers[0]}, which is no event file, and would be replaced"
+    elif into.exists():
+        reason = "is a file"
+    else:
+        return
+    raise ConfigError("into", str(into), reason, "Name a new directory")
+
+
+def _records(run: RunPaths) -> Iterator[Record]:
+    attempts = run.attempts()
+    begins = [_first_step(attempt) for attempt in attempts]
+    for number, attempt in enumerate(attempts):
+        stop = min((step for step in begins[number + 1 :] if step is not None), default=None)
+        for record in _journal(attempt):
+            if isinstance(record.event, TrainingStep | EpisodeSummary) and (
+                stop is None or record.event.env_step < stop
+            ):
+                yield record
+
+
+def _first_step(attempt: AttemptPaths) -> int | None:
+    for record in _journal(attempt):
+        if isinstance(record.event, TrainingStep | EpisodeSummary):
+            return record.event.env_step
+    return None
+
+
+def _journal(attempt: AttemptPaths) -> Iterator[Record]:
+    with JournalReader(attempt.journal) as reader:
+        while records := reader.read(_BATCH):
+            yield from records

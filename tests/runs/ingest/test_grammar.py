@@ -1,0 +1,103 @@
+"""What lines of output mean."""
+
+import json
+import math
+
+import pytest
+
+from palaestra.runs.ingest.grammar import GRAMMARS, tracking_url
+from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
+
+
+@pytest.mark.parametrize(
+    ("said", "event"),
+    [
+        (
+            {"kind": "TrainingStep", "env_step": 8, "metrics": {"loss": 1, "kl": "NaN"}},
+            lambda e: e.update == 0 and e.metrics["loss"] == 1.0 and math.isnan(e.metrics["kl"]),
+        ),
+        (
+            {"kind": "TrainingStep", "schema": 1, "seq": 9, "time": 3.5, "update": 2, "env_step": 8, "metrics": {}},
+            lambda e: e == TrainingStep(2, 8, {}),
+        ),
+        (
+            {"kind": "EpisodeSummary", "env_step": 8, "episode_return": 3, "length": 4},
+            lambda e: e == EpisodeSummary(8, 0, 0, 3.0, 4),
+        ),
+        (
+            {"kind": "CheckpointSaved", "env_step": 8, "path": "a.zip"},
+            lambda e: e == CheckpointSaved(0, 8, "a.zip", "", False, None),
+        ),
+        ({"kind": "PhaseChanged", "phase": "succeeded"}, lambda e: e == PhaseChanged("succeeded", "")),
+        ({"kind": "LogLine", "text": "hi"}, lambda e: e == LogLine("info", "hi")),
+    ],
+)
+def test_an_event_may_be_printed_with_no_more_than_what_it_says(said, event):
+    (parsed,) = GRAMMARS["events"].parse(f"@palaestra {json.dumps(said)}")
+    assert event(parsed)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Episode 3: return 17",
+        "@palaestra",
+        "@palaestra {}",
+        "@palaestra { }",
+        "@palaestra [1]",
+        '@palaestra {"kind": "TrainingStep", "env_step": 8}',
+        '@palaestra {"kind": "TrainingStep", "env_step": "8", "metrics": {}}',
+        '@palaestra {"kind": "Weather", "sun": 1}',
+        '@palaestra {"kind": "TrainingStep", "env_ste',
+    ],
+)
+def test_a_line_that_is_no_event_is_not_understood(line):
+    assert GRAMMARS["events"].parse(line) is None
+
+
+def test_a_progress_bar_in_front_of_an_event_does_not_hide_it():
+    line = '\r 40%|####   | 2/5@palaestra {"kind": "LogLine", "text": "hi"}'
+    assert GRAMMARS["events"].parse(line) == (LogLine("info", "hi"),)
+
+
+def test_sb3s_names_become_ours_and_unknown_ones_stay():
+    said = {"kind": "TrainingStep", "env_step": 8, "metrics": {"train/loss": 1, "rollout/ep_rew_mean": 2, "x/y": 3}}
+    (step,) = GRAMMARS["sb3"].parse(f"@palaestra {json.dumps(said)}")
+    assert step.metrics == {"loss": 1.0, "episode_return": 2.0, "x/y": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "understood", "counts"),
+    [
+        ("global_step=3568, episodic_return=[40.]", True, True),
+        ("global_step=12, episodic_return=[-1.185e+03]", True, True),
+        ("global_step=12, episodic_return=nan", True, True),
+        ("MoviePy - Writing video 3%\rglobal_step=9, episodic_return=[9.]", True, True),
+        ("eval_episode=3, episodic_return=[500.]", True, False),
+        ("global_step=12, avg_episodic_return=3.0", True, False),
+        ("global_step=12, first_0-episodic_return=3.0", True, False),
+        ("SPS: 2411", True, False),
+        ("/x/tyro/_fields.py:343: UserWarning: The field wandb-entity is annotated", False, False),
+        ("error: XDG_RUNTIME_DIR is invalid or not set in the environment.", False, False),
+    ],
+)
+def test_cleanrls_lines_are_counted_and_their_numbers_left_to_its_event_files(line, understood, counts):
+    grammar = GRAMMARS["cleanrl"]
+    assert grammar.is_episode(line) is counts
+    assert grammar.parse(line) == (() if understood else None)
+
+
+def test_cleanrl_says_where_it_saved_its_model():
+    line = "model saved to runs/CartPole-v1__dqn__1__17/dqn.cleanrl_model"
+    assert GRAMMARS["cleanrl"].parse(line) == (LogLine("info", line),)
+
+
+def test_the_trackers_address_is_found_in_colours_too():
+    assert tracking_url("wandb: 🚀 View run at https://wandb.ai/a/b/runs/c") == "https://wandb.ai/a/b/runs/c"
+    coloured = "wandb: View run \x1b[33mdqn\x1b[0m at: \x1b[34m\x1b[4mhttps://wandb.ai/a/b/runs/c\x1b[0m"
+    assert tracking_url(coloured) == "https://wandb.ai/a/b/runs/c"
+    assert tracking_url("View run logs") == ""
+
+
+def test_output_that_means_nothing_is_understood_as_such():
+    assert GRAMMARS["none"].parse("anything") == ()

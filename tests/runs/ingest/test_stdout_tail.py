@@ -1,0 +1,92 @@
+"""Lines of output by their byte offsets."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palaestra.runs.ingest.output_watch import OutputWatch
+from palaestra.runs.ingest.stdout_tail import LONGEST_LINE, Line, LineTail
+
+
+def test_lines_come_with_the_offsets_they_begin_at_and_an_unfinished_one_waits(tmp_path):
+    path = tmp_path / "stdout.log"
+    tail = LineTail(path)
+    assert tail.read(10) == []
+    path.write_bytes(b"one\ntwo\r\nthr")
+
+    assert tail.read(1) == [Line("one", 0)]
+    assert tail.read(10) == [Line("two", 4)]
+    assert tail.read(10) == []
+    path.write_bytes(b"one\ntwo\r\nthree\nfour")
+    assert tail.read(10) == [Line("three", 9)]
+    assert tail.read(10, final=True) == [Line("four", 15)]
+    assert tail.read(10, final=True) == []
+    assert tail.offset == 19
+
+
+def test_bytes_that_are_no_text_are_replaced(tmp_path):
+    path = tmp_path / "stdout.log"
+    path.write_bytes(b"a\xffb\n\x00\n\xe2\x82\xac\n")
+    assert [line.text for line in LineTail(path).read(10)] == ["a�b", "\x00", "€"]
+
+
+def test_a_line_that_hardly_ends_is_shortened_and_the_next_one_is_found(tmp_path):
+    path = tmp_path / "stdout.log"
+    long = b"x" * (3 * LONGEST_LINE)
+    path.write_bytes(b"first\n" + long + b"\nlast\n")
+    lines = LineTail(path).read(10)
+
+    assert [(len(line.text), line.offset) for line in lines] == [(5, 0), (LONGEST_LINE, 6), (4, 7 + len(long))]
+
+
+def test_megabytes_without_an_end_do_not_hold_up_what_follows(tmp_path):
+    path = tmp_path / "stdout.log"
+    path.write_bytes(b"x" * 9_000_000 + b"\nlast\n")
+    tail, texts = LineTail(path), []
+    while lines := tail.read(10):
+        texts += [line.text for line in lines]
+
+    assert texts[-1] == "last"
+    assert len(texts) <= 4
+
+
+def test_a_file_that_shrank_or_was_replaced_begins_anew(tmp_path):
+    path = tmp_path / "stdout.log"
+    path.write_bytes(b"one\ntwo\n")
+    tail = LineTail(path)
+    assert len(tail.read(10)) == 2
+    path.write_bytes(b"new\n")
+    assert tail.read(10) == [Line("new", 0)]
+    other = tmp_path / "other"
+    other.write_bytes(b"a longer line than before\n")
+    other.rename(path)
+    assert tail.read(10) == [Line("a longer line than before", 0)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=5), limit=st.integers(1, 4))
+def test_whenever_it_looks_it_gives_every_line_once(tmp_path_factory, data, cuts, limit):
+    path = tmp_path_factory.mktemp("tail") / "stdout.log"
+    tail, lines = LineTail(path), []
+    for size in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
+        path.write_bytes(data[:size])
+        lines += tail.read(limit)
+    while more := tail.read(limit, final=True):
+        lines += more
+
+    expected = data.split(b"\n")
+    if expected[-1] == b"":
+        expected.pop()
+    assert [line.text for line in lines] == [line.rstrip(b"\r").decode("utf-8", "replace") for line in expected]
+    assert all(data[line.offset - 1 : line.offset] in (b"\n", b"") for line in lines)
+
+
+def test_tracebacks_are_counted_wherever_a_look_ends(tmp_path):
+    path = tmp_path / "stdout.log"
+    text = b"x\nTraceback (most recent call last):\nboom\n" * 3
+    for cut in range(len(text)):
+        path.write_bytes(text[:cut])
+        watch = OutputWatch(path)
+        watch.look()
+        path.write_bytes(text)
+        watch.look()
+        assert (watch.tracebacks, watch.size) == (3, len(text))
