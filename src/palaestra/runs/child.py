@@ -118,7 +118,8 @@ class Child:
             if await _within(self.ended(), grace_s + warden.LEFTOVER_GRACE_S + _MARGIN_S):
                 return
             # A warden that was stopped or starved cannot do its work; its run must end all the same.
-            _signal(self._warden_fd, signal.SIGKILL)
+            if self._warden_fd is not None:
+                _signal(self._warden_fd, signal.SIGKILL)
         elif self._trainer is not None and self._trainer.lives() and self._trainer_fd is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._trainer.pid, signal.SIGTERM)

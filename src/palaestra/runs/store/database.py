@@ -72,7 +72,10 @@ def open_reading(path: Path) -> sqlite3.Connection | None:
         if version > len(MIGRATIONS):
             connection.close()
             raise _newer(path, version)
-        return connection if version else _empty(connection)
+        if not version:
+            connection.close()
+            return None
+        return connection
     raise RegistryCorrupt(f"{path}: cannot be opened")
 
 
@@ -102,7 +105,3 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 def _newer(path: Path, version: int) -> ConfigError:
     reason = f"has schema {version}, and this version of Palaestra knows {len(MIGRATIONS)}"
     return ConfigError("registry", str(path), reason, "Update Palaestra, or move the file away to have it rebuilt")
-
-
-def _empty(connection: sqlite3.Connection) -> None:
-    connection.close()

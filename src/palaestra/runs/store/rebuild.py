@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from palaestra.proc import ProcessIdentity
@@ -19,7 +19,7 @@ from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.unsupervised import read_unsupervised
 
-__all__ = ["RebuildReport", "open_registry", "read_run", "rebuild"]
+__all__ = ["RebuildReport", "open_registry", "read_run", "rebuild", "recover"]
 
 _log = logging.getLogger(__name__)
 _PHASE_OF_END = {Happening.LAUNCH_REFUSED: Phase.REFUSED}
@@ -52,6 +52,14 @@ def open_registry(home: Home) -> Registry:
         if aside is not None:
             _log.warning("rebuilt the registry from %d run directories", report.runs)
     return registry
+
+
+def recover(home: Home, registry: Registry) -> RebuildReport:
+    """What to do when a registry that is open turns out to be damaged: set it aside and make it anew."""
+    aside = registry.replace()
+    report = rebuild(home, registry)
+    _log.warning("the registry was damaged; it was moved to %s and rebuilt from %d run directories", aside, report.runs)
+    return replace(report, set_aside=aside)
 
 
 def rebuild(home: Home, registry: Registry) -> RebuildReport:
@@ -88,6 +96,9 @@ def read_run(run: RunPaths) -> RunRecord | None:
     life = LifeLog(run).read()
     last = next((record for record in reversed(life) if record.phase is phase_of(life)), None)
     attempts = run.attempts()
+    if life:
+        # An attempt that was prepared and never launched is not on record, and its number is used again.
+        attempts = [attempt for attempt in attempts if attempt.number <= life[-1].attempt]
     newest = attempts[-1] if attempts else None
     plan = (AttemptPlan.read(newest) if newest else None) or AttemptPlan(env_id=str(spec.get("env_id") or ""))
     launched = _last(life, Happening.LAUNCHED)

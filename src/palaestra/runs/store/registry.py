@@ -15,7 +15,7 @@ from palaestra.proc import ProcessIdentity
 from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
-from palaestra.runs.store.database import RegistryCorrupt, open_reading, open_writing
+from palaestra.runs.store.database import RegistryCorrupt, open_reading, open_writing, set_aside
 
 __all__ = ["Registry", "reading_registry"]
 
@@ -125,6 +125,24 @@ class Registry:
         where = " AND ".join(f"{column} = ?" for column, _ in wanted) or "1"
         query = f"SELECT {','.join(_CHECKPOINT)} FROM checkpoints WHERE {where} ORDER BY created DESC, path DESC"
         return [_checkpoint(row) for row in self._rows(query, [value for _, value in wanted])]
+
+    def checkpoint(self, prefix: str) -> CheckpointRecord | None:
+        """The newest checkpoint whose id begins so."""
+        query = (
+            f"SELECT {','.join(_CHECKPOINT)} FROM checkpoints WHERE checkpoint_id >= ? AND checkpoint_id < ? "
+            "ORDER BY created DESC LIMIT 1"
+        )
+        found = self._rows(query, [prefix, prefix + "\U0010ffff"])
+        return _checkpoint(found[0]) if found else None
+
+    def replace(self) -> Path:
+        """Put an empty file in the place of a damaged one; where the damaged one is now."""
+        with self._lock:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            aside = set_aside(self._path)
+            self._connection = open_writing(self._path)
+        return aside
 
     def close(self) -> None:
         """Write the log back into the file and let go."""

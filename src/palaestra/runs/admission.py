@@ -1,0 +1,114 @@
+"""Making room for a run: its directory with what was asked for, and an attempt's with what will be executed.
+
+Whatever appears under runs/ is complete: it is made under another name and renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from palaestra.errors import ConfigError, LaunchRefused
+from palaestra.runs.attempt_plan import AttemptPlan
+from palaestra.runs.durable import write_json, write_text
+from palaestra.runs.layout import AttemptPaths, Home, RunPaths
+from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.runner import LaunchPlan, Place
+from palaestra.runs.spec import RunSpec
+
+__all__ = ["admit", "newest_checkpoint", "place_of", "prepare_attempt", "read_spec", "size_of"]
+
+
+def place_of(run: RunPaths, number: int, resume_from: str | None = None) -> Place:
+    """Where an attempt will live."""
+    attempt = run.attempt(number)
+    return Place(run.run_id, number, run.path, attempt.path, attempt.work, resume_from)
+
+
+def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunPaths:
+    """The directory of a new run, durable when this returns."""
+    run = home.run(run_id)
+    unfinished = home.runs / f".{run_id}.new"
+    try:
+        home.runs.mkdir(parents=True, exist_ok=True)
+        unfinished.mkdir()
+        write_json(unfinished / "spec.json", spec.model_dump(mode="json"))
+        if spec.given:
+            write_text(unfinished / "config.yaml", spec.given)
+        write_json(unfinished / "resolved.json", dict(plan.resolved))
+        unfinished.rename(run.path)
+        _sync(home.runs)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        reason = f"cannot be written ({error.strerror})"
+        raise LaunchRefused("runs directory", str(home.runs), reason, "Free space, or set PALAESTRA_HOME") from None
+    return run
+
+
+def prepare_attempt(attempt: AttemptPaths, plan: LaunchPlan, gpus: tuple[str, ...]) -> None:
+    """Everything an attempt needs before its warden starts. Harmless when repeated."""
+    attempt.work.mkdir(parents=True, exist_ok=True)
+    for name, text in plan.files.items():
+        path = attempt.path / name
+        if not path.resolve().is_relative_to(attempt.path.resolve()):
+            raise ConfigError("plan.files", name, "leaves the attempt's directory", "Name it relative to the attempt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    AttemptPlan.of(plan, gpus).write(attempt)
+    write_json(attempt.command, plan.shown(), mode=0o600)
+    if attempt.number == 1:
+        write_json(attempt.path.parent / "command.json", plan.shown(), mode=0o600)
+    _sync(attempt.path)
+
+
+def read_spec(run: RunPaths) -> RunSpec:
+    """What was asked for. `ConfigError` when it cannot be read."""
+    try:
+        return RunSpec.model_validate_json(run.spec.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError("spec", str(run.spec), f"cannot be read ({error})", "Start the run anew") from None
+
+
+def newest_checkpoint(run: RunPaths, known: list[CheckpointRecord]) -> str | None:
+    """What a resume begins with: the last one that was announced, else the last that lies there."""
+    for record in known:
+        if Path(record.path).exists():
+            return record.path
+    for attempt in reversed(run.attempts()):
+        found = sorted(_checkpoint_files(attempt), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        if found:
+            return str(found[-1])
+    return None
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of all files below."""
+    total = 0
+    for base, _, names in os.walk(directory, onerror=None):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(base, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _checkpoint_files(attempt: AttemptPaths) -> Iterator[Path]:
+    for directory in (attempt.path / "checkpoints", attempt.work / "checkpoints"):
+        if directory.is_dir():
+            yield from (
+                path for path in directory.iterdir() if not path.name.startswith(".") and path.suffix != ".json"
+            )
+    plan = AttemptPlan.read(attempt)
+    for pattern in plan.checkpoints if plan else ():
+        yield from attempt.work.glob(pattern)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,78 @@
+"""What an earlier service left: read from the run directories, with the registry put right where it fell behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from palaestra.runs.layout import Home
+from palaestra.runs.life import LifeLog, phase_of
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import RunRecord
+from palaestra.runs.store.rebuild import read_run
+from palaestra.runs.store.registry import Registry
+
+__all__ = ["AdoptionReport", "Found", "found_on_disk"]
+
+
+@dataclass(frozen=True)
+class AdoptionReport:
+    """What a service found when it started."""
+
+    adopted: tuple[str, ...] = ()
+    """Runs whose processes go on."""
+    queued: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    """Runs that were about to start, and start now."""
+    ended: tuple[str, ...] = ()
+    """Runs that ended while nobody looked."""
+    unsupervised: int = 0
+    """Runs of `palaestra train` alone."""
+
+    def adding(self, run_id: str, how: str) -> AdoptionReport:
+        """With one more."""
+        found: Any = {how: (*getattr(self, how), run_id)}
+        return replace(self, **found)
+
+
+@dataclass
+class Found:
+    """What there is to go on with, oldest first."""
+
+    live: list[RunRecord] = field(default_factory=list)
+    unsupervised: int = 0
+
+
+def found_on_disk(home: Home, registry: Registry) -> Found:
+    """Every run that is not over, by its own life. Rows that say otherwise are corrected."""
+    rows = {row.run_id: row for row in registry.runs()}
+    found = Found()
+    changed: list[RunRecord] = []
+    for path in home.runs.iterdir():
+        if path.name.startswith("."):
+            continue
+        run, row = home.run(path.name), rows.pop(path.name, None)
+        if not run.spec.exists():
+            alone = read_run(run)
+            found.unsupervised += alone is not None
+            if alone is not None and alone != row:
+                changed.append(alone)
+            continue
+        phase = phase_of(LifeLog(run).read())
+        if row is None or row.phase is not phase:
+            # Killed between the log and the index: the log is right.
+            told = read_run(run)
+            if told is None:
+                continue
+            row = replace(told, phase=phase)
+            changed.append(row)
+        if not phase.ended:
+            found.live.append(row)
+    changed += [
+        replace(row, phase=Phase.LOST, reason="its directory is gone", code="no_directory")
+        for row in rows.values()
+        if not row.phase.ended
+    ]
+    registry.put_many(changed)
+    found.live.sort(key=lambda run: run.created)
+    return found

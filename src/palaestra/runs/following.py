@@ -1,0 +1,162 @@
+"""A run as a stream: everything that happened and was measured, then what happens and is measured, each once.
+
+What a follower has is one position; what it lacks comes from memory when that reaches back far enough, else from the
+files, so a slow follower costs nobody anything. The stream ends when the run has ended and everything was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
+
+from palaestra.errors import ConfigError
+from palaestra.runs.ingest.ring import Ring
+from palaestra.runs.layout import AttemptPaths, RunPaths
+from palaestra.runs.life import LifeLog, phase_of
+from palaestra.runs.record import LifeRecord
+from palaestra.runs.unsupervised import read_unsupervised
+from palaestra.telemetry.event import Record
+from palaestra.telemetry.journal import JournalReader
+
+__all__ = ["Position", "StreamItem", "follow"]
+
+_AT_ONCE = 2000
+_LOOK_EVERY_S = 0.5
+"""For runs that nobody tells us about."""
+
+
+class Position(NamedTuple):
+    """How far a follower came: the last happening, and the last record of an attempt."""
+
+    life: int = 0
+    attempt: int = 0
+    seq: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> Position:
+        """From `3.1.4711`; empty is the beginning. `ConfigError` for anything else."""
+        if not text:
+            return cls()
+        words = text.split(".")
+        if len(words) != 3 or not all(word.isascii() and word.isdecimal() and len(word) < 19 for word in words):
+            raise ConfigError("after", text, "is not the id of an event", "Give the id of the last event you have")
+        return cls(*map(int, words))
+
+    def __str__(self) -> str:
+        return f"{self.life}.{self.attempt}.{self.seq}"
+
+
+class StreamItem(NamedTuple):
+    """One thing that happened or was measured, and the position after it."""
+
+    id: str
+    item: Record | LifeRecord
+
+
+class _Reader:
+    """Records of one attempt behind a number, from memory or from the file."""
+
+    def __init__(self, attempt: AttemptPaths, seq: int) -> None:
+        self.number, self.seq = attempt.number, seq
+        self._file = JournalReader(attempt.journal)
+
+    async def next(self, ring: Ring | None) -> list[Record]:
+        kept = ring.since((self.number, self.seq)) if ring is not None else None
+        if kept is not None:
+            records = [keyed.record for keyed in kept[:_AT_ONCE] if keyed.key[0] == self.number]
+        else:
+            records = []
+            while True:
+                block = await asyncio.to_thread(self._file.read, _AT_ONCE)
+                records = [record for record in block if record.seq > self.seq]
+                if records or not block:
+                    break
+        if records:
+            self.seq = records[-1].seq
+        return records
+
+    def close(self) -> None:
+        self._file.close()
+
+
+async def follow(
+    run: RunPaths,
+    after: str,
+    ring: Callable[[], Ring | None],
+    listen: Callable[[Callable[[], None]], Callable[[], None]],
+) -> AsyncIterator[StreamItem]:
+    """Replay what lies behind a position, then follow. `listen` has a callback called when something happens."""
+    position = Position.read(after)
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+    deaf = [listen(news.set)]
+    followed: Ring | None = None
+    readers: dict[int, _Reader] = {}
+    try:
+        while True:
+            news.clear()
+            memory = ring()
+            if memory is not None and memory is not followed:
+                followed = memory
+                deaf.append(memory.watch(lambda: _wake(loop, news)))
+            over = memory is None and _over(run)
+            async for item in _pass(run, position, memory, readers):
+                position = Position.read(item.id)
+                yield item
+            if over:
+                return
+            try:
+                await asyncio.wait_for(news.wait(), None if memory is not None else _LOOK_EVERY_S)
+            except TimeoutError:
+                continue
+    finally:
+        for end in deaf:
+            end()
+        for reader in readers.values():
+            reader.close()
+
+
+def _wake(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
+    # The publishing thread may come after the loop is gone; then nobody is left to wake.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(news.set)
+
+
+async def _pass(
+    run: RunPaths, position: Position, memory: Ring | None, readers: dict[int, _Reader]
+) -> AsyncIterator[StreamItem]:
+    life, attempt, seq = position
+    happenings = LifeLog(run).read(after=life)
+    for paths in run.attempts():
+        number = paths.number
+        if number < attempt:
+            continue
+        for record in _before_end_of(number, happenings):
+            life = record.seq
+            yield StreamItem(str(Position(life, attempt, seq)), record)
+        if number > attempt:
+            attempt, seq = number, 0
+        reader = readers.setdefault(number, _Reader(paths, seq))
+        while records := await reader.next(memory):
+            for one in records:
+                seq = one.seq
+                yield StreamItem(str(Position(life, attempt, seq)), one)
+    for record in happenings:
+        yield StreamItem(str(Position(record.seq, attempt, seq)), record)
+
+
+def _before_end_of(number: int, happenings: list[LifeRecord]) -> Iterator[LifeRecord]:
+    """Take off the front what came before the attempt's end, so that the end comes after what was measured."""
+    while happenings:
+        first = happenings[0]
+        if first.attempt > number or (first.attempt == number and first.phase.ended):
+            return
+        yield happenings.pop(0)
+
+
+def _over(run: RunPaths) -> bool:
+    if run.spec.exists():
+        return phase_of(LifeLog(run).read()).ended
+    record = read_unsupervised(run)
+    return record is None or record.phase.ended

@@ -1,0 +1,89 @@
+"""What may go: decided from the rows of the registry and a policy, shown before anything is touched. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from palaestra.config import Section
+from palaestra.runs.record import RunRecord
+
+__all__ = ["Doom", "RetentionPolicy", "doomed"]
+
+_DAY_S = 86_400.0
+_GB = 1 << 30
+
+
+class RetentionPolicy(Section):
+    """How long runs are kept. Nothing goes by default, and a run that is not over never does."""
+
+    archive_after_days: float | None = Field(default=None, ge=0)
+    """Pack a run this long after it ended; it can be restored."""
+    delete_archived_after_days: float | None = Field(default=None, ge=0)
+    """Throw a packed run away this long after it ended."""
+    keep_last: int | None = Field(default=None, ge=0)
+    """Of all runs that have ended, pack all but the newest so many."""
+    keep_best_checkpoints: int = Field(default=3, ge=1)
+    """Of a packed run's checkpoints, so many of the best are named in its row."""
+    max_total_gb: float | None = Field(default=None, gt=0)
+    """Pack the oldest until the unpacked ones take no more than this."""
+    undo_days: float = Field(default=7.0, ge=0)
+    """How long what was thrown away can be brought back."""
+    log_mb: int = Field(default=100, ge=11)
+    """Of a longer output of a run that has ended, the middle goes."""
+
+
+@dataclass(frozen=True)
+class Doom:
+    """What would happen to a run, and why."""
+
+    run_id: str
+    action: Literal["archive", "delete"]
+    why: str
+    bytes: int
+
+
+def doomed(runs: Sequence[RunRecord], policy: RetentionPolicy, now: float) -> list[Doom]:
+    """Which runs go, oldest first, each for the first reason that applies."""
+    over = sorted((run for run in runs if run.phase.ended and run.supervised), key=_ended)
+    packed, open_ = [run for run in over if run.archived], [run for run in over if not run.archived]
+    found: dict[str, Doom] = {}
+    for run in packed:
+        age = (now - _ended(run)) / _DAY_S
+        limit = policy.delete_archived_after_days
+        if limit is not None and age >= limit:
+            why = f"ended {age:.0f} days ago; archives are kept {limit:g}"
+            found[run.run_id] = Doom(run.run_id, "delete", why, run.bytes_on_disk)
+    for run, why in _to_archive(open_, policy, now):
+        found.setdefault(run.run_id, Doom(run.run_id, "archive", why, run.bytes_on_disk))
+    return [found[run.run_id] for run in over if run.run_id in found]
+
+
+def _to_archive(open_: list[RunRecord], policy: RetentionPolicy, now: float) -> list[tuple[RunRecord, str]]:
+    chosen: list[tuple[RunRecord, str]] = []
+    if policy.archive_after_days is not None:
+        limit = policy.archive_after_days
+        for run in open_:
+            age = (now - _ended(run)) / _DAY_S
+            if age >= limit:
+                chosen.append((run, f"ended {age:.0f} days ago; runs are kept open {limit:g}"))
+    if policy.keep_last is not None:
+        surplus = open_[: max(0, len(open_) - policy.keep_last)]
+        chosen += [(run, f"not among the newest {policy.keep_last}") for run in surplus]
+    if policy.max_total_gb is not None:
+        going = {run.run_id for run, _ in chosen}
+        left = sum(run.bytes_on_disk for run in open_ if run.run_id not in going)
+        for run in open_:
+            if left <= policy.max_total_gb * _GB:
+                break
+            if run.run_id not in going:
+                chosen.append((run, f"open runs take more than {policy.max_total_gb:g} GB"))
+                left -= run.bytes_on_disk
+    return chosen
+
+
+def _ended(run: RunRecord) -> float:
+    return run.ended if run.ended is not None else run.created

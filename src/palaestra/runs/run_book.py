@@ -1,0 +1,118 @@
+"""One run's life and its row, kept in step: the log first, because it is the truth, then the index.
+
+A disk that is full stops no run: what must be written is tried again every second until it fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from palaestra.runs.layout import Home, RunPaths
+from palaestra.runs.life import LifeLog
+from palaestra.runs.phase import Happening, Phase, advance
+from palaestra.runs.record import LifeRecord, RunRecord
+from palaestra.runs.store.database import RegistryCorrupt
+from palaestra.runs.store.rebuild import recover
+from palaestra.runs.store.registry import Registry
+
+__all__ = ["RunBook", "Tell"]
+
+_log = logging.getLogger(__name__)
+_TRY_AGAIN_S = 1.0
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, None)
+
+Tell = Callable[[str, LifeRecord], None]
+"""Given a run's id and what happened to it, after it is on disk."""
+
+
+class RunBook:
+    """Who writes down what happens to one run, one thing at a time."""
+
+    def __init__(
+        self, home: Home, registry: Registry, record: RunRecord, clock: Callable[[], float], tell: Tell
+    ) -> None:
+        self._home, self._registry = home, registry
+        self._clock, self._tell = clock, tell
+        self._life = LifeLog(home.run(record.run_id))
+        self._writing = asyncio.Lock()
+        self.record = record
+
+    @property
+    def run_id(self) -> str:
+        """Whose book it is."""
+        return self.record.run_id
+
+    @property
+    def paths(self) -> RunPaths:
+        """Where the run is."""
+        return self._home.run(self.record.run_id)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run is in its life."""
+        return self.record.phase
+
+    async def happened(
+        self,
+        happening: Happening,
+        *,
+        reason: str = "",
+        code: str = "",
+        facts: dict[str, Any] | None = None,
+        **columns: Any,
+    ) -> RunRecord:
+        """Take the run to its next phase. `IllegalTransition` when that cannot happen to it."""
+        async with self._writing:
+            phase = advance(self.record.phase, happening)
+            row = replace(self.record, phase=phase, reason=reason, code=code, **columns)
+            await self._write(happening, row, reason, code, facts or {})
+            return self.record
+
+    async def noted(self, what: str, *, reason: str = "", code: str = "", facts: dict[str, Any] | None = None) -> None:
+        """Write down something that changes no phase: `alarm`, `alarm_over`, `adopted`, `note`."""
+        async with self._writing:
+            await self._write(what, self.record, reason, code, facts or {})
+
+    async def update(self, **columns: Any) -> None:
+        """Change columns of the row that the life does not know."""
+        async with self._writing:
+            row = replace(self.record, **columns)
+            if row != self.record:
+                self.record = row
+                await self._patiently(self._index)
+
+    async def _write(self, happening: str, row: RunRecord, reason: str, code: str, facts: dict[str, Any]) -> None:
+        record = LifeRecord(0, self._clock(), row.attempt, str(happening), row.phase, reason, code, facts)
+        written = await self._patiently(lambda: self._life.append(record))
+        self.record = row
+        self._tell(self.run_id, written)
+        await self._patiently(self._index)
+
+    def _index(self) -> None:
+        try:
+            self._registry.put(self.record)
+        except RegistryCorrupt:
+            recover(self._home, self._registry)
+            self._registry.put(self.record)
+
+    async def _patiently(self, write: Callable[[], Any]) -> Any:
+        told = False
+        while True:
+            try:
+                return write()
+            except sqlite3.OperationalError as error:
+                problem = str(error)
+            except OSError as error:
+                if error.errno not in _NO_SPACE:
+                    raise
+                problem = str(error)
+            if not told:
+                _log.warning("%s: %s; what is to be written waits for space", self.run_id, problem)
+                told = True
+            await asyncio.sleep(_TRY_AGAIN_S)

@@ -1,0 +1,315 @@
+"""One run in the hands of the supervisor: launched or adopted, watched, stopped, and its end written down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
+from palaestra.runs.admission import prepare_attempt, read_spec, size_of
+from palaestra.runs.alarms import Limits
+from palaestra.runs.attempt_plan import AttemptPlan
+from palaestra.runs.attempt_watch import AttemptWatch
+from palaestra.runs.child import Child, end_everything
+from palaestra.runs.durable import read_json
+from palaestra.runs.facts import end_facts, observe
+from palaestra.runs.ingest.progress import Progress
+from palaestra.runs.ingest.pump import Pump
+from palaestra.runs.ingest.ring import Ring
+from palaestra.runs.layout import AttemptPaths, Home
+from palaestra.runs.life import LifeLog
+from palaestra.runs.phase import Ending, Happening, Phase, ending_of
+from palaestra.runs.preflight import Preview
+from palaestra.runs.record import RunRecord
+from palaestra.runs.run_book import RunBook
+from palaestra.runs.runner import LaunchPlan, Place
+from palaestra.runs.secret import Redactor
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.registry import Registry
+from palaestra.telemetry.event import Record
+
+__all__ = ["Supervised", "Surroundings"]
+
+_DRAIN_S = 5.0
+"""How long an end waits for the last telemetry; what a full disk holds back longer comes later."""
+
+_DRAIN_LATER_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run needs of its supervisor."""
+
+    home: Home
+    registry: Registry
+    pump: Pump
+    clock: Callable[[], float]
+    alarm_every_s: float
+    no_episode_steps: int
+    look_ahead: Callable[[RunSpec, Place, tuple[str, ...]], Awaitable[Preview]]
+    place: Callable[[str, int], Place]
+    spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[None]]
+    over: Callable[[str], None]
+    """Told that a run has ended and its slot is free."""
+    measured: Callable[[RunRecord, AttemptPaths, list[Record]], None]
+    """Given every record once, and an empty list when the attempt has ended. May be slow: called in a thread."""
+
+
+class Supervised:
+    """A run that has not ended."""
+
+    def __init__(self, book: RunBook, around: Surroundings, spec: RunSpec | None = None) -> None:
+        self.book = book
+        self.ring = Ring()
+        self.gpus: tuple[str, ...] = ()
+        self.waits = book.phase is Phase.QUEUED
+        """In the queue; False once a slot was given to it."""
+        self.spec = spec
+        self._around = around
+        self._lock = asyncio.Lock()
+        self._child: Child | None = None
+        self._watch: AttemptWatch | None = None
+        self._heard: list[Record] = []
+        self._measuring: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+
+    async def launch(self) -> None:
+        """Start the next attempt, unless somebody stopped it while it waited."""
+        async with self._lock:
+            if self.book.phase is Phase.QUEUED:
+                await self._start(self.book.record.attempt + 1)
+
+    async def adopt(self) -> str:
+        """Go on where an earlier service was killed: `queued`, `adopted`, `again` or `ended`."""
+        async with self._lock:
+            try:
+                self.spec = read_spec(self.book.paths)
+            except ConfigError as error:
+                if self.book.phase is Phase.QUEUED:
+                    await self._refuse(str(error), "spec")
+                    return "ended"
+                self.spec = RunSpec.model_validate({"runner": self.book.record.runner})
+            if self.book.phase is Phase.QUEUED:
+                return "queued"
+            attempt = self.book.paths.attempt(self.book.record.attempt)
+            plan = AttemptPlan.read(attempt) or AttemptPlan()
+            self.gpus = plan.gpus
+            child = Child.adopt(attempt)
+            if child is not None:
+                await self._take_over(child, plan)
+                return "adopted"
+            seen = observe(attempt)
+            if seen.exit is None and seen.warden is None:
+                # It was killed between the decision and the deed: nothing has run, so this is not an end.
+                await end_everything(str((read_json(attempt.path / "launch.json") or {}).get("label", "")), None)
+                self._around.spawn(self._start_again(attempt.number))
+                return "again"
+            await end_everything(seen.label, None)
+            self._around.pump.watch(self.book.run_id, attempt, plan.sources, self._spec.thin_every)
+            self._around.spawn(self._conclude(attempt, plan))
+            return "ended"
+
+    async def stop(self, reason: str, grace_s: float | None) -> RunRecord:
+        """End it; returns when nothing of it lives and its end is written down."""
+        async with self._lock:
+            phase = self.book.phase
+            if phase.ended:
+                raise IllegalTransition(f"{self.book.run_id} is {phase} and cannot be stopped")
+            if phase is Phase.QUEUED:
+                await self._end_here(Happening.STOP_ASKED, "stopped by the operator before it began", reason)
+                return self.book.record
+            asked = "asked to stop" if reason == "operator" else f"asked to stop ({reason})"
+            await self.book.happened(Happening.STOP_ASKED, reason=asked, code=reason)
+            child = self._child
+        if child is not None:
+            await child.stop(reason, self._grace(child.attempt) if grace_s is None else grace_s)
+        await self._ended.wait()
+        return self.book.record
+
+    def heard(self, attempt: int, records: list[Record]) -> None:
+        """Telemetry came in."""
+        if self._watch is not None:
+            self._watch.wake()
+        self._heard += records
+        if self._measuring is None or self._measuring.done():
+            self._measuring = self._around.spawn(self._measure(attempt))
+
+    def let_go(self) -> None:
+        """The service ends; the run goes on."""
+        if self._child is not None:
+            self._child.close()
+
+    @property
+    def _spec(self) -> RunSpec:
+        return self.spec if self.spec is not None else RunSpec.model_validate({"runner": self.book.record.runner})
+
+    async def _start(self, number: int, *, again: bool = False) -> None:
+        attempt = self.book.paths.attempt(number)
+        try:
+            plan = await self._plan(number)
+            await asyncio.to_thread(prepare_attempt, attempt, plan, self.gpus)
+        except (PalaestraError, OSError) as error:
+            await self._refuse(str(error), "preflight")
+            return
+        if not again:
+            facts = {"digest": plan.digest(), "gpus": list(self.gpus)}
+            now = self._around.clock()
+            await self.book.happened(Happening.LAUNCHED, facts=facts, attempt=number, started=now, ended=None)
+        spec = self._spec
+        try:
+            child = await Child.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
+        except (LaunchRefused, OSError) as error:
+            reason = error.reason if isinstance(error, LaunchRefused) else str(error)
+            await self._refuse(reason, "exec_failed")
+            return
+        await self._follow(child, AttemptPlan.of(plan, self.gpus))
+
+    async def _start_again(self, number: int) -> None:
+        async with self._lock:
+            await self._start(number, again=True)
+
+    async def _plan(self, number: int) -> LaunchPlan:
+        place = await asyncio.to_thread(self._around.place, self.book.run_id, number)
+        preview = await self._around.look_ahead(self._spec, place, self.gpus)
+        consent: str | None = None
+        if preview.plan is not None and number > 1:
+            # Who resumes a run has agreed to go on with it.
+            consent = preview.plan.digest()
+        else:
+            notes = await asyncio.to_thread(LifeLog(self.book.paths).read)
+            consent = next((str(note.facts["consent"]) for note in notes if note.facts.get("consent")), None)
+        return preview.agreed(consent)
+
+    async def _take_over(self, child: Child, plan: AttemptPlan) -> None:
+        facts = {"warden_lives": child.warden is not None and child.warden.lives()}
+        await self.book.noted("adopted", facts=facts)
+        await self._follow(child, plan)
+        if self.book.phase is Phase.STOPPING:
+            request = observe(child.attempt).stop or {}
+            grace = float(request.get("grace_s", plan.stop_grace_s))
+            # The request may not have reached the warden; made again it can only shorten the grace.
+            waited = max(0.0, time.time() - float(request.get("asked", time.time())))
+            left = max(0.0, grace - waited)
+            self._around.spawn(child.stop(str(request.get("reason", "operator")), left))
+
+    async def _follow(self, child: Child, plan: AttemptPlan) -> None:
+        self._child = child
+        around, spec = self._around, self._spec
+        await self.book.update(warden=child.warden, trainer=child.trainer)
+        around.pump.watch(self.book.run_id, child.attempt, plan.sources, spec.thin_every)
+        stalled = (lambda: None) if spec.stall_action == "tell" else self._stop_stalled
+        self._watch = AttemptWatch(
+            self.book,
+            child,
+            lambda: around.pump.progress(self.book.run_id),
+            Limits(spec.stall_after_s, around.no_episode_steps),
+            every_s=around.alarm_every_s,
+            clock=around.clock,
+            drift=await asyncio.to_thread(self._drift, plan),
+            stalled=stalled,
+        )
+        around.spawn(self._until_ended(child, plan))
+
+    async def _until_ended(self, child: Child, plan: AttemptPlan) -> None:
+        assert self._watch is not None
+        await self._watch.until_ended()
+        child.close()
+        await self._conclude(child.attempt, plan)
+
+    async def _conclude(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
+        around, run_id = self._around, self.book.run_id
+        progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_S)
+        while self._measuring is not None and not self._measuring.done():
+            await asyncio.wait({self._measuring})
+        await self._measure(attempt.number, last=True)
+        redact = Redactor.of_environment(os.environ)
+        known = await asyncio.to_thread(end_facts, attempt, redact)
+        size = await asyncio.to_thread(size_of, self.book.paths.path)
+        exit_ = observe(attempt).exit or {}
+        ending = ending_of(known)
+        duration = exit_.get("duration_s")
+        started = self.book.record.started
+        # From a clock that nobody sets, where one was read: the length of a run must not depend on the wall's.
+        measured = isinstance(duration, int | float) and started is not None
+        ended = started + duration if measured and started is not None and duration is not None else around.clock()
+        await self.book.happened(
+            ending.happening,
+            reason=ending.reason,
+            code=ending.code,
+            facts=_facts(exit_, progress, known.last_lines, ending),
+            ended=ended,
+            env_step=progress.env_step,
+            episodes=progress.episodes,
+            episode_return=progress.episode_return,
+            tracking_url=progress.tracking_url or self.book.record.tracking_url,
+            bytes_on_disk=size,
+            alarms=(),
+        )
+        self._over()
+        if progress.problem:
+            around.spawn(self._drain_later(attempt, plan))
+
+    async def _drain_later(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
+        """What did not fit on the disk when the run ended is taken in when it does."""
+        around, run_id = self._around, self.book.run_id
+        around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
+        progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_LATER_S)
+        await self.book.update(
+            env_step=progress.env_step, episodes=progress.episodes, episode_return=progress.episode_return
+        )
+
+    async def _measure(self, attempt: int, *, last: bool = False) -> None:
+        while self._heard or last:
+            records, self._heard = self._heard, []
+            paths = self.book.paths.attempt(attempt)
+            await asyncio.to_thread(self._around.measured, self.book.record, paths, records)
+            if last and not records:
+                return
+
+    async def _refuse(self, reason: str, code: str) -> None:
+        await self._end_here(Happening.LAUNCH_REFUSED, reason, code)
+
+    async def _end_here(self, happening: Happening, reason: str, code: str) -> None:
+        await self.book.happened(happening, reason=reason, code=code, ended=self._around.clock())
+        self._over()
+
+    def _over(self) -> None:
+        self._ended.set()
+        self._around.over(self.book.run_id)
+
+    def _stop_stalled(self) -> None:
+        self._around.spawn(self.stop("stalled", None))
+
+    def _grace(self, attempt: AttemptPaths) -> float:
+        if self._spec.stop_grace_s is not None:
+            return self._spec.stop_grace_s
+        return (AttemptPlan.read(attempt) or AttemptPlan()).stop_grace_s
+
+    def _drift(self, plan: AttemptPlan) -> str:
+        """Whether the script is another than when it was last run."""
+        if not plan.script_sha256:
+            return ""
+        mine = self.book.record
+        for other in self._around.registry.runs(runner=mine.runner, limit=100):
+            if other.run_id == mine.run_id or other.agent_id != mine.agent_id:
+                continue
+            attempts = self._around.home.run(other.run_id).attempts()
+            earlier = AttemptPlan.read(attempts[-1]) if attempts else None
+            if earlier is not None and earlier.script_sha256:
+                same = earlier.script_sha256 == plan.script_sha256
+                return "" if same else f"its script is not the one that {other.run_id} ran"
+        return ""
+
+
+def _facts(exit_: dict[str, Any], progress: Progress, last_lines: str, ending: Ending) -> dict[str, Any]:
+    """What is remembered of an end: its cost, its numbers, and what it said when it failed."""
+    kept = ("returncode", "signal", "leftovers", "duration_s", "max_rss_kb", "user_s", "system_s")
+    facts: dict[str, Any] = {name: exit_[name] for name in kept if name in exit_}
+    facts |= {"env_step": progress.env_step, "episodes": progress.episodes, "episode_return": progress.episode_return}
+    if ending.happening is not Happening.SUCCEEDED and last_lines:
+        facts["last_lines"] = last_lines
+    return facts

@@ -1,0 +1,447 @@
+"""The acting part of the run service: takes requests, starts what is due, watches, stops, adopts and records.
+
+One event loop, one pump thread, no state that is not also on disk: killed at any moment, the next one goes on from the
+run directories. What is decided is decided elsewhere (`phase`, `queue`, `alarms`, `preflight`, `retention`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from palaestra.config import Section, nearest
+from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
+from palaestra.runs.admission import admit, newest_checkpoint, place_of, read_spec
+from palaestra.runs.adoption import AdoptionReport, found_on_disk
+from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undelete, unpack
+from palaestra.runs.following import StreamItem, follow
+from palaestra.runs.gpu import detected_gpus
+from palaestra.runs.ingest.pump import Pump
+from palaestra.runs.ingest.ring import Ring
+from palaestra.runs.layout import Home
+from palaestra.runs.phase import Happening, Phase
+from palaestra.runs.preflight import Preview, preflight
+from palaestra.runs.queue import Running as Slot
+from palaestra.runs.queue import Slots, Waiting, next_launches
+from palaestra.runs.record import LifeRecord, RunRecord
+from palaestra.runs.retention import Doom, RetentionPolicy, doomed
+from palaestra.runs.run_book import RunBook
+from palaestra.runs.run_id import checked_run_id, fresh_run_id
+from palaestra.runs.runner import Machine, Place, Runner
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.registry import Registry
+from palaestra.runs.supervised import Supervised, Surroundings
+from palaestra.runs.unsupervised import journal_holder, read_unsupervised
+from palaestra.telemetry.event import Record
+
+__all__ = ["Supervisor", "SupervisorConfig"]
+
+_log = logging.getLogger(__name__)
+
+
+class SupervisorConfig(Section):
+    """How runs are looked after."""
+
+    max_running: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1)
+    """So many at once; the others wait."""
+    poll_every_s: float = Field(default=0.05, gt=0)
+    """How often telemetry is read."""
+    alarm_every_s: float = Field(default=1.0, gt=0)
+    """How often every run is looked at."""
+    no_episode_steps: int = Field(default=50_000, ge=0)
+    """Steps without a finished episode that raise an alarm; 0 never."""
+    min_free_disk_mb: int = Field(default=512, ge=0)
+    """Below this nothing is launched."""
+    scan_every_s: float = Field(default=5.0, gt=0)
+    """How often runs of `palaestra train` alone are looked for."""
+    retention: RetentionPolicy = RetentionPolicy()
+    """What `palaestra runs gc` does."""
+
+
+@dataclass(frozen=True)
+class _Listener:
+    hear: Callable[[str, LifeRecord], None]
+
+
+class Supervisor:
+    """Looks after all runs of one state directory. Use from one event loop, with the directory's lock held."""
+
+    def __init__(
+        self,
+        home: Home,
+        registry: Registry,
+        runners: Mapping[str, Runner],
+        config: SupervisorConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        new_id: Callable[[str], str] = fresh_run_id,
+    ) -> None:
+        self.runners = dict(runners)
+        self._home, self._registry = home, registry
+        self._config = config or SupervisorConfig()
+        self._clock, self._new_id = clock, new_id
+        self._runs: dict[str, Supervised] = {}
+        self._slots = Slots(self._config.max_running)
+        self._draining = False
+        self._listeners: list[_Listener] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump: Pump | None = None
+        self._around: Surroundings | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is started."""
+        return self._draining
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return not self._runs
+
+    @property
+    def slots(self) -> Slots:
+        """What there is to share out."""
+        return self._slots
+
+    async def start(self) -> AdoptionReport:
+        """Adopt what an earlier service left, then launch what waits."""
+        self._loop = asyncio.get_running_loop()
+        gpus = await asyncio.to_thread(detected_gpus)
+        self._slots = Slots(self._config.max_running, tuple(gpu.index for gpu in gpus))
+        self._pump = Pump(self._publish, self._config.poll_every_s)
+        self._home.runs.mkdir(parents=True, exist_ok=True)
+        found = await asyncio.to_thread(found_on_disk, self._home, self._registry)
+        report = AdoptionReport(unsupervised=found.unsupervised)
+        self._around = self._surroundings(self._pump)
+        for record in found.live:
+            run = self._take_in(record)
+            report = report.adding(record.run_id, await run.adopt())
+        self._spawn(self._scan())
+        self._kick()
+        return report
+
+    async def close(self) -> None:
+        """Let go of everything. Runs go on."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for run in self._runs.values():
+            run.let_go()
+        self._runs.clear()
+        if self._pump is not None:
+            await asyncio.to_thread(self._pump.close)
+            self._pump = None
+
+    async def preview(self, spec: RunSpec) -> Preview:
+        """What a start of this would find and execute. Writes nothing."""
+        runner = self._runner(spec.runner)
+        place = place_of(self._home.run(self._stem_id(spec)), 1)
+        return await self._look_ahead(spec, runner, place, self._slots.gpus)
+
+    async def submit(self, spec: RunSpec, consent: str | None = None) -> RunRecord:
+        """Queue a run. `LaunchRefused` and `ConsentNeeded` come before anything is written."""
+        runner = self._runner(spec.runner)
+        run_id = checked_run_id(self._stem_id(spec))
+        place = place_of(self._home.run(run_id), 1)
+        plan = (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
+        await asyncio.to_thread(admit, self._home, run_id, spec, plan)
+        record = RunRecord(
+            run_id=run_id,
+            runner=spec.runner,
+            agent_id=f"{spec.runner}/{plan.algorithm}" if plan.algorithm else spec.runner,
+            env_id=plan.env_id or spec.env_id or "",
+            phase=Phase.QUEUED,
+            priority=spec.priority,
+            created=self._clock(),
+            total_steps=plan.total_steps,
+            seed=spec.seed,
+            tags=spec.tags,
+        )
+        run = self._take_in(record, spec)
+        facts = {"digest": plan.digest(), "consent": consent or ""}
+        await run.book.noted("note", reason="submitted", facts=facts)
+        self._kick()
+        return run.book.record
+
+    async def stop(self, run_id: str, *, grace_s: float | None = None, reason: str = "operator") -> RunRecord:
+        """End a run. Returns when nothing of it lives."""
+        run = self._runs.get(checked_run_id(run_id))
+        if run is None:
+            record = self._known(run_id)
+            if not record.supervised and not record.phase.ended:
+                raise self._not_ours(record)
+            raise IllegalTransition(f"{run_id} is {record.phase} and cannot be stopped")
+        return await run.stop(reason, grace_s)
+
+    async def resume(self, run_id: str) -> RunRecord:
+        """Queue a run that has ended once more; it goes on from its last checkpoint."""
+        if checked_run_id(run_id) in self._runs:
+            raise IllegalTransition(f"{run_id} is {self._runs[run_id].book.phase} and cannot be resumed")
+        record = self._known(run_id)
+        if not record.supervised:
+            remedy = f"palaestra train --resume {run_id}"
+            raise LaunchRefused("run", run_id, "was not started by the service and cannot be resumed by it", remedy)
+        if record.archived:
+            raise LaunchRefused("run", run_id, "is archived", f"palaestra runs restore {run_id}")
+        spec = read_spec(self._home.run(run_id))
+        runner = self._runner(spec.runner)
+        number = record.attempt + 1
+        place = await asyncio.to_thread(self._place, record.run_id, number)
+        if place.resume_from is None:
+            raise LaunchRefused("run", run_id, "has no checkpoint to go on from", "Start it anew")
+        (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(None)
+        run = self._take_in(record, spec)
+        try:
+            await run.book.happened(Happening.RESUMED, reason="", started=None, ended=None, alarms=())
+        except BaseException:
+            self._runs.pop(run_id, None)
+            raise
+        self._kick()
+        return run.book.record
+
+    async def drain(self, on: bool) -> None:
+        """Start nothing new, or start again."""
+        self._draining = on
+        self._kick()
+
+    async def archive(self, run_id: str) -> RunRecord:
+        """Pack a run that has ended."""
+        record = self._ended(run_id)
+        if record.archived:
+            return record
+        packed = await asyncio.to_thread(pack, self._home, record)
+        self._registry.put(packed)
+        return packed
+
+    async def restore(self, run_id: str) -> RunRecord:
+        """Unpack an archived run, or bring back a deleted one."""
+        record = self._registry.get(checked_run_id(run_id))
+        if record is not None and not record.archived:
+            raise IllegalTransition(f"{run_id} is neither archived nor deleted")
+        if record is None:
+            restored = await asyncio.to_thread(undelete, self._home, run_id)
+        else:
+            restored = await asyncio.to_thread(unpack, self._home, record)
+        self._registry.put(restored)
+        return restored
+
+    async def delete(self, run_id: str) -> None:
+        """Throw a run that has ended away; `restore` brings it back until it is purged."""
+        record = self._ended(run_id)
+        await asyncio.to_thread(throw_away, self._home, record, self._clock())
+        self._registry.delete(run_id)
+
+    async def gc(self, *, dry_run: bool = True) -> list[Doom]:
+        """What the retention policy does away with; done only when it is not a dry run."""
+        policy, now = self._config.retention, self._clock()
+        everything = [*self._registry.runs(), *self._registry.runs(archived=True)]
+        plan = doomed([run for run in everything if run.run_id not in self._runs], policy, now)
+        if dry_run:
+            return plan
+        for doom in plan:
+            await (self.archive(doom.run_id) if doom.action == "archive" else self.delete(doom.run_id))
+        for record in self._registry.runs():
+            if record.phase.ended:
+                for attempt in self._home.run(record.run_id).attempts():
+                    await asyncio.to_thread(shorten_log, attempt.stdout, policy.log_mb)
+        await asyncio.to_thread(purge, self._home, policy.undo_days, now)
+        return plan
+
+    def ring(self, run_id: str) -> Ring | None:
+        """The newest records of a run that is not over."""
+        run = self._runs.get(run_id)
+        return None if run is None else run.ring
+
+    def subscribe(self, run_id: str, after: str = "") -> AsyncIterator[StreamItem]:
+        """Everything of a run behind a position, then what comes; ends with the run."""
+        self._known(checked_run_id(run_id))
+
+        def listen(wake: Callable[[], None]) -> Callable[[], None]:
+            return self._listen(lambda other, _: wake() if other == run_id else None)
+
+        return follow(self._home.run(run_id), after, lambda: self.ring(run_id), listen)
+
+    async def lives(self) -> AsyncIterator[tuple[str, LifeRecord]]:
+        """What happens to all runs, from now on."""
+        news: asyncio.Queue[tuple[str, LifeRecord]] = asyncio.Queue()
+        deaf = self._listen(lambda run_id, record: news.put_nowait((run_id, record)))
+        try:
+            while True:
+                yield await news.get()
+        finally:
+            deaf()
+
+    def _listen(self, hear: Callable[[str, LifeRecord], None]) -> Callable[[], None]:
+        listener = _Listener(hear)
+        self._listeners.append(listener)
+
+        def deaf() -> None:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return deaf
+
+    def _tell(self, run_id: str, record: LifeRecord) -> None:
+        for listener in list(self._listeners):
+            listener.hear(run_id, record)
+
+    def _publish(self, run_id: str, attempt: int, records: list[Record]) -> None:
+        """In the pump's thread."""
+        run, loop = self._runs.get(run_id), self._loop
+        if run is None or loop is None:
+            return
+        run.ring.publish(attempt, records)
+        with contextlib.suppress(RuntimeError):  # the loop is gone; the next service reads it all from disk
+            loop.call_soon_threadsafe(run.heard, attempt, records)
+
+    def _take_in(self, record: RunRecord, spec: RunSpec | None = None) -> Supervised:
+        if self._around is None:
+            raise RuntimeError("start() comes first")
+        book = RunBook(self._home, self._registry, record, self._clock, self._tell)
+        run = Supervised(book, self._around, spec)
+        self._runs[record.run_id] = run
+        return run
+
+    def _surroundings(self, pump: Pump) -> Surroundings:
+        def over(run_id: str) -> None:
+            self._runs.pop(run_id, None)
+            self._kick()
+
+        async def look(spec: RunSpec, place: Place, gpus: tuple[str, ...]) -> Preview:
+            return await self._look_ahead(spec, self._runner(spec.runner), place, gpus)
+
+        return Surroundings(
+            home=self._home,
+            registry=self._registry,
+            pump=pump,
+            clock=self._clock,
+            alarm_every_s=self._config.alarm_every_s,
+            no_episode_steps=self._config.no_episode_steps,
+            look_ahead=look,
+            place=self._place,
+            spawn=self._spawn,
+            over=over,
+            measured=lambda *_: None,
+        )
+
+    def _kick(self) -> None:
+        """Start whatever is due. Harmless when repeated."""
+        waiting, running = [], []
+        for run in self._runs.values():
+            if run.waits:
+                record = run.book.record
+                gpus = run.spec.gpus if run.spec is not None else 0
+                waiting.append(Waiting(record.run_id, record.priority, record.created, gpus))
+            else:
+                running.append(Slot(run.book.run_id, run.gpus))
+        for launch in next_launches(waiting, running, self._slots, self._draining or self._pump is None):
+            run = self._runs[launch.run_id]
+            run.gpus, run.waits = launch.gpus, False
+            self._spawn(run.launch())
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        except Exception:  # noqa: BLE001 - one run's trouble must not end the watch over the others
+            _log.exception("something went wrong while looking after a run")
+
+    async def _scan(self) -> None:
+        """Keep the rows of runs that were started without us true."""
+        while True:
+            await asyncio.sleep(self._config.scan_every_s)
+            await asyncio.to_thread(self._scan_once)
+
+    def _scan_once(self) -> None:
+        for path in self._home.runs.iterdir():
+            if path.name.startswith(".") or path.name in self._runs:
+                continue
+            known = self._registry.get(path.name)
+            if known is not None and (known.supervised or known.phase.ended):
+                continue
+            found = read_unsupervised(self._home.run(path.name))
+            if found is not None and found != known:
+                self._registry.put(found)
+
+    async def _look_ahead(self, spec: RunSpec, runner: Runner, place: Place, gpus: tuple[str, ...]) -> Preview:
+        spec = self._with_weights(spec)
+        free = shutil.disk_usage(_existing(self._home)).free
+        machine = Machine(environment=dict(os.environ), free_disk_bytes=free, gpus=gpus)
+
+        def look() -> Preview:
+            least = self._config.min_free_disk_mb
+            return preflight(spec, runner, machine, place, slots=self._slots, min_free_disk_mb=least)
+
+        try:
+            return await asyncio.to_thread(look)
+        except PalaestraError:
+            raise
+        except Exception as error:
+            _log.exception("runner %s failed while looking ahead", runner.name)
+            reason = f"failed while looking ahead ({type(error).__name__}: {error})"
+            raise LaunchRefused("runner", runner.name, reason, "This is a fault of the runner; see the log") from error
+
+    def _with_weights(self, spec: RunSpec) -> RunSpec:
+        """With the path of a checkpoint in the place of its id."""
+        if spec.warm_start is None or not all(letter in "0123456789abcdef" for letter in spec.warm_start):
+            return spec
+        known = self._registry.checkpoint(spec.warm_start)
+        return spec if known is None else spec.model_copy(update={"warm_start": known.path})
+
+    def _place(self, run_id: str, number: int) -> Place:
+        run = self._home.run(run_id)
+        start = newest_checkpoint(run, self._registry.checkpoints(run_id=run_id)) if number > 1 else None
+        return place_of(run, number, start)
+
+    def _runner(self, name: str) -> Runner:
+        if name in self.runners:
+            return self.runners[name]
+        close = nearest(name, self.runners, count=1)
+        remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(self.runners))}"
+        raise LaunchRefused("runner", name, "no such runner", remedy)
+
+    def _stem_id(self, spec: RunSpec) -> str:
+        return self._new_id(spec.name or spec.env_id or spec.script or spec.runner)
+
+    def _known(self, run_id: str) -> RunRecord:
+        run = self._runs.get(run_id)
+        if run is not None:
+            return run.book.record
+        record = self._registry.get(checked_run_id(run_id))
+        if record is None:
+            close = self._registry.beginning_with(run_id[:8])
+            raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
+        return record
+
+    def _ended(self, run_id: str) -> RunRecord:
+        record = self._known(run_id)
+        if run_id in self._runs or not record.phase.ended:
+            raise IllegalTransition(f"{run_id} is {record.phase}: only a run that has ended can be put away")
+        return record
+
+    def _not_ours(self, record: RunRecord) -> IllegalTransition:
+        holder = journal_holder(self._home.run(record.run_id).attempt(record.attempt))
+        how = f"end it with kill {holder.pid}" if holder else "it is gone by now"
+        return IllegalTransition(f"{record.run_id} was started without the service and is not stopped by it; {how}")
+
+
+def _existing(home: Home) -> str:
+    path = home.path
+    while not path.exists():
+        path = path.parent
+    return str(path)
