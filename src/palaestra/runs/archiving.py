@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import tarfile
+import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def unpack(home: Home, record: RunRecord) -> RunRecord:
         with tarfile.open(package, "r:gz") as tar:
             tar.extractall(unfinished, filter="data")
         (unfinished / record.run_id).rename(home.run(record.run_id).path)
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise ConfigError("archive", str(package), f"cannot be restored ({error})", "It was left as it is") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

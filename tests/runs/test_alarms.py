@@ -1,0 +1,70 @@
+"""Alarms come when they should, once, and go."""
+
+from palaestra.runs.alarms import Limits, Signs, Watch, alarms, noticed, still_the_same
+from palaestra.runs.record import Alarm
+
+LIMITS = Limits(stall_after_s=60.0, no_episode_steps=1000)
+
+
+def _codes(watch, now):
+    return [alarm.code for alarm in alarms(watch, now, 5.0, LIMITS)]
+
+
+def _seen(*looks):
+    """A watch that began at 0 and saw these signs at these times."""
+    watch = Watch.begin(0.0)
+    for now, signs in looks:
+        watch = noticed(watch, Signs(**signs), now)
+    return watch
+
+
+def test_a_quiet_beginning_is_no_alarm():
+    assert _codes(_seen((1.0, {})), 59.0) == []
+
+
+def test_silence_is_a_stall_until_a_byte_or_an_event_comes():
+    watch = _seen((10.0, {"bytes_seen": 5}), (30.0, {"bytes_seen": 5}))
+    assert _codes(watch, 69.9) == []
+    assert _codes(watch, 70.0) == ["stalled"]
+    assert alarms(watch, 75.0, 5.0, LIMITS) == (Alarm("stalled", "no output and no event for 65 s", 5.0),)
+    assert _codes(noticed(watch, Signs(bytes_seen=6), 71.0), 72.0) == []
+    assert _codes(noticed(watch, Signs(bytes_seen=5, events=1), 71.0), 72.0) == []
+
+
+def test_steps_without_an_episode():
+    assert _codes(_seen((1.0, {"env_step": 999})), 2.0) == []
+    assert _codes(_seen((1.0, {"env_step": 1000})), 2.0) == ["no_episodes"]
+    assert _codes(_seen((1.0, {"env_step": 1000, "episodes": 1})), 2.0) == []
+    unasked = Limits(no_episode_steps=0)
+    assert alarms(_seen((1.0, {"env_step": 10**9})), 2.0, 0.0, unasked) == ()
+
+
+def test_a_traceback_counts_only_if_the_run_goes_on():
+    watch = _seen((5.0, {"tracebacks": 1, "bytes_seen": 1}))
+    assert _codes(watch, 14.9) == []
+    assert _codes(watch, 15.0) == ["traceback"]
+
+
+def test_printed_and_recorded_episodes_may_differ_for_a_moment():
+    apart = {"episode_lines": 10, "episodes": 7}
+    assert _codes(_seen((1.0, apart)), 10.9) == []
+    assert _codes(_seen((1.0, apart), (8.0, apart)), 11.0) == ["unreadable_events"]
+    assert _codes(_seen((1.0, apart), (8.0, {"episode_lines": 10, "episodes": 8})), 30.0) == []
+
+
+def test_a_full_disk_is_called_that_and_other_trouble_by_its_name():
+    assert _codes(_seen((1.0, {"disk_full": True, "problem": "OSError"})), 2.0) == ["disk"]
+    (alarm,) = alarms(_seen((1.0, {"problem": "ValueError: odd"})), 2.0, 0.0, LIMITS)
+    assert alarm.text == "its telemetry cannot be taken in: ValueError: odd"
+
+
+def test_each_kind_comes_once():
+    signs = {"problem": "x", "episode_lines": 10, "warden_gone": True, "drift": "other script"}
+    assert _codes(_seen((1.0, signs), (20.0, signs)), 30.0) == ["unreadable_events", "warden_gone", "drift"]
+
+
+def test_an_alarm_is_as_old_as_its_cause():
+    old = Alarm("stalled", "no output and no event for 60 s", 1.0)
+    new = Alarm("stalled", "no output and no event for 99 s", 40.0)
+    other = Alarm("disk", "full", 40.0)
+    assert still_the_same([old], [new, other]) == (old, other)

@@ -1,0 +1,71 @@
+"""Who starts next."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palaestra.runs.queue import Launch, Running, Slots, Waiting, never_fits, next_launches
+
+
+def _ids(*arguments, **options):
+    return [launch.run_id for launch in next_launches(*arguments, **options)]
+
+
+def test_higher_priority_first_then_who_came_first():
+    waiting = [Waiting("late", 0, 3.0), Waiting("early", 0, 1.0), Waiting("urgent", 5, 9.0), Waiting("last", -1, 0.0)]
+    assert _ids(waiting, [], Slots(10)) == ["urgent", "early", "late", "last"]
+
+
+def test_no_more_than_the_limit_run_at_once():
+    waiting = [Waiting(str(number), since=number) for number in range(5)]
+    assert _ids(waiting, [Running("x")], Slots(3)) == ["0", "1"]
+    assert _ids(waiting, [Running(c) for c in "xyz"], Slots(3)) == []
+    # A limit that was lowered ends nothing; it starts nothing either.
+    assert _ids(waiting, [Running(c) for c in "vwxyz"], Slots(3)) == []
+
+
+def test_nothing_starts_while_draining():
+    assert _ids([Waiting("a")], [], Slots(3), draining=True) == []
+
+
+def test_every_gpu_belongs_to_one_run():
+    waiting = [Waiting("two", since=1, gpus=2), Waiting("one", since=2, gpus=1)]
+    assert next_launches(waiting, [Running("x", ("1",))], Slots(9, ("0", "1", "2", "3"))) == [
+        Launch("two", ("0", "2")),
+        Launch("one", ("3",)),
+    ]
+
+
+def test_small_gpu_runs_do_not_starve_a_large_one_but_others_go_past():
+    waiting = [Waiting("large", since=1, gpus=2), Waiting("small", since=2, gpus=1), Waiting("none", since=3)]
+    assert _ids(waiting, [Running("x", ("1",))], Slots(9, ("0", "1"))) == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "have", "why"),
+    [
+        (0, (), ""),
+        (2, ("0", "1"), ""),
+        (1, (), "needs 1 GPU and this machine has none"),
+        (3, ("0", "1"), "needs 3 GPUs and this machine has 2"),
+    ],
+)
+def test_what_would_wait_for_ever_is_said(gpus, have, why):
+    assert never_fits(gpus, Slots(1, have)) == why
+
+
+_waiting = st.lists(
+    st.builds(Waiting, st.uuids().map(str), st.integers(-3, 3), st.floats(0, 9), st.integers(0, 3)), max_size=12
+)
+
+
+@given(_waiting, st.integers(1, 6), st.integers(0, 4))
+def test_never_more_than_there_is_and_always_somebody_when_there_is_room(waiting, limit, gpus):
+    slots = Slots(limit, tuple(str(number) for number in range(gpus)))
+    launches = next_launches(waiting, [], slots)
+    given_out = [gpu for launch in launches for gpu in launch.gpus]
+    assert len(launches) <= limit
+    assert len(set(given_out)) == len(given_out) <= gpus
+    assert all(len(launch.gpus) == next(w.gpus for w in waiting if w.run_id == launch.run_id) for launch in launches)
+    if any(run.gpus == 0 for run in waiting):
+        assert launches

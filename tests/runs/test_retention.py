@@ -1,0 +1,158 @@
+"""What may go, and that it can come back."""
+
+import tarfile
+
+import pytest
+
+from palaestra.errors import ConfigError, UnknownRun
+from palaestra.runs import archiving
+from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undelete, unpack
+from palaestra.runs.durable import write_json
+from palaestra.runs.life import LifeLog
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import LifeRecord, RunRecord
+from palaestra.runs.retention import RetentionPolicy, doomed
+from palaestra.runs.store.rebuild import rebuild
+from palaestra.runs.store.registry import Registry
+
+DAY = 86_400.0
+NOW = 100 * DAY
+
+
+def _run(run_id, days_ago, *, phase=Phase.SUCCEEDED, gb=0.0, **more):
+    size = int(gb * (1 << 30))
+    return RunRecord(
+        run_id=run_id,
+        runner="e",
+        agent_id="e",
+        env_id="",
+        phase=phase,
+        ended=NOW - days_ago * DAY,
+        bytes_on_disk=size,
+        **more,
+    )
+
+
+RUNS = [
+    _run("new", 1, gb=1),
+    _run("mid", 10, gb=2),
+    _run("old", 50, gb=4),
+    _run("packed", 60, archived=True),
+    _run("live", 90, phase=Phase.RUNNING, gb=9),
+    _run("alone", 90, supervised=False, gb=9),
+]
+
+
+def _doomed(**policy):
+    return [(doom.run_id, doom.action) for doom in doomed(RUNS, RetentionPolicy(**policy), NOW)]
+
+
+def test_by_default_nothing_goes():
+    assert _doomed() == []
+
+
+def test_by_age_oldest_first():
+    assert _doomed(archive_after_days=10) == [("old", "archive"), ("mid", "archive")]
+    assert _doomed(delete_archived_after_days=60) == [("packed", "delete")]
+    assert _doomed(delete_archived_after_days=61) == []
+
+
+def test_by_number_and_by_size():
+    assert _doomed(keep_last=1) == [("old", "archive"), ("mid", "archive")]
+    assert _doomed(keep_last=0) == [("old", "archive"), ("mid", "archive"), ("new", "archive")]
+    assert _doomed(max_total_gb=3.5) == [("old", "archive")]
+    assert _doomed(max_total_gb=2.0) == [("old", "archive"), ("mid", "archive")]
+    assert _doomed(max_total_gb=2.0, archive_after_days=10) == [("old", "archive"), ("mid", "archive")]
+
+
+def test_a_run_that_goes_on_or_is_not_ours_never_goes():
+    everything = _doomed(archive_after_days=0, keep_last=0, max_total_gb=1e-9, delete_archived_after_days=0)
+    assert {run_id for run_id, _ in everything} == {"new", "mid", "old", "packed"}
+
+
+def test_every_doom_says_why():
+    (doom,) = doomed(RUNS, RetentionPolicy(archive_after_days=30), NOW)
+    assert (doom.why, doom.bytes) == ("ended 50 days ago; runs are kept open 30", 4 << 30)
+
+
+@pytest.fixture
+def ended(home):
+    run = home.run("e-1")
+    run.attempt(1).work.mkdir(parents=True)
+    write_json(run.spec, {"schema_version": 1, "runner": "echo", "tags": ["t"]})
+    LifeLog(run).append(LifeRecord(0, 1.0, 1, "succeeded", Phase.SUCCEEDED, "done", "exit"))
+    (run.attempt(1).work / "weights").write_bytes(b"\0\1" * 5000)
+    return RunRecord(run_id="e-1", runner="echo", agent_id="echo", env_id="", phase=Phase.SUCCEEDED, tags=("t",))
+
+
+def test_a_packed_run_comes_back_byte_for_byte(home, ended):
+    before = {path.relative_to(home.runs): path.read_bytes() for path in home.runs.rglob("*") if path.is_file()}
+    packed = pack(home, ended)
+    assert packed.archived
+    assert list(home.runs.iterdir()) == []
+    assert packed.bytes_on_disk == (home.path / "archive" / "e-1.tar.gz").stat().st_size
+    assert unpack(home, packed).archived is False
+    after = {path.relative_to(home.runs): path.read_bytes() for path in home.runs.rglob("*") if path.is_file()}
+    assert after == before
+    assert list((home.path / "archive").iterdir()) == []
+
+
+def test_a_packed_run_is_known_to_a_rebuilt_registry(home, ended):
+    packed = pack(home, ended)
+    registry = Registry.open(home.registry)
+    rebuild(home, registry)
+    assert registry.runs(archived=True) == [packed]
+    registry.close()
+
+
+def test_a_run_that_was_packed_wrongly_is_left_as_it_is(home, ended, monkeypatch):
+    def torn(self, path, arcname):
+        tarfile.TarFile.addfile(self, tarfile.TarInfo(f"{arcname}/spec.json"))
+
+    monkeypatch.setattr(archiving.tarfile.TarFile, "add", torn)
+    with pytest.raises(ConfigError, match=r"was packed wrongly\. The run was left as it is"):
+        pack(home, ended)
+    assert home.run("e-1").spec.exists()
+    assert list((home.path / "archive").iterdir()) == []
+
+
+def test_a_damaged_archive_is_refused_and_kept(home, ended):
+    packed = pack(home, ended)
+    package = home.path / "archive" / "e-1.tar.gz"
+    package.write_bytes(package.read_bytes()[:100])
+    with pytest.raises(ConfigError, match="cannot be restored"):
+        unpack(home, packed)
+    assert package.exists()
+    assert list(home.runs.iterdir()) == []
+
+
+def test_an_archive_cannot_write_outside(home, ended):
+    packed = pack(home, ended)
+    package = home.path / "archive" / "e-1.tar.gz"
+    with tarfile.open(package, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("../../escaped"))
+    with pytest.raises(ConfigError, match="cannot be restored"):
+        unpack(home, packed)
+    assert not list(home.base.rglob("escaped"))
+
+
+def test_a_deleted_run_comes_back_until_it_is_purged(home, ended):
+    throw_away(home, ended, NOW)
+    assert not home.run("e-1").path.exists()
+    back = undelete(home, "e-1")
+    assert (back.run_id, back.phase) == ("e-1", Phase.SUCCEEDED)
+    throw_away(home, ended, NOW)
+    assert purge(home, 7, NOW + 6.9 * DAY) == 0
+    assert purge(home, 7, NOW + 7 * DAY) > 10_000
+    with pytest.raises(UnknownRun):
+        undelete(home, "e-1")
+
+
+def test_of_a_long_output_the_middle_goes(tmp_path):
+    log = tmp_path / "stdout.log"
+    log.write_bytes(b"a" * (6 << 20) + b"b" * (6 << 20) + b"z")
+    assert shorten_log(log, 13) == 0
+    assert shorten_log(log, 11) == (2 << 20) + 1
+    text = log.read_bytes()
+    assert text.startswith(b"a" * (5 << 20) + b"\n[... 2097153 bytes were removed by the retention policy ...]\n")
+    assert text.endswith(b"b" * 100 + b"z")
