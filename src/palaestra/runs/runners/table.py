@@ -16,6 +16,7 @@ from palaestra.runs.runner import Runner
 __all__ = ["RUNNERS", "broken_runners", "registered_runners", "runner_named"]
 
 RUNNERS = {
+    "cleanrl": "palaestra.runs.runners.cleanrl:CleanrlRunner",
     "palaestra": "palaestra.runs.runners.palaestra:PalaestraRunner",
     "echo": "palaestra.runs.runners.echo:EchoRunner",
 }

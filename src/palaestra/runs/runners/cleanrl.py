@@ -1,0 +1,289 @@
+"""The runner `cleanrl`: an unmodified script of the user's own CleanRL checkout.
+
+Flags are generated from the script's own arguments; it runs in a working directory of its own. Where Gymnasium 1 is
+installed a compatibility shim goes onto PYTHONPATH, declared in the command. The operator agrees to every command,
+because neither we nor an installed package brought the code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import netrc
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palaestra.config import nearest
+from palaestra.errors import ConfigError
+from palaestra.runs.runner import (
+    EventFiles,
+    Finding,
+    Injection,
+    LaunchPlan,
+    Machine,
+    Place,
+    RunnerCapabilities,
+    StdoutLines,
+)
+from palaestra.runs.runners.cleanrl_args import Script, read_script
+from palaestra.runs.runners.environment import trainer_environment
+from palaestra.runs.runners.flags import argument_schema, escapes, flag_findings, flag_words
+from palaestra.runs.runners.interpreter import (
+    Interpreter,
+    Probe,
+    choose_python,
+    environment_findings,
+    probe,
+    python_findings,
+)
+from palaestra.runs.spec import RunSpec
+
+__all__ = ["CleanrlRunner", "tracking_findings"]
+
+SHIM = Path(__file__).with_name("shims") / "cleanrl" / "sitecustomize.py"
+CHECKOUT = "PALAESTRA_CLEANRL"
+CLONE = "git clone https://github.com/vwxyzjn/cleanrl, then export PALAESTRA_CLEANRL=$PWD/cleanrl or give checkout=DIR"
+_DISTRIBUTIONS = {
+    "cv2": "opencv-python",
+    "PIL": "pillow",
+    "memory_gym": "memory-gym",
+    "huggingface_hub": "huggingface-hub",
+}
+_LOCAL = frozenset({"cleanrl", "cleanrl_utils", "ppo_trxl", "pom_env"})
+_REGISTER_NOTHING = frozenset({"gymnasium", "numpy", "torch", "tyro", "tensorboard", "flax", "jax", "optax", "rich"})
+"""Imports that add no environments of their own; beside others, an id unknown to Gymnasium may still exist."""
+_OURS = {
+    "track": "Use --track offline or --track online",
+    "capture_video": "Use --video",
+    "env_id": "Use --env",
+    "seed": "Use --seed",
+}
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """A spec that was understood: which script, and every value it is told."""
+
+    checkout: Path
+    script: Script
+    values: dict[str, Any]
+    notes: tuple[Finding, ...]
+
+    @property
+    def env_id(self) -> str:
+        return str(self.value("env_id") or "")
+
+    def value(self, name: str) -> Any:
+        argument = self.script.argument(name)
+        return self.values.get(name, argument.default if argument else None)
+
+
+class CleanrlRunner:
+    """Scripts of a CleanRL checkout, as they are."""
+
+    name = "cleanrl"
+    capabilities = RunnerCapabilities(
+        title="CleanRL scripts from your checkout",
+        offline_inference=True,
+        external_services=("wandb", "huggingface"),
+        video=True,
+        tracking=True,
+        runs_foreign_code=True,
+    )
+
+    def config_schema(self, spec: RunSpec) -> dict[str, Any]:
+        """The script's own arguments; without a script only where the checkout is."""
+        where = {"type": "string", "description": f"Directory of the CleanRL checkout; else ${CHECKOUT}."}
+        properties: dict[str, Any] = {"checkout": where}
+        if spec.script is not None:
+            checkout = _checkout(spec, {})
+            arguments = read_script(_script(spec.script, checkout)).arguments
+            properties |= argument_schema(argument for argument in arguments if argument.name not in _OURS)
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+    def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
+        """Checkout, script, flags, interpreter, packages, environment, credentials: in this order."""
+        try:
+            wish = _understood(spec, machine)
+            interpreter = choose_python(spec, wish.checkout)
+        except ConfigError as error:
+            return [Finding(error.place, "refused", f"{error.value}: {error.reason}", error.remedy)]
+        refused = flag_findings(wish.script.arguments, wish.values, wish.script.path.name)
+        if refused:
+            return refused
+        found = _probed(wish, interpreter, machine, spec)
+        locked = spec.python is None and (wish.checkout / "uv.lock").is_file() and shutil.which("uv") is not None
+        remedy = f"uv sync --project {wish.checkout}" if locked else ""
+        text = f"{wish.script.path.relative_to(wish.checkout)} (sha256 {_hash(wish)[:12]})"
+        return [
+            Finding("script", "ok", text),
+            *python_findings(interpreter, found, _needed(wish, spec), oldest=(3, 8), remedy=remedy),
+            *_environment(wish, found),
+            *wish.notes,
+            *tracking_findings(spec, machine),
+            *([_shim_note(found)] if _needs_shim(wish, found) else []),
+        ]
+
+    def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
+        """`python script.py --flags`, in the attempt's working directory."""
+        wish = _understood(spec, machine)
+        refused = flag_findings(wish.script.arguments, wish.values, wish.script.path.name)
+        if refused:
+            raise ConfigError(refused[0].check, wish.script.path.name, refused[0].text, refused[0].remedy)
+        interpreter = choose_python(spec, wish.checkout)
+        found = _probed(wish, interpreter, machine, spec)
+        search = [str(wish.checkout)]
+        shim = place.attempt_dir / "shim" / SHIM.name
+        text = SHIM.read_text(encoding="utf-8") if _needs_shim(wish, found) else ""
+        if text:
+            search.insert(0, str(shim.parent))
+        further = {"PYTHONPATH": ":".join(search)}
+        if spec.track != "off":
+            further["WANDB_MODE"] = spec.track
+        total = wish.value("total_timesteps")
+        return LaunchPlan(
+            argv=(interpreter.path, str(wish.script.path), *flag_words(wish.script.arguments, wish.values)),
+            environment=trainer_environment(spec, place, machine, further),
+            cwd=place.work_dir,
+            place=place,
+            sources=(EventFiles("runs/**/events.out.tfevents.*", "cleanrl"), StdoutLines("cleanrl")),
+            checkpoints=("runs/**/*.cleanrl_model",),
+            videos=("videos/**/*.mp4",),
+            env_id=wish.env_id,
+            algorithm=wish.script.path.stem,
+            total_steps=total if isinstance(total, int) else None,
+            env_signature=found.env.get("signature", {}),
+            resolved={
+                **{argument.name: wish.value(argument.name) for argument in wish.script.arguments},
+                "script": str(wish.script.path.relative_to(wish.checkout)),
+                "checkout": str(wish.checkout),
+            },
+            files={f"shim/{SHIM.name}": text} if text else {},
+            injected=(Injection(str(shim), _sha256(text), _shim_note(found).text),) if text else (),
+            script_sha256=_hash(wish),
+            versions={"python": found.shown_version, **{k: v for k, v in found.packages.items() if v is not None}},
+        )
+
+
+def _understood(spec: RunSpec, machine: Machine) -> _Wish:
+    """Which script with which values; `ConfigError` whose place is the check that failed."""
+    checkout = _checkout(spec, machine.environment)
+    if spec.script is None:
+        raise ConfigError(
+            "script", None, "no script named", f"Use --script with one of {', '.join(_names(checkout)[:8])}"
+        )
+    script = read_script(_script(spec.script, checkout))
+    values = {key: value for key, value in spec.config.items() if key != "checkout"}
+    for key, remedy in _OURS.items():
+        if key in values:
+            raise ConfigError("flag", key, "is an option of every runner, not a key of this one", remedy)
+    notes = []
+    general = {
+        "env_id": spec.env_id,
+        "seed": spec.seed,
+        "track": spec.track != "off" or None,
+        "capture_video": spec.video or None,
+    }
+    for key, value in general.items():
+        if value is None:
+            continue
+        if script.argument(key) is None:
+            raise ConfigError("flag", key, f"{script.path.name} has no argument {key}", "Leave it out")
+        values[key] = value
+    if script.argument("cuda") is not None:
+        if values.get("cuda") and not spec.gpus:
+            notes.append(Finding("gpu", "warning", "cuda is asked for and no GPU: it runs on the CPU", "Use --gpus 1"))
+        values["cuda"] = spec.gpus > 0
+    return _Wish(checkout, script, values, tuple(notes))
+
+
+def _checkout(spec: RunSpec, environment: Mapping[str, str]) -> Path:
+    given = spec.config.get("checkout") or environment.get(CHECKOUT)
+    if not isinstance(given, str):
+        raise ConfigError("script", spec.script, "no CleanRL checkout is known", CLONE)
+    checkout = (spec.invoked_from / Path(given).expanduser()).resolve()
+    if not (checkout / "cleanrl").is_dir():
+        raise ConfigError("script", str(checkout), "is not a CleanRL checkout", CLONE)
+    return checkout
+
+
+def _names(checkout: Path) -> list[str]:
+    return sorted(path.stem for path in (checkout / "cleanrl").glob("*.py"))
+
+
+def _script(name: str, checkout: Path) -> Path:
+    if escapes(name):
+        raise ConfigError("script", name, "must lie in the checkout", "Give its name, such as dqn")
+    stem = name.removeprefix("cleanrl/").removesuffix(".py")
+    path = checkout / "cleanrl" / f"{stem}.py"
+    if path.is_file() and path.resolve().is_relative_to(checkout):
+        return path
+    close = nearest(stem, _names(checkout))
+    remedy = f"Nearest: {', '.join(close)}" if close else f"There are {', '.join(_names(checkout)[:12])}"
+    raise ConfigError("script", name, f"is not in {checkout / 'cleanrl'}", remedy)
+
+
+def _needed(wish: _Wish, spec: RunSpec) -> dict[str, str]:
+    """Distributions that the script imports, and how to install each."""
+    names = {_DISTRIBUTIONS.get(word, word) for word in wish.script.imports - _LOCAL}
+    names |= {"tensorboard"} if "torch" in names else set()
+    names |= {"wandb"} if spec.track != "off" else set()
+    names |= {"moviepy"} if spec.video else set()
+    extras = {"gymnasium": "gymnasium[classic-control]"}
+    return {name: extras.get(name, name) for name in sorted(names)}
+
+
+def _probed(wish: _Wish, interpreter: Interpreter, machine: Machine, spec: RunSpec) -> Probe:
+    env_id = wish.env_id if "gymnasium" in wish.script.imports else None
+    packages = tuple(_needed(wish, spec))
+    return probe(interpreter, machine, packages=packages, env_id=env_id, pythonpath=(str(wish.checkout),))
+
+
+def _environment(wish: _Wish, found: Probe) -> list[Finding]:
+    findings = environment_findings(found, wish.env_id)
+    if wish.script.imports - _LOCAL - _REGISTER_NOTHING or "atari" in wish.script.path.stem:
+        # The script's own imports may register what a bare Gymnasium does not know.
+        return [Finding(f.check, "warning" if f.level == "refused" else f.level, f.text, f.remedy) for f in findings]
+    return findings
+
+
+def _needs_shim(wish: _Wish, found: Probe) -> bool:
+    return "gymnasium" in wish.script.imports and found.at_least("gymnasium", 1)
+
+
+def _shim_note(found: Probe) -> Finding:
+    text = f"{found.packages['gymnasium']}: a compatibility shim is injected, or no episode would ever be reported"
+    return Finding("gymnasium", "warning", text, "Install gymnasium==0.29.1 to run without it")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hash(wish: _Wish) -> str:
+    """Of the script and of the checkout's modules it imports by name."""
+    digest = hashlib.sha256(wish.script.path.read_bytes())
+    for module in wish.script.local_imports:
+        path = wish.checkout / f"{module.replace('.', '/')}.py"
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def tracking_findings(spec: RunSpec, machine: Machine) -> list[Finding]:
+    """Whether W&B would let us in; only asked of runs that log online."""
+    if spec.track != "online":
+        return []
+    if machine.environment.get("WANDB_API_KEY") or _in_netrc("api.wandb.ai", machine.environment.get("HOME", "")):
+        return [Finding("credentials", "ok", "for W&B")]
+    text = "W&B online needs WANDB_API_KEY in the service's environment, or an entry in ~/.netrc"
+    return [Finding("credentials", "refused", text, "wandb login, or use --track offline")]
+
+
+def _in_netrc(host: str, home: str) -> bool:
+    try:
+        return netrc.netrc(str(Path(home) / ".netrc")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

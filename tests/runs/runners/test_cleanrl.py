@@ -1,0 +1,197 @@
+"""A script in CleanRL's shape, unmodified, from its flags to its episodes; and everything refused before."""
+
+import os
+import shutil
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.runs.runners.conftest import run
+
+from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.layout import AttemptPaths
+from palaestra.runs.runner import Machine
+from palaestra.runs.runners.cleanrl import CleanrlRunner
+from palaestra.runs.spec import RunSpec
+from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
+
+CHECKOUT = Path(__file__).parent / "checkout"
+PYTHON = sys.executable if find_spec("tyro") else os.environ.get("PALAESTRA_CLEANRL_PYTHON")
+needs_tyro = pytest.mark.skipif(PYTHON is None, reason="tyro is not installed, nor is PALAESTRA_CLEANRL_PYTHON set")
+
+
+def _spec(**wishes):
+    config = {"checkout": str(CHECKOUT), **wishes.pop("config", {})}
+    return RunSpec(**{"runner": "cleanrl", "script": "shaped", "python": PYTHON, "config": config, **wishes})
+
+
+def _levels(findings):
+    return {finding.check: finding.level for finding in findings}
+
+
+def _only_refusal(spec, machine):
+    (refused,) = [finding for finding in CleanrlRunner().preflight(spec, machine) if finding.level == "refused"]
+    return refused
+
+
+def _events(plan):
+    """What the service's reader makes of the run."""
+    attempt = AttemptPaths(plan.place.attempt_dir)
+    translator = Translator(attempt, plan.sources, 1)
+    while translator.pump(10_000):
+        pass
+    translator.close()
+    with JournalReader(attempt.journal) as reader:
+        return [record.event for record in reader.read()]
+
+
+@needs_tyro
+def test_an_unmodified_script_reports_every_episode(place, machine):
+    spec = _spec(env_id="CartPole-v1", seed=3, config={"total_timesteps": 600, "save_model": True})
+    levels = _levels(CleanrlRunner().preflight(spec, machine))
+    plan = CleanrlRunner().plan(spec, place, machine)
+
+    code, output = run(plan)
+
+    events = _events(plan)
+    episodes = [event for event in events if isinstance(event, EpisodeSummary)]
+    assert code == 0, output
+    assert plan.argv[1:] == (
+        str(CHECKOUT / "cleanrl" / "shaped.py"), "--seed", "3", "--no-cuda", "--save-model", "--env-id", "CartPole-v1",
+        "--total-timesteps", "600",
+    )  # fmt: skip
+    assert len(episodes) == output.count("episodic_return=") > 10
+    assert all(0 < episode.length <= 500 for episode in episodes)
+    assert sum(isinstance(event, TrainingStep) for event in events) >= 6
+    assert "refused" not in levels.values()
+    assert (plan.env_id, plan.algorithm, plan.total_steps) == ("CartPole-v1", "shaped", 600)
+    assert len(list(plan.cwd.glob(plan.checkpoints[0]))) == 1
+    assert plan.env_signature["action_space"] == {"type": "Discrete", "n": 2, "start": 0}
+
+
+@needs_tyro
+def test_the_shim_is_a_file_of_the_attempt_and_declared_with_its_hash(place, machine):
+    plan = CleanrlRunner().plan(_spec(), place, machine)
+
+    (injection,) = plan.injected
+    assert injection.path == str(place.attempt_dir / "shim" / "sitecustomize.py")
+    assert plan.shown()["injected"][0]["sha256"] == injection.sha256
+    assert plan.environment["PYTHONPATH"] == f"{place.attempt_dir / 'shim'}:{CHECKOUT}"
+    assert "final_info" in plan.files["shim/sitecustomize.py"]
+
+
+@needs_tyro
+def test_the_digest_is_of_the_command_wherever_it_runs_and_changes_with_the_script(place, machine, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(CHECKOUT, copy)
+    other = place.run_dir.parent / "another" / "attempt_1"
+    elsewhere = replace(place, run_id="another", run_dir=other.parent, attempt_dir=other, work_dir=other / "work")
+    spec = _spec(config={"checkout": str(copy)})
+    before = CleanrlRunner().plan(spec, place, machine)
+    same = CleanrlRunner().plan(spec, elsewhere, machine)
+
+    with open(copy / "cleanrl_utils" / "seeding.py", "a") as file:
+        file.write("# changed\n")
+    changed = CleanrlRunner().plan(spec, place, machine)
+
+    assert before.argv == same.argv
+    assert before.environment != same.environment
+    assert before.digest() == same.digest() != changed.digest()
+
+
+def test_a_shell_in_a_value_stays_one_word(place, machine):
+    spec = _spec(config={"wandb_entity": "; touch x $(id)"}, python=sys.executable)
+
+    assert "; touch x $(id)" in CleanrlRunner().plan(spec, place, machine).argv
+
+
+@pytest.mark.parametrize(
+    ("wishes", "check", "words", "remedy"),
+    [
+        ({"script": "shaepd"}, "script", "is not in", "shaped"),
+        ({"script": "../shaped"}, "script", "must lie in the checkout", "dqn"),
+        ({"script": None}, "script", "no script", "shaped"),
+        ({"config": {"checkout": "/nowhere"}}, "script", "not a CleanRL checkout", "git clone"),
+        ({"config": {"learning_rat": 1}}, "flag", "no such argument", "learning_rate"),
+        ({"config": {"track": True}}, "flag", "option of every runner", "--track"),
+        ({"config": {"exp_name": "../x"}}, "path", "out of", ""),
+        ({"python": "/nowhere/python"}, "python", "not a program", "virtualenv"),
+        ({"python": "/bin/true"}, "python", "exit code 0", "--python"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_with_the_remedy(machine, wishes, check, words, remedy):
+    refused = _only_refusal(_spec(**{"python": sys.executable, **wishes}), machine)
+
+    assert refused.check == check
+    assert words in refused.text
+    assert remedy in refused.remedy
+
+
+def test_without_a_checkout_the_remedy_is_to_clone_one(machine):
+    environment = {k: v for k, v in machine.environment.items() if k != "PALAESTRA_CLEANRL"}
+    spec = RunSpec(runner="cleanrl", script="dqn")
+
+    refused = _only_refusal(spec, Machine(environment, 10**12))
+
+    assert "git clone https://github.com/vwxyzjn/cleanrl" in refused.remedy
+
+
+def test_the_checkout_may_come_from_the_environment(machine):
+    spec = RunSpec(runner="cleanrl", script="shaepd")
+    there = Machine({**machine.environment, "PALAESTRA_CLEANRL": str(CHECKOUT)}, 10**12)
+
+    assert "shaped" in _only_refusal(spec, there).remedy
+
+
+def test_a_missing_package_names_the_interpreter_to_install_it_into(machine, tmp_path):
+    import venv
+
+    venv.create(tmp_path / "empty", with_pip=False, symlinks=True)
+
+    findings = CleanrlRunner().preflight(_spec(python=str(tmp_path / "empty")), machine)
+
+    missing = {finding.check: finding.remedy for finding in findings if finding.level == "refused"}
+    assert {"dependency:gymnasium", "dependency:torch", "dependency:tyro", "dependency:tensorboard"} <= missing.keys()
+    assert missing["dependency:tyro"] == f"{tmp_path / 'empty' / 'bin' / 'python'} -m pip install 'tyro'"
+
+
+@needs_tyro
+def test_an_environment_that_does_not_exist_names_the_nearest(machine):
+    refused = _only_refusal(_spec(env_id="CartPole-v7"), machine)
+
+    assert refused.check == "env"
+    assert "CartPole-v1" in refused.remedy
+
+
+@needs_tyro
+def test_cuda_without_a_gpu_is_a_warning_and_a_flag(place, machine):
+    spec = _spec(config={"cuda": True})
+
+    assert _levels(CleanrlRunner().preflight(spec, machine))["gpu"] == "warning"
+    assert "--no-cuda" in CleanrlRunner().plan(spec, place, machine).argv
+
+
+def test_logging_online_needs_credentials_and_offline_does_not(place, machine, tmp_path):
+    bare = {k: v for k, v in machine.environment.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
+    spec = _spec(track="online", python=sys.executable)
+
+    assert _levels(CleanrlRunner().preflight(spec, Machine(bare, 10**12)))["credentials"] == "refused"
+    keyed = {**bare, "WANDB_API_KEY": "0123456789"}
+    assert _levels(CleanrlRunner().preflight(spec, Machine(keyed, 10**12)))["credentials"] == "ok"
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret-secret\n")
+    assert _levels(CleanrlRunner().preflight(spec, Machine(bare, 10**12)))["credentials"] == "ok"
+
+    plan = CleanrlRunner().plan(spec, place, Machine(keyed, 10**12))
+    assert (plan.environment["WANDB_MODE"], plan.environment["WANDB_API_KEY"]) == ("online", "0123456789")
+    assert plan.shown()["environment"]["WANDB_API_KEY"] == "***"
+    assert "--track" in plan.argv
+
+
+def test_the_schema_is_the_scripts_own_without_what_every_runner_has():
+    properties = CleanrlRunner().config_schema(_spec())["properties"]
+
+    assert properties["learning_rate"]["default"] == 2.5e-4
+    assert {"seed", "env_id", "track", "capture_video"}.isdisjoint(properties)
+    assert list(CleanrlRunner().config_schema(RunSpec(runner="cleanrl"))["properties"]) == ["checkout"]
