@@ -1,15 +1,17 @@
 """The pump: every record of every live attempt, once, on disk and to followers."""
 
+import os
 import shutil
 import threading
 import time
 
 import pytest
 
+from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.layout import AttemptPaths
-from palaestra.runs.runner import JournalFile
+from palaestra.runs.runner import JournalFile, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 from palaestra.telemetry.journal import Journal
 
@@ -199,6 +201,19 @@ def test_an_attempt_is_followed_once_and_one_that_nobody_follows_has_no_progress
             pump.watch("r", attempt, JOURNAL)
         pump.finish("r")
         assert pump.progress("r") is None
+        with pytest.raises(ValueError, match="not being followed"):
+            pump.finish("r")
+
+
+def test_trying_again_and_again_leaves_no_file_open(attempt):
+    attempt.path.mkdir()
+    attempt.series.write_text("a file where a directory belongs")
+    before = len(os.listdir("/proc/self/fd"))
+    for sources in (JOURNAL, (StdoutLines("events"),)):
+        for _ in range(5):
+            with pytest.raises(NotADirectoryError):
+                Feed(attempt, sources)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_events_that_are_no_numbers_are_published_too(attempt, followed):

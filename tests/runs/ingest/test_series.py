@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import threading
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -145,7 +146,7 @@ def test_what_was_written_and_not_committed_is_cut_off_and_can_be_added_again(tm
         writer.add(told[at : at + step])
         if rng.random() < 0.5:
             # Killed with part of the flush on disk.
-            for column in writer._dirty:
+            for column in writer._columns.values():
                 column.write()
         else:
             writer.flush(Cursor(1, at + step, at + step), {"env_step": at})
@@ -291,3 +292,29 @@ def test_a_spike_of_one_step_is_seen_among_a_hundred_thousand_points_for_the_pri
     assert [point.step for point in told if point.value == 99.0] == [54_321]
     # Of 2,400,000 bytes of points: the 390 buckets of 256, and at most 15 of every smaller size behind them.
     assert read <= 390 * 72 + 15 * 72 + 15 * 24
+
+
+def test_whoever_reads_while_it_grows_sees_a_beginning_of_it_and_never_anything_else(tmp_path):
+    done = threading.Event()
+    wrong = []
+
+    def read():
+        reader, before = SeriesReader(tmp_path), 0
+        while not done.is_set():
+            recent = reader.recent("loss", 50)
+            steps = [point.step for point in recent]
+            told = reader.decimated("loss", 40)
+            if steps != list(range(steps[0], steps[0] + len(steps))) if steps else before:
+                wrong.append(steps)
+            if recent and (any(p.value != float(p.step % 7) for p in [*recent, *told]) or steps[-1] < before):
+                wrong.append(recent)
+            before = steps[-1] if steps else before
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    write(tmp_path, [float(step % 7) for step in range(6_000)], chunk=37)
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert wrong == []

@@ -97,16 +97,26 @@ class Feed:
         """The last turn ended because it was long enough, not because there was nothing left."""
         self.began_again = False
         """The journal turned out to be another file, whose records are numbered anew."""
-        own = not sources or any(isinstance(source, JournalFile) for source in sources)
-        self._translator = None if own else Translator(attempt, sources, thin_every)
+        self._reader = JournalReader(attempt.journal)
+        self._translator: Translator | None = None
+        try:
+            if sources and not any(isinstance(source, JournalFile) for source in sources):
+                self._translator = Translator(attempt, sources, thin_every)
+            self._go_on()
+        except BaseException:
+            self.close()
+            raise
+
+    def _go_on(self) -> None:
+        """From the last commit."""
         self._series = self._open_series()
-        self._reader = JournalReader(attempt.journal, self._series.cursor)
+        self._reader = JournalReader(self._attempt.journal, self._series.cursor)
         self._tally = _Tally.read(self._series.tally)
         self._corrupt_before, self._left_out_before = self._tally.corrupt, self._tally.left_out
-        recent = SeriesReader(attempt.series).recent("episode/return", _RETURNS)
+        recent = SeriesReader(self._attempt.series).recent("episode/return", _RETURNS)
         self._tally.returns.extend(point.value for point in recent)
-        self._output = OutputWatch(attempt.stdout)
-        self._flushed = clock()
+        self._output = OutputWatch(self._attempt.stdout)
+        self._flushed = self._clock()
         # Before a line is added: a journal that lost its end must not grow back over the cursor unnoticed.
         self._read(0)
 

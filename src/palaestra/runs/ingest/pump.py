@@ -114,7 +114,9 @@ class Pump:
         the attempt again later completes it.
         """
         with self._lock:
-            watched = self._watched.pop(run_id)
+            watched = self._watched.pop(run_id, None)
+        if watched is None:
+            raise ValueError(f"{run_id} is not being followed")
         deadline = time.monotonic() + timeout_s
         with watched.lock:
             while True:

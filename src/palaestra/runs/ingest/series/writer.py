@@ -92,11 +92,8 @@ class SeriesWriter:
         self._boot = boot_id()
         self._unsynced: set[Path] = set()
         self._columns: dict[str, _Column] = {}
-        self._dirty: set[_Column] = set()
         self.left_out = 0
         """Points of metrics beyond the first 2,000, and of steps that no number of 64 bits holds."""
-        self.waiting = 0
-        """Points that no flush has taken yet."""
         self.cursor = Cursor()
         """Where the journal is to be read on."""
         self.tally: dict[str, Any] = {}
@@ -110,24 +107,37 @@ class SeriesWriter:
         """How many points are on disk."""
         return sum(column.count for column in self._columns.values())
 
+    @property
+    def waiting(self) -> int:
+        """Points that no flush has taken yet."""
+        return sum(len(column.waiting) for column in self._columns.values())
+
     def add(self, records: Iterable[Record]) -> None:
         """Take the numbers out of records; nothing is on disk before `flush`."""
+        columns = self._columns
         for _, time, event in records:
             if type(event) is TrainingStep:
-                for name, value in event.metrics.items():
-                    self._put(name, event.env_step, value, time)
+                numbers = event.metrics
             elif type(event) is EpisodeSummary:
-                self._put("episode/return", event.env_step, event.episode_return, time)
-                self._put("episode/length", event.env_step, float(event.length), time)
+                numbers = {"episode/return": event.episode_return, "episode/length": float(event.length)}
+            else:
+                continue
+            step = event.env_step
+            if not -_LARGEST_STEP <= step < _LARGEST_STEP:
+                self.left_out += len(numbers)
+                continue
+            for name, value in numbers.items():
+                column = columns.get(name) or self._begin(name)
+                if column is not None:
+                    column.waiting.append((step, value, time))
 
     def flush(self, cursor: Cursor, tally: dict[str, Any], *, durable: bool = False) -> None:
         """Put everything on disk and make it count. After an `OSError` only a new writer knows what is there."""
-        if not self._dirty and not durable and cursor == self.cursor:
+        if cursor == self.cursor and not durable and not self.waiting:
             return
-        for column in self._dirty:
-            self._unsynced.update(column.write())
-        self._dirty.clear()
-        self.waiting = 0
+        for column in self._columns.values():
+            if column.waiting:
+                self._unsynced.update(column.write())
         if durable:
             for path in [*self._unsynced, self._directory / "names.jsonl", self._directory]:
                 _sync(path)
@@ -136,21 +146,10 @@ class SeriesWriter:
         self._log.append(Commit(cursor, counts, tally, self._boot, durable), durable=durable)
         self.cursor, self.tally = cursor, tally
 
-    def _put(self, name: str, step: int, value: float, time: float) -> None:
-        column = self._columns.get(name)
-        if column is None:
-            if len(self._columns) >= MOST_NAMES:
-                self.left_out += 1
-                return
-            column = self._begin(name)
-        if not -_LARGEST_STEP <= step < _LARGEST_STEP:
+    def _begin(self, name: str) -> _Column | None:
+        if len(self._columns) >= MOST_NAMES:
             self.left_out += 1
-            return
-        column.waiting.append((step, value, time))
-        self._dirty.add(column)
-        self.waiting += 1
-
-    def _begin(self, name: str) -> _Column:
+            return None
         index = len(self._columns)
         line = json.dumps({"i": index, "name": name, "source": self._provenance(name)}) + "\n"
         _append(self._directory / "names.jsonl", line.encode())
