@@ -98,9 +98,7 @@ def size_of(directory: Path) -> int:
 def _checkpoint_files(attempt: AttemptPaths) -> Iterator[Path]:
     for directory in (attempt.path / "checkpoints", attempt.work / "checkpoints"):
         if directory.is_dir():
-            yield from (
-                path for path in directory.iterdir() if not path.name.startswith(".") and path.suffix != ".json"
-            )
+            yield from (path for path in directory.iterdir() if path.name[0] != "." and path.name != "best.json")
     plan = AttemptPlan.read(attempt)
     for pattern in plan.checkpoints if plan else ():
         yield from attempt.work.glob(pattern)

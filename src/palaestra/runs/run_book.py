@@ -65,13 +65,14 @@ class RunBook:
         reason: str = "",
         code: str = "",
         facts: dict[str, Any] | None = None,
+        at: float | None = None,
         **columns: Any,
     ) -> RunRecord:
         """Take the run to its next phase. `IllegalTransition` when that cannot happen to it."""
         async with self._writing:
             phase = advance(self.record.phase, happening)
             row = replace(self.record, phase=phase, reason=reason, code=code, **columns)
-            await self._write(happening, row, reason, code, facts or {})
+            await self._write(happening, row, reason, code, facts or {}, at)
             return self.record
 
     async def noted(self, what: str, *, reason: str = "", code: str = "", facts: dict[str, Any] | None = None) -> None:
@@ -87,8 +88,11 @@ class RunBook:
                 self.record = row
                 await self._patiently(self._index)
 
-    async def _write(self, happening: str, row: RunRecord, reason: str, code: str, facts: dict[str, Any]) -> None:
-        record = LifeRecord(0, self._clock(), row.attempt, str(happening), row.phase, reason, code, facts)
+    async def _write(
+        self, happening: str, row: RunRecord, reason: str, code: str, facts: dict[str, Any], at: float | None = None
+    ) -> None:
+        now = self._clock() if at is None else at
+        record = LifeRecord(0, now, row.attempt, str(happening), row.phase, reason, code, facts)
         written = await self._patiently(lambda: self._life.append(record))
         self.record = row
         self._tell(self.run_id, written)

@@ -52,7 +52,7 @@ class Surroundings:
     no_episode_steps: int
     look_ahead: Callable[[RunSpec, Place, tuple[str, ...]], Awaitable[Preview]]
     place: Callable[[str, int], Place]
-    spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[None]]
+    spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     over: Callable[[str], None]
     """Told that a run has ended and its slot is free."""
     measured: Callable[[RunRecord, AttemptPaths, list[Record]], None]
@@ -74,7 +74,7 @@ class Supervised:
         self._child: Child | None = None
         self._watch: AttemptWatch | None = None
         self._heard: list[Record] = []
-        self._measuring: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[Any] | None = None
         self._ended = asyncio.Event()
 
     async def launch(self) -> None:
@@ -158,7 +158,7 @@ class Supervised:
         if not again:
             facts = {"digest": plan.digest(), "gpus": list(self.gpus)}
             now = self._around.clock()
-            await self.book.happened(Happening.LAUNCHED, facts=facts, attempt=number, started=now, ended=None)
+            await self.book.happened(Happening.LAUNCHED, facts=facts, at=now, attempt=number, started=now, ended=None)
         spec = self._spec
         try:
             child = await Child.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
@@ -231,6 +231,9 @@ class Supervised:
         size = await asyncio.to_thread(size_of, self.book.paths.path)
         exit_ = observe(attempt).exit or {}
         ending = ending_of(known)
+        if self.book.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
+            # It was over before anybody looked.
+            await self.book.happened(Happening.FIRST_SIGN)
         duration = exit_.get("duration_s")
         started = self.book.record.started
         # From a clock that nobody sets, where one was read: the length of a run must not depend on the wall's.

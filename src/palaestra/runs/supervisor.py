@@ -93,7 +93,7 @@ class Supervisor:
         self._slots = Slots(self._config.max_running)
         self._draining = False
         self._listeners: list[_Listener] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: Pump | None = None
         self._around: Surroundings | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -349,17 +349,18 @@ class Supervisor:
             run.gpus, run.waits = launch.gpus, False
             self._spawn(run.launch())
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._guarded(work))
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._came_back)
         return task
 
-    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> None:
-        try:
-            await work
-        except Exception:  # noqa: BLE001 - one run's trouble must not end the watch over the others
-            _log.exception("something went wrong while looking after a run")
+    def _came_back(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # One run's trouble must not end the watch over the others.
+            _log.error("something went wrong while looking after a run", exc_info=error)
 
     async def _scan(self) -> None:
         """Keep the rows of runs that were started without us true."""

@@ -1,0 +1,77 @@
+"""A supervisor in the test's own process, and echo runs for it."""
+
+import asyncio
+import contextlib
+import json
+
+from tests.runs.attempts import PATIENCE_S
+
+from palaestra.runs.life import LifeLog
+from palaestra.runs.phase import Phase
+from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.rebuild import open_registry
+from palaestra.runs.supervisor import Supervisor, SupervisorConfig
+from palaestra.telemetry.journal import JournalReader
+
+
+@contextlib.asynccontextmanager
+async def supervising(home, *, runners=None, clock=None, **config):
+    """A started supervisor; runs that still go on at its end are stopped."""
+    registry = open_registry(home)
+    config = SupervisorConfig(**{"min_free_disk_mb": 0, "alarm_every_s": 0.05, "max_running": 8, **config})
+    options = {} if clock is None else {"clock": clock}
+    supervisor = Supervisor(home, registry, runners or {"echo": EchoRunner()}, config, **options)
+    try:
+        supervisor.report = await supervisor.start()
+        supervisor.registry = registry
+        yield supervisor
+    finally:
+        for run_id in list(supervisor._runs):
+            with contextlib.suppress(Exception):
+                await supervisor.stop(run_id, grace_s=0)
+        await supervisor.close()
+        registry.close()
+
+
+@contextlib.asynccontextmanager
+async def leaving(home, **config):
+    """A supervisor that lets go of its runs, as one that ends in order does."""
+    async with supervising(home, **config) as supervisor:
+        yield supervisor
+        await supervisor.close()
+
+
+def echo(**config):
+    spec = {name: config.pop(name) for name in list(config) if name in RunSpec.model_fields}
+    return RunSpec(runner="echo", config=config, **spec)
+
+
+async def reaches(supervisor, run_id, *phases):
+    """Wait until a run is in one of these phases; its row."""
+
+    async def body():
+        async for item in supervisor.subscribe(run_id):
+            if getattr(item.item, "phase", None) in phases and not hasattr(item.item, "event"):
+                return
+        raise AssertionError(f"{run_id} ended as {supervisor.registry.get(run_id)}")
+
+    await asyncio.wait_for(body(), PATIENCE_S * 2)
+    return supervisor.registry.get(run_id)
+
+
+async def ends(supervisor, run_id):
+    return await reaches(supervisor, run_id, *[phase for phase in Phase if phase.ended])
+
+
+def happenings(home, run_id):
+    return [record.happening for record in LifeLog(home.run(run_id)).read()]
+
+
+def journal(home, run_id, attempt=1):
+    with JournalReader(home.run(run_id).attempt(attempt).journal) as reader:
+        return reader.read()
+
+
+def what_echo_said(home, run_id, attempt=1):
+    return json.loads((home.run(run_id).attempt(attempt).work / "echo.json").read_text())

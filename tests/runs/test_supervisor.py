@@ -1,0 +1,594 @@
+"""The supervisor with real processes: from a request to an end that is written down."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import stat
+
+import pytest
+from tests.runs.attempts import said, until, within
+from tests.runs.supervising import echo, ends, happenings, journal, leaving, reaches, supervising, what_echo_said
+
+from palaestra.errors import ConsentNeeded, IllegalTransition, LaunchRefused, UnknownRun
+from palaestra.runs.durable import write_json
+from palaestra.runs.life import LifeLog
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import LifeRecord
+from palaestra.runs.runner import Finding, RunnerCapabilities
+from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.rebuild import rebuild
+from palaestra.runs.store.registry import Registry
+from palaestra.telemetry.event import TrainingStep
+
+
+def test_a_run_goes_from_queued_to_succeeded_and_every_step_is_on_record(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            record = await supervisor.submit(echo(steps=40, seed=7, tags=("t",), name="Mine"))
+            assert (record.phase, record.total_steps) == (Phase.QUEUED, 400)
+            assert record.run_id.startswith("mine-")
+            end = await ends(supervisor, record.run_id)
+            assert supervisor.idle
+            return end
+
+    record = asyncio.run(body())
+    assert (record.phase, record.reason, record.code) == (Phase.SUCCEEDED, "done", "exit")
+    assert (record.agent_id, record.env_id, record.seed, record.tags) == ("echo/echo", "Echo-v0", 7, ("t",))
+    # Episode e returns e, one every ten updates: the mean of 1, 2, 3, 4.
+    assert (record.env_step, record.episodes, record.episode_return) == (400, 4, 2.5)
+    assert record.ended >= record.started >= record.created
+    assert record.bytes_on_disk > 1000
+    assert happenings(home, record.run_id) == ["note", "launched", "first_sign", "succeeded"]
+    run = home.run(record.run_id)
+    assert json.loads(run.spec.read_text())["config"] == {"steps": 40}
+    assert json.loads((run.path / "resolved.json").read_text())["steps"] == 40
+    assert stat.S_IMODE(run.attempt(1).command.stat().st_mode) == 0o600
+
+
+def test_what_is_shown_is_what_is_executed(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            preview = await supervisor.preview(echo(steps=3))
+            assert not home.runs.exists() or not list(home.runs.iterdir())
+            record = await supervisor.submit(echo(steps=3))
+            await ends(supervisor, record.run_id)
+            return preview, record
+
+    preview, record = asyncio.run(body())
+    command = json.loads(home.run(record.run_id).attempt(1).command.read_text())
+    assert command["digest"] == preview.plan.digest()
+    assert command["argv"][-1] == "--steps=3"
+
+
+def test_a_failed_run_remembers_its_last_lines(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            return await ends(supervisor, (await supervisor.submit(echo(steps=2, then="exit:3"))).run_id)
+
+    record = asyncio.run(body())
+    assert (record.phase, record.code) == (Phase.FAILED, "exit")
+    assert record.reason.startswith("exit code 3")
+    facts = LifeLog(home.run(record.run_id)).read()[-1].facts
+    assert (facts["returncode"], facts["env_step"], facts["leftovers"]) == (3, 20, 0)
+
+
+def test_a_killed_trainer_is_killed_sigkill(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=2, then="hang"))).run_id
+            record = await reaches(supervisor, run_id, Phase.RUNNING)
+            os.kill(record.trainer.pid, signal.SIGKILL)
+            return await ends(supervisor, run_id)
+
+    assert asyncio.run(body()).reason == "killed (SIGKILL)"
+
+
+def test_stop_answers_when_nothing_lives_and_the_end_is_written(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=2, then="hang", fork="2:setsid"))).run_id
+            before = await reaches(supervisor, run_id, Phase.RUNNING)
+            after = await within(supervisor.stop(run_id))
+            assert (after.phase, after.reason) == (Phase.STOPPED, "stopped by the operator")
+            assert not before.trainer.lives()
+            assert not before.warden.lives()
+            with pytest.raises(IllegalTransition, match="is stopped and cannot be stopped"):
+                await supervisor.stop(run_id)
+            return run_id
+
+    run_id = asyncio.run(body())
+    assert happenings(home, run_id)[-2:] == ["stop_asked", "stopped"]
+
+
+def test_two_stops_at_once_are_one(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=2, then="hang", ignore_term=True))).run_id
+            await reaches(supervisor, run_id, Phase.RUNNING)
+            both = await within(
+                asyncio.gather(supervisor.stop(run_id, grace_s=3600), supervisor.stop(run_id, grace_s=0.1))
+            )
+            assert {record.phase for record in both} == {Phase.STOPPED}
+
+    asyncio.run(body())
+
+
+def test_a_limit_makes_runs_wait_and_priority_decides(home):
+    async def body():
+        async with supervising(home, max_running=1) as supervisor:
+            first = await supervisor.submit(echo(steps=1, until=str(home.path / "go"), name="first"))
+            low = await supervisor.submit(echo(steps=1, priority=-1, name="low"))
+            high = await supervisor.submit(echo(steps=1, priority=9, name="high"))
+            await reaches(supervisor, first.run_id, Phase.RUNNING)
+            assert [supervisor.registry.get(r.run_id).phase for r in (low, high)] == [Phase.QUEUED] * 2
+            (home.path / "go").touch()
+            for record in (first, low, high):
+                await ends(supervisor, record.run_id)
+            return [supervisor.registry.get(r.run_id).started for r in (first, high, low)]
+
+    started = asyncio.run(body())
+    assert started == sorted(started)
+
+
+def test_a_waiting_run_is_stopped_without_ever_starting(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            await supervisor.drain(True)
+            record = await supervisor.submit(echo(steps=1))
+            stopped = await supervisor.stop(record.run_id)
+            assert (stopped.phase, stopped.attempt) == (Phase.STOPPED, 0)
+            assert supervisor.idle
+
+    asyncio.run(body())
+    assert not list(home.runs.glob("*/attempt_*"))
+
+
+def test_draining_starts_nothing_and_ends_nothing(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            running = await supervisor.submit(echo(steps=1, then="hang"))
+            await reaches(supervisor, running.run_id, Phase.RUNNING)
+            await supervisor.drain(True)
+            waiting = await supervisor.submit(echo(steps=1))
+            assert supervisor.registry.get(waiting.run_id).phase is Phase.QUEUED
+            assert supervisor.registry.get(running.run_id).phase is Phase.RUNNING
+            await supervisor.drain(False)
+            assert (await ends(supervisor, waiting.run_id)).phase is Phase.SUCCEEDED
+
+    asyncio.run(body())
+
+
+def test_gpus_are_leased_to_one_run_at_a_time(home, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_GPUS", "4,7")
+
+    async def body():
+        async with supervising(home) as supervisor:
+            runs = [await supervisor.submit(echo(steps=1, gpus=1, until=str(home.path / "go"))) for _ in range(3)]
+            for record in runs[:2]:
+                await reaches(supervisor, record.run_id, Phase.RUNNING)
+            assert supervisor.registry.get(runs[2].run_id).phase is Phase.QUEUED
+            (home.path / "go").touch()
+            for record in runs:
+                await ends(supervisor, record.run_id)
+            with pytest.raises(LaunchRefused, match="needs 3 GPUs and this machine has 2"):
+                await supervisor.submit(echo(gpus=3))
+            return runs
+
+    runs = asyncio.run(body())
+    commands = [json.loads(home.run(record.run_id).attempt(1).command.read_text()) for record in runs]
+    visible = [command["environment"]["CUDA_VISIBLE_DEVICES"] for command in commands]
+    assert visible[:2] == ["4", "7"]
+    assert visible[2] in ("4", "7")
+
+
+class _Fussy(EchoRunner):
+    name = "fussy"
+    capabilities = RunnerCapabilities(title="Fussy", runs_foreign_code=True)
+
+    def preflight(self, spec, machine):
+        if spec.script == "broken":
+            raise ZeroDivisionError("a bug of the runner")
+        level = "refused" if spec.script == "missing" else "ok"
+        return [Finding("script", level, f"{spec.script} is not there", "Write it")]
+
+
+REFUSED = [
+    ({"runner": "ecco"}, r"runner = 'ecco': no such runner\. Did you mean 'echo'\?"),
+    ({"runner": "fussy", "script": "missing"}, r"preflight = 'script': missing is not there\. Write it"),
+    ({"runner": "fussy", "script": "broken"}, "failed while looking ahead .ZeroDivisionError: a bug of the runner"),
+    ({"runner": "echo", "config": {"stepz": 1}}, "Did you mean 'steps'"),
+    ({"runner": "echo", "video": True}, "runner echo cannot record video"),
+    ({"runner": "echo", "track": "online"}, "runner echo cannot be tracked"),
+    ({"runner": "echo", "warm_start": "abc"}, "runner echo cannot begin with another's weights"),
+    ({"runner": "echo", "gpus": 1}, "needs 1 GPU and this machine has none"),
+    ({"runner": "echo", "config": {"until": "hf_abcdefghijklmnopqrst"}}, "config.until looks like a token"),
+]
+
+
+@pytest.mark.parametrize(("spec", "told"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+def test_what_cannot_work_is_refused_before_anything_is_written(home, spec, told):
+    async def body():
+        async with supervising(home, runners={"echo": EchoRunner(), "fussy": _Fussy()}) as supervisor:
+            with pytest.raises(LaunchRefused, match=told):
+                await supervisor.submit(RunSpec(**spec))
+            assert supervisor.idle
+            assert supervisor.registry.count() == 0
+
+    asyncio.run(body())
+    assert list(home.runs.iterdir()) == []
+
+
+def test_a_disk_that_is_too_small_is_refused(home):
+    async def body():
+        async with supervising(home, min_free_disk_mb=10**9) as supervisor:
+            with pytest.raises(LaunchRefused, match=r"MB are free where runs are kept, and 1000000000 are the least"):
+                await supervisor.submit(echo())
+
+    asyncio.run(body())
+    assert list(home.runs.iterdir()) == []
+
+
+def test_foreign_code_runs_only_once_somebody_agreed_to_exactly_it(home):
+    async def body():
+        async with supervising(home, runners={"fussy": _Fussy()}) as supervisor:
+            spec = RunSpec(runner="fussy", script="x", config={"steps": 1})
+            with pytest.raises(ConsentNeeded) as asked:
+                await supervisor.submit(spec)
+            assert list(home.runs.iterdir()) == []
+            other = RunSpec(runner="fussy", script="x", config={"steps": 2})
+            with pytest.raises(ConsentNeeded, match="has changed since it was agreed to"):
+                await supervisor.submit(other, asked.value.digest)
+            record = await supervisor.submit(spec, asked.value.digest)
+            assert (await ends(supervisor, record.run_id)).phase is Phase.SUCCEEDED
+
+    asyncio.run(body())
+
+
+def test_a_command_that_changed_while_it_waited_is_not_run(home, monkeypatch):
+    async def body():
+        async with supervising(home, runners={"fussy": _Fussy()}) as supervisor:
+            spec = RunSpec(runner="fussy", script="x", config={"steps": 1})
+            digest = (await supervisor.preview(spec)).plan.digest()
+            await supervisor.drain(True)
+            record = await supervisor.submit(spec, digest)
+            monkeypatch.setenv("PATH", os.environ["PATH"] + ":/tmp/another")
+            await supervisor.drain(False)
+            return await ends(supervisor, record.run_id)
+
+    record = asyncio.run(body())
+    assert record.phase is Phase.REFUSED
+    assert "has changed since it was agreed to" in record.reason
+
+
+def test_a_resumed_run_goes_on_in_a_new_attempt(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=30, checkpoint_every=10, then="exit:1"))).run_id
+            assert (await ends(supervisor, run_id)).phase is Phase.FAILED
+            resumed = await supervisor.resume(run_id)
+            assert resumed.phase is Phase.QUEUED
+            with pytest.raises(IllegalTransition, match="cannot be resumed"):
+                await supervisor.resume(run_id)
+            await until(lambda: supervisor.idle)
+            return supervisor.registry.get(run_id)
+
+    record = asyncio.run(body())
+    assert record.attempt == 2
+    assert happenings(home, record.run_id).count("launched") == 2
+    command = json.loads(home.run(record.run_id).attempt(2).command.read_text())
+    assert any("--resume-from=" in word and "attempt_1/checkpoints" in word for word in command["argv"])
+
+
+def test_a_run_without_a_checkpoint_cannot_be_resumed(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=1))).run_id
+            await ends(supervisor, run_id)
+            with pytest.raises(LaunchRefused, match=r"has no checkpoint to go on from\. Start it anew"):
+                await supervisor.resume(run_id)
+            assert supervisor.registry.get(run_id).phase is Phase.SUCCEEDED
+
+    asyncio.run(body())
+
+
+def test_an_unknown_run_is_unknown_to_every_request(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            for request in (
+                supervisor.stop,
+                supervisor.resume,
+                supervisor.archive,
+                supervisor.restore,
+                supervisor.delete,
+            ):
+                for name in ("no-such-run", "../../etc", "A", ""):
+                    with pytest.raises(UnknownRun):
+                        await request(name)
+
+    asyncio.run(body())
+
+
+def test_stalling_is_told_and_where_asked_for_ends_the_run(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            told = (await supervisor.submit(echo(steps=1, then="hang", stall_after_s=0.3))).run_id
+            ended = (await supervisor.submit(echo(steps=1, then="hang", stall_after_s=0.3, stall_action="stop"))).run_id
+            record = await ends(supervisor, ended)
+            assert (record.phase, record.code) == (Phase.STALLED, "stalled")
+            await until(lambda: supervisor.registry.get(told).alarms)
+            record = supervisor.registry.get(told)
+            assert (record.phase, record.alarms[0].code) == (Phase.RUNNING, "stalled")
+            return told
+
+    run_id = asyncio.run(body())
+    assert "alarm" in happenings(home, run_id)
+
+
+def test_steps_without_episodes_raise_an_alarm(home):
+    async def body():
+        async with supervising(home, no_episode_steps=100) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=10, episodes_every=0, then="hang"))).run_id
+            await until(lambda: supervisor.registry.get(run_id).alarms)
+            return supervisor.registry.get(run_id).alarms[0]
+
+    alarm = asyncio.run(body())
+    assert (alarm.code, alarm.text[:35]) == ("no_episodes", "100 steps and no finished episode: ")
+
+
+def test_a_killed_warden_is_an_alarm_and_the_run_goes_on(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=1, until=str(home.path / "go")))).run_id
+            record = await reaches(supervisor, run_id, Phase.RUNNING)
+            os.kill(record.warden.pid, signal.SIGKILL)
+            await until(lambda: supervisor.registry.get(run_id).alarms)
+            assert supervisor.registry.get(run_id).alarms[0].code == "warden_gone"
+            (home.path / "go").touch()
+            end = await ends(supervisor, run_id)
+            assert (end.phase, end.code, end.alarms) == (Phase.SUCCEEDED, "journal", ())
+
+    asyncio.run(body())
+
+
+def test_a_stream_has_everything_once_and_can_be_taken_up_anywhere(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=300, rate=600))).run_id
+            live = [item async for item in supervisor.subscribe(run_id)]
+            again = [item async for item in supervisor.subscribe(run_id)]
+            assert sorted(item.id for item in live) == sorted({item.id for item in live})
+            steps = [
+                item.item.event.update for item in live if isinstance(getattr(item.item, "event", None), TrainingStep)
+            ]
+            assert steps == list(range(1, 301))
+            assert {str(item.item) for item in again} == {str(item.item) for item in live}
+            for place in (0, 1, 2, 5, len(again) // 2, len(again) - 2):
+                rest = [item async for item in supervisor.subscribe(run_id, again[place].id)]
+                assert [item.item for item in rest] == [item.item for item in again[place + 1 :]]
+
+    asyncio.run(body())
+
+
+def test_the_life_of_all_runs_is_one_stream(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            heard = []
+
+            async def listen():
+                async for run_id, record in supervisor.lives():
+                    heard.append((run_id, record.happening))
+
+            listening = asyncio.ensure_future(listen())
+            await asyncio.sleep(0)
+            runs = [(await supervisor.submit(echo(steps=1))).run_id for _ in range(2)]
+            await until(lambda: sum(what == "succeeded" for _, what in heard) == 2)
+            listening.cancel()
+            assert {run_id for run_id, _ in heard} == set(runs)
+
+    asyncio.run(body())
+
+
+def test_runs_outlive_a_service_and_are_adopted_by_the_next(home):
+    async def first():
+        async with leaving(home) as supervisor:
+            hanging = (await supervisor.submit(echo(steps=5, until=str(home.path / "go")))).run_id
+            short = (await supervisor.submit(echo(steps=5, until=str(home.path / "first")))).run_id
+            for run_id in (hanging, short):
+                await reaches(supervisor, run_id, Phase.RUNNING)
+            await supervisor.drain(True)
+            waiting = (await supervisor.submit(echo(steps=5))).run_id
+            return hanging, short, waiting
+
+    hanging, short, waiting = asyncio.run(first())
+    (home.path / "first").touch()
+
+    async def second():
+        await until(home.run(short).attempt(1).exit.exists)
+        async with supervising(home) as supervisor:
+            assert supervisor.report.adopted == (hanging,)
+            assert supervisor.report.ended == (short,)
+            assert supervisor.report.queued == (waiting,)
+            assert supervisor.registry.get(hanging).phase is Phase.RUNNING
+            (home.path / "go").touch()
+            for run_id in (hanging, waiting, short):
+                assert (await ends(supervisor, run_id)).phase is Phase.SUCCEEDED
+
+    asyncio.run(second())
+    for run_id in (hanging, short, waiting):
+        records = journal(home, run_id)
+        assert [record.seq for record in records] == list(range(1, what_echo_said(home, run_id)["seq"] + 1))
+    assert happenings(home, hanging) == ["note", "launched", "first_sign", "adopted", "succeeded"]
+
+
+def test_a_stop_that_the_service_did_not_live_to_make_is_made_by_the_next(home):
+    async def first():
+        async with leaving(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=5, then="hang"))).run_id
+            await reaches(supervisor, run_id, Phase.RUNNING)
+            return run_id
+
+    run_id = asyncio.run(first())
+    LifeLog(home.run(run_id)).append(LifeRecord(0, 1.0, 1, "stop_asked", Phase.STOPPING, code="operator"))
+
+    async def second():
+        async with supervising(home) as supervisor:
+            return await ends(supervisor, run_id)
+
+    record = asyncio.run(second())
+    assert (record.phase, record.reason) == (Phase.STOPPED, "stopped by the operator")
+
+
+def test_a_launch_that_was_cut_short_is_made_again_under_the_same_number(home):
+    async def first():
+        async with leaving(home) as supervisor:
+            await supervisor.drain(True)
+            return (await supervisor.submit(echo(steps=5))).run_id
+
+    run_id = asyncio.run(first())
+    run = home.run(run_id)
+    run.attempt(1).work.mkdir(parents=True)
+    LifeLog(run).append(LifeRecord(0, 1.0, 1, "launched", Phase.STARTING))
+
+    async def second():
+        async with supervising(home) as supervisor:
+            assert supervisor.report.again == (run_id,)
+            return await ends(supervisor, run_id)
+
+    record = asyncio.run(second())
+    assert (record.phase, record.attempt) == (Phase.SUCCEEDED, 1)
+    assert happenings(home, run_id) == ["note", "launched", "first_sign", "succeeded"]
+
+
+def test_a_run_whose_directory_is_gone_is_lost_and_the_service_starts(home):
+    async def first():
+        async with leaving(home) as supervisor:
+            await supervisor.drain(True)
+            return (await supervisor.submit(echo(steps=5))).run_id
+
+    run_id = asyncio.run(first())
+    shutil.rmtree(home.run(run_id).path)
+
+    async def second():
+        async with supervising(home) as supervisor:
+            return supervisor.registry.get(run_id)
+
+    record = asyncio.run(second())
+    assert (record.phase, record.reason) == (Phase.LOST, "its directory is gone")
+
+
+def test_a_registry_damaged_while_the_service_runs_is_rebuilt(home, caplog):
+    async def body():
+        async with supervising(home) as supervisor:
+            first = (await supervisor.submit(echo(steps=1))).run_id
+            await ends(supervisor, first)
+            # The file under the open connection turns into noise, its log included.
+            supervisor.registry._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with open(home.registry, "r+b") as file:
+                file.write(b"\xa5" * 4096 * 2)
+            supervisor.registry._connection.execute("PRAGMA cache_size = 0")
+            second = (await supervisor.submit(echo(steps=1))).run_id
+            await ends(supervisor, second)
+            return {run.run_id: run.phase for run in supervisor.registry.runs()}, {first, second}
+
+    found, runs = asyncio.run(body())
+    assert found == dict.fromkeys(runs, Phase.SUCCEEDED)
+    assert "the registry was damaged" in caplog.text
+    assert len(list(home.path.glob("registry.corrupt-*.sqlite"))) == 1
+
+
+def test_what_the_registry_says_is_what_the_directories_say(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            ids = [
+                (await supervisor.submit(echo(steps=12, then=then))).run_id for then in ("exit:0", "exit:2", "abort")
+            ]
+            for run_id in ids:
+                await ends(supervisor, run_id)
+            return supervisor.registry.runs()
+
+    kept = asyncio.run(body())
+    fresh = Registry.open(home.path / "fresh.sqlite")
+    rebuild(home, fresh)
+
+    def told(runs):
+        columns = (
+            "run_id",
+            "phase",
+            "reason",
+            "code",
+            "agent_id",
+            "env_id",
+            "env_step",
+            "episodes",
+            "total_steps",
+            "started",
+        )
+        return sorted(tuple(getattr(run, name) for name in columns) for run in runs)
+
+    assert told(fresh.runs()) == told(kept)
+    fresh.close()
+
+
+def test_archive_restore_delete_and_gc(home):
+    async def body():
+        async with supervising(home, retention={"keep_last": 1}) as supervisor:
+            ids = []
+            for _ in range(2):
+                ids.append((await supervisor.submit(echo(steps=1))).run_id)
+                await ends(supervisor, ids[-1])
+            live = (await supervisor.submit(echo(steps=1, then="hang"))).run_id
+            for put_away in (supervisor.archive, supervisor.delete):
+                with pytest.raises(IllegalTransition, match="only a run that has ended"):
+                    await put_away(live)
+            assert [doom.run_id for doom in await supervisor.gc()] == [ids[0]]
+            assert home.run(ids[0]).path.exists()
+            await supervisor.gc(dry_run=False)
+            assert not home.run(ids[0]).path.exists()
+            assert [run.run_id for run in supervisor.registry.runs(archived=True)] == [ids[0]]
+            restored = await supervisor.restore(ids[0])
+            assert (restored.archived, home.run(ids[0]).spec.exists()) == (False, True)
+            await supervisor.delete(ids[0])
+            assert supervisor.registry.get(ids[0]) is None
+            assert (await supervisor.restore(ids[0])).phase is Phase.SUCCEEDED
+            with pytest.raises(IllegalTransition, match="neither archived nor deleted"):
+                await supervisor.restore(ids[0])
+
+    asyncio.run(body())
+
+
+def test_a_run_of_palaestra_train_alone_is_shown_and_not_stopped(home):
+    attempt = home.run("solo-1").attempt(1)
+    attempt.path.mkdir(parents=True)
+    write_json(home.run("solo-1").path / "resolved.json", {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}})
+
+    async def body():
+        from palaestra.telemetry import Journal
+
+        with Journal(attempt.journal):
+            async with supervising(home, scan_every_s=0.05) as supervisor:
+                assert supervisor.report.unsupervised == 1
+                assert supervisor.registry.get("solo-1").phase is Phase.RUNNING
+                with pytest.raises(IllegalTransition, match=f"not stopped by it; end it with kill {os.getpid()}"):
+                    await supervisor.stop("solo-1")
+        async with supervising(home, scan_every_s=0.05) as supervisor:
+            assert supervisor.registry.get("solo-1").phase is Phase.LOST
+
+    asyncio.run(body())
+
+
+def test_arguments_and_output_are_the_trainers_own(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=1, until=";touch canary $(touch canary)"))).run_id
+            attempt = home.run(run_id).attempt(1)
+            await reaches(supervisor, run_id, Phase.RUNNING)
+            await said(attempt, "")
+            await supervisor.stop(run_id, grace_s=1)
+            return attempt
+
+    attempt = asyncio.run(body())
+    assert not list(home.base.rglob("canary"))
+    assert "--until=;touch canary $(touch canary)" in json.loads(attempt.command.read_text())["argv"]
