@@ -32,6 +32,8 @@ def payloads(tail, limit=100):
 def test_the_checksum_is_the_published_one():
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(b"") == 0
 
 
 def test_what_tensorboards_own_writer_wrote_is_read(tmp_path):
@@ -155,6 +157,17 @@ def test_scalars_are_read_in_the_old_form_and_in_the_new():
 
     assert record == ScalarRecord(3.25, -7, (("old", -2.5), ("packed", 0.5), ("bytes", 0.25), ("double", 0.1)))
     assert read_event(session_start(40)) == ScalarRecord(5.0, 40, (), session_start=True)
+
+
+@given(
+    wall_time=st.floats(allow_nan=False),
+    step=st.integers(-(2**63), 2**63 - 1),
+    values=st.lists(st.tuples(st.text(min_size=1, max_size=200), st.floats(width=32, allow_nan=False)), max_size=3),
+)
+def test_a_record_is_read_as_protobuf_reads_it(wall_time, step, values):
+    told = [Summary.Value(tag=tag, simple_value=value) for tag, value in values]
+    payload = Event(wall_time=wall_time, step=step, summary=Summary(value=told)).SerializeToString()
+    assert read_event(payload) == ScalarRecord(wall_time, step, tuple(values))
 
 
 @given(st.binary(max_size=80))

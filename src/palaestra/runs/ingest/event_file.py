@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,12 @@ _BLOCK_BYTES = 1 << 20
 _LONGEST = 1 << 20
 """Longer payloads are pictures, sounds or graphs: they are skipped unread."""
 _ZEROS = bytes(5)
+
+
+@lru_cache(maxsize=1024)
+def _of_length(length: int) -> int:
+    """Its checksum; the records of a trainer come in few lengths."""
+    return masked(length.to_bytes(8, "little"))
 
 
 class Framed(NamedTuple):
@@ -83,7 +90,7 @@ class EventFileTail:
         at = 0
         while len(found) < limit and len(block) - at >= _HEADER.size:
             length, checksum = _HEADER.unpack_from(block, at)
-            if masked(block[at : at + 8]) != checksum:
+            if _of_length(length) != checksum:
                 at = self._search(block, at)
                 continue
             self._searching = False
@@ -114,6 +121,7 @@ class EventFileTail:
             at = zeros - 3
             if len(block) - at < _HEADER.size:
                 break
-            if masked(block[at : at + 8]) == _CHECKSUM.unpack_from(block, at + 8)[0]:
+            length, checksum = _HEADER.unpack_from(block, at)
+            if _of_length(length) == checksum:
                 return at
         return max(damaged + 1, len(block) - _HEADER.size + 1)

@@ -98,10 +98,6 @@ class TagPairing:
         self._tags = tags
         self.pending = pending
 
-    def knows(self, tag: str) -> bool:
-        """Whether it is a number of an episode."""
-        return tag in self._tags
-
     def take(self, tag: str, step: int, value: float, time: float) -> list[tuple[EpisodeSummary, float]] | None:
         """The episodes that this number completes; None when it is no number of an episode."""
         if tag == self._tags.episode_return:

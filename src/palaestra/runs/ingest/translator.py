@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from palaestra.errors import ConfigError
 from palaestra.runs.ingest.archive import Archive, Entry, Origin
 from palaestra.runs.ingest.event_file import EventFileTail, Framed
-from palaestra.runs.ingest.event_record import ScalarRecord, read_event
+from palaestra.runs.ingest.event_record import read_event
 from palaestra.runs.ingest.grammar import GRAMMARS, tracking_url
 from palaestra.runs.ingest.stdout_tail import LineTail
 from palaestra.runs.ingest.tags import EPISODES, TAGS, Pending, TagPairing, canonical
@@ -138,6 +138,7 @@ class _EventFiles:
     def _translated(self, file: str, framed: list[Framed]) -> Iterator[Entry]:
         """Neighbouring scalars of one step become one `TrainingStep`."""
         group: dict[str, float] = {}
+        pairing = self._pairing
         origin, step, when = Origin(self._source, file, 0), 0, 0.0
         for offset, payload in framed:
             try:
@@ -151,8 +152,15 @@ class _EventFiles:
             if group and record.step != step:
                 yield Entry(TrainingStep(0, step, group), origin, when)
                 group = {}
-            yield from self._episodes(record, Origin(self._source, file, offset))
-            for name, value in self._metrics(record):
+            for tag, value in record.values:
+                episodes = pairing.take(tag, record.step, value, record.wall_time) if pairing else None
+                if episodes is not None:
+                    here = Origin(self._source, file, offset)
+                    yield from (Entry(self._common.numbered(one), here, ended) for one, ended in episodes)
+                    continue
+                name = canonical(self._table, tag)
+                if not self._common.thinning.keeps(name, record.step):
+                    continue
                 if name in group:
                     yield Entry(TrainingStep(0, step, group), origin, when)
                     group = {}
@@ -162,20 +170,6 @@ class _EventFiles:
                 when = record.wall_time
         if group:
             yield Entry(TrainingStep(0, step, group), origin, when)
-
-    def _episodes(self, record: ScalarRecord, origin: Origin) -> Iterator[Entry]:
-        if self._pairing is None:
-            return
-        for tag, value in record.values:
-            for episode, when in self._pairing.take(tag, record.step, value, record.wall_time) or ():
-                yield Entry(self._common.numbered(episode), origin, when)
-
-    def _metrics(self, record: ScalarRecord) -> Iterator[tuple[str, float]]:
-        for tag, value in record.values:
-            if self._pairing is None or not self._pairing.knows(tag):
-                name = canonical(self._table, tag)
-                if self._common.thinning.keeps(name, record.step):
-                    yield name, value
 
     def _end(self, entries: list[Entry]) -> None:
         """Nobody writes any more: what is unfinished stays so."""
