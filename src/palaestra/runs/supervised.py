@@ -66,8 +66,8 @@ class Supervised:
         self.book = book
         self.ring = Ring()
         self.gpus: tuple[str, ...] = ()
-        self.waits = book.phase is Phase.QUEUED
-        """In the queue; False once a slot was given to it."""
+        self.due = False
+        """A slot was given to it."""
         self.spec = spec
         self._around = around
         self._lock = asyncio.Lock()
@@ -76,6 +76,11 @@ class Supervised:
         self._heard: list[Record] = []
         self._measuring: asyncio.Task[Any] | None = None
         self._ended = asyncio.Event()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue."""
+        return self.book.phase is Phase.QUEUED and not self.due
 
     async def launch(self) -> None:
         """Start the next attempt, unless somebody stopped it while it waited."""
@@ -98,11 +103,12 @@ class Supervised:
             attempt = self.book.paths.attempt(self.book.record.attempt)
             plan = AttemptPlan.read(attempt) or AttemptPlan()
             self.gpus = plan.gpus
-            child = Child.adopt(attempt)
+            seen = observe(attempt)
+            # A warden that has written the end down may still be on its way out.
+            child = Child.adopt(attempt) if seen.exit is None else None
             if child is not None:
                 await self._take_over(child, plan)
                 return "adopted"
-            seen = observe(attempt)
             if seen.exit is None and seen.warden is None:
                 # It was killed between the decision and the deed: nothing has run, so this is not an end.
                 await end_everything(str((read_json(attempt.path / "launch.json") or {}).get("label", "")), None)

@@ -346,7 +346,7 @@ class Supervisor:
                 running.append(Slot(run.book.run_id, run.gpus))
         for launch in next_launches(waiting, running, self._slots, self._draining or self._pump is None):
             run = self._runs[launch.run_id]
-            run.gpus, run.waits = launch.gpus, False
+            run.gpus, run.due = launch.gpus, True
             self._spawn(run.launch())
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
