@@ -1,0 +1,49 @@
+"""What the page on numbers says is so."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from palaestra.runs.ingest.grammar import GRAMMARS
+from palaestra.runs.ingest.pump import Pump
+from palaestra.runs.layout import AttemptPaths
+from palaestra.runs.runner import JournalFile
+from palaestra.telemetry.event import EpisodeSummary, TrainingStep
+from palaestra.telemetry.journal import Journal
+
+PAGE = Path(__file__).parents[3] / "docs" / "run-metrics.md"
+
+
+@pytest.fixture
+def examples():
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_lines_to_print_are_understood(examples):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(examples[0])
+    events = [event for line in out.getvalue().splitlines() for event in GRAMMARS["events"].parse(line)]
+    assert events == [
+        TrainingStep(0, 2048, {"loss": 0.25, "entropy": 0.6}),
+        EpisodeSummary(2050, 0, 0, 195.0, 195),
+    ]
+
+
+def test_the_example_reads_a_run(examples, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (path,) = re.findall(r'Path\("(.*?)"\)', examples[1])
+    attempt = AttemptPaths(tmp_path / path / "attempt_1")
+    with Journal(attempt.journal) as journal:
+        journal.emit_many(TrainingStep(i, 1000 * i, {"loss": 1.0}) for i in range(100))
+        journal.emit(EpisodeSummary(99_000, 1, 0, 1.0, 10))
+    with Pump(lambda *_: None) as pump:
+        pump.watch("r", attempt, (JournalFile(),))
+        pump.finish("r")
+    scope = {}
+    exec(examples[1], scope)
+    assert scope["series"].names()["loss"].points == 100
+    assert len(scope["series"].decimated("loss", 2000, first=50_000)) == 50
