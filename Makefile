@@ -7,10 +7,10 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED  ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-kubernetes check fmt bench bench-async soak screenshots docs clean
+.PHONY: help setup browser demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async soak screenshots docs clean
 
 help:           ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready   ## virtual environment with pinned dependencies
 
@@ -26,8 +26,11 @@ browser: setup  ## a Chromium for UI sessions, if this machine has none (install
 	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; } \
 	  || echo "No Chromium here: tests of UI sessions are skipped. See docs/sessions.md."
 
-demo: setup     ## train CartPole to solved and compare before with after
+demo: setup browser ## a tiny vision-language model learns to click in real browsers; before and after, on held-out seeds
 	$(BIN)/python -m palaestra demo
+
+demo-cartpole: setup    ## train CartPole to solved in seconds and compare before with after
+	$(BIN)/python -m palaestra demo cartpole
 
 test: setup check browser   ## every fast check and test
 	$(BIN)/pytest -n 2 --dist worksteal -q

@@ -1,12 +1,42 @@
-"""`palaestra demo`: CartPole from nothing to solved, with the score before and after."""
+"""`palaestra demo`: something learns before your eyes, and is compared with what it was before."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
 
 __all__ = ["demo"]
 
-CONFIG = {
+SCREENS: dict[str, Any] = {
+    "experiment_name": "demo",
+    "model": {"name": "tiny", "max_new_tokens": 24, "history": 0, "lora_rank": 16},
+    "tasks": [
+        {"task": "click_target/button", "params": {"difficulty": 2, "step_limit": 1}},
+        {"task": "miniwob/focus-text", "params": {"step_limit": 1}},
+        {"task": "miniwob/click-tab", "params": {"step_limit": 1}},
+    ],
+    "algorithm": {"name": "grpo", "group_size": 8},
+    "trainer": {
+        "batch_size": 64,
+        "num_training_steps": 28,
+        "learning_rate": 1.5e-3,
+        "decay_updates": 28,
+        "epochs": 2,
+        "minibatches": 4,
+        "microbatch_turns": 64,
+        "collection": "asynchronous",
+        "max_staleness": 1,
+    },
+    "inference": {"backend": "process"},
+    "actor_pool": {"target_concurrent_actors": 16},
+}
+HELD_OUT = 160
+"""Episodes before and after, on seeds that training never draws."""
+
+CARTPOLE: dict[str, Any] = {
     "name": "demo-cartpole",
     "env": {"id": "CartPole-v1", "num_envs": 4},
     "algorithm": {
@@ -20,8 +50,55 @@ CONFIG = {
 }
 
 
-def demo() -> None:
-    """Train CartPole until it is solved, and compare before with after."""
+def demo(
+    what: Annotated[
+        Literal["screens", "cartpole"], typer.Argument(help="screens: a model learns to click. cartpole: 15 seconds.")
+    ] = "screens",
+) -> None:
+    """Train something small, and compare before with after on seeds it never saw."""
+    _screens() if what == "screens" else _cartpole()
+
+
+def _screens() -> None:
+    from palaestra.sessions.chromium import find_chromium
+
+    find_chromium()
+    print(
+        "A vision-language model of 1.3 million weights looks at screenshots and answers with clicks. It learns by\n"
+        "reward alone, in real browsers, on three tasks: a named button, a text field, a tab. A few minutes.\n"
+    )
+
+    from palaestra.cli.evaluating_ui import judge
+    from palaestra.cli.token_texts import run_texts
+    from palaestra.cli.training import fresh_run_id
+    from palaestra.experience.trajectory_archive import TrajectoryArchive
+    from palaestra.experience.viewer import write_viewer
+    from palaestra.train import runs_root
+    from palaestra.train.ui_config import ui_config_from
+    from palaestra.train.ui_loop import train_ui
+
+    config = ui_config_from(SCREENS)
+    outcome = train_ui(config, root=runs_root(), run_id=fresh_run_id(config.experiment_name), argv=sys.argv)
+    run = outcome.run
+    if outcome.interrupted:
+        print(f"Stopped. Go on with: palaestra train --resume {run.run_id}")
+        return
+    print(f"\n{HELD_OUT} episodes on seeds it never trained on, answers drawn as in training:")
+    before = run.attempts()[-1].checkpoints / "update_00000000"
+    judged = judge(outcome.checkpoint, before, episodes=HELD_OUT, greedy=False, names=("after", "before"))
+    page = run.path / "trajectories.html"
+    shown = (one for directory in judged.archives for one in TrajectoryArchive(directory).load())
+    write_viewer(shown, page, title="Held-out episodes after and before training", texts=run_texts(run.path))
+    print("\n".join(judged.lines))
+    print(f"\nEpisodes to look at: {_shown(page)}\nReport:              {_shown(judged.page)}")
+    print(f"The run is {run.run_id} in {run.path}")
+
+
+def _shown(path: Path) -> str:
+    return path.resolve().as_uri()
+
+
+def _cartpole() -> None:
     print("CartPole-v1: keep a pole upright for 500 steps. Loading, and compiling kernels if this is the first run …")
 
     from palaestra.actor import Evaluation
@@ -29,7 +106,7 @@ def demo() -> None:
     from palaestra.train import config_from, evaluate_checkpoint, runs_root, train
     from palaestra.train.run_directory import Attempt
 
-    config = config_from(CONFIG)
+    config = config_from(CARTPOLE)
     outcome = train(config, root=runs_root(), run_id=fresh_run_id(config.name), argv=sys.argv)
     attempt: Attempt = outcome.run.attempts()[-1]
     before = evaluate_checkpoint(attempt.checkpoints / "update_00000000", episodes=100, seed=None)

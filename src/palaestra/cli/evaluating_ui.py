@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,20 @@ if TYPE_CHECKING:
     from palaestra.train.gateway_child import GatewayAddress
     from palaestra.train.ui_config import UiRunConfig
 
-__all__ = ["evaluate_screens"]
+__all__ = ["Judged", "evaluate_screens", "judge"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of playing a checkpoint on held-out tasks, alone or beside another."""
+
+    lines: list[str]
+    """For people."""
+    document: dict[str, Any]
+    """For programs."""
+    page: Path
+    archives: tuple[Path, ...]
+    """The episodes: the checkpoint's, then the other's."""
 
 
 def evaluate_screens(
@@ -24,33 +38,44 @@ def evaluate_screens(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Play a checkpoint on held-out tasks; with `other`, that one on the same tasks, and compare them in pairs."""
+    judged = judge(path, other, episodes=episodes, first=first, tasks=tasks, greedy=greedy, samples=samples)
+    if as_json:
+        print(json.dumps(judged.document))
+        return
+    print("\n".join([*judged.lines, f"Report: {judged.page}", f"Episodes: {judged.archives[0]}"]))
+
+
+def judge(
+    path: Path, other: Path | None, *, episodes: int, first: int = 0, tasks: str = "", greedy: bool | None = None,
+    samples: int = 1, names: tuple[str, str] | None = None,
+) -> Judged:  # fmt: skip
+    """Play and compare; `names` are what the two are called, by default their paths."""
     from palaestra.actor.ui_comparison import UiComparison
     from palaestra.actor.ui_report import comparison_page, evaluation_page, write_page
     from palaestra.train.ui_evaluation import load_ui_policy
     from palaestra.train.ui_loop import open_gateway_for
 
+    name, rival_name = names or (str(path), str(other))
     config, policy = load_ui_policy(path)
     chosen = _with_tasks(config, tasks)
     with ExitStack() as stack:
         address = open_gateway_for(chosen, stack)
         found, kept = _played(chosen, policy, path, address, episodes, first, greedy, samples)
         document: dict[str, Any] = {"checkpoint": str(path), **found.facts(), "trajectories": str(kept)}
-        page = evaluation_page(found, f"Evaluation of {path}")
-        lines = [_sentence(path, found)]
+        page = evaluation_page(found, f"Evaluation of {name}")
+        lines, archives = [_sentence(name, found)], [kept]
         if other is not None:
             _, rival = load_ui_policy(other)
             beside, kept_too = _played(chosen, rival, other, address, episodes, first, greedy, samples)
             compared = UiComparison(found, beside)
             document["against"] = {"checkpoint": str(other), **beside.facts(), "trajectories": str(kept_too)}
             document["comparison"] = compared.facts()
-            page = comparison_page(compared, f"{path} against {other}", a=str(path), b=str(other))
-            lines += [_sentence(other, beside), _verdict(compared)]
-    write_page(page, kept.parent / "report.html")
+            page = comparison_page(compared, f"{name} against {rival_name}", a=name, b=rival_name)
+            lines += [_sentence(rival_name, beside), _verdict(compared)]
+            archives.append(kept_too)
     document["page"] = str(kept.parent / "report.html")
-    if as_json:
-        print(json.dumps(document))
-        return
-    print("\n".join([*lines, *_table(found), f"Report: {document['page']}", f"Episodes: {kept}"]))
+    write_page(page, kept.parent / "report.html")
+    return Judged([*lines, *_table(found)], document, kept.parent / "report.html", tuple(archives))
 
 
 def _with_tasks(config: UiRunConfig, tasks: str) -> UiRunConfig:
@@ -101,12 +126,12 @@ def _percent(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.1f} %"
 
 
-def _sentence(path: Path, found: UiEvaluation) -> str:
+def _sentence(name: str, found: UiEvaluation) -> str:
     score = found.overall
     low, high = score.ci95
     failed = f"; {score.environment_failed} environment failures apart" if score.environment_failed else ""
     return (
-        f"{path}: solved {_percent(score.success_rate)} (95 % interval {100 * low:.1f} to {100 * high:.1f}; "
+        f"{name}: solved {_percent(score.success_rate)} (95 % interval {100 * low:.1f} to {100 * high:.1f}; "
         f"{len(score.episodes)} held-out episodes{failed})"
     )
 

@@ -16,7 +16,6 @@ from palaestra.errors import ConfigError
 if TYPE_CHECKING:
     from palaestra.experience.trajectory import Trajectory
     from palaestra.experience.trajectory_archive import Entry, TrajectoryArchive
-    from palaestra.experience.viewer_record import TokenTexts
 
 __all__ = ["trajectories_app"]
 
@@ -55,7 +54,7 @@ def view_command(
     task: Task = "", outcome: OutcomeOption = "", version: Version = None,
     limit: Annotated[int, typer.Option(help="Only the newest so many; 0 for all.")] = 1000,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json, or a model's directory; without it tokens are numbers.")
+        Path | None, typer.Option(help="tokenizer.json, or a model's directory. By default that of the run's model.")
     ] = None,
     max_megabytes: Annotated[
         int, typer.Option(help="Pictures lie beside a page that would be larger; with 0 always.")
@@ -66,9 +65,11 @@ def view_command(
     if max_megabytes < 0:
         raise ConfigError("--max-megabytes", max_megabytes, "must not be negative")
     chosen = _chosen(where, task, outcome, version, limit, wanted=True)
-    texts = _texts(tokenizer) if tokenizer is not None else None
-
+    from palaestra.cli.token_texts import run_texts, token_texts
     from palaestra.experience.viewer import write_viewer
+
+    # An archive lies in an attempt of a run.
+    texts = run_texts(chosen.archives[0].directory.parents[1]) if tokenizer is None else token_texts(tokenizer)
 
     made = write_viewer(chosen.load(), output, title=f"Trajectories of {where}", texts=texts,
                         max_bytes=max_megabytes * 2**20)  # fmt: skip
@@ -190,31 +191,6 @@ def _archives(where: str) -> list[TrajectoryArchive]:
         remedy = "Give a run that archived some, or a directory with an index.jsonl"
         raise ConfigError("trajectories", where, "no trajectories here", remedy)
     return found
-
-
-def _texts(path: Path) -> TokenTexts:
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ConfigError("--tokenizer", str(path), "no such file", "Give a tokenizer.json or the directory it is in")
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        remedy = "Install it: pip install 'palaestra[vlm]'"
-        raise ConfigError("--tokenizer", str(path), "the tokenizers package is not installed", remedy) from None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001 - the package raises nothing narrower
-        raise ConfigError("--tokenizer", str(path), f"is no tokenizer ({error})") from None
-    known: dict[int, str] = {}
-
-    def text(token: int) -> str:
-        if token not in known:
-            known[token] = (
-                tokenizer.decode([token], skip_special_tokens=False) or tokenizer.id_to_token(token) or str(token)
-            )
-        return known[token]
-
-    return lambda ids: [text(token) for token in ids]
 
 
 def _row(entry: Entry) -> str:

@@ -206,13 +206,14 @@ class ProgressSink:
         return self._metrics.get(metric)
 
     def _say(self, line: LogLine) -> None:
-        if line.level not in ("warning", "error", "critical"):
+        if line.level == "debug":
             return
-        text = f"{line.level}: {''.join(c if c.isprintable() else ' ' for c in line.text)}"
+        text = "".join(c if c.isprintable() else " " for c in line.text)
+        text = text if line.level == "info" else f"{line.level}: {text}"
         if self._plain:
             self._write(text)
         else:
-            colour = "yellow" if line.level == "warning" else "red"
+            colour = {"info": "dim", "warning": "yellow"}.get(line.level, "red")
             self._display().console.print(text, style=colour, markup=False, highlight=False)
 
     def _show(self, now: float) -> None:
@@ -248,7 +249,8 @@ class ProgressSink:
             if value is not None:
                 parts.append(f"{label} {_amount(value, metric)}")
         staleness = self._value("staleness")
-        if staleness is not None and self._value("queue_depth") is not None:
+        behind = self._unit == "updates" or self._value("queue_depth") is not None
+        if staleness is not None and behind:
             parts.append(f"staleness {_amount(staleness, 'staleness')}")
         parts.extend(self._timing(now))
         return "  ".join(parts)

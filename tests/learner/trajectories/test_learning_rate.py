@@ -2,7 +2,7 @@
 
 import pytest
 
-from palaestra.learner.trajectories.learning_rate import choose_learning_rate
+from palaestra.learner.trajectories.learning_rate import choose_learning_rate, pace
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,9 @@ def test_the_choice_is_explained():
 
 def test_a_given_rate_is_used_as_it_is():
     assert choose_learning_rate(lora=True, supervised=True, given=0.5) == (0.5, "learning rate 0.5, as configured")
+
+
+def test_the_rate_grows_over_its_warmup_and_falls_evenly_to_a_tenth():
+    assert [pace(update, warmup=4, decay=None) for update in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [pace(update, warmup=0, decay=9) for update in (0, 3, 9, 100)] == pytest.approx([1.0, 0.7, 0.1, 0.1])
+    assert pace(1, warmup=4, decay=9) == pytest.approx(0.5 * 0.9)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["LearningRate", "choose_learning_rate"]
+__all__ = ["LearningRate", "choose_learning_rate", "pace"]
+
+LEAST = 0.1
+"""Of the rate, once it has decayed: fine enough to settle, and not nothing for a run that is prolonged."""
 
 
 class LearningRate(NamedTuple):
@@ -29,3 +32,10 @@ def choose_learning_rate(*, lora: bool, supervised: bool, given: float | None = 
     return LearningRate(
         rate, f"learning rate {rate:g}, the usual start for {how} on {what}; set trainer.learning_rate to change it"
     )
+
+
+def pace(update: int, *, warmup: int, decay: int | None) -> float:
+    """The share of the rate at an update, counted from 0: grows over `warmup`, falls to a tenth over `decay`."""
+    growing = min(1.0, (update + 1) / max(1, warmup))
+    falling = 1.0 if decay is None else max(LEAST, 1.0 - (1.0 - LEAST) * update / decay)
+    return growing * falling

@@ -49,6 +49,10 @@ class UpdateConfig(Section):
     warmup_updates: int = Field(default=0, ge=0)
     """Updates over which the step size grows from nearly 0: while Adam does not know the gradient's size yet."""
 
+    decay_updates: int | None = Field(default=None, ge=1)
+    """Updates over which the step size falls evenly to a tenth: large steps find the way, small ones settle. null:
+    never. About `num_training_steps` for a short run."""
+
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Pull of every trained weight towards 0. A LoRA adapter of 0 is the model as it was."""
 

@@ -25,7 +25,7 @@ from palaestra.learner.returns import explained_variance
 from palaestra.learner.trajectories.admission import Admission
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.batch import Sample
-from palaestra.learner.trajectories.learning_rate import LearningRate, choose_learning_rate
+from palaestra.learner.trajectories.learning_rate import LearningRate, choose_learning_rate, pace
 from palaestra.learner.trajectories.policy import TrajectoryPolicy
 from palaestra.learner.trajectories.proof import ProofConfig, why_disagreeing
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
@@ -96,12 +96,12 @@ class TrajectoryTrainer:
         samples = self.algorithm.samples(chosen, values=self._values(chosen, survey))
         if not samples:
             return self._report(chosen, began, survey)
-        pace = min(1.0, (self.n_updates + 1) / max(1, self.config.warmup_updates))
-        self._optimiser.set_pace(pace)
+        share = pace(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
+        self._optimiser.set_pace(share)
         said = update(
             self.policy, self.algorithm, self._optimiser, samples, survey.rows, self.config, self._rng
         )  # fmt: skip
-        said |= {"learning_rate": self.rate.rate * pace, **self._about(samples, survey)}
+        said |= {"learning_rate": self.rate.rate * share, **self._about(samples, survey)}
         self.n_updates += 1
         self.policy.version += 1
         return self._report(chosen, began, survey, said)

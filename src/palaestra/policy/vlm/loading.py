@@ -7,6 +7,8 @@ never reach it, trains badly and looks like a bad algorithm.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +57,27 @@ def load_parts(config: ModelConfig) -> Parts:
     device = _device(config)
     dtype = _dtype(config, device)
     extra = {} if config.attn_implementation is None else {"attn_implementation": config.attn_implementation}
-    model, report = _read(
-        config, "the weights", transformers.AutoModelForImageTextToText, source,
-        use_safetensors=True, dtype=dtype, output_loading_info=True, **extra, **options,
-    )  # fmt: skip
+    with _silent() if config.name in BUILT_IN else nullcontext():
+        model, report = _read(
+            config, "the weights", transformers.AutoModelForImageTextToText, source,
+            use_safetensors=True, dtype=dtype, output_loading_info=True, **extra, **options,
+        )  # fmt: skip
     _refuse_random_weights(config, report)
     return Parts(config.name, model.to(device).eval(), tokenizer, images, template, device)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """A bar for a moment's work would only disturb the display of whoever is waiting."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _source(name: str) -> str:
