@@ -16,8 +16,9 @@ from palaestra.runs.runner import Runner
 __all__ = ["RUNNERS", "broken_runners", "registered_runners", "runner_named"]
 
 RUNNERS = {
-    "cleanrl": "palaestra.runs.runners.cleanrl:CleanrlRunner",
     "palaestra": "palaestra.runs.runners.palaestra:PalaestraRunner",
+    "cleanrl": "palaestra.runs.runners.cleanrl:CleanrlRunner",
+    "sb3": "palaestra.runs.runners.sb3:Sb3Runner",
     "echo": "palaestra.runs.runners.echo:EchoRunner",
 }
 GROUP = "palaestra.runners"

@@ -1,0 +1,156 @@
+"""Stable-Baselines3 from whatever interpreter has it; refusals that need none."""
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runs.runners.conftest import run, start
+
+from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.layout import AttemptPaths
+from palaestra.runs.runners.sb3 import Sb3Runner
+from palaestra.runs.spec import RunSpec
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
+from palaestra.telemetry.event import PhaseChanged
+
+RIVALS = Path(__file__).parents[3] / ".venv-rivals" / "bin" / "python"
+PYTHON = os.environ.get("PALAESTRA_SB3_PYTHON") or (str(RIVALS) if RIVALS.is_file() else None)
+real = [pytest.mark.slow, pytest.mark.skipif(PYTHON is None, reason="no interpreter with stable_baselines3 is known")]
+SHORT = {"total_timesteps": 1024, "algorithm": {"n_steps": 256}, "checkpoint_every": 500}
+
+
+def _real(test):
+    for mark in real:
+        test = mark(test)
+    return test
+
+
+def _spec(**wishes):
+    return RunSpec(**{"runner": "sb3", "script": "ppo", "env_id": "CartPole-v1", "python": PYTHON, **wishes})
+
+
+def _events(plan):
+    attempt = AttemptPaths(plan.place.attempt_dir)
+    translator = Translator(attempt, plan.sources, 1)
+    while translator.pump(10_000, final=True):
+        pass
+    translator.close()
+    with JournalReader(attempt.journal) as reader:
+        return [record.event for record in reader.read()]
+
+
+@_real
+def test_it_trains_reports_under_our_names_and_saves(place, machine):
+    spec = _spec(config=SHORT, seed=3)
+    assert "refused" not in {finding.level for finding in Sb3Runner().preflight(spec, machine)}
+    plan = Sb3Runner().plan(spec, place, machine)
+
+    code, output = run(plan)
+
+    events = _events(plan)
+    steps = [event for event in events if isinstance(event, TrainingStep)]
+    assert code == 0, output
+    assert [event.env_step for event in steps] == [256, 512, 768, 1024]
+    assert {"policy_loss", "value_loss", "explained_variance", "episode_return"} <= steps[-1].metrics.keys()
+    assert sum(isinstance(event, EpisodeSummary) for event in events) > 10
+    assert [event.env_step for event in events if isinstance(event, CheckpointSaved)] == [500, 1000, 1024]
+    assert events[-1] == PhaseChanged("succeeded", "done")
+    assert plan.env_signature["max_episode_steps"] == 500
+
+
+@_real
+def test_asked_to_stop_it_saves_and_the_next_attempt_counts_on(place, machine):
+    plan = Sb3Runner().plan(_spec(config={**SHORT, "total_timesteps": 10_000_000}), place, machine)
+    with start(plan) as process:
+        deadline = time.monotonic() + 120
+        while not list(place.attempt_dir.glob("checkpoints/step_*.zip")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    last = [event for event in _events(plan) if isinstance(event, CheckpointSaved)][-1]
+    second = place.run_dir / "attempt_2"
+    again = replace(place, attempt=2, attempt_dir=second, work_dir=second / "work", resume_from=last.path)
+    longer = {**SHORT, "total_timesteps": last.env_step + 512}
+
+    resumed = Sb3Runner().plan(_spec(config=longer), again, machine)
+    code, output = run(resumed)
+
+    events = _events(resumed)
+    assert code == 0, output
+    assert events[0] == PhaseChanged("running", "resumed")
+    assert min(event.env_step for event in events if isinstance(event, TrainingStep)) > last.env_step
+
+
+@_real
+def test_a_warm_start_reads_weights_only(place, machine, tmp_path):
+    first = Sb3Runner().plan(_spec(config=SHORT), place, machine)
+    run(first)
+    weights = place.attempt_dir / "checkpoints" / "step_1024.zip"
+    other = place.run_dir.parent / "b" / "attempt_1"
+    there = replace(place, run_id="b", run_dir=other.parent, attempt_dir=other, work_dir=other / "work")
+
+    plan = Sb3Runner().plan(_spec(config=SHORT, warm_start=str(weights)), there, machine)
+    code, output = run(plan)
+
+    assert (code, plan.argv[-2:]) == (0, ("--load", str(weights))), output
+
+
+@_real
+@pytest.mark.parametrize(
+    ("wishes", "check", "remedy"),
+    [
+        ({"config": {"algorithm": {"learning_rat": 1}}}, "flag", "Did you mean 'learning_rate'?"),
+        ({"config": {"algorithm": {"n_steps": "many"}}}, "flag", "2048"),
+        ({"config": {"algorithm": {"tensorboard_log": "/x"}}}, "flag", ""),
+        ({"env_id": "CartPole-v7"}, "env", "CartPole-v1"),
+    ],
+)
+def test_what_the_library_would_refuse_is_refused_before(machine, wishes, check, remedy):
+    (refused,) = [f for f in Sb3Runner().preflight(_spec(**wishes), machine) if f.level == "refused"]
+
+    assert refused.check == check
+    assert remedy in refused.remedy
+
+
+@pytest.mark.parametrize(
+    ("wishes", "check", "remedy"),
+    [
+        ({"script": "pppo"}, "script", "Did you mean 'ppo'?"),
+        ({"script": None}, "script", "--script"),
+        ({"env_id": None}, "env", "--env"),
+        ({"env_id": "--config"}, "env", "--env"),
+        ({"config": {"num_env": 3}}, "flag", "num_envs"),
+        ({"warm_start": "nothing.zip"}, "warm_start", "step_N.zip"),
+        ({"python": "/nowhere"}, "python", "virtualenv"),
+        ({"seed": -1}, "flag", ""),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused_without_an_interpreter(machine, wishes, check, remedy):
+    (refused,) = Sb3Runner().preflight(_spec(**{"python": sys.executable, **wishes}), machine)
+
+    assert (refused.level, refused.check) == ("refused", check)
+    assert remedy in refused.remedy
+
+
+def test_a_missing_library_names_the_interpreter_to_install_it_into(machine):
+    findings = Sb3Runner().preflight(_spec(python=sys.executable, video=True), machine)
+
+    missing = {f.check: f.remedy for f in findings if f.level == "refused"}
+    assert missing["dependency:stable-baselines3"] == f"{sys.executable} -m pip install 'stable-baselines3'"
+    assert "dependency:moviepy" in missing
+
+
+def test_every_value_is_one_word(place, machine):
+    spec = _spec(python=sys.executable, config={"env_kwargs": {"x": "--seed 3; $(id)"}}, seed=7)
+
+    argv = Sb3Runner().plan(spec, place, machine).argv
+
+    assert json.loads(argv[argv.index("--config") + 1])["env_kwargs"] == {"x": "--seed 3; $(id)"}
+    assert argv[argv.index("--seed") + 1] == "7"
