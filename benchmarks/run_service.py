@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, run_life
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.series.writer import SeriesWriter
@@ -35,6 +35,7 @@ from palaestra.telemetry.event import Record, TrainingStep
 from palaestra.telemetry.journal import Cursor, Journal
 
 ECHO = Path(programs.__file__).with_name("echo_program.py")
+PARTS = ("load", "stream", "lives", "taking_in", "many_points", "many_runs")
 RUNS, PER_SECOND = 8, 1_000
 SPEAKS: dict[str, tuple[Source, ...]] = {
     "journal": (JournalFile(),),
@@ -221,6 +222,25 @@ def markdown(found: dict[str, Any]) -> str:
             f"{one['latency_p99_ms']:.0f} / {one['latency_max_ms']:.0f} ms |"
         )
         lines.append(f"| … cores used by ingestion | {one['cores_used']:.2f} |")
+    one = found.get("stream")
+    if one:
+        lines.append(
+            f"| the same launched and followed through the supervisor: events missing of {one['events']:,} | "
+            f"{one['events_missing']} |"
+        )
+        lines.append(
+            f"| … from the trainer's clock to a follower, p50 / p99 / max | {one['latency_p50_ms']:.0f} / "
+            f"{one['latency_p99_ms']:.0f} / {one['latency_max_ms']:.0f} ms |"
+        )
+    words = {
+        "to_running": "from the request to the first sign of a run",
+        "to_killed": "from `kill -9` of a trainer to `killed (SIGKILL)` on record",
+        "to_stopped": "from `stop` to the last of four processes gone",
+        "to_adopted": "from the start of a service to eight runs adopted",
+    }
+    for name, sentence in words.items() if "lives" in found else ():
+        one = found["lives"][f"{name}_ms"]
+        lines.append(f"| {sentence}, median (max) | {one['median']:.0f} ({one['max']:.0f}) ms |")
     one = found.get("taking_in")
     if one:
         lines.append(
@@ -252,7 +272,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m benchmarks.run_service", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="everything small: does it still run?")
-    parser.add_argument("--only", action="append", choices=("load", "taking_in", "many_points", "many_runs"))
+    parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to write")
     return parser.parse_args()
 
@@ -264,6 +284,8 @@ def main() -> None:
     found: dict[str, Any] = {"machine": machine.facts(), "quick": quick}
     parts: dict[str, Callable[[Path], Any]] = {
         "load": lambda place: {speak: load(place, speak, 3.0 if quick else 60.0) for speak in SPEAKS},
+        "stream": lambda place: run_life.stream(place, 3.0 if quick else 60.0),
+        "lives": lambda place: run_life.lives(place, 3 if quick else 20),
         "taking_in": lambda place: taking_in(place, 20_000 if quick else 200_000),
         "many_points": lambda place: many_points(place, 200_000 if quick else 10_000_000),
         "many_runs": lambda place: many_runs(place, 1_000 if quick else 10_000),
