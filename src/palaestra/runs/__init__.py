@@ -1,13 +1,14 @@
 """The run service: launch, watch, stop, recover and compare runs of any trainer. Never imports torch.
 
-A trainer of your own is a `Runner` (docs/runners.md). Names are loaded when asked for: `palaestra runs list` must not
-pay for a web server.
+`TrainerOrchestrator` supervises runs from within one process. A trainer of your own is a `Runner` (docs/runners.md).
+Names are loaded when asked for: `palaestra runs list` must not pay for a web server.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from palaestra.runs.orchestrator import TrainerOrchestrator
     from palaestra.runs.phase import Phase
     from palaestra.runs.record import RunRecord
     from palaestra.runs.runner import Finding, LaunchPlan, Runner, RunnerCapabilities
@@ -21,6 +22,7 @@ __all__ = [
     "RunSpec",
     "Runner",
     "RunnerCapabilities",
+    "TrainerOrchestrator",
 ]
 
 _HOME = {
@@ -31,6 +33,7 @@ _HOME = {
     "RunSpec": "spec",
     "Runner": "runner",
     "RunnerCapabilities": "runner",
+    "TrainerOrchestrator": "orchestrator",
 }
 
 

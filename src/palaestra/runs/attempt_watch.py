@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -56,14 +57,14 @@ class AttemptWatch:
     async def until_ended(self) -> None:
         """Look now and then, and return when nothing of the attempt lives."""
         ended = asyncio.ensure_future(self._child.ended())
+        ended.add_done_callback(lambda _: self._woken.set())
         try:
             while not ended.done():
                 await self.look()
-                woken = asyncio.ensure_future(self._woken.wait())
                 starting = self._book.phase is Phase.STARTING
                 pause = min(_STARTING_EVERY_S, self._every_s) if starting else self._every_s
-                await asyncio.wait({ended, woken}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                woken.cancel()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), pause)
                 self._woken.clear()
             ended.result()
         finally:

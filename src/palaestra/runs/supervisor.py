@@ -177,7 +177,7 @@ class Supervisor:
         """End a run. Returns when nothing of it lives."""
         run = self._runs.get(checked_run_id(run_id))
         if run is None:
-            record = self._known(run_id)
+            record = self.known(run_id)
             if not record.supervised and not record.phase.ended:
                 raise self._not_ours(record)
             raise IllegalTransition(f"{run_id} is {record.phase} and cannot be stopped")
@@ -187,7 +187,7 @@ class Supervisor:
         """Queue a run that has ended once more; it goes on from its last checkpoint."""
         if checked_run_id(run_id) in self._runs:
             raise IllegalTransition(f"{run_id} is {self._runs[run_id].book.phase} and cannot be resumed")
-        record = self._known(run_id)
+        record = self.known(run_id)
         if not record.supervised:
             remedy = f"palaestra train --resume {run_id}"
             raise LaunchRefused("run", run_id, "was not started by the service and cannot be resumed by it", remedy)
@@ -264,7 +264,7 @@ class Supervisor:
 
     def subscribe(self, run_id: str, after: str = "") -> AsyncIterator[StreamItem]:
         """Everything of a run behind a position, then what comes; ends with the run."""
-        self._known(checked_run_id(run_id))
+        self.known(checked_run_id(run_id))
 
         def listen(wake: Callable[[], None]) -> Callable[[], None]:
             return self._listen(lambda other, _: wake() if other == run_id else None)
@@ -419,7 +419,8 @@ class Supervisor:
     def _stem_id(self, spec: RunSpec) -> str:
         return self._new_id(spec.name or spec.env_id or spec.script or spec.runner)
 
-    def _known(self, run_id: str) -> RunRecord:
+    def known(self, run_id: str) -> RunRecord:
+        """What a run is at the moment. `UnknownRun` when there is none."""
         run = self._runs.get(run_id)
         if run is not None:
             return run.book.record
@@ -430,7 +431,7 @@ class Supervisor:
         return record
 
     def _ended(self, run_id: str) -> RunRecord:
-        record = self._known(run_id)
+        record = self.known(run_id)
         if run_id in self._runs or not record.phase.ended:
             raise IllegalTransition(f"{run_id} is {record.phase}: only a run that has ended can be put away")
         return record

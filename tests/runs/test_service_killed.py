@@ -1,0 +1,137 @@
+"""The service is killed in the middle of eight runs, and started again."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.runs.attempts import until
+from tests.runs.supervising import happenings, journal, what_echo_said
+
+from palaestra.runs.ingest.series.run_series import RunSeries
+from palaestra.runs.life import LifeLog, phase_of
+from palaestra.runs.phase import Phase
+from palaestra.runs.store.registry import reading_registry
+from palaestra.telemetry.event import EpisodeSummary, TrainingStep
+
+ROOT = Path(__file__).parents[2]
+STEPS = 400
+
+
+@contextlib.contextmanager
+def _service(*specs):
+    """A service process; killed without warning at the end."""
+    command = [sys.executable, "-m", "tests.runs.service_program", *map(json.dumps, specs)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    try:
+        line = process.stdout.readline()
+        assert line, "the service did not start"
+        yield json.loads(line)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _specs(home, speak):
+    config = {"steps": STEPS, "rate": 200, "speak": speak, "until": str(home.path / "go")}
+    return [{"runner": "echo", "name": f"{speak}-{number}", "config": config} for number in range(4)]
+
+
+def _rows(home, ids):
+    registry = reading_registry(home)
+    rows = {run.run_id: run for run in registry.runs()}
+    registry.close()
+    return [rows[run_id] for run_id in ids]
+
+
+async def _all(home, ids, fact, what):
+    await until(lambda: all(fact(row) for row in _rows(home, ids)), what)
+
+
+def _kill_in_the_middle(home, languages):
+    home.path.mkdir(parents=True, exist_ok=True)
+    specs = [spec for language in languages for spec in _specs(home, language)]
+    with _service(*specs) as first:
+        ids = first["ids"]
+        asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
+        asyncio.run(until(lambda: all(len(journal(home, run_id)) > 20 for run_id in ids), "something measured"))
+    before = _rows(home, ids)
+    with _service() as second:
+        assert sorted(second["adopted"]) == sorted(ids)
+        after = _rows(home, ids)
+        assert [row.phase for row in after] == [Phase.RUNNING] * len(ids)
+        assert [row.trainer for row in after] == [row.trainer for row in before]
+        (home.path / "go").touch()
+        asyncio.run(_all(home, ids, lambda row: row.phase.ended, "all to end"))
+    return ids
+
+
+def _check_everything_once(home, run_id):
+    told = what_echo_said(home, run_id)
+    records = journal(home, run_id)
+    assert [record.seq for record in records] == list(range(1, len(records) + 1))
+    steps = [record.event for record in records if isinstance(record.event, TrainingStep)]
+    measured = sorted((event.env_step, value) for event in steps for value in event.metrics.values())
+    # Metric i is u + i at update u, and an update is ten environment steps.
+    assert measured == sorted((10 * u, float(u + i)) for u in range(1, STEPS + 1) for i in (0, 1))
+    assert sum(isinstance(r.event, EpisodeSummary) for r in records) == told["episodes"] == STEPS // 10
+    series = RunSeries(home.run(run_id))
+    points = {name.rpartition("/")[2]: info.points for name, info in series.names().items()}
+    assert (points["m0"], points["m1"], points["return"]) == (STEPS, STEPS, STEPS // 10)
+    assert happenings(home, run_id) == ["note", "launched", "first_sign", "adopted", "succeeded"]
+    assert phase_of(LifeLog(home.run(run_id)).read()) is Phase.SUCCEEDED
+
+
+def test_eight_runs_are_re_adopted_with_every_metric_once_and_no_phase_changed(home):
+    ids = _kill_in_the_middle(home, ["journal", "tensorboard"])
+    assert len(ids) == 8
+    for run_id in ids:
+        _check_everything_once(home, run_id)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(20))
+def test_eight_runs_are_re_adopted_twenty_times_over(home, turn):
+    for run_id in _kill_in_the_middle(home, ["stdout", "journal"]):
+        _check_everything_once(home, run_id)
+
+
+def test_a_service_killed_again_and_again_changes_nothing(home):
+    (home.path).mkdir(parents=True)
+    with _service(*_specs(home, "stdout")[:2]) as first:
+        ids = first["ids"]
+        asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
+    for _ in range(3):
+        with _service() as again:
+            assert sorted(again["adopted"]) == sorted(ids)
+    (home.path / "go").touch()
+    with _service():
+        asyncio.run(_all(home, ids, lambda row: row.phase.ended, "all to end"))
+    for run_id in ids:
+        updates = [r.event.update for r in journal(home, run_id) if isinstance(r.event, TrainingStep)]
+        assert updates == list(range(1, STEPS + 1))
+
+
+def test_runs_that_end_while_no_service_looks_are_told_as_they_ended(home):
+    specs = [
+        {"runner": "echo", "config": {"steps": 3, "until": str(home.path / "go"), "then": then}}
+        for then in ("exit:0", "exit:5", "signal:KILL")
+    ]
+    home.path.mkdir(parents=True)
+    with _service(*specs) as first:
+        ids = first["ids"]
+        asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
+    (home.path / "go").touch()
+    exits = [home.run(run_id).attempt(1).exit for run_id in ids]
+    asyncio.run(until(lambda: all(exit_.exists() for exit_ in exits), "the trainers to end"))
+    with _service() as second:
+        assert sorted(second["ended"]) == sorted(ids)
+        asyncio.run(_all(home, ids, lambda row: row.phase.ended, "the ends to be noted"))
+    reasons = [row.reason for row in _rows(home, ids)]
+    assert reasons[0] == "done"
+    assert reasons[1].startswith("exit code 5")
+    assert reasons[2] == "killed (SIGKILL)"
