@@ -45,13 +45,13 @@ class RunSpec(Section):
     """Further environment variables. Secrets are refused here, because this is stored."""
     invoked_from: Path = Field(default_factory=Path.cwd)
     """Where relative paths of the configuration begin."""
-    priority: int = Field(0, ge=-100, le=100)
+    priority: int = Field(default=0, ge=-100, le=100)
     """Higher starts sooner; equals start in the order they came."""
-    gpus: int = Field(0, ge=0, le=64)
+    gpus: int = Field(default=0, ge=0, le=64)
     """How many GPUs the run needs for itself; it waits until so many are free and is refused if there never are."""
-    memory_mb: int | None = Field(None, ge=64)
+    memory_mb: int | None = Field(default=None, ge=64)
     """Address space the trainer may take; beyond it its allocations fail instead of the machine's."""
-    nice: int = Field(0, ge=0, le=19)
+    nice: int = Field(default=0, ge=0, le=19)
     """How far it steps back for others on the same cores."""
     warm_start: str | None = None
     """A checkpoint (id or path) whose weights it begins with, where the runner can."""
@@ -59,13 +59,13 @@ class RunSpec(Section):
     """W&B, where the runner can."""
     video: bool = False
     """Record short clips while training, where the runner can; slower, and the report says by how much."""
-    stop_grace_s: float | None = Field(None, ge=0, le=3600)
+    stop_grace_s: float | None = Field(default=None, ge=0, le=3600)
     """How long it may take to end after it was asked to; None is the runner's own."""
-    stall_after_s: float = Field(600.0, gt=0)
+    stall_after_s: float = Field(default=600.0, gt=0)
     """Silence (no event, no output) after which the run is called stalled."""
     stall_action: Literal["tell", "stop"] = "tell"
     """What to do then: raise an alarm, or stop it, which ends it as `stalled`."""
-    thin_every: int = Field(1, ge=1)
+    thin_every: int = Field(default=1, ge=1)
     """Keep one record per metric and this many steps, for trainers that log every gradient step."""
     tags: tuple[str, ...] = ()
     """Words to find it by."""

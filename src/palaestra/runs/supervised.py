@@ -27,6 +27,7 @@ from palaestra.runs.preflight import Preview
 from palaestra.runs.record import RunRecord
 from palaestra.runs.run_book import RunBook
 from palaestra.runs.runner import LaunchPlan, Place
+from palaestra.runs.sampling import Sampler
 from palaestra.runs.secret import Redactor
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
@@ -49,6 +50,7 @@ class Surroundings:
     pump: Pump
     clock: Callable[[], float]
     alarm_every_s: float
+    sample_every_s: float
     no_episode_steps: int
     look_ahead: Callable[[RunSpec, Place, tuple[str, ...]], Awaitable[Preview]]
     place: Callable[[str, int], Place]
@@ -222,9 +224,22 @@ class Supervised:
 
     async def _until_ended(self, child: Child, plan: AttemptPlan) -> None:
         assert self._watch is not None
-        await self._watch.until_ended()
+        sampling = self._around.spawn(self._sample(child))
+        try:
+            await self._watch.until_ended()
+        finally:
+            sampling.cancel()
         child.close()
         await self._conclude(child.attempt, plan)
+
+    async def _sample(self, child: Child) -> None:
+        root = child.warden if child.warden is not None and child.warden.lives() else child.trainer
+        if root is None:
+            return
+        sampler = Sampler(child.attempt, root, self.gpus, clock=self._around.clock)
+        while True:
+            await asyncio.to_thread(sampler.take)
+            await asyncio.sleep(self._around.sample_every_s)
 
     async def _conclude(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
         around, run_id = self._around, self.book.run_id

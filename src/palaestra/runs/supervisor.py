@@ -61,6 +61,8 @@ class SupervisorConfig(Section):
     """Steps without a finished episode that raise an alarm; 0 never."""
     min_free_disk_mb: int = Field(default=512, ge=0)
     """Below this nothing is launched."""
+    sample_every_s: float = Field(default=5.0, gt=0)
+    """How often processor, memory and GPUs of every run are looked at."""
     scan_every_s: float = Field(default=5.0, gt=0)
     """How often runs of `palaestra train` alone are looked for."""
     retention: RetentionPolicy = RetentionPolicy()
@@ -326,6 +328,7 @@ class Supervisor:
             pump=pump,
             clock=self._clock,
             alarm_every_s=self._config.alarm_every_s,
+            sample_every_s=self._config.sample_every_s,
             no_episode_steps=self._config.no_episode_steps,
             look_ahead=look,
             place=self._place,

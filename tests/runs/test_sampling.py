@@ -1,0 +1,66 @@
+"""What an attempt takes of its machine."""
+
+import asyncio
+import os
+import time
+
+from tests.runs.attempts import attempt_in, launched, said, until
+from tests.runs.supervising import echo, reaches, supervising
+
+from palaestra.proc import ProcessIdentity
+from palaestra.runs.phase import Phase
+from palaestra.runs.sampling import Sample, Sampler, read_samples
+
+
+def test_a_busy_trainer_is_seen_to_be_busy_and_large(home):
+    attempt = attempt_in(home)
+    code = "import time; held = bytearray(b'x') * (100 << 20); print('up')\nwhile True: sum(range(1000))"
+
+    async def body():
+        async with launched(attempt, code) as child:
+            await said(attempt, "up")
+            now = [0.0]
+            sampler = Sampler(attempt, child.warden, clock=lambda: 7.0, monotonic=lambda: now[0])
+            assert sampler.take() is None
+            used = os.times()
+            await until(lambda: os.times().elapsed - used.elapsed > 0.5, "half a second")
+            now[0] = 1.0
+            return sampler.take()
+
+    sample = asyncio.run(body())
+    assert sample.time == 7.0
+    assert sample.processes == 2
+    assert 100 < sample.rss_mb < 400
+    assert sample.cpu_percent > 0
+    assert read_samples(attempt) == [sample]
+
+
+def test_what_has_ended_is_not_looked_at(home):
+    attempt = attempt_in(home)
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    assert Sampler(attempt, gone).take() is None
+    assert read_samples(attempt) == []
+
+
+def test_torn_and_foreign_lines_are_skipped_and_the_last_are_kept(home):
+    attempt = attempt_in(home)
+    lines = [f'{{"schema":1,"time":{n},"cpu_percent":1,"rss_mb":2,"processes":3,"gpus":[["0",4,5]]}}' for n in range(5)]
+    (attempt.path / "system.jsonl").write_text("\n".join([lines[0][:30], "[]", *lines]) + "\n")
+    assert [sample.time for sample in read_samples(attempt)] == [0, 1, 2, 3, 4]
+    assert read_samples(attempt, last=1) == [Sample(4.0, 1.0, 2.0, 3, (("0", 4.0, 5.0),))]
+    assert read_samples(attempt, last=0) == []
+
+
+def test_the_supervisor_samples_every_run(home):
+    async def body():
+        async with supervising(home, sample_every_s=0.05) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=1, then="hang"))).run_id
+            await reaches(supervisor, run_id, Phase.RUNNING)
+            attempt = home.run(run_id).attempt(1)
+            await until(lambda: len(read_samples(attempt)) >= 3, "three samples")
+            return read_samples(attempt)
+
+    began = time.time()
+    samples = asyncio.run(body())
+    assert all(began - 1 <= sample.time <= time.time() + 1 for sample in samples)
+    assert all(sample.rss_mb > 5 for sample in samples)
