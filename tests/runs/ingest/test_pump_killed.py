@@ -30,7 +30,7 @@ sources = {
 pump = Pump(lambda *_: None)
 for word in sys.argv[1:]:
     speak, _, path = word.partition(":")
-    pump.watch(speak, AttemptPaths(Path(path)), sources[speak])
+    pump.watch(path, AttemptPaths(Path(path)), sources[speak])
 sys.stdin.read()
 """
 
@@ -48,37 +48,36 @@ def wait_until(true, alive):
 
 
 def test_killed_again_and_again_every_number_of_every_kind_of_trainer_is_there_once(tmp_path):
-    updates = 4_000
-    attempts = {speak: AttemptPaths(tmp_path / speak / "attempt_1") for speak in SOURCES}
-    trainers = [
-        start_echo(attempt, "--steps", updates, "--rate", 1500, "--episodes-every", 10, speak=speak)
-        for speak, attempt in attempts.items()
-    ]
-    for _ in range(3):
+    updates = 2_000
+    attempts, trainers = {}, []
+    for round_number in range(3):
         before = points(attempts)
-        words = [f"{speak}:{attempt.path}" for speak, attempt in attempts.items()]
+        for speak in SOURCES:
+            attempt = attempts[speak, round_number] = AttemptPaths(tmp_path / f"{speak}{round_number}" / "attempt_1")
+            trainers.append(start_echo(attempt, "--steps", updates, "--rate", 1500, speak=speak))
+        words = [f"{speak}:{attempt.path}" for (speak, _), attempt in attempts.items()]
         ingesting = subprocess.Popen([sys.executable, "-c", INGESTING, *words], stdin=subprocess.PIPE)
         wait_until(lambda before=before: points(attempts) > before, ingesting)
         ingesting.send_signal(signal.SIGKILL)
         ingesting.wait()
         ingesting.stdin.close()
-    assert [trainer.wait() for trainer in trainers] == [0, 0, 0]
+    assert [trainer.wait() for trainer in trainers] == [0] * 9
     with Pump(lambda *_: None) as pump:
-        for speak, attempt in attempts.items():
-            pump.watch(speak, attempt, SOURCES[speak])
-        progress = {speak: pump.finish(speak) for speak in attempts}
+        for (speak, number), attempt in attempts.items():
+            pump.watch(f"{speak}{number}", attempt, SOURCES[speak])
+        progress = {key: pump.finish(f"{key[0]}{key[1]}") for key in attempts}
 
-    for speak, attempt in attempts.items():
+    for (speak, number), attempt in attempts.items():
         series = SeriesReader(attempt.series)
-        for number in (0, 1):
-            found = series.recent(metric_name(number, speak), 10 * updates)
+        for metric in (0, 1):
+            found = series.recent(metric_name(metric, speak), 10 * updates)
             assert [(point.step, point.value) for point in found] == [
-                (10 * update, float(update + number)) for update in range(1, updates + 1)
+                (10 * update, float(update + metric)) for update in range(1, updates + 1)
             ]
         returns = [point.value for point in series.recent("episode/return", updates)]
         assert returns == [float(episode) for episode in range(1, updates // 10 + 1)]
-        assert (progress[speak].env_step, progress[speak].episodes) == (10 * updates, updates // 10)
-        assert (progress[speak].corrupt, progress[speak].problem) == (0, "")
+        end = progress[speak, number]
+        assert (end.env_step, end.episodes, end.corrupt, end.problem) == (10 * updates, updates // 10, 0, "")
         with JournalReader(attempt.journal) as reader:
             seqs = [record.seq for record in reader.read()]
         assert seqs == list(range(1, len(seqs) + 1))

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.runs.ingest.metric_point import MetricPoint
+from palaestra.runs.ingest.series import reader as reader_module
 from palaestra.runs.ingest.series import writer as writer_module
+from palaestra.runs.ingest.series.commits import last_commit
 from palaestra.runs.ingest.series.points import BUCKET, FAN, LEVELS, POINT, as_buckets, read_records
 from palaestra.runs.ingest.series.pyramid import cover, fanned
 from palaestra.runs.ingest.series.reader import SeriesReader
@@ -318,3 +320,18 @@ def test_whoever_reads_while_it_grows_sees_a_beginning_of_it_and_never_anything_
     for thread in readers:
         thread.join()
     assert wrong == []
+
+
+def test_a_chart_of_a_thousand_metrics_reads_the_commits_once(tmp_path, monkeypatch):
+    writer = SeriesWriter(tmp_path)
+    writer.add([Record(1, 0.0, TrainingStep(0, 1, {f"m{number}": float(number) for number in range(1_000)}))])
+    writer.flush(Cursor(1, 1, 1), {})
+    read = []
+    monkeypatch.setattr(reader_module, "last_commit", lambda path: read.append(path) or last_commit(path))
+    reader = SeriesReader(tmp_path)
+    assert [reader.recent(name, 1)[0].value for name in reader.names()] == [float(number) for number in range(1_000)]
+    assert len(read) == 1
+    writer.add([Record(2, 0.0, TrainingStep(0, 2, {"m7": 70.0}))])
+    writer.flush(Cursor(1, 2, 2), {})
+    assert reader.recent("m7", 1)[0].value == 70.0
+    assert len(read) == 2

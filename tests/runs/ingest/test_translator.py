@@ -153,7 +153,7 @@ def test_a_trainer_that_logs_every_gradient_step_is_thinned_alike_with_and_witho
     other = AttemptPaths(tmp_path / "attempt_2")
     other.work.mkdir(parents=True)
     event_file(other, *numbers)
-    for _ in range(200):
+    for _ in range(12):
         translator = Translator(other, CLEANRL, 100)
         translator.pump(70)
         translator.pump(70)

@@ -1,6 +1,6 @@
 """One thread that takes the telemetry of all live attempts from files to series and followers.
 
-Every attempt gets its turn every 50 ms, and no more than 20,000 records in it, so one that floods delays the others
+Every attempt gets its turn every 50 ms, and no more than 4,000 records in it, so one that floods delays the others
 by a fraction of a second. An attempt whose disk is full, or whose files cannot be read, is tried again every second
 from its last commit; its sources are files, so nothing is lost meanwhile. The supervisor drives it.
 """
@@ -31,7 +31,8 @@ Publish = Callable[[str, int, list[Record]], None]
 `finish`; must not wait. After a restart of the service, records since the last commit come a second time, under the
 same numbers."""
 
-_MOST_PER_TURN = 20_000
+_MOST_PER_TURN = 4_000
+"""Fits into a ring, so that whoever follows closely never has to read the file."""
 _TRY_AGAIN_S = 1.0
 
 

@@ -41,7 +41,8 @@ class SeriesReader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lines: list[tuple[str, str]] = []
+        self._version: tuple[int, int, int] | None = None
+        self._found: dict[str, _Column] = {}
 
     def names(self) -> dict[str, MetricInfo]:
         """Every metric that has points, in the order they first came."""
@@ -109,14 +110,26 @@ class SeriesReader:
         return [MetricPoint(*point) for point in zip(steps.tolist(), values.tolist(), times.tolist(), strict=True)]
 
     def _columns(self) -> dict[str, _Column]:
-        commit = last_commit(self._directory / "commits.log")
+        path = self._directory / "commits.log"
+        try:
+            facts = path.stat()
+        except FileNotFoundError:
+            return {}
+        # A commit is made twice a second at most, and a chart of many metrics asks for each of them.
+        version = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        if version != self._version:
+            self._found = self._read_columns(path)
+            self._version = version
+        return self._found
+
+    def _read_columns(self, path: Path) -> dict[str, _Column]:
+        commit = last_commit(path)
         if commit is None:
             return {}
-        if len(self._lines) != len(commit.counts):
-            self._lines = _lines(self._directory / "names.jsonl", len(commit.counts))
+        lines = _lines(self._directory / "names.jsonl", len(commit.counts))
         return {
             name: _Column(index, count, source)
-            for index, ((name, source), count) in enumerate(zip(self._lines, commit.counts, strict=False))
+            for index, ((name, source), count) in enumerate(zip(lines, commit.counts, strict=False))
             if count
         }
 
