@@ -1,0 +1,63 @@
+"""`palaestra runners`: who can train here, and what each of them can do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from palaestra.runs.runner import RunnerCapabilities
+
+__all__ = ["runners_command"]
+
+_CAN = {
+    "resume": "resume",
+    "warm_start": "warm start",
+    "offline_inference": "play alone",
+    "video": "video",
+    "tracking": "W&B",
+    "live_beliefs": "beliefs",
+    "needs_gpu": "needs GPU",
+    "runs_foreign_code": "asks consent",
+}
+
+
+def runners_command(
+    schema: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Print the JSON Schema of a runner's keys.")
+    ] = None,
+    script: Annotated[str | None, typer.Option(help="With --schema: of this script or algorithm.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the runners and what each can do."""
+    from palaestra.runs.runners.table import broken_runners, registered_runners, runner_named
+
+    if schema is not None:
+        from palaestra.config import validated
+        from palaestra.runs.spec import RunSpec
+
+        spec = validated(RunSpec, {"runner": schema, "script": script})
+        print(json.dumps(runner_named(schema).config_schema(spec), indent=2))
+        return
+    found = {name: runner.capabilities for name, runner in registered_runners().items()}
+    broken = broken_runners()
+    if as_json:
+        print(json.dumps({"runners": {name: asdict(can) for name, can in found.items()}, "broken": broken}))
+        return
+    for line in _matrix(found):
+        print(line)
+    for name, reason in broken.items():
+        print(f"{name} cannot be loaded: {reason}")
+
+
+def _matrix(found: dict[str, RunnerCapabilities]) -> list[str]:
+    """One line per runner, one column per capability that anybody has."""
+    columns = {key: title for key, title in _CAN.items() if any(getattr(can, key) for can in found.values())}
+    rows = [["RUNNER", *(title.upper() for title in columns.values()), "WHAT IT IS"]]
+    for name, can in found.items():
+        rows.append([name, *("yes" if getattr(can, key) else "–" for key in columns), can.title])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,166 @@
+"""The rules a `Runner` promises to keep, as a check that anyone can run on their own.
+
+Shipped with the package: call `check_runner(MyRunner, spec, tmp_path)` in your tests with a spec that your runner can
+really run, in a few seconds. It raises `AssertionError` with the rule that was broken. The last part launches the
+command the way the service does, reads its telemetry, and stops it once in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from palaestra.errors import ConfigError
+from palaestra.runs.child import Child
+from palaestra.runs.facts import observe
+from palaestra.runs.ingest.grammar import GRAMMARS
+from palaestra.runs.ingest.tags import TAGS
+from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.layout import AttemptPaths, Home
+from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Machine, Place, Runner, StdoutLines
+from palaestra.runs.spec import RunSpec
+from palaestra.telemetry.event import Record
+from palaestra.telemetry.journal import JournalReader
+
+__all__ = ["check_runner"]
+
+CANARY = "canary-0123456789-never-shown"
+UNKNOWN = "no_such_key_anywhere"
+
+
+def check_runner(
+    make: Callable[[], Runner], spec: RunSpec, directory: Path, *, launch: bool = True, timeout_s: float = 120.0
+) -> None:
+    """Raise `AssertionError` naming the rule that the runner breaks. `directory` is empty and ours.
+
+    The run of `spec` must end by itself within `timeout_s` and say at least one event.
+    """
+    machine = Machine({**os.environ, "WANDB_API_KEY": CANARY}, free_disk_bytes=1 << 40)
+    _check_what_it_declares(make(), spec)
+    before = _files(directory)
+    _check_preflight(make(), spec, machine)
+    plan = make().plan(spec, _place(directory, "one"), machine)
+    _check_plan(plan, spec)
+    _check_same_again(plan, make().plan(spec, _place(directory, "one"), machine), "two runners plan the same")
+    _check_same_again(plan, make().plan(spec, _place(directory, "two"), machine), "the digest is the same in any run")
+    assert _files(directory) == before, "preflight and plan write nothing"
+    assert CANARY not in json.dumps(plan.shown()), "what is shown of a plan hides secrets"
+    if launch:
+        asyncio.run(asyncio.wait_for(_check_run(plan), timeout_s))
+        stopped = make().plan(spec, _place(directory, "three"), machine)
+        asyncio.run(asyncio.wait_for(_check_stop(stopped), timeout_s))
+
+
+def _place(directory: Path, run_id: str) -> Place:
+    run = Home(directory / "var" / "training").run(run_id)
+    attempt = run.attempt(1)
+    return Place(run_id, 1, run.path, attempt.path, attempt.work)
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(str(path) for path in directory.rglob("*"))
+
+
+def _check_what_it_declares(runner: Runner, spec: RunSpec) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_-]*", runner.name), f"a runner's name is one word in lower case: {runner.name!r}"
+    assert runner.capabilities.title, "capabilities have a title for people"
+    schema = runner.config_schema(spec)
+    assert json.loads(json.dumps(schema)) == schema, "config_schema is plain JSON"
+    assert schema.get("type") == "object", "config_schema describes an object"
+    properties = schema.get("properties")
+    assert isinstance(properties, dict), "config_schema has properties"
+    assert all(isinstance(value, dict) for value in properties.values()), "every property has a schema of its own"
+
+
+def _check_preflight(runner: Runner, spec: RunSpec, machine: Machine) -> None:
+    refused = [finding for finding in runner.preflight(spec, machine) if finding.level == "refused"]
+    assert not refused, f"the given spec can be run: {refused}"
+    strange = spec.model_copy(update={"config": {**spec.config, UNKNOWN: 1}})
+    refused = [finding for finding in runner.preflight(strange, machine) if finding.level == "refused"]
+    assert refused, "a key that nobody knows is refused"
+    assert any(UNKNOWN in finding.text for finding in refused), "a refusal names what it refuses"
+    assert all(finding.remedy for finding in refused), "a refusal has a remedy"
+    homeless = spec.model_copy(update={"python": "/no/such/python"})
+    try:
+        findings = runner.preflight(homeless, machine)
+    except ConfigError:
+        raise AssertionError("preflight answers with findings, also where it cannot look") from None
+    assert all(finding.text for finding in findings), "every finding says something"
+
+
+def _check_plan(plan: LaunchPlan, spec: RunSpec) -> None:
+    place = plan.place
+    assert plan.argv, "a plan has a command"
+    assert all(isinstance(word, str) and "\0" not in word for word in plan.argv), "argv are words without NUL"
+    assert os.path.isabs(plan.argv[0]), "argv[0] is a full path"
+    assert os.access(plan.argv[0], os.X_OK), "argv[0] is a program"
+    assert plan.cwd == spec.invoked_from or plan.cwd.is_relative_to(place.attempt_dir), "it runs in its own directory"
+    assert all(isinstance(value, str) for value in plan.environment.values()), "the environment is text"
+    assert plan.environment.get("TMPDIR", "").startswith(str(place.attempt_dir)), "TMPDIR lies in the attempt"
+    assert plan.sources, "its telemetry comes from somewhere"
+    for source in plan.sources:
+        if isinstance(source, StdoutLines):
+            assert source.grammar in GRAMMARS, f"the grammar {source.grammar!r} is one of {', '.join(GRAMMARS)}"
+        elif isinstance(source, EventFiles):
+            assert source.tags in TAGS, f"the tag table {source.tags!r} is one of {', '.join(TAGS)}"
+    for name in plan.files:
+        assert not Path(name).is_absolute(), f"{name} lies below the attempt"
+        assert ".." not in Path(name).parts, f"{name} lies below the attempt"
+    assert json.loads(json.dumps(dict(plan.resolved))) is not None, "the resolved configuration is plain JSON"
+    assert plan.stop_grace_s >= 0, "the grace is a time"
+
+
+def _check_same_again(plan: LaunchPlan, again: LaunchPlan, rule: str) -> None:
+    assert plan.digest() == again.digest(), rule
+
+
+def _prepared(plan: LaunchPlan) -> AttemptPaths:
+    attempt = AttemptPaths(plan.place.attempt_dir)
+    attempt.work.mkdir(parents=True)
+    for name, text in plan.files.items():
+        path = attempt.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return attempt
+
+
+async def _check_run(plan: LaunchPlan) -> None:
+    attempt = _prepared(plan)
+    child = await Child.launch(plan, attempt)
+    try:
+        await child.ended()
+    finally:
+        if observe(attempt).alive:
+            await child.stop("operator", 0.0)
+        child.close()
+    seen = observe(attempt)
+    assert seen.exit is not None, "it ends by itself, and somebody sees it"
+    tail = attempt.stdout.read_text(errors="replace")[-500:]
+    assert seen.exit.get("returncode") == 0, f"the given spec ends well: {seen.exit}; it said {tail}"
+    assert _events(plan, attempt), "at least one event arrives"
+
+
+async def _check_stop(plan: LaunchPlan) -> None:
+    attempt = _prepared(plan)
+    child = await Child.launch(plan, attempt)
+    try:
+        await child.stop("operator", plan.stop_grace_s)
+    finally:
+        child.close()
+    assert not observe(attempt).alive, "after a stop nothing of it lives"
+
+
+def _events(plan: LaunchPlan, attempt: AttemptPaths) -> list[Record]:
+    if not any(isinstance(source, JournalFile) for source in plan.sources):
+        translator = Translator(attempt, plan.sources)
+        try:
+            while translator.pump(10_000, final=True):
+                pass
+        finally:
+            translator.close()
+    with JournalReader(attempt.journal) as reader:
+        return reader.read()

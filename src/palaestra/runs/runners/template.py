@@ -1,0 +1,74 @@
+"""A runner to copy: any script that prints `@palaestra {...}` lines becomes a trainer of the run service.
+
+docs/runners.md explains it line by line. `palaestra runs start --runner script --script train.py steps=1000` then runs
+`python train.py --steps=1000`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from palaestra.errors import ConfigError
+from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, RunnerCapabilities, StdoutLines
+from palaestra.runs.runners.environment import trainer_environment
+from palaestra.runs.runners.interpreter import choose_python
+from palaestra.runs.spec import RunSpec
+
+__all__ = ["ScriptRunner"]
+
+KEYS = {"steps": int, "learning_rate": float}
+"""What the script can be told. A form is made of it, and everything else is refused before a launch."""
+
+
+class ScriptRunner:
+    """Scripts of somebody's own."""
+
+    name = "script"
+    # What is not claimed here is refused when somebody asks for it, so claim nothing that does not work.
+    capabilities = RunnerCapabilities(title="A script of your own", runs_foreign_code=True)
+
+    def config_schema(self, spec: RunSpec) -> dict[str, Any]:
+        """JSON Schema of the keys."""
+        kinds = {int: "integer", float: "number"}
+        return {"type": "object", "properties": {key: {"type": kinds[kind]} for key, kind in KEYS.items()}}
+
+    def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
+        """Refuse here, with a remedy, what would fail later."""
+        script = _script(spec)
+        if script is None:
+            return [Finding("script", "refused", f"{spec.script} is not a file", "Use --script with a path")]
+        for key, value in spec.config.items():
+            if key not in KEYS:
+                return [Finding("flag", "refused", f"{key}: no such key", f"There are {', '.join(KEYS)}")]
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                return [Finding("flag", "refused", f"{key} = {value!r}: is not a number", f"Write {key}=1")]
+        try:
+            python = choose_python(spec)
+        except ConfigError as error:
+            return [Finding("python", "refused", f"{error.value}: {error.reason}", error.remedy)]
+        return [Finding("script", "ok", str(script)), Finding("python", "ok", python.path)]
+
+    def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
+        """The command, as it is shown and executed: a list of words, no shell."""
+        script = _script(spec)
+        if script is None:
+            raise ConfigError("script", spec.script, "is not a file", "Use --script with a path")
+        words = [f"--{key}={value}" for key, value in spec.config.items()]
+        seed = [] if spec.seed is None else [f"--seed={spec.seed}"]
+        return LaunchPlan(
+            argv=(choose_python(spec).path, str(script), *words, *seed),
+            environment=trainer_environment(spec, place, machine),
+            cwd=place.work_dir,
+            place=place,
+            sources=(StdoutLines("events"),),
+            env_id=spec.env_id or "",
+            algorithm=script.stem,
+            total_steps=spec.config.get("steps"),
+            resolved=dict(spec.config),
+        )
+
+
+def _script(spec: RunSpec) -> Path | None:
+    path = spec.invoked_from / (spec.script or "")
+    return path if path.is_file() else None

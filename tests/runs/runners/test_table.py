@@ -1,0 +1,73 @@
+"""Runners by name, those of other packages included."""
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from palaestra.errors import ConfigError
+from palaestra.runs.runners import table
+from palaestra.runs.runners.echo import EchoRunner
+
+
+@pytest.fixture
+def announced(monkeypatch):
+    """Makes packages announce runners."""
+
+    def announce(**addresses):
+        points = [EntryPoint(name, address, table.GROUP) for name, address in addresses.items()]
+        monkeypatch.setattr(table, "entry_points", lambda group: points)
+        table._load.cache_clear()
+
+    yield announce
+    monkeypatch.undo()
+    table._load.cache_clear()
+
+
+def test_ours_are_there_under_the_names_they_give_themselves():
+    assert {name: runner.name for name, runner in table.registered_runners().items()} == {
+        name: name for name in ("cleanrl", "echo", "palaestra", "sb3")
+    }
+
+
+def test_a_package_adds_one_and_cannot_replace_ours(announced):
+    announced(mine="tests.runs.runners.test_table:Mine", echo="tests.runs.runners.test_table:Mine")
+
+    found = table.registered_runners()
+    assert found["mine"].name == "mine"
+    assert type(found["echo"]) is EchoRunner
+
+
+def test_a_package_that_breaks_takes_nobody_with_it(announced, caplog):
+    announced(absent="no.such.module:X", raising="tests.runs.runners.test_table:Raising")
+
+    assert sorted(table.registered_runners()) == ["cleanrl", "echo", "palaestra", "sb3"]
+    assert table.broken_runners()["raising"] == "ZeroDivisionError: division by zero"
+    assert len(caplog.records) == 2
+    with pytest.raises(ConfigError, match="is installed and cannot be loaded"):
+        table.runner_named("absent")
+
+
+def test_a_wrong_name_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'cleanrl'"):
+        table.runner_named("cleanrll")
+    with pytest.raises(ConfigError, match="There are cleanrl, echo, palaestra, sb3"):
+        table.runner_named("zzz")
+
+
+def test_naming_runners_loads_nothing_heavy():
+    import subprocess
+
+    code = "import sys; from palaestra.runs.runners.table import registered_runners as r; r(); " \
+        "sys.exit(str([m for m in ('torch', 'numpy', 'gymnasium', 'yaml') if m in sys.modules] or ''))"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+
+
+class Mine(EchoRunner):
+    name = "mine"
+
+
+class Raising(EchoRunner):
+    def __init__(self):
+        1 / 0  # noqa: B018
