@@ -4,7 +4,7 @@ import contextlib
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -181,3 +181,20 @@ def test_a_record_cut_short_is_refused_or_says_less():
     for size in range(len(whole)):
         with contextlib.suppress(ValueError):
             assert read_event(whole[:size]).values == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    junk=st.lists(st.binary(max_size=60), min_size=len(RECORDS), max_size=len(RECORDS)),
+    cuts=st.lists(st.integers(0, 800), max_size=4),
+)
+def test_whatever_lies_between_records_and_whenever_it_looks_all_of_them_are_found(tmp_path_factory, junk, cuts):
+    path = tmp_path_factory.mktemp("events") / "events.out.tfevents.1"
+    whole = b"".join(noise + framed(record) for noise, record in zip(junk, RECORDS, strict=True))
+    tail, found = EventFileTail(path), []
+    for size in [*sorted(cuts), len(whole)]:
+        path.write_bytes(whole[:size])
+        found += payloads(tail, 3)
+    found += payloads(tail)
+    assert found == RECORDS
+    assert tail.offset == len(whole)

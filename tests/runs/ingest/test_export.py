@@ -9,6 +9,7 @@ from palaestra.runs.ingest.export import export_tensorboard
 from palaestra.runs.layout import RunPaths
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 from palaestra.telemetry.journal import Journal
+from palaestra.telemetry.tensorboard import TensorBoardSink
 
 
 def attempt(run, number, *events):
@@ -82,3 +83,17 @@ def test_an_export_replaces_the_one_before_and_nothing_else(run, tmp_path):
 
 def test_a_run_without_records_is_exported_empty(run, tmp_path):
     assert export_tensorboard(run, tmp_path / "out").points == 0
+
+
+def test_an_export_that_fails_leaves_the_one_before(run, tmp_path, monkeypatch):
+    attempt(run, 1, step(10, 0.5))
+    export_tensorboard(run, tmp_path / "out")
+
+    def full(_sink, _event):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(TensorBoardSink, "emit", full)
+    with pytest.raises(OSError, match="No space"):
+        export_tensorboard(run, tmp_path / "out")
+    assert len(scalars(tmp_path / "out")) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]

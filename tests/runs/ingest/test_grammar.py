@@ -64,6 +64,8 @@ def test_sb3s_names_become_ours_and_unknown_ones_stay():
     said = {"kind": "TrainingStep", "env_step": 8, "metrics": {"train/loss": 1, "rollout/ep_rew_mean": 2, "x/y": 3}}
     (step,) = GRAMMARS["sb3"].parse(f"@palaestra {json.dumps(said)}")
     assert step.metrics == {"loss": 1.0, "episode_return": 2.0, "x/y": 3.0}
+    assert GRAMMARS["sb3"].parse("Using cpu device") is None
+    assert GRAMMARS["sb3"].parse('@palaestra {"kind": "LogLine", "text": "hi"}') == (LogLine("info", "hi"),)
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,15 @@ def test_tracebacks_are_counted_wherever_a_look_ends(tmp_path):
         path.write_bytes(text)
         watch.look()
         assert (watch.tracebacks, watch.size) == (3, len(text))
+
+
+def test_output_that_was_emptied_is_looked_at_anew(tmp_path):
+    path = tmp_path / "stdout.log"
+    watch = OutputWatch(path)
+    watch.look()
+    assert (watch.size, watch.tracebacks) == (0, 0)
+    path.write_bytes(b"Traceback (most recent call last)\n" + b"x" * 100)
+    watch.look()
+    path.write_bytes(b"Traceback (most recent call last)\n")
+    watch.look()
+    assert (watch.size, watch.tracebacks) == (34, 2)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from palaestra.errors import ConfigError
 from palaestra.runs.layout import AttemptPaths, RunPaths
-from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
+from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import JournalReader
 from palaestra.telemetry.tensorboard import TensorBoardSink
 
@@ -40,16 +40,13 @@ def export_tensorboard(run: RunPaths, into: Path) -> ExportReport:
     try:
         for record in _records(run):
             time = record.time
-            if isinstance(record.event, EpisodeSummary):
-                episodes = True
-            elif isinstance(record.event, TrainingStep):
+            event = record.event
+            if isinstance(event, TrainingStep):
                 # The sink writes the means of the episodes in between along with the update.
                 means = {"episode_return", "episode_length"} if episodes else set()
-                points += len(means | record.event.metrics.keys())
-                episodes = False
-            else:
-                continue
-            sink.emit(record.event)
+                points += len(means | event.metrics.keys())
+            episodes = isinstance(event, EpisodeSummary)
+            sink.emit(event)
     except BaseException:
         sink.close()
         shutil.rmtree(new, ignore_errors=True)
@@ -74,26 +71,29 @@ def _require_replaceable(into: Path) -> None:
     raise ConfigError("into", str(into), reason, "Name a new directory")
 
 
-def _records(run: RunPaths) -> Iterator[Record]:
+class _Told(NamedTuple):
+    time: float
+    event: TrainingStep | EpisodeSummary
+
+
+def _records(run: RunPaths) -> Iterator[_Told]:
     attempts = run.attempts()
     begins = [_first_step(attempt) for attempt in attempts]
     for number, attempt in enumerate(attempts):
         stop = min((step for step in begins[number + 1 :] if step is not None), default=None)
-        for record in _journal(attempt):
-            if isinstance(record.event, TrainingStep | EpisodeSummary) and (
-                stop is None or record.event.env_step < stop
-            ):
-                yield record
+        for told in _journal(attempt):
+            if stop is None or told.event.env_step < stop:
+                yield told
 
 
 def _first_step(attempt: AttemptPaths) -> int | None:
-    for record in _journal(attempt):
-        if isinstance(record.event, TrainingStep | EpisodeSummary):
-            return record.event.env_step
-    return None
+    first = next(_journal(attempt), None)
+    return None if first is None else first.event.env_step
 
 
-def _journal(attempt: AttemptPaths) -> Iterator[Record]:
+def _journal(attempt: AttemptPaths) -> Iterator[_Told]:
     with JournalReader(attempt.journal) as reader:
         while records := reader.read(_BATCH):
-            yield from records
+            for _, time, event in records:
+                if isinstance(event, TrainingStep | EpisodeSummary):
+                    yield _Told(time, event)
