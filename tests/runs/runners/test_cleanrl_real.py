@@ -1,0 +1,69 @@
+"""CleanRL's own scripts, unmodified, from the checkout and interpreter that the environment names.
+
+PALAESTRA_CLEANRL is a checkout; PALAESTRA_CLEANRL_PYTHON an interpreter with its packages (default: this one).
+"""
+
+import os
+import sys
+
+import pytest
+
+from palaestra.runs.orchestrator import TrainerOrchestrator
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import RunRecord
+from palaestra.telemetry import EpisodeSummary
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("PALAESTRA_CLEANRL" not in os.environ, reason="PALAESTRA_CLEANRL names no checkout"),
+]
+PYTHON = os.environ.get("PALAESTRA_CLEANRL_PYTHON", sys.executable)
+
+
+def _trained(home, script, env_id, **config) -> tuple[RunRecord, list[EpisodeSummary], str]:
+    with TrainerOrchestrator(home) as orchestrator:
+        run_id = orchestrator.launch(
+            "cleanrl", config, script=script, env_id=env_id, seed=1, python=PYTHON, consent=True
+        )  # fmt: skip
+        episodes = [r.event for r in orchestrator.stream(run_id) if isinstance(r.event, EpisodeSummary)]
+        output = (home / "var" / "training" / "runs" / run_id / "attempt_1" / "stdout.log").read_text()
+        return orchestrator.run(run_id), episodes, output
+
+
+@pytest.mark.parametrize(
+    ("script", "env_id"),
+    [
+        ("ppo", "CartPole-v1"),
+        ("dqn", "CartPole-v1"),
+        ("c51", "CartPole-v1"),
+        ("pqn", "CartPole-v1"),
+        ("ppo_continuous_action", "Pendulum-v1"),
+        ("rpo_continuous_action", "Pendulum-v1"),
+        ("sac_continuous_action", "Pendulum-v1"),
+        ("td3_continuous_action", "Pendulum-v1"),
+        ("ddpg_continuous_action", "Pendulum-v1"),
+    ],
+)
+def test_every_episode_on_stdout_is_an_event(tmp_path, script, env_id):
+    run, episodes, output = _trained(tmp_path, script, env_id, total_timesteps=3000)
+
+    assert run.phase is Phase.SUCCEEDED, output[-2000:]
+    assert (run.agent_id, run.env_id) == (f"cleanrl/{script}", env_id)
+    assert len(episodes) == run.episodes == output.count("episodic_return=") >= 10
+    assert all(episode.length > 0 for episode in episodes)
+
+
+def test_dqn_learns(tmp_path):
+    _, episodes, _ = _trained(tmp_path, "dqn", "CartPole-v1", total_timesteps=60_000)
+
+    returns = [episode.episode_return for episode in episodes]
+    assert sum(returns[:100]) / 100 < 40
+    assert sum(returns[-100:]) / 100 > 100
+
+
+def test_a_model_is_saved_and_its_evaluation_ends(tmp_path):
+    run, _, output = _trained(tmp_path, "dqn", "CartPole-v1", total_timesteps=2000, save_model=True)
+
+    assert run.phase is Phase.SUCCEEDED
+    assert "model saved to runs/" in output
+    assert len(list(tmp_path.rglob("*.cleanrl_model"))) == 1

@@ -1,0 +1,22 @@
+"""The page about runners shows what is tested, not something like it."""
+
+from pathlib import Path
+
+from palaestra.cli.runners import _matrix
+from palaestra.runs.runners.table import registered_runners
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "runners.md").read_text()
+
+
+def test_the_template_and_the_script_stand_on_the_page_as_they_are():
+    template = (ROOT / "src" / "palaestra" / "runs" / "runners" / "template.py").read_text()
+
+    assert template.strip() in PAGE
+    assert Path(__file__).with_name("own_script.py").read_text().strip() in PAGE
+
+
+def test_the_matrix_on_the_page_is_the_one_that_is_printed():
+    found = {name: runner.capabilities for name, runner in registered_runners().items()}
+
+    assert "\n".join(_matrix(found)) in PAGE
