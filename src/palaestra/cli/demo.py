@@ -16,14 +16,13 @@ SCREENS: dict[str, Any] = {
     "tasks": [
         {"task": "click_target/button", "params": {"difficulty": 2, "step_limit": 1}},
         {"task": "miniwob/focus-text", "params": {"step_limit": 1}},
-        {"task": "miniwob/click-tab", "params": {"step_limit": 1}},
     ],
     "algorithm": {"name": "grpo", "group_size": 8},
     "trainer": {
         "batch_size": 64,
-        "num_training_steps": 28,
-        "learning_rate": 1.5e-3,
-        "decay_updates": 28,
+        "num_training_steps": 24,
+        "learning_rate": 1e-3,
+        "decay_updates": 24,
         "epochs": 2,
         "minibatches": 4,
         "microbatch_turns": 64,
@@ -65,7 +64,7 @@ def _screens() -> None:
     find_chromium()
     print(
         "A vision-language model of 1.3 million weights looks at screenshots and answers with clicks. It learns by\n"
-        "reward alone, in real browsers, on three tasks: a named button, a text field, a tab. A few minutes.\n"
+        "reward alone, in real browsers, on two tasks: find the button, find the text field. A few minutes.\n"
     )
 
     from palaestra.cli.evaluating_ui import judge
