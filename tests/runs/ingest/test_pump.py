@@ -225,3 +225,22 @@ def test_events_that_are_no_numbers_are_published_too(attempt, followed):
 
     assert followed.records["r", 1][0].event == LogLine("info", "hello")
     assert SeriesReader(attempt.series).names() == {}
+
+
+def test_a_pump_that_was_closed_in_the_middle_loses_nothing_for_the_next_one(attempt, followed):
+    before = len(os.listdir("/proc/self/fd"))
+    with Journal(attempt.journal) as journal:
+        with Pump(followed) as pump:
+            pump.watch("r", attempt, JOURNAL)
+            journal.emit_many(steps(0, 100))
+            followed.wait_for(100)
+        assert not [thread for thread in threading.enumerate() if thread.name == "palaestra-pump"]
+        journal.emit_many(steps(100, 150))
+    again = Followed()
+    with Pump(again) as pump:
+        pump.watch("r", attempt, JOURNAL)
+        assert pump.finish("r").seq == 150
+
+    assert again.seqs()[-50:] == list(range(101, 151))
+    assert SeriesReader(attempt.series).names()["loss"].points == 150
+    assert len(os.listdir("/proc/self/fd")) == before
