@@ -8,6 +8,7 @@ from palaestra.errors import SessionRefused
 from palaestra.sessions.page import PageRequest
 from palaestra.sessions.suites import make_task, suites
 from palaestra.sessions.suites.click_target import RUNGS
+from palaestra.sessions.suites.one_file import in_one_file
 
 
 def test_a_harder_target_means_more_and_smaller_buttons():
@@ -100,6 +101,37 @@ def test_miniwob_serves_its_own_files_and_nothing_else():
     for path in ("/../__init__.py", "/core/../../__init__.py", "/etc/passwd", "/", "//etc/passwd"):
         assert task.serve(PageRequest("GET", path, b"")) is None
     assert (task.judge([True, 0.5, None]).success, task.judge([True, 1.0, None]).success) == (False, True)
+
+
+def test_a_miniwob_page_comes_in_one_piece_and_keeps_what_has_an_encoding_of_its_own():
+    if not suites()["miniwob"].names():
+        pytest.skip("the miniwob package is not installed")
+
+    def page(name):
+        task = make_task("miniwob", name, 3, {})
+        return task.serve(PageRequest("GET", task.entry, b"")).body
+
+    dialog = page("click-dialog")
+    assert b'<script src="' not in dialog
+    assert b'<link rel="stylesheet"' not in dialog
+    assert b'url("images/' not in dialog
+    assert dialog.index(b"var core") < dialog.index(b"<script>/*! jQuery UI") < dialog.index(b"var genProblem")
+    # Its three libraries begin with a byte order mark.
+    assert page("click-pie").count(b'<script src="') == 3
+
+
+def test_a_page_keeps_the_names_of_what_cannot_be_written_into_it():
+    files = {
+        "/a/one.js": b"f()", "/a/two.js": b"g('</SCRIPT>')", "/a/three.js": b"h('\xc3\xa9')",
+        "/css/all.css": b'p{background:url("dot.png")}b{background:url(gone.png)}', "/css/dot.png": b"dot",
+    }  # fmt: skip
+    tags = b"".join(b'<script src="../a/%s.js"></script>' % name for name in (b"one", b"two", b"three", b"four"))
+    page = b'<link rel="stylesheet" href="../css/all.css">' + tags
+    assert in_one_file(page, "/tasks/page.html", files.get) == (
+        b'<style>p{background:url("data:image/png;base64,ZG90")}b{background:url("/css/gone.png")}</style>'
+        b'<script>f()</script><script src="../a/two.js"></script><script src="../a/three.js"></script>'
+        b'<script src="../a/four.js"></script>'
+    )
 
 
 def test_the_page_s_own_task_is_one(tmp_path):

@@ -43,6 +43,9 @@ _DRAWN_ON_DEMAND = (
     "--enable-begin-frame-control", "--run-all-compositor-stages-before-draw",
     "--disable-new-content-rendering-timeout", "--disable-threaded-animation", "--disable-threaded-scrolling",
     "--disable-checker-imaging",
+    # There is no network that the browser would have to be kept apart from: one process less to talk to, and 4 % less
+    # processor time for a session of one act.
+    "--enable-features=NetworkServiceInProcess2",
 )  # fmt: skip
 _UNLIMITED = ("--disable-frame-rate-limit", "--disable-gpu-vsync")
 GRACE_S = 3.0

@@ -1,8 +1,9 @@
-"""`miniwob/*`: the pages of the `miniwob` package, as they are, with four changes that make them fit for learning.
+"""`miniwob/*`: the pages of the `miniwob` package, as they are, with five changes that make them fit for learning.
 
 The raw reward counts (the page's own decays with the wall clock, which would punish slow models); its time limit is put
 out of reach, since ours counts steps; the display that shows the last reward is hidden, since it gives answers away;
-and an episode begins when we say so. Solved means a raw reward of 1.
+an episode begins when we say so; and a page comes in one piece, with the scripts and style sheets it loads, since every
+request costs. Solved means a raw reward of 1.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import mimetypes
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from palaestra.errors import SessionRefused
 from palaestra.sessions.page import PageRequest, PageResponse
 from palaestra.sessions.screen import Size
 from palaestra.sessions.suite import Task, checked_params
+from palaestra.sessions.suites.one_file import in_one_file
 from palaestra.sessions.task import Progress
 
 __all__ = ["UNUSABLE", "MiniWob"]
@@ -79,11 +81,10 @@ class _MiniWobPage(Task):
         self.entry = f"/miniwob/{name}.html"
 
     def serve(self, request: PageRequest) -> PageResponse | None:
-        """Files of the package, and nothing outside it."""
-        file = (self._root / request.path.partition("?")[0].lstrip("/")).resolve()
-        if not file.is_relative_to(self._root.resolve()) or not file.is_file():
-            return None
-        return PageResponse(file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream")
+        """Files of the package, and nothing outside it; the page itself with what it loads."""
+        path = request.path.partition("?")[0]
+        body = _whole_page(self._root, path) if path == self.entry else _file(self._root, path)
+        return None if body is None else PageResponse(body, mimetypes.guess_type(path)[0] or "application/octet-stream")
 
     def told(self, begun: Any) -> str:
         """What the page's yellow bar says."""
@@ -93,3 +94,14 @@ class _MiniWobPage(Task):
         """The page's own verdict, before it is scaled by time."""
         done, raw, why = probed
         return Progress(float(raw), bool(done), bool(done) and float(raw) == 1.0, detail={"reason": why})
+
+
+@lru_cache(maxsize=256)
+def _whole_page(root: Path, path: str) -> bytes | None:
+    page = _file(root, path)
+    return None if page is None else in_one_file(page, path, lambda other: _file(root, other))
+
+
+def _file(root: Path, path: str) -> bytes | None:
+    file = (root / path.lstrip("/")).resolve()
+    return file.read_bytes() if file.is_relative_to(root.resolve()) and file.is_file() else None
