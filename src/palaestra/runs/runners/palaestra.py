@@ -108,7 +108,7 @@ class PalaestraRunner:
             argv += ["--warm-start", str(_path(spec, spec.warm_start))]
         return LaunchPlan(
             argv=tuple(argv),
-            environment=trainer_environment(spec, place, machine, {"PYTHONPATH": _ROOT}),
+            environment=trainer_environment(spec, place, machine, {"PYTHONPATH": _ROOT, **_gateway_token(machine)}),
             cwd=spec.invoked_from,
             place=place,
             sources=(JournalFile(),),
@@ -144,6 +144,11 @@ class PalaestraRunner:
             refused = found["refused"]
             raise ConfigError(refused["place"], refused["value"], refused["reason"], refused["remedy"])
         return found
+
+
+def _gateway_token(machine: Machine) -> dict[str, str]:
+    """Training on screens asks a gateway for sessions; no other runner has a use for its token."""
+    return {name: value for name, value in machine.environment.items() if name == "PALAESTRA_GATEWAY_TOKEN"}
 
 
 def _path(spec: RunSpec, given: str) -> Path:

@@ -6,6 +6,7 @@ docs/runners.md explains it line by line. `palaestra runs start --runner script 
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class ScriptRunner:
             algorithm=script.stem,
             total_steps=spec.config.get("steps"),
             resolved=dict(spec.config),
+            script_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),  # a changed script asks for consent again
         )
 
 

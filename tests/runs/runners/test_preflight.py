@@ -1,0 +1,81 @@
+"""Bad input: refused before anything is launched or written, with the remedy."""
+
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused
+from palaestra.runs.orchestrator import TrainerOrchestrator
+from palaestra.runs.runner import RunnerCapabilities
+from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.supervisor import SupervisorConfig
+
+CHECKOUT = str(Path(__file__).parent / "checkout")
+CARTPOLE = {"env": {"id": "CartPole-v1"}}
+
+
+class _Hungry(EchoRunner):
+    name = "hungry"
+    capabilities = RunnerCapabilities(title="Needs a GPU", needs_gpu=True)
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """Launches and answers why not; the state directory must be as empty as before."""
+    home = tmp_path_factory.mktemp("home")
+    empty = tmp_path_factory.mktemp("empty")
+    venv.create(empty, with_pip=False, symlinks=True)
+    with TrainerOrchestrator(home) as orchestrator:
+        orchestrator.register_runner("hungry", _Hungry)
+
+        def launch(runner, config, **spec):
+            spec = {key: str(empty) if value == "EMPTY" else value for key, value in spec.items()}
+            with pytest.raises((LaunchRefused, ConfigError)) as caught:
+                orchestrator.launch(runner, config, consent=True, **spec)
+            assert list((home / "var" / "training" / "runs").iterdir()) == []
+            return str(caught.value)
+
+        yield launch
+
+
+@pytest.mark.parametrize(
+    ("runner", "config", "spec", "reason", "remedy"),
+    [
+        ("palestra", CARTPOLE, {}, "palestra", "palaestra"),
+        ("cleanrl", {"checkout": CHECKOUT}, {"script": "shapde"}, "is not in", "shaped"),
+        ("cleanrl", {"checkout": CHECKOUT, "gama": 1}, {"script": "shaped"}, "no such argument", "shaped.py has"),
+        ("cleanrl", {"checkout": CHECKOUT}, {"script": "shaped", "python": "EMPTY"}, "not installed", "pip install"),
+        ("cleanrl", {"checkout": CHECKOUT}, {"script": "shaped", "python": "/bin/false"}, "exit code 1", "--python"),
+        ("palaestra", {"env": {"id": "CartPole-v9"}}, {}, "CartPole-v9", "CartPole-v1"),
+        ("hungry", {}, {}, "GPU", "GPU"),
+        ("echo", {"step": 3}, {}, "unknown key", "Did you mean 'steps'?"),
+        ("cleanrl", {"checkout": CHECKOUT}, {"script": "shaped", "warm_start": "x"}, "cannot begin with", "Leave"),
+        ("echo", {}, {"video": True}, "cannot record video", "Leave --video out"),
+    ],
+)
+def test_it_is_refused_and_nothing_is_written(refused, runner, config, spec, reason, remedy):
+    said = refused(runner, config, **{"python": None, **spec})
+
+    assert reason in said
+    assert remedy in said
+
+
+def test_a_disk_that_is_too_small_is_refused(tmp_path):
+    config = SupervisorConfig(min_free_disk_mb=1 << 40)
+    with TrainerOrchestrator(tmp_path, config) as orchestrator, pytest.raises(LaunchRefused, match="MB are free"):
+        orchestrator.launch("echo", {})
+    assert list((tmp_path / "var" / "training" / "runs").iterdir()) == []
+
+
+def test_foreign_code_needs_a_consent_to_exactly_its_command(tmp_path):
+    from palaestra.runs.runners.template import ScriptRunner
+
+    script = tmp_path / "own.py"
+    script.write_text("")
+    with TrainerOrchestrator(tmp_path) as orchestrator:
+        orchestrator.register_runner("script", ScriptRunner)
+        with pytest.raises(ConsentNeeded, match=r"own\.py"):
+            orchestrator.launch("script", {}, script=str(script), python=sys.executable)
+    assert list((tmp_path / "var" / "training" / "runs").iterdir()) == []
