@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 
-from tests.runs.attempts import PATIENCE_S
+from tests.runs.attempts import PATIENCE_S, until
 
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
@@ -13,6 +13,8 @@ from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor import Supervisor, SupervisorConfig
 from palaestra.telemetry.journal import JournalReader
+
+_LONGEST_S = 180.0
 
 
 @contextlib.asynccontextmanager
@@ -25,7 +27,9 @@ async def supervising(home, *, runners=None, clock=None, **config):
     try:
         supervisor.report = await supervisor.start()
         supervisor.registry = registry
-        yield supervisor
+        # A broken test must fail, not hang.
+        async with asyncio.timeout(_LONGEST_S):
+            yield supervisor
     finally:
         for run_id in list(supervisor._runs):
             with contextlib.suppress(Exception):
@@ -57,6 +61,8 @@ async def reaches(supervisor, run_id, *phases):
         raise AssertionError(f"{run_id} ended as {supervisor.registry.get(run_id)}")
 
     await asyncio.wait_for(body(), PATIENCE_S * 2)
+    # The row is written right after the life.
+    await until(lambda: supervisor.registry.get(run_id).phase in phases, "the row")
     return supervisor.registry.get(run_id)
 
 

@@ -80,3 +80,25 @@ def test_the_service_lives_through_it_and_takes_in_the_rest_when_there_is_space(
     assert record.phase.ended
     steps = [r.event.update for r in journal(small_disk, record.run_id) if isinstance(r.event, TrainingStep)]
     assert steps == _printed(small_disk, record.run_id) != []
+
+
+def test_who_fills_the_disk_can_be_stopped_while_it_is_full(small_disk):
+    async def body():
+        async with supervising(small_disk, min_free_disk_mb=1) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=10, fill_disk=True, then="hang", until="/nowhere"))).run_id
+            attempt = small_disk.run(run_id).attempt(1)
+            await until(lambda: supervisor.registry.get(run_id).trainer, "the trainer")
+            trainer = supervisor.registry.get(run_id).trainer
+            await until(lambda: (attempt.work / "filling").exists() and not _fits(small_disk), "a full disk")
+            await within(supervisor.stop(run_id, grace_s=5))
+            assert not trainer.lives()
+            (attempt.work / "filling").unlink(missing_ok=True)
+            return await ends(supervisor, run_id)
+
+    record = asyncio.run(body())
+    assert (record.phase, record.code) == (Phase.STOPPED, "operator")
+
+
+def _fits(home):
+    facts = os.statvfs(home.path)
+    return facts.f_bavail * facts.f_frsize >= 1 << 14

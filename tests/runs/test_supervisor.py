@@ -31,7 +31,7 @@ def test_a_run_goes_from_queued_to_succeeded_and_every_step_is_on_record(home):
             assert (record.phase, record.total_steps) == (Phase.QUEUED, 400)
             assert record.run_id.startswith("mine-")
             end = await ends(supervisor, record.run_id)
-            assert supervisor.idle
+            await until(lambda: supervisor.idle, "the slot to be free")
             return end
 
     record = asyncio.run(body())

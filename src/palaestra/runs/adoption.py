@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from palaestra.runs.record import RunRecord
 from palaestra.runs.store.rebuild import read_run
 from palaestra.runs.store.registry import Registry
 
-__all__ = ["AdoptionReport", "Found", "found_on_disk"]
+__all__ = ["AdoptionReport", "Found", "found_on_disk", "remove_unfinished"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ class Found:
 
     live: list[RunRecord] = field(default_factory=list)
     unsupervised: int = 0
+
+
+def remove_unfinished(home: Home) -> None:
+    """Directories that a killed service was making or removing, and archives it was writing."""
+    for path in home.runs.glob(".*"):
+        if path.is_dir() and path.suffix in (".new", ".restore", ".gone"):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in (home.path / "archive").glob(".*.new"):
+        path.unlink(missing_ok=True)
 
 
 def found_on_disk(home: Home, registry: Registry) -> Found:

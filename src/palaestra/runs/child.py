@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ __all__ = ["Child", "end_everything", "fresh_label", "spawn_warden"]
 _MARGIN_S = 10.0
 """How long a warden may take beyond the grace before it is taken to be stuck."""
 
+_STOP_SPACE = ".stop.reserved"
 _PAUSE_S = 0.02
 """Between two looks at processes that nobody can be told to wait for."""
 
@@ -112,7 +114,7 @@ class Child:
     async def stop(self, reason: str, grace_s: float, *, by: str = "service") -> None:
         """End it: ask, wait, insist. Returns when nothing of the attempt lives."""
         request = {"schema": 1, "reason": reason, "by": by, "grace_s": grace_s, "asked": time.time()}
-        write_json(self._attempt.stop, request)
+        _request(self._attempt, request)
         if self._warden is not None and self._warden.lives() and self._warden_fd is not None:
             _signal(self._warden_fd, signal.SIGTERM)
             if await _within(self.ended(), grace_s + warden.LEFTOVER_GRACE_S + _MARGIN_S):
@@ -144,6 +146,7 @@ def spawn_warden(plan: LaunchPlan, attempt: AttemptPaths, *, memory_mb: int | No
     """Start a warden: a descriptor that is written to when the trainer runs and closed otherwise, and its pid."""
     label = fresh_label(attempt)
     attempt.scratch.mkdir(exist_ok=True)
+    _reserve(attempt)
     ready, tell = os.pipe()
     nothing = output = -1
     try:
@@ -180,6 +183,24 @@ def spawn_warden(plan: LaunchPlan, attempt: AttemptPaths, *, memory_mb: int | No
             if descriptor >= 0:
                 os.close(descriptor)
     return ready, pid
+
+
+def _reserve(attempt: AttemptPaths) -> None:
+    """Space for the request to stop: who fills the disk must be asked, too. The warden removes what was not used."""
+    with contextlib.suppress(OSError), open(attempt.path / _STOP_SPACE, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 4096)
+
+
+def _request(attempt: AttemptPaths, request: dict[str, Any]) -> None:
+    try:
+        write_json(attempt.stop, request)
+    except OSError:
+        space = attempt.path / _STOP_SPACE
+        with contextlib.suppress(OSError), open(space, "r+b") as file:
+            file.write(json.dumps(request).encode())
+            file.truncate()
+            file.flush()
+            space.replace(attempt.stop)
 
 
 async def end_everything(label: str, trainer: ProcessIdentity | None) -> int:

@@ -100,7 +100,8 @@ async def follow(
             if memory is not None and memory is not followed:
                 followed = memory
                 deaf.append(memory.watch(lambda: _wake(loop, news)))
-            over = memory is None and _over(run)
+            # Looked at before the files are read: what was written by then is all there is.
+            over = _over(run)
             async for item in _pass(run, position, memory, readers):
                 position = Position.read(item.id)
                 yield item

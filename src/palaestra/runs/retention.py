@@ -26,8 +26,6 @@ class RetentionPolicy(Section):
     """Throw a packed run away this long after it ended."""
     keep_last: int | None = Field(default=None, ge=0)
     """Of all runs that have ended, pack all but the newest so many."""
-    keep_best_checkpoints: int = Field(default=3, ge=1)
-    """Of a packed run's checkpoints, so many of the best are named in its row."""
     max_total_gb: float | None = Field(default=None, gt=0)
     """Pack the oldest until the unpacked ones take no more than this."""
     undo_days: float = Field(default=7.0, ge=0)

@@ -95,8 +95,8 @@ class RunBook:
         record = LifeRecord(0, now, row.attempt, str(happening), row.phase, reason, code, facts)
         written = await self._patiently(lambda: self._life.append(record))
         self.record = row
-        self._tell(self.run_id, written)
         await self._patiently(self._index)
+        self._tell(self.run_id, written)
 
     def _index(self) -> None:
         try:
@@ -109,7 +109,7 @@ class RunBook:
         told = False
         while True:
             try:
-                return write()
+                return await asyncio.to_thread(write)
             except sqlite3.OperationalError as error:
                 problem = str(error)
             except OSError as error:

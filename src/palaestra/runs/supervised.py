@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -39,6 +41,11 @@ _DRAIN_S = 5.0
 """How long an end waits for the last telemetry; what a full disk holds back longer comes later."""
 
 _DRAIN_LATER_S = 24 * 3600.0
+_DISK_S = 2.0
+"""How long a stop waits for a disk that is full."""
+
+_TRY_AGAIN_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,6 @@ class Supervised:
                 self._around.spawn(self._start_again(attempt.number))
                 return "again"
             await end_everything(seen.label, None)
-            self._around.pump.watch(self.book.run_id, attempt, plan.sources, self._spec.thin_every)
             self._around.spawn(self._conclude(attempt, plan))
             return "ended"
 
@@ -130,12 +136,17 @@ class Supervised:
             if phase is Phase.QUEUED:
                 await self._end_here(Happening.STOP_ASKED, "stopped by the operator before it began", reason)
                 return self.book.record
-            asked = "asked to stop" if reason == "operator" else f"asked to stop ({reason})"
-            await self.book.happened(Happening.STOP_ASKED, reason=asked, code=reason)
+            words = "asked to stop" if reason == "operator" else f"asked to stop ({reason})"
+            asking = self._around.spawn(self.book.happened(Happening.STOP_ASKED, reason=words, code=reason))
+            # Who fills the disk must be stopped although nothing can be written down; that comes when it can.
+            await asyncio.wait({asking}, timeout=_DISK_S)
+            if asking.done():
+                asking.result()
             child = self._child
         if child is not None:
             await child.stop(reason, self._grace(child.attempt) if grace_s is None else grace_s)
-        await self._ended.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), None if asking.done() else _DISK_S)
         return self.book.record
 
     def heard(self, attempt: int, records: list[Record]) -> None:
@@ -178,7 +189,10 @@ class Supervised:
 
     async def _start_again(self, number: int) -> None:
         async with self._lock:
-            await self._start(number, again=True)
+            if self.book.phase is Phase.STOPPING:
+                await self._end_here(Happening.STOPPED, "stopped by the operator before it began", "operator")
+            else:
+                await self._start(number, again=True)
 
     async def _plan(self, number: int) -> LaunchPlan:
         place = await asyncio.to_thread(self._around.place, self.book.run_id, number)
@@ -226,11 +240,20 @@ class Supervised:
         assert self._watch is not None
         sampling = self._around.spawn(self._sample(child))
         try:
-            await self._watch.until_ended()
+            await self._persist(self._watch.until_ended)
         finally:
             sampling.cancel()
         child.close()
         await self._conclude(child.attempt, plan)
+
+    async def _persist(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Whatever goes wrong in watching a run, it is watched to its end."""
+        while True:
+            try:
+                return await work()
+            except Exception:  # noqa: BLE001 - a fault of ours must not lose a run
+                _log.exception("%s: something went wrong while it was looked after", self.book.run_id)
+                await asyncio.sleep(_TRY_AGAIN_S)
 
     async def _sample(self, child: Child) -> None:
         root = child.warden if child.warden is not None and child.warden.lives() else child.trainer
@@ -242,7 +265,15 @@ class Supervised:
             await asyncio.sleep(self._around.sample_every_s)
 
     async def _conclude(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
+        await self._persist(lambda: self._write_end(attempt, plan))
+
+    async def _write_end(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
+        if self.book.phase.ended:
+            self._over()
+            return
         around, run_id = self._around, self.book.run_id
+        if around.pump.progress(run_id) is None:
+            around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
         progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_S)
         while self._measuring is not None and not self._measuring.done():
             await asyncio.wait({self._measuring})

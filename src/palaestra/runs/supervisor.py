@@ -21,7 +21,7 @@ from pydantic import Field
 from palaestra.config import Section, nearest
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.runs.admission import admit, newest_checkpoint, place_of, read_spec
-from palaestra.runs.adoption import AdoptionReport, found_on_disk
+from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
 from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undelete, unpack
 from palaestra.runs.following import StreamItem, follow
 from palaestra.runs.gpu import detected_gpus
@@ -122,6 +122,7 @@ class Supervisor:
         self._slots = Slots(self._config.max_running, tuple(gpu.index for gpu in gpus))
         self._pump = Pump(self._publish, self._config.poll_every_s)
         self._home.runs.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(remove_unfinished, self._home)
         found = await asyncio.to_thread(found_on_disk, self._home, self._registry)
         report = AdoptionReport(unsupervised=found.unsupervised)
         self._around = self._surroundings(self._pump)
@@ -185,7 +186,7 @@ class Supervisor:
             raise IllegalTransition(f"{run_id} is {record.phase} and cannot be stopped")
         return await run.stop(reason, grace_s)
 
-    async def resume(self, run_id: str) -> RunRecord:
+    async def resume(self, run_id: str, consent: str | None = None) -> RunRecord:
         """Queue a run that has ended once more; it goes on from its last checkpoint."""
         if checked_run_id(run_id) in self._runs:
             raise IllegalTransition(f"{run_id} is {self._runs[run_id].book.phase} and cannot be resumed")
@@ -195,13 +196,15 @@ class Supervisor:
             raise LaunchRefused("run", run_id, "was not started by the service and cannot be resumed by it", remedy)
         if record.archived:
             raise LaunchRefused("run", run_id, "is archived", f"palaestra runs restore {run_id}")
+        if self._pump is not None and self._pump.progress(run_id) is not None:
+            raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
         spec = read_spec(self._home.run(run_id))
         runner = self._runner(spec.runner)
         number = record.attempt + 1
         place = await asyncio.to_thread(self._place, record.run_id, number)
         if place.resume_from is None:
             raise LaunchRefused("run", run_id, "has no checkpoint to go on from", "Start it anew")
-        (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(None)
+        (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
         run = self._take_in(record, spec)
         try:
             await run.book.happened(Happening.RESUMED, reason="", started=None, ended=None, alarms=())

@@ -64,6 +64,7 @@ def main(attempt_dir: str) -> int:
         os.close(ready)
         attempt.stand_by()
     shutil.rmtree("tmp", ignore_errors=True)
+    _remove(".stop.reserved")
     attempt.write_exit(error)
     return 0
 
