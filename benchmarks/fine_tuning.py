@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from palaestra.actor.evaluation import confidence_interval, evaluate, share_interval
+from palaestra.actor.evaluation import confidence_interval, evaluate
+from palaestra.actor.proportion import wilson_interval
 from palaestra.env import make_env
 from palaestra.train import load_config
 from palaestra.train.loop import build_trainer
@@ -79,7 +80,7 @@ def table(runs: list[dict]) -> str:
     for key in dict.fromkeys((run["config"], run["lane"]) for run in runs):
         group = [run for run in runs if (run["config"], run["lane"]) == key]
         n = group[0]["episodes"]
-        low, high = (100 * share for share in share_interval(group[0]["before"], n))
+        low, high = (100 * share for share in wilson_interval(group[0]["before"], n))
         after = tuple(100 * run["after"] / n for run in group)
         least, most = confidence_interval(after)
         first = 100 * group[0]["before"] / n
