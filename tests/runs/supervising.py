@@ -18,11 +18,11 @@ _LONGEST_S = 180.0
 
 
 @contextlib.asynccontextmanager
-async def supervising(home, *, runners=None, clock=None, **config):
+async def supervising(home, *, runners=None, catalogue=None, clock=None, **config):
     """A started supervisor; runs that still go on at its end are stopped."""
     registry = open_registry(home)
     config = SupervisorConfig(**{"min_free_disk_mb": 0, "alarm_every_s": 0.05, "max_running": 8, **config})
-    options = {} if clock is None else {"clock": clock}
+    options = {"catalogue": catalogue} | ({} if clock is None else {"clock": clock})
     supervisor = Supervisor(home, registry, runners or {"echo": EchoRunner()}, config, **options)
     try:
         supervisor.report = await supervisor.start()

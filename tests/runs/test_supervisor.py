@@ -592,3 +592,24 @@ def test_arguments_and_output_are_the_trainers_own(home):
     attempt = asyncio.run(body())
     assert not list(home.base.rglob("canary"))
     assert "--until=;touch canary $(touch canary)" in json.loads(attempt.command.read_text())["argv"]
+
+
+def test_checkpoints_are_told_to_the_catalogue_once_announced_and_looked_for_at_the_end(home):
+    seen, scanned = [], []
+
+    class Catalogue:
+        def seen(self, run, attempt, records):
+            seen.extend((run.run_id, attempt.number, record.event.env_step) for record in records)
+
+        def scan(self, run, attempt, patterns):
+            scanned.append((run.run_id, attempt.number, patterns))
+
+    async def body():
+        async with supervising(home, catalogue=Catalogue()) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=30, checkpoint_every=10))).run_id
+            await ends(supervisor, run_id)
+            return run_id
+
+    run_id = asyncio.run(body())
+    assert sorted(set(seen)) == [(run_id, 1, 100), (run_id, 1, 200), (run_id, 1, 300)]
+    assert scanned == [(run_id, 1, ())]

@@ -102,9 +102,9 @@ async def follow(
                 deaf.append(memory.watch(lambda: _wake(loop, news)))
             # Looked at before the files are read: what was written by then is all there is.
             over = _over(run)
-            async for item in _pass(run, position, memory, readers):
-                position = Position.read(item.id)
-                yield item
+            async for reached, item in _pass(run, position, memory, readers):
+                position = reached
+                yield StreamItem(str(position), item)
             if over:
                 return
             try:
@@ -126,7 +126,7 @@ def _wake(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
 
 async def _pass(
     run: RunPaths, position: Position, memory: Ring | None, readers: dict[int, _Reader]
-) -> AsyncIterator[StreamItem]:
+) -> AsyncIterator[tuple[Position, Record | LifeRecord]]:
     life, attempt, seq = position
     happenings = LifeLog(run).read(after=life)
     for paths in run.attempts():
@@ -135,16 +135,16 @@ async def _pass(
             continue
         for record in _before_end_of(number, happenings):
             life = record.seq
-            yield StreamItem(str(Position(life, attempt, seq)), record)
+            yield Position(life, attempt, seq), record
         if number > attempt:
             attempt, seq = number, 0
         reader = readers.setdefault(number, _Reader(paths, seq))
         while records := await reader.next(memory):
             for one in records:
                 seq = one.seq
-                yield StreamItem(str(Position(life, attempt, seq)), one)
+                yield Position(life, attempt, seq), one
     for record in happenings:
-        yield StreamItem(str(Position(record.seq, attempt, seq)), record)
+        yield Position(record.seq, attempt, seq), record
 
 
 def _before_end_of(number: int, happenings: list[LifeRecord]) -> Iterator[LifeRecord]:

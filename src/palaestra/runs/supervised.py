@@ -33,7 +33,7 @@ from palaestra.runs.sampling import Sampler
 from palaestra.runs.secret import Redactor
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
-from palaestra.telemetry.event import Record
+from palaestra.telemetry.event import CheckpointSaved, Record
 
 __all__ = ["Supervised", "Surroundings"]
 
@@ -64,8 +64,8 @@ class Surroundings:
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     over: Callable[[str], None]
     """Told that a run has ended and its slot is free."""
-    measured: Callable[[RunRecord, AttemptPaths, list[Record]], None]
-    """Given every record once, and an empty list when the attempt has ended. May be slow: called in a thread."""
+    saved: Callable[[RunRecord, AttemptPaths, list[Record]], None]
+    """Given every `CheckpointSaved`, and an empty list when the attempt has ended. Called in a thread: it may hash."""
 
 
 class Supervised:
@@ -83,7 +83,7 @@ class Supervised:
         self._child: Child | None = None
         self._watch: AttemptWatch | None = None
         self._heard: list[Record] = []
-        self._measuring: asyncio.Task[Any] | None = None
+        self._telling: asyncio.Task[Any] | None = None
         self._ended = asyncio.Event()
 
     @property
@@ -153,9 +153,9 @@ class Supervised:
         """Telemetry came in."""
         if self._watch is not None:
             self._watch.wake()
-        self._heard += records
-        if self._measuring is None or self._measuring.done():
-            self._measuring = self._around.spawn(self._measure(attempt))
+        self._heard += [record for record in records if isinstance(record.event, CheckpointSaved)]
+        if self._heard and (self._telling is None or self._telling.done()):
+            self._telling = self._around.spawn(self._tell_saved(attempt))
 
     def let_go(self) -> None:
         """The service ends; the run goes on."""
@@ -275,9 +275,10 @@ class Supervised:
         if around.pump.progress(run_id) is None:
             around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
         progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_S)
-        while self._measuring is not None and not self._measuring.done():
-            await asyncio.wait({self._measuring})
-        await self._measure(attempt.number, last=True)
+        while self._telling is not None and not self._telling.done():
+            await asyncio.wait({self._telling})
+        await self._tell_saved(attempt.number)
+        await asyncio.to_thread(around.saved, self.book.record, attempt, [])
         redact = Redactor.of_environment(os.environ)
         known = await asyncio.to_thread(end_facts, attempt, redact)
         size = await asyncio.to_thread(size_of, self.book.paths.path)
@@ -317,13 +318,11 @@ class Supervised:
             env_step=progress.env_step, episodes=progress.episodes, episode_return=progress.episode_return
         )
 
-    async def _measure(self, attempt: int, *, last: bool = False) -> None:
-        while self._heard or last:
+    async def _tell_saved(self, attempt: int) -> None:
+        while self._heard:
             records, self._heard = self._heard, []
             paths = self.book.paths.attempt(attempt)
-            await asyncio.to_thread(self._around.measured, self.book.record, paths, records)
-            if last and not records:
-                return
+            await asyncio.to_thread(self._around.saved, self.book.record, paths, records)
 
     async def _refuse(self, reason: str, code: str) -> None:
         await self._end_here(Happening.LAUNCH_REFUSED, reason, code)

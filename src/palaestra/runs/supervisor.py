@@ -12,9 +12,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -23,11 +23,12 @@ from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, U
 from palaestra.runs.admission import admit, newest_checkpoint, place_of, read_spec
 from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
 from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undelete, unpack
+from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.following import StreamItem, follow
 from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.layout import Home
+from palaestra.runs.layout import AttemptPaths, Home
 from palaestra.runs.phase import Happening, Phase
 from palaestra.runs.preflight import Preview, preflight
 from palaestra.runs.queue import Running as Slot
@@ -43,7 +44,7 @@ from palaestra.runs.supervised import Supervised, Surroundings
 from palaestra.runs.unsupervised import journal_holder, read_unsupervised
 from palaestra.telemetry.event import Record
 
-__all__ = ["Supervisor", "SupervisorConfig"]
+__all__ = ["Catalogue", "Supervisor", "SupervisorConfig"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,16 @@ class SupervisorConfig(Section):
     """What `palaestra runs gc` does."""
 
 
+class Catalogue(Protocol):
+    """Who keeps the rows of checkpoints. Called from threads, and more than once about the same ones."""
+
+    def seen(self, run: RunRecord, attempt: AttemptPaths, records: Sequence[Record]) -> None:
+        """Checkpoints that a trainer announced."""
+
+    def scan(self, run: RunRecord, attempt: AttemptPaths, patterns: Sequence[str]) -> None:
+        """An attempt has ended; whatever matches the patterns in its working directory is a checkpoint."""
+
+
 @dataclass(frozen=True)
 class _Listener:
     hear: Callable[[str, LifeRecord], None]
@@ -86,11 +97,12 @@ class Supervisor:
         *,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[str], str] = fresh_run_id,
+        catalogue: Catalogue | None = None,
     ) -> None:
         self.runners = dict(runners)
         self._home, self._registry = home, registry
         self._config = config or SupervisorConfig()
-        self._clock, self._new_id = clock, new_id
+        self._clock, self._new_id, self._catalogue = clock, new_id, catalogue
         self._runs: dict[str, Supervised] = {}
         self._slots = Slots(self._config.max_running)
         self._draining = False
@@ -337,8 +349,21 @@ class Supervisor:
             place=self._place,
             spawn=self._spawn,
             over=over,
-            measured=lambda *_: None,
+            saved=self._saved,
         )
+
+    def _saved(self, record: RunRecord, attempt: AttemptPaths, records: list[Record]) -> None:
+        """In a thread: checkpoints that a trainer announced, and at its end those that merely lie there."""
+        if self._catalogue is None:
+            return
+        try:
+            if records:
+                self._catalogue.seen(record, attempt, records)
+            else:
+                plan = AttemptPlan.read(attempt) or AttemptPlan()
+                self._catalogue.scan(record, attempt, plan.checkpoints)
+        except (PalaestraError, OSError) as error:
+            _log.warning("%s: its checkpoints could not be catalogued: %s", record.run_id, error)
 
     def _kick(self) -> None:
         """Start whatever is due. Harmless when repeated."""
