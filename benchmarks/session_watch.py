@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from palaestra.gateway.keeper import below, started
+from palaestra.proc import below, started
 
 __all__ = ["Below", "look"]
 

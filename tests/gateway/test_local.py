@@ -12,9 +12,9 @@ from tests.gateway.harness import SERVER, labelled
 
 from palaestra.errors import ConfigError, EnvironmentFailed
 from palaestra.gateway import check_runtime
-from palaestra.gateway.keeper import below, stat
 from palaestra.gateway.local import LocalRuntime, Patience, backoff_s, least_loaded, make_client
 from palaestra.gateway.orphans import register, sweep
+from palaestra.proc import below, stat
 
 
 def test_the_next_session_goes_where_the_fewest_are():

@@ -15,7 +15,7 @@ from tests.gateway.harness import SERVER, TOKEN, labelled
 from palaestra.errors import ConfigError
 from palaestra.gateway import GatewayConfig
 from palaestra.gateway.config import TOKEN_VARIABLE, read_token
-from palaestra.gateway.keeper import below
+from palaestra.proc import below
 from palaestra.sessions.conformance import check_session
 from palaestra.sessions.gateway_client import GatewayClient
 

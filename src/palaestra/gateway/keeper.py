@@ -6,7 +6,7 @@ The gateway holds the other end of standard input. When that end closes (the gat
 server dies, everything below this process is ended and DIRECTORY, in which the server keeps its temporary files, is
 removed. Orphans of the server (browsers, renderers) become children of this process, so that they are found; if this
 process itself is killed, the kernel kills the server, and the gateway's next start finds the rest by label.
-Imports the standard library only: it is there once per server and must cost next to nothing.
+Imports the standard library and `palaestra.proc` only: it is there once per server and must cost next to nothing.
 """
 
 from __future__ import annotations
@@ -19,54 +19,19 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
-__all__ = ["below", "main", "started"]
+if not __package__:
+    # Started by path, without site-packages, in whatever directory: our own tree is all it needs.
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from palaestra.proc import below
+
+__all__ = ["main"]
 
 GRACE_S = 3.0
 """How long a server may take to end by itself, so that it can close its browsers in order."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-def stat(pid: int) -> tuple[int, int] | None:
-    """A process' parent and its start in clock ticks since boot; None when there is none, or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses may hold anything, parentheses and spaces included.
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[19]))
-
-
-def started(pid: int) -> int | None:
-    """When a process started: with its pid, what tells it from a later one of the same number."""
-    found = stat(pid)
-    return None if found is None else found[1]
-
-
-def processes() -> Iterator[int]:
-    """Every process there is."""
-    with contextlib.suppress(OSError):
-        yield from (int(name) for name in os.listdir("/proc") if name.isdigit())
-
-
-def below(*roots: int) -> set[int]:
-    """Every living descendant of these processes."""
-    children: dict[int, list[int]] = {}
-    for pid in processes():
-        found = stat(pid)
-        if found is not None:
-            children.setdefault(found[0], []).append(pid)
-    reached: set[int] = set()
-    frontier = list(roots)
-    while frontier:
-        for child in children.get(frontier.pop(), []):
-            if child not in reached:
-                reached.add(child)
-                frontier.append(child)
-    return reached
 
 
 def _prctl(option: int, value: int) -> None:

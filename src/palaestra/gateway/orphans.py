@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from palaestra.errors import ConfigError
-from palaestra.gateway.keeper import below, processes, started
+from palaestra.proc import below, boot_id, processes, started
 
 __all__ = ["LABEL", "Swept", "register", "sweep", "unregister"]
 
@@ -50,7 +50,7 @@ def register(state_dir: Path, name: str) -> Path:
     _check_private(state_dir)
     directory, unnamed = state_dir / name, state_dir / f".{name}"
     unnamed.mkdir(mode=0o700)
-    (unnamed / _RECORD).write_text(json.dumps(asdict(_Identity(os.getpid(), started(os.getpid()), _boot_id()))))
+    (unnamed / _RECORD).write_text(json.dumps(asdict(_Identity(os.getpid(), started(os.getpid()), boot_id()))))
     # A directory without a record could not be told from one whose gateway lives; so it appears with its record.
     unnamed.rename(directory)
     return directory
@@ -82,20 +82,13 @@ def _check_private(state_dir: Path) -> None:
         raise ConfigError("gateway.state_dir", str(state_dir), reason, "Choose another one, or chmod 700")
 
 
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 def _lives(record: Path) -> bool:
     """Whether the recorded gateway is still running. In doubt it is: an orphan costs memory, a mistake costs a run."""
     try:
         known = _Identity(**json.loads(record.read_text()))
     except (OSError, ValueError, TypeError):
         return True
-    if known.started is None or known.boot_id != (boot := _boot_id()) or not boot:
+    if known.started is None or known.boot_id != (boot := boot_id()) or not boot:
         return not (boot and known.boot_id)
     return started(known.pid) == known.started
 
