@@ -37,7 +37,6 @@ CONFIG = {
         "batch_size": 64, "num_training_steps": 20, "max_refills": 0, "learning_rate": 1e-3, "decay_updates": 20,
         "epochs": 2, "minibatches": 4, "microbatch_turns": 64, "collection": "synchronous",
     },
-    "inference": {"backend": "process"},
     "actor_pool": {"target_concurrent_actors": 16},
 }  # fmt: skip
 ALGORITHMS = {
