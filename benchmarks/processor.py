@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from palaestra.gateway.keeper import below
+from palaestra.proc import below
 
 __all__ = ["ProcessorTime", "Used"]
 
