@@ -1,0 +1,218 @@
+"""Taking in a checkpoint from elsewhere: copied, looked at, hashed, and on record; the source is never touched.
+
+What is looked at is the copy, so that nobody can exchange the file in between. Whatever goes wrong, nothing is left
+behind, and nothing that a checkpoint brings is ever run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palaestra.errors import CheckpointError
+from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files
+from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
+from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
+from palaestra.runs.checkpoints.signature import signature_of
+from palaestra.runs.durable import read_json, write_json
+from palaestra.runs.layout import Home
+from palaestra.runs.record import CheckpointRecord
+
+__all__ = ["Provenance", "import_checkpoint", "imported"]
+
+PLACE = "checkpoint"
+_TEXTS = frozenset({".json", ".txt", ".jinja", ".md", ".yaml"})
+"""Files of a checkpoint directory that loaders read as text."""
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the importer knows of a checkpoint that its bytes do not say."""
+
+    agent_id: str = ""
+    env_id: str = ""
+    env_step: int | None = None
+    env_signature: Mapping[str, Any] = field(default_factory=dict)
+
+
+def import_checkpoint(
+    home: Home,
+    source: Path,
+    known: Provenance | None = None,
+    *,
+    trusted: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> CheckpointRecord:
+    """Copy a checkpoint into the state directory. `CheckpointError` when it is refused; `trusted` allows addresses."""
+    directory = home.path / "checkpoints"
+    unfinished = directory / f".{os.getpid()}-{time.monotonic_ns()}.new"
+    try:
+        unfinished.mkdir(parents=True)
+        is_directory = source.is_dir()
+        copy = _copied_directory(source, unfinished) if is_directory else _copied_file(source, unfinished)
+        own = OwnCheckpoint.read(copy) if is_directory else None
+        form = "palaestra" if is_directory else _looked_at(source, copy)
+        if form == "sb3_zip":
+            copy = _weights_of_sb3(copy)
+        if own is not None and own.addresses and not trusted:
+            raise CheckpointError(
+                PLACE, str(source), f"evaluating it would import {own.addresses[0]}, which its configuration names",
+                "Import it with --trust if you know that code",
+            )  # fmt: skip
+        found = hashed(copy)
+        record = _record(copy, found.sha256, found.size_bytes, form, own, known or Provenance(), clock())
+        return _settled(directory, unfinished, copy, record)
+    except OSError as error:
+        where = error.filename or source
+        raise CheckpointError(PLACE, str(source), f"{where}: {error.strerror or error}", "Nothing was kept") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def imported(home: Home) -> list[CheckpointRecord]:
+    """Every checkpoint that was imported, as its directory says."""
+    notes = sorted((home.path / "checkpoints").glob("*/record.json"))
+    return [record for note in notes if (record := _read(note)) is not None]
+
+
+def _copied_file(source: Path, into: Path) -> Path:
+    name = source.name if _SAFE_NAME.fullmatch(source.name) else f"weights{source.suffix}"
+    if not _SAFE_NAME.fullmatch(name) or name == "record.json":
+        name = "weights"
+    return _copied(source, into / name)
+
+
+def _copied_directory(source: Path, into: Path) -> Path:
+    """A checkpoint of ours: what its manifest lists, and nothing else."""
+    try:
+        raw = (source / MANIFEST).read_bytes()
+        files = manifest_files(raw)
+    except FileNotFoundError:
+        remedy = "Import one file, or a checkpoint directory of palaestra"
+        raise CheckpointError(PLACE, str(source), "is a directory without a manifest", remedy) from None
+    except ValueError as error:
+        raise CheckpointError(PLACE, str(source), str(error), "Use another checkpoint") from None
+    copy = into / "checkpoint"
+    copy.mkdir()
+    for name, wanted in files.items():
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _copied(source / name, target)
+        if hashed(target).sha256 != wanted["sha256"]:
+            reason = f"{name} is truncated or damaged: its SHA-256 differs"
+            raise CheckpointError(PLACE, str(source), reason, "Use another checkpoint")
+        if target.suffix not in _TEXTS:
+            report = scan(target)
+            if not report.safe:
+                raise CheckpointError(PLACE, f"{source}/{name}", report.reason, _remedy(report.format))
+    (copy / MANIFEST).write_bytes(raw)
+    if OwnCheckpoint.read(copy) is None:
+        raise CheckpointError(PLACE, str(source), "its state cannot be read", "Use another checkpoint")
+    return copy
+
+
+def _copied(source: Path, target: Path) -> Path:
+    # A pipe or device of that name must neither block nor fill the disk.
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as reading:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CheckpointError(PLACE, str(source), "is not a regular file", "Import a file of weights")
+        with open(target, "xb") as writing:
+            shutil.copyfileobj(reading, writing, 1 << 20)
+            writing.flush()
+            os.fsync(writing.fileno())
+    return target
+
+
+def _looked_at(source: Path, copy: Path) -> str:
+    report = scan(copy)
+    if not report.safe:
+        raise CheckpointError(PLACE, str(source), report.reason, _remedy(report.format))
+    return report.format
+
+
+def _remedy(form: str) -> str:
+    if form == "unknown":
+        return "Known are safetensors, what torch.save writes, zips of Stable-Baselines3 and checkpoints of palaestra"
+    if form == "pickle":
+        return "Save the weights as safetensors, or their state_dict with torch.save"
+    return "Save the weights alone, as safetensors or as a state_dict"
+
+
+def _weights_of_sb3(copy: Path) -> Path:
+    """The weights out of a Stable-Baselines3 zip; what else is in it are pickled objects, which stay behind."""
+    weights = copy.with_name(f"{copy.stem}.{SB3_WEIGHTS}")
+    with zipfile.ZipFile(copy) as archive, archive.open(SB3_WEIGHTS) as reading, open(weights, "xb") as writing:
+        shutil.copyfileobj(reading, writing, 1 << 20)
+        writing.flush()
+        os.fsync(writing.fileno())
+    copy.unlink()
+    return weights
+
+
+def _record(
+    copy: Path, sha256: str, size: int, form: str, own: OwnCheckpoint | None, known: Provenance, now: float
+) -> CheckpointRecord:
+    own = own or OwnCheckpoint()
+    env_id = known.env_id or own.env_id
+    agent = f"palaestra/{own.algorithm}" if own.algorithm else ""
+    return CheckpointRecord(
+        checkpoint_id=sha256[:16],
+        run_id="",
+        agent_id=known.agent_id or agent,
+        env_id=env_id,
+        attempt=0,
+        env_step=own.env_step if known.env_step is None else known.env_step,
+        path=str(copy),
+        sha256=sha256,
+        size_bytes=size,
+        format="torch_zip" if form == "sb3_zip" else form,
+        created=now,
+        metric=own.score,
+        profile="managed",
+        env_signature=signature_of({"env_id": env_id, **own.env_signature, **known.env_signature}),
+        metrics_digest=own.digest(),
+        verified=now,
+    )
+
+
+def _settled(directory: Path, unfinished: Path, copy: Path, record: CheckpointRecord) -> CheckpointRecord:
+    """Moved to where it stays, with its record beside it; one that is there already is that one."""
+    final = directory / record.checkpoint_id
+    there = _read(final / "record.json")
+    if there is not None and there.sha256 == record.sha256 and Path(there.path).exists():
+        return there
+    settled = CheckpointRecord(**{**asdict(record), "path": str(final / copy.name)})
+    write_json(unfinished / "record.json", {"schema": 1, **asdict(settled)})
+    _sync(unfinished)
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(unfinished, final)
+    _sync(directory)
+    return settled
+
+
+def _read(note: Path) -> CheckpointRecord | None:
+    data = read_json(note)
+    if data is None or data.pop("schema", 1) != 1:
+        return None
+    try:
+        return CheckpointRecord(**data)
+    except TypeError:
+        return None
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,53 @@
+import gymnasium
+import numpy as np
+from tests.runs.checkpoints.own import own_checkpoint
+
+from palaestra.policy.storage import space_facts
+from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
+from palaestra.runs.checkpoints.signature import compatible, signature_of
+from palaestra.runs.runners.programs.probe import environment, space_json
+
+SPACES = gymnasium.spaces.Dict(
+    {
+        "image": gymnasium.spaces.Box(0, 255, (10, 10, 3), np.uint8),
+        "uneven": gymnasium.spaces.Box(np.arange(100.0), np.arange(100.0) + 1, dtype=np.float64),
+        "open": gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        "choice": gymnasium.spaces.Discrete(3, start=1),
+        "many": gymnasium.spaces.MultiDiscrete([2, 3]),
+        "bits": gymnasium.spaces.MultiBinary(4),
+    }
+)
+
+
+def test_a_policy_file_and_the_probe_describe_one_space_alike():
+    ours, probed = space_facts(SPACES), space_json(SPACES)
+
+    assert signature_of({"observation_space": ours}) == signature_of({"observation_space": probed})
+
+
+def test_a_checkpoint_of_ours_fits_the_environment_it_was_trained_in(tmp_path):
+    own_checkpoint(tmp_path / "c")
+    found = OwnCheckpoint.read(tmp_path / "c")
+
+    assert compatible(found.env_signature, environment("CartPole-v1")["signature"]) == []
+
+
+def test_every_reason_against_another_environment_is_named():
+    cartpole, pendulum = (environment(name)["signature"] for name in ("CartPole-v1", "Pendulum-v1"))
+
+    reasons = compatible(cartpole, pendulum)
+
+    assert reasons[0] == "it was trained in CartPole-v1, this is Pendulum-v1"
+    assert reasons[1].startswith("its observations are 4 float32 from")
+    assert reasons[2] == "its actions are 2 choices, there they are 1 float32 from -2.0 to 2.0"
+
+
+def test_a_version_of_one_environment_is_named_as_such():
+    second = environment("CartPole-v1")["signature"]
+    first = {**second, "env_id": "CartPole-v0"}
+
+    assert compatible(first, second) == ["it was trained in version 0 of CartPole, this is version 1"]
+
+
+def test_what_nobody_knows_is_no_reason():
+    assert compatible({}, environment("CartPole-v1")["signature"]) == []
