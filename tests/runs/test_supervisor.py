@@ -613,3 +613,16 @@ def test_checkpoints_are_told_to_the_catalogue_once_announced_and_looked_for_at_
     run_id = asyncio.run(body())
     assert sorted(set(seen)) == [(run_id, 1, 100), (run_id, 1, 200), (run_id, 1, 300)]
     assert scanned == [(run_id, 1, ())]
+
+
+def test_a_traceback_in_the_output_of_a_run_that_goes_on_is_an_alarm(home, monkeypatch):
+    monkeypatch.setattr("palaestra.runs.alarms.TRACEBACK_AFTER_S", 0.1)
+
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=4, traceback_alive=True, then="hang"))).run_id
+            await until(lambda: supervisor.registry.get(run_id).alarms, "an alarm")
+            return supervisor.registry.get(run_id)
+
+    record = asyncio.run(body())
+    assert (record.phase, record.alarms[0].code) == (Phase.RUNNING, "traceback")
