@@ -13,8 +13,12 @@ import typer
 
 from palaestra import __version__
 from palaestra.cli.demo import demo
+from palaestra.cli.doctor import doctor
 from palaestra.cli.evaluating import evaluate_command
 from palaestra.cli.listing import envs, schema
+from palaestra.cli.runners import runners_command
+from palaestra.cli.runs import runs_app
+from palaestra.cli.service import serve
 from palaestra.cli.serving import gateway
 from palaestra.cli.sessions import sessions_app, tasks
 from palaestra.cli.tiny_vlm import tiny_vlm_app
@@ -53,6 +57,10 @@ def _root(
 app.command("train")(train_command)
 app.command("eval")(evaluate_command)
 app.command("demo")(demo)
+app.add_typer(runs_app, name="runs")
+app.command("runners")(runners_command)
+app.command("doctor")(doctor)
+app.command("serve")(serve)
 app.command("envs")(envs)
 app.command("schema")(schema)
 app.command("tasks")(tasks)

@@ -1,13 +1,15 @@
 """The run service: launch, watch, stop, recover and compare runs of any trainer. Never imports torch.
 
-`TrainerOrchestrator` supervises runs from within one process. A trainer of your own is a `Runner` (docs/runners.md).
-Names are loaded when asked for: `palaestra runs list` must not pay for a web server.
+`TrainerService` speaks to the run service, which starts by itself; `TrainerOrchestrator` does without one. A
+trainer of your own is a `Runner` (docs/runners.md). Names are loaded when asked for: `palaestra runs list` must not
+pay for a web server.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from palaestra.runs.client import TrainerService
     from palaestra.runs.orchestrator import TrainerOrchestrator
     from palaestra.runs.phase import Phase
     from palaestra.runs.record import RunRecord
@@ -23,6 +25,7 @@ __all__ = [
     "Runner",
     "RunnerCapabilities",
     "TrainerOrchestrator",
+    "TrainerService",
 ]
 
 _HOME = {
@@ -34,6 +37,7 @@ _HOME = {
     "Runner": "runner",
     "RunnerCapabilities": "runner",
     "TrainerOrchestrator": "orchestrator",
+    "TrainerService": "client",
 }
 
 

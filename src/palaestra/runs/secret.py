@@ -14,7 +14,9 @@ HIDDEN = "***"
 _NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie|private|_pat$", re.IGNORECASE)
 _HARMLESS = re.compile(r"^(SSH_AUTH_SOCK|XAUTHORITY|TOKENIZERS_PARALLELISM|PYTHONHASHSEED|PYTHON_KEYRING_BACKEND)$")
 _SHAPES = re.compile(
-    r"(?P<head>\bBearer\s+|://[^\s/:@]+:)[^\s@'\"]{4,}"
+    r"(?P<head>\bBearer\s+)[^\s@'\"]{4,}"
+    # Without the @ behind it, it is a port.
+    r"|(?P<user>://[^\s/:@]+:)[^\s@'\"]+(?=@)"
     r"|\b(?:hf|sk|ghp|gho|github_pat|xox[abp]|glpat|wandb_v1)[-_][A-Za-z0-9_-]{12,}"
     r"|\bAKIA[0-9A-Z]{16}\b|(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])(?=.*(?:wandb|api))"
 )
@@ -42,7 +44,7 @@ class Redactor:
         """The text with every secret replaced."""
         if self._known is not None:
             text = self._known.sub(HIDDEN, text)
-        return _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, text)
+        return _SHAPES.sub(lambda found: (found["head"] or found["user"] or "") + HIDDEN, text)
 
 
 def shown_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -92,6 +92,10 @@ class Registry:
         query = "SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?"
         return [str(row[0]) for row in self._rows(query, [prefix, prefix + "\U0010ffff", limit])]
 
+    def ids(self) -> frozenset[str]:
+        """Every run's id, archived ones included."""
+        return frozenset(str(row[0]) for row in self._rows("SELECT run_id FROM runs", []))
+
     def count(self) -> int:
         """How many runs there are, archived ones included."""
         return int(self._rows("SELECT count(*) FROM runs", [])[0][0])

@@ -1,0 +1,286 @@
+"""Commands that change something: start, stop, resume, put away. They ask the service, and start it when needed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from palaestra.errors import ConfigError, ConsentNeeded
+
+if TYPE_CHECKING:
+    from palaestra.runs.client import Prepared, TrainerService
+    from palaestra.runs.record import RunRecord
+    from palaestra.runs.spec import RunSpec
+
+__all__ = ["archive", "delete", "drain", "gc", "restore", "resume", "start", "stop"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, or how the id begins.", show_default=False)]
+Runs = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Their ids, or how the ids begin.", show_default=False)
+]
+
+
+def start(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A YAML or JSON file with the runner's keys, then overrides such as trainer.total_timesteps=50000.",
+            show_default=False,
+        ),
+    ] = None,
+    runner: Annotated[str, typer.Option(help="Who trains; `palaestra runners` lists them.")] = "palaestra",
+    script: Annotated[
+        str | None, typer.Option(help="Script of the runner's checkout, or algorithm of a library.")
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="The environment.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    python: Annotated[str | None, typer.Option(help="Interpreter or virtual environment to run in.")] = None,
+    name: Annotated[str, typer.Option(help="How the run's id begins.")] = "",
+    priority: Annotated[int, typer.Option(help="Higher starts sooner (-100 to 100).")] = 0,
+    gpus: Annotated[int, typer.Option(help="How many GPUs it needs for itself.")] = 0,
+    memory_mb: Annotated[int | None, typer.Option(help="Memory it may take.")] = None,
+    warm_start: Annotated[
+        str | None, typer.Option(metavar="CHECKPOINT", help="Begin with the weights of a checkpoint (id or path).")
+    ] = None,
+    track: Annotated[str, typer.Option(help="W&B: off, offline or online.")] = "off",
+    video: Annotated[bool, typer.Option("--video", help="Record short clips.")] = False,
+    tag: Annotated[list[str] | None, typer.Option(help="A word to find it by; may be repeated.")] = None,
+    stall_after: Annotated[float, typer.Option(metavar="S", help="Silence that is called a stall.")] = 600.0,
+    stall_stop: Annotated[bool, typer.Option("--stall-stop", help="Stop it then.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Agree to a command that runs foreign code.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be executed, and leave.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show how it goes until it is over.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start a run of any trainer. The service starts by itself and outlives the command; so does the run."""
+    config, given, stem = _configuration(list(arguments or []), runner)
+    spec = _spec(
+        runner=runner, script=script, env_id=env, seed=seed, python=python, name=name or stem, priority=priority,
+        gpus=gpus, memory_mb=memory_mb, warm_start=_weights(warm_start), track=track, video=video, tags=tuple(tag or ()),
+        stall_after_s=stall_after, stall_action="stop" if stall_stop else "tell", config=config, given=given,
+        invoked_from=Path.cwd(),
+    )  # fmt: skip
+    service = _service()
+    if dry_run:
+        _preview(service.prepare_training(spec), as_json)
+        return
+    record = _submitted(service, spec, yes)
+    if follow:
+        from palaestra.cli.runs_followed import followed
+
+        print(f"{record.run_id} {record.phase}", file=sys.stderr)
+        record = followed(service, record.run_id)
+    if as_json:
+        _print([record], single=True)
+    elif follow:
+        from palaestra.cli.runs_table import one_line
+
+        print(one_line(record))
+    else:
+        print(f"{record.run_id} {record.phase}")
+        print(f"Follow it with: palaestra runs show {record.run_id}", file=sys.stderr)
+    if follow and record.phase != "succeeded":
+        raise typer.Exit(1)
+
+
+def stop(
+    runs: Runs,
+    grace: Annotated[
+        float | None, typer.Option(metavar="S", min=0, help="How long they may take to end by themselves.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Stop runs. Returns when nothing of them lives any more."""
+    service = _service()
+    _done([service.stop_run(run, grace_s=grace) for run in _resolved(runs)], as_json)
+
+
+def resume(run: Run, yes: Yes = False, as_json: Json = False) -> None:
+    """Go on with a run that has ended, from its last checkpoint."""
+    service = _service()
+    (run_id,) = _resolved([run])
+    try:
+        record = service.resume_run(run_id)
+    except ConsentNeeded as needed:
+        _agreed(str(needed), yes)
+        record = service.resume_run(run_id, consent=needed.digest)
+    if as_json:
+        _print([record], single=True)
+    else:
+        print(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}")
+
+
+def archive(runs: Runs, as_json: Json = False) -> None:
+    """Pack runs that have ended; `restore` unpacks them."""
+    service = _service()
+    _put_away([service.ask("POST", f"/runs/{run}/archive", {}) for run in _resolved(runs)], "archived", as_json)
+
+
+def restore(runs: Runs, as_json: Json = False) -> None:
+    """Unpack archived runs, or bring back deleted ones (by their whole ids)."""
+    service = _service()
+    _put_away([service.ask("POST", f"/runs/{_safe(run)}/restore", {}) for run in runs], "restored", as_json)
+
+
+def delete(runs: Runs, yes: Yes = False, as_json: Json = False) -> None:
+    """Throw away runs that have ended. For seven days `restore` brings them back."""
+    ids = _resolved(runs)
+    _agreed(f"delete {', '.join(ids)}", yes)
+    service = _service()
+    _put_away([service.ask("DELETE", f"/runs/{run}") for run in ids], "deleted", as_json)
+
+
+def gc(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this, only say what would be done.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Archive and delete what the retention policy lets go (`palaestra serve retention.keep_last=100` sets one)."""
+    from palaestra.cli.runs_table import sized
+
+    found = _service().ask("POST", "/gc", {"dry_run": not yes})
+    if as_json:
+        print(json.dumps(found))
+        return
+    for doom in found:
+        print(f"{doom['action']}  {doom['run_id']}  {sized(doom['bytes'])}  {doom['why']}")
+    total = sized(sum(doom["bytes"] for doom in found))
+    if not found:
+        print("Nothing to do.")
+    elif yes:
+        print(f"{len(found)} runs, {total}.")
+    else:
+        print(f"{len(found)} runs, {total}. Nothing was done; --yes does it.")
+
+
+def drain(
+    off: Annotated[bool, typer.Option("--off", help="Start again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Have the service start nothing new; what runs goes on and what waits keeps its place."""
+    state = _service().ask("POST", "/drain", {"on": not off})
+    if as_json:
+        print(json.dumps(state))
+    else:
+        print("draining: nothing new is started" if state["draining"] else "starting runs again")
+
+
+def _service() -> TrainerService:
+    from palaestra.runs.client import TrainerService
+
+    return TrainerService()
+
+
+def _configuration(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
+    """The runner's keys from a file and overrides, the file as it was written, and a name for the run."""
+    from palaestra.runs.spec_file import run_name
+    from palaestra.train.document import overridden, read_document
+
+    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    if path is None and not words and runner == "palaestra":
+        remedy = "Try: palaestra runs start configs/ppo/cartpole.yaml"
+        raise ConfigError("CONFIG", None, "no configuration file given", remedy)
+    data = read_document(path) if path is not None else {}
+    given = path.read_text(encoding="utf-8") if path is not None else ""
+    config = overridden(data, words)
+    return config, given, run_name(config.get("name"), path)
+
+
+def _spec(**given: Any) -> RunSpec:
+    from palaestra.config import validated
+    from palaestra.runs.spec import RunSpec
+
+    try:
+        return validated(RunSpec, given)
+    except ConfigError as error:
+        option = {"env_id": "env", "stall_after_s": "stall_after", "tags": "tag"}.get(error.place, error.place)
+        raise ConfigError(f"--{option.replace('_', '-')}", error.value, error.reason, error.remedy) from None
+
+
+def _weights(checkpoint: str | None) -> str | None:
+    """A path as it is meant here, whatever directory the service is in; an id stays an id."""
+    if checkpoint is not None and Path(checkpoint).exists():
+        return str(Path(checkpoint).resolve())
+    return checkpoint
+
+
+def _submitted(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
+    try:
+        return service.submit(spec)
+    except ConsentNeeded:
+        prepared = service.prepare_training(spec)
+        _preview(prepared, False, to=sys.stderr)
+        _agreed("run this foreign code", yes)
+        return service.submit(spec, prepared.digest)
+
+
+def _agreed(what: str, yes: bool) -> None:
+    """Returns when somebody agreed; `ConfigError` when nobody can be asked, exit 1 when the answer is no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("--yes", False, f"nobody can be asked whether to {what}", "Add --yes to agree")
+    if not typer.confirm(f"{what[:1].upper()}{what[1:]}?", err=True):
+        raise typer.Exit(1)
+
+
+def _preview(prepared: Prepared, as_json: bool, to: Any = None) -> None:
+    from palaestra.cli.doctor import finding_lines
+
+    out = to or sys.stdout
+    if as_json:
+        print(json.dumps(prepared._asdict()))
+    else:
+        for line in finding_lines(prepared.findings):
+            print(line, file=out)
+        if prepared.command is not None:
+            print(f"command  {shlex.join(prepared.command['argv'])}", file=out)
+            print(f"in       {prepared.command['cwd']}", file=out)
+            for injection in prepared.command["injected"]:
+                print(f"injects  {injection['path']} ({injection['why']})", file=out)
+    if prepared.command is None and to is None:
+        raise typer.Exit(2)
+
+
+def _resolved(names: list[str]) -> list[str]:
+    """Whole ids, all of them checked before anything is done to one."""
+    from palaestra.cli.runs_reading import asked
+
+    return asked(lambda reading: list(dict.fromkeys(reading.run(name).run_id for name in names)))
+
+
+def _safe(name: str) -> str:
+    from palaestra.runs.run_id import checked_run_id
+
+    return checked_run_id(name)
+
+
+def _done(records: list[RunRecord], as_json: bool) -> None:
+    from palaestra.cli.runs_table import one_line
+
+    if as_json:
+        _print(records)
+        return
+    for record in records:
+        print(one_line(record))
+
+
+def _put_away(found: list[dict[str, Any]], what: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    for row in found:
+        print(f"{row['run_id']} {what}")
+
+
+def _print(records: list[RunRecord], *, single: bool = False) -> None:
+    from palaestra.runs.wire import run_data
+
+    print(json.dumps(run_data(records[0]) if single else [run_data(record) for record in records]))

@@ -1,0 +1,45 @@
+"""A run as it goes, for whoever waits at a terminal: what happens to it, and a line of numbers now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from palaestra.runs.record import LifeRecord
+from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
+
+if TYPE_CHECKING:
+    from palaestra.runs.client import TrainerService
+    from palaestra.runs.record import RunRecord
+
+__all__ = ["followed"]
+
+_EVERY_S = 2.0
+_KEPT = 100
+_QUIET = ("note", "first_sign", "adopted")
+
+
+def followed(service: TrainerService, run_id: str) -> RunRecord:
+    """Tell on standard error until the run is over; its last row."""
+    returns: list[float] = []
+    told = 0.0
+    for item in service.stream_events(run_id):
+        if isinstance(item, LifeRecord):
+            if item.happening not in _QUIET:
+                _tell(f"{item.happening.replace('_', ' ')}{': ' + item.reason if item.reason else ''}")
+            continue
+        event = item.event
+        if isinstance(event, EpisodeSummary):
+            returns = [*returns[-_KEPT + 1 :], event.episode_return]
+        elif isinstance(event, LogLine):
+            _tell(event.text)
+        elif isinstance(event, TrainingStep) and time.monotonic() - told >= _EVERY_S:
+            told = time.monotonic()
+            mean = f"   return {sum(returns) / len(returns):,.1f}" if returns else ""
+            _tell(f"step {event.env_step:,}{mean}")
+    return service.run(run_id)
+
+
+def _tell(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,181 @@
+"""Commands that read runs: list, show, logs, compare, export. They need no service and start none."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from palaestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.runs.phase import Phase
+    from palaestra.runs.reading import RunReading
+    from palaestra.runs.record import RunRecord
+
+__all__ = ["compare", "export_tensorboard", "list_runs", "logs", "show"]
+
+_T = TypeVar("_T")
+_SHOWN = 30
+_LOOK_EVERY_S = 0.2
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, or how the id begins.", show_default=False)]
+
+
+def list_runs(
+    phase: Annotated[list[str] | None, typer.Option(help="Only runs in this phase; may be repeated.")] = None,
+    runner: Annotated[str | None, typer.Option(help="Only runs of this runner.")] = None,
+    env: Annotated[str | None, typer.Option(help="Only runs in this environment.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help=f"All of them, not the newest {_SHOWN}.")] = False,
+    archived: Annotated[bool, typer.Option("--archived", help="Those that were archived instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List runs, newest first."""
+    phases = None if not phase else [_phase(word) for word in phase]
+    limit = None if everything or as_json else _SHOWN + 1
+    rows = asked(
+        lambda reading: reading.runs(phases=phases, runner=runner, env_id=env, tag=tag, archived=archived, limit=limit)
+    )
+    if as_json:
+        from palaestra.runs.wire import run_data
+
+        print(json.dumps([run_data(row) for row in rows]))
+        return
+    if not rows:
+        filtered = phases or runner or env or tag or archived
+        print("No run fits." if filtered else "No runs yet. Try: palaestra runs start configs/ppo/cartpole.yaml")
+        return
+    from palaestra.cli.runs_table import run_table
+
+    shown = rows if everything else rows[:_SHOWN]
+    for line in run_table(shown):
+        print(line)
+    if len(rows) > len(shown):
+        print(f"The newest {_SHOWN}; --all shows every one.", file=sys.stderr)
+
+
+def show(run: Run, as_json: Json = False) -> None:
+    """Show one run: where it is, what happened to it, its last numbers, and how it ended."""
+    from palaestra.cli.runs_shown import shown, shown_data
+
+    if as_json:
+        print(json.dumps(asked(lambda reading: shown_data(reading, run))))
+        return
+    for line in asked(lambda reading: shown(reading, run)):
+        print(line)
+
+
+def logs(
+    run: Run,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many lines.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this start of the run; else of the last.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a run printed."""
+    from palaestra.runs.layout import Home
+    from palaestra.runs.reading import RunReading
+
+    if as_json and follow:
+        raise ConfigError("--json", True, "one document cannot go on", "Leave --follow out")
+    run_id = asked(lambda reading: reading.run(run)).run_id
+    reading = RunReading(Home.default())
+    piece = reading.log(run_id, attempt=attempt) if tail is None else reading.last_lines(run_id, tail, attempt)
+    texts = []
+    while True:
+        texts.append(piece.text) if as_json else _write(piece.text)
+        # Looked up before the reading: what was written before the end is then read.
+        over = reading.run(run_id).phase.ended
+        before = piece.offset
+        piece = reading.log(run_id, before, attempt=attempt)
+        if piece.offset <= before:
+            if not follow or over:
+                break
+            time.sleep(_LOOK_EVERY_S)
+            piece = piece._replace(text="", offset=before)
+    if as_json:
+        print(json.dumps({"run_id": run_id, "text": "".join(texts)}))
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two runs or more.", show_default=False)],
+    metric: Annotated[list[str] | None, typer.Option(help="Only metrics that contain this; may be repeated.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put runs side by side: how they ended, what was configured differently, and their last numbers."""
+    from palaestra.runs.comparison import compare as compared
+
+    found = asked(lambda reading: compared(reading, runs))
+    if metric:
+        found["metrics"] = {
+            name: values for name, values in found["metrics"].items() if any(word in name for word in metric)
+        }
+    if as_json:
+        print(json.dumps(found))
+        return
+    from palaestra.cli.runs_shown import comparison_table
+
+    for line in comparison_table(found):
+        print(line)
+
+
+def export_tensorboard(
+    run: Run,
+    into: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to; else into the run's directory.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a run's curves as TensorBoard event files, whoever trained it."""
+    from palaestra.runs.exporting import export_run
+
+    target = None if into is None else into.resolve()
+    report = asked(lambda reading: export_run(reading, run, target))
+    if as_json:
+        print(json.dumps({"directory": str(report.directory), "points": report.points}))
+        return
+    print(f"{report.points:,} points in {report.directory}")
+    print(f"Look at them with: tensorboard --logdir {report.directory}")
+
+
+def asked(question: Callable[[RunReading], _T]) -> _T:
+    """The answer that the state directory gives; a damaged registry is rebuilt first."""
+    from palaestra.runs.layout import Home
+    from palaestra.runs.reading import RunReading
+    from palaestra.runs.store.database import RegistryCorrupt
+
+    home = Home.default()
+    try:
+        return question(RunReading(home))
+    except RegistryCorrupt as error:
+        from palaestra.runs.connect import ensure_service
+
+        print(f"{error}; it is being rebuilt from the run directories", file=sys.stderr)
+        ensure_service(home)
+        return question(RunReading(home))
+
+
+def _phase(word: str) -> Phase:
+    from palaestra.runs.phase import Phase
+
+    try:
+        return Phase(word)
+    except ValueError:
+        raise ConfigError("--phase", word, "no such phase", f"There are {', '.join(Phase)}") from None
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def documents(rows: list[RunRecord]) -> list[dict[str, Any]]:
+    """Rows as `--json` prints them."""
+    from palaestra.runs.wire import run_data
+
+    return [run_data(row) for row in rows]

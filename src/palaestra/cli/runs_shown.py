@@ -1,0 +1,149 @@
+"""One run, or several side by side, in words for a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from palaestra.cli.runs_table import aligned, duration, sized, steps
+from palaestra.runs.life import LifeLog, elapsed
+from palaestra.runs.reading import RunReading
+from palaestra.runs.record import RunRecord
+from palaestra.runs.sampling import read_samples
+from palaestra.runs.wire import checkpoint_data, life_data, run_data
+
+__all__ = ["comparison_table", "shown", "shown_data"]
+
+_LAST_LINES = 10
+_LAST_HAPPENINGS = 8
+_METRICS = 16
+
+
+def shown_data(reading: RunReading, name: str) -> dict[str, Any]:
+    """Everything `runs show` knows, as plain data."""
+    record = reading.run(name)
+    if record.archived:
+        return {"run": run_data(record)}
+    recent = reading.recent_metrics(record.run_id, 1)
+    return {
+        "run": run_data(record),
+        "directory": str(reading.home.run(record.run_id).path),
+        "life": [life_data(happening) for happening in reading.life(record.run_id)],
+        "metrics": {key: points[-1].value for key, points in recent.items() if points},
+        "checkpoints": [checkpoint_data(one) for one in reading.checkpoints(run_id=record.run_id)],
+        "command": reading.document(record.run_id, "command"),
+    }
+
+
+def shown(reading: RunReading, name: str) -> list[str]:
+    """Lines for a terminal."""
+    record = reading.run(name)
+    lines = aligned([(title, text) for title, text in _facts(reading, record) if text])
+    if record.archived:
+        return [*lines, f"It is archived; unpack it with: palaestra runs restore {record.run_id}"]
+    for alarm in record.alarms:
+        lines.append(f"! {alarm.code}: {alarm.text}")
+    lines += _life(reading, record) + _numbers(reading, record) + _checkpoints(reading, record)
+    if record.phase.ended and record.phase != "succeeded":
+        last = reading.last_lines(record.run_id, _LAST_LINES).text.splitlines()
+        lines += ["", "Last lines of its output:", *(f"  {line}" for line in last)] if last else []
+    return lines
+
+
+def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
+    paths = reading.home.run(record.run_id)
+    spent = LifeLog(paths).durations().get(record.attempt) if record.phase.ended else None
+    took = elapsed(record.started, record.ended, time.time()) if spent is None else spent
+    agent = record.agent_id if record.agent_id != record.runner else ""
+    process = record.trainer if record.phase.has_process else None
+    reason = "" if record.reason in ("", "done") else f": {record.reason}"
+    return [
+        ("run", record.run_id),
+        ("phase", f"{record.phase}{reason}"),
+        ("agent", agent or record.runner),
+        ("env", record.env_id),
+        ("attempt", str(record.attempt) if record.attempt > 1 else ""),
+        ("started", _at(record.started)),
+        ("ended", _at(record.ended) if record.phase.ended else ""),
+        ("elapsed", duration(took) if record.started is not None else ""),
+        ("steps", steps(record)),
+        ("episodes", f"{record.episodes:,}" if record.episodes else ""),
+        ("return", f"{record.episode_return:,.2f} (last 100 episodes)" if record.episode_return is not None else ""),
+        ("seed", "" if record.seed is None else str(record.seed)),
+        ("tags", ", ".join(record.tags)),
+        ("process", f"{process.pid}" if process is not None else ""),
+        ("machine", _machine(reading, record)),
+        ("tracking", record.tracking_url),
+        ("size", sized(record.bytes_on_disk) if record.bytes_on_disk else ""),
+        ("directory", "" if record.archived else str(paths.path)),
+    ]
+
+
+def _machine(reading: RunReading, record: RunRecord) -> str:
+    if not record.attempt or record.archived:
+        return ""
+    samples = read_samples(reading.home.run(record.run_id).attempt(record.attempt), 1)
+    if not samples:
+        return ""
+    last = samples[-1]
+    gpus = "".join(f", GPU {index} {busy:.0f} %" for index, busy, _ in last.gpus)
+    many = "es" if last.processes != 1 else ""
+    return f"{last.cpu_percent:.0f} % of a core, {last.rss_mb:,.0f} MB, {last.processes} process{many}{gpus}"
+
+
+def _life(reading: RunReading, record: RunRecord) -> list[str]:
+    life = reading.life(record.run_id)[-_LAST_HAPPENINGS:]
+    rows = [(f"  {_at(one.time)}", one.happening.replace("_", " "), one.reason) for one in life]
+    return ["", "What happened:", *aligned(rows)] if rows else []
+
+
+def _numbers(reading: RunReading, record: RunRecord) -> list[str]:
+    recent = {name: points[-1] for name, points in reading.recent_metrics(record.run_id, 1).items() if points}
+    rows = [(f"  {name}", f"{point.value:.6g}") for name, point in list(recent.items())[:_METRICS]]
+    more = [f"  and {len(recent) - len(rows)} more"] if len(recent) > len(rows) else []
+    return ["", "Last numbers:", *aligned(rows, right=[False, True]), *more] if rows else []
+
+
+def _checkpoints(reading: RunReading, record: RunRecord) -> list[str]:
+    found = reading.checkpoints(run_id=record.run_id)
+    rows = [
+        (f"  {one.checkpoint_id}", f"{one.env_step:,}", sized(one.size_bytes), "best" if one.best else "", one.path)
+        for one in found[:5]
+    ]
+    more = [f"  and {len(found) - len(rows)} more"] if len(found) > len(rows) else []
+    return ["", "Checkpoints:", *aligned(rows, right=[False, True, True]), *more] if rows else []
+
+
+def comparison_table(found: Mapping[str, Any]) -> list[str]:
+    """Rows of facts, of differing keys and of metrics; a column for every run."""
+    columns = found["runs"]
+    rows = [["", *(column["run"]["run_id"] for column in columns)]]
+    for title, key in (("runner", "runner"), ("env", "env_id"), ("phase", "phase")):
+        rows.append([title, *(str(column["run"][key]) for column in columns)])
+    rows.append(["steps", *(f"{column['run']['env_step']:,}" for column in columns)])
+    rows.append(["return", *(_number(column["run"]["episode_return"]) for column in columns)])
+    rows.append(["elapsed", *(duration(column["elapsed_s"]) for column in columns)])
+    if len({column["script_sha256"] for column in columns}) > 1:
+        rows.append(["script", *(column["script_sha256"][:12] for column in columns)])
+    blank = ["" for _ in rows[0]]
+    if found["configuration"]:
+        rows += [blank, ["CONFIGURED DIFFERENTLY", *blank[1:]]]
+        rows += [[key, *(_value(value) for value in values)] for key, values in found["configuration"].items()]
+    if found["metrics"]:
+        rows += [blank, ["LAST NUMBERS", *blank[1:]]]
+        rows += [[name, *(_number(value) for value in values)] for name, values in found["metrics"].items()]
+    return aligned(rows)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+
+
+def _value(value: Any) -> str:
+    text = "–" if value is None else str(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _at(moment: float | None) -> str:
+    return "" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,0 +1,96 @@
+"""Runs in words and columns, for terminals. Imports nothing but the standard library and rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from palaestra.runs.life import elapsed
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import RunRecord
+
+__all__ = ["aligned", "duration", "note", "one_line", "run_table", "sized", "steps"]
+
+_HEAD = ("RUN", "RUNNER", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE")
+_RIGHT = frozenset({"STEPS", "RETURN", "ELAPSED"})
+_LONGEST_NOTE = 60
+
+
+def run_table(rows: Sequence[RunRecord]) -> list[str]:
+    """One line per run, under a line of titles."""
+    now = time.time()
+    cells = [
+        (
+            row.run_id,
+            row.runner,
+            row.env_id,
+            str(row.phase),
+            steps(row),
+            "" if row.episode_return is None else f"{row.episode_return:,.1f}",
+            duration(elapsed(row.started, row.ended, now)) if row.started is not None else "",
+            note(row),
+        )
+        for row in rows
+    ]
+    return aligned([_HEAD, *cells], right=[title in _RIGHT for title in _HEAD])
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> list[str]:
+    """Columns as wide as their widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    to_the_right = [*right, *[False] * (len(widths) - len(right))]
+    return [
+        "  ".join(
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(row, widths, to_the_right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def note(row: RunRecord) -> str:
+    """What a person should know of a run beyond its phase."""
+    if row.alarms:
+        text = f"! {row.alarms[0].text}"
+    elif row.phase in (Phase.SUCCEEDED, Phase.RUNNING) or row.reason == str(row.phase):
+        text = "" if row.supervised else "started without the service"
+    else:
+        text = row.reason
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_NOTE else text[: _LONGEST_NOTE - 1] + "…"
+
+
+def steps(row: RunRecord) -> str:
+    """`128,000/500,000`."""
+    if not row.env_step and row.total_steps is None:
+        return ""
+    return f"{row.env_step:,}" + (f"/{row.total_steps:,}" if row.total_steps else "")
+
+
+def one_line(row: RunRecord) -> str:
+    """What became of a run."""
+    why = (
+        ""
+        if row.reason in ("", "done", str(row.phase)) or row.reason.startswith(str(row.phase))
+        else f" ({row.reason})"
+    )
+    said = row.reason if row.reason.startswith(str(row.phase)) else f"{row.phase}{why}"
+    took = f" after {duration(elapsed(row.started, row.ended, time.time()))}" if row.started is not None else ""
+    return f"{row.run_id} {said}{took}"
+
+
+def duration(seconds: float) -> str:
+    """`0:01:12`, and days in front of it when there are some."""
+    whole = int(seconds)
+    days, rest = divmod(whole, 86_400)
+    shown = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}d {shown}" if days else shown
+
+
+def sized(count: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

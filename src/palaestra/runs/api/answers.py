@@ -1,0 +1,29 @@
+"""What every route says about its failures, and how a run is named in a path."""
+
+# Annotations are evaluated here: FastAPI reads them.
+from typing import Annotated, Any
+
+from fastapi import Path
+
+from palaestra.runs.api.documents import Error
+
+__all__ = ["RunId", "errors"]
+
+RunId = Annotated[
+    str,
+    Path(pattern=r"^[a-z0-9][a-z0-9._-]*$", min_length=1, max_length=90, description="A run's id, or how it begins."),
+]
+
+_MEANING = {
+    401: "no token, or a wrong one",
+    403: "from a web page, or to another machine's name",
+    404: "no such run",
+    409: "not in this phase (`illegal_transition`), or nobody agreed to the command (`consent_needed`)",
+    413: "too large",
+    422: "bad input, or refused by the preflight (`refused`); nothing changed",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Their descriptions, for OpenAPI."""
+    return {status: {"model": Error, "description": _MEANING[status]} for status in statuses}

@@ -1,0 +1,298 @@
+"""What the routes take and answer, for validation and for the OpenAPI description."""
+
+# Annotations are evaluated here: pydantic reads them.
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from palaestra.runs.phase import Phase
+from palaestra.runs.spec import RunSpec
+
+__all__ = [
+    "Agreement", "CheckpointDocument", "Comparison", "Doomed", "Drain", "DrainState", "Error", "Export", "Gc",
+    "Health", "Into", "LifeDocument", "LogDocument", "MetricDocument", "Points", "PreviewDocument", "RunDocument",
+    "RunnerDocument", "SampleDocument", "Start", "Stop", "Submission",
+]  # fmt: skip
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True, ser_json_inf_nan="null")
+
+
+class _Body(BaseModel):
+    model_config = _STRICT
+
+
+class ErrorFacts(_Answer):
+    """What went wrong."""
+
+    code: str
+    """A word to sort by: `refused`, `unknown_run`, `bad_request`, `consent_needed`, `illegal_transition`, …"""
+    text: str
+    """One sentence for a person."""
+    place: str = ""
+    """What of the request it is about."""
+    reason: str = ""
+    remedy: str = ""
+    """What makes it go away."""
+    value: Any = None
+    digest: str | None = None
+    """With `consent_needed`: what to send as `consent` to agree to the command."""
+
+
+class Error(_Answer):
+    """Every answer that is not a success."""
+
+    error: ErrorFacts
+
+
+class Health(_Answer):
+    """That the service answers, and which it is."""
+
+    status: Literal["ok", "draining"]
+    version: str
+    pid: int
+
+
+class Identity(_Answer):
+    """One process of one boot of the machine."""
+
+    pid: int
+    started: int
+    """In clock ticks since boot."""
+    boot_id: str
+
+
+class AlarmDocument(_Answer):
+    """Something a person should look at while the run goes on."""
+
+    code: str
+    text: str
+    since: float
+
+
+class RunDocument(_Answer):
+    """One run as it is at the moment. Times are unix times."""
+
+    run_id: str
+    runner: str
+    agent_id: str
+    env_id: str
+    phase: Phase
+    reason: str
+    """Why it is in this phase."""
+    code: str
+    attempt: int
+    """Which start of the run; 0 before the first."""
+    supervised: bool
+    """False for a run of `palaestra train` alone, which the service shows and never stops."""
+    priority: int
+    created: float
+    started: float | None
+    ended: float | None
+    warden: Identity | None
+    trainer: Identity | None
+    env_step: int
+    total_steps: int | None
+    episodes: int
+    episode_return: float | None
+    """Mean of the last 100 episodes."""
+    seed: int | None
+    tags: list[str]
+    alarms: list[AlarmDocument]
+    archived: bool
+    tracking_url: str
+    bytes_on_disk: int
+
+
+class LifeDocument(_Answer):
+    """Something that happened to a run."""
+
+    seq: int
+    time: float
+    attempt: int
+    happening: str
+    phase: Phase
+    """After it."""
+    reason: str
+    code: str
+    facts: dict[str, Any]
+
+
+class LogDocument(_Answer):
+    """Whole lines of a run's output."""
+
+    text: str
+    offset: int
+    """Ask from here on for more."""
+    size: int
+    ended: bool
+    """Whether the run is over and nothing more will come."""
+
+
+class MetricDocument(_Answer):
+    """One metric of a run."""
+
+    points: int
+    source: str
+    """Where its numbers come from."""
+
+
+Points = dict[str, list[tuple[int, float | Literal["NaN", "Infinity", "-Infinity"], float]]]
+"""Metrics by name: step, value and unix time of each point."""
+
+
+class FindingDocument(_Answer):
+    """One line of a preflight."""
+
+    check: str
+    level: Literal["ok", "warning", "refused"]
+    text: str
+    remedy: str
+
+
+class PreviewDocument(_Answer):
+    """What a start would find and execute."""
+
+    findings: list[FindingDocument]
+    command: dict[str, Any] | None
+    """Exactly what would be executed, secrets hidden; null when something is refused."""
+    digest: str | None
+    """What to send as `consent`."""
+    needs_consent: bool
+
+
+class RunnerDocument(_Answer):
+    """One runner and what it can do."""
+
+    title: str
+    offline_inference: bool
+    warm_start: bool
+    resume: bool
+    needs_gpu: bool
+    external_services: list[str]
+    live_beliefs: bool
+    video: bool
+    tracking: bool
+    runs_foreign_code: bool
+
+
+class CheckpointDocument(_Answer):
+    """One checkpoint."""
+
+    checkpoint_id: str
+    run_id: str
+    agent_id: str
+    env_id: str
+    attempt: int
+    env_step: int
+    path: str
+    sha256: str
+    size_bytes: int
+    format: str
+    created: float
+    best: bool
+    metric: float | None
+    profile: str
+    env_signature: dict[str, Any]
+    metrics_digest: dict[str, float | None]
+    verified: float | None
+
+
+class SampleDocument(_Answer):
+    """One look at what a run takes of its machine."""
+
+    time: float
+    cpu_percent: float
+    rss_mb: float
+    processes: int
+    gpus: list[tuple[str, float, float]]
+
+
+class ComparedRun(_Answer):
+    """One column of a comparison."""
+
+    run: RunDocument
+    elapsed_s: float
+    script_sha256: str
+    versions: dict[str, str]
+
+
+class Comparison(_Answer):
+    """Runs side by side: only what differs of their configurations, and the last value of every metric."""
+
+    runs: list[ComparedRun]
+    configuration: dict[str, list[Any]]
+    """Keys whose values differ, one value for every run; null where a run has no such key."""
+    metrics: dict[str, list[float | None]]
+    """The mean of the last points of each metric, one for every run."""
+
+
+class Doomed(_Answer):
+    """What the retention policy does to a run."""
+
+    run_id: str
+    action: Literal["archive", "delete"]
+    why: str
+    bytes: int
+
+
+class DrainState(_Answer):
+    """Whether the service starts anything new."""
+
+    draining: bool
+
+
+class Export(_Answer):
+    """Event files that were written."""
+
+    directory: str
+    points: int
+
+
+class Submission(_Body):
+    """A run to be looked at."""
+
+    spec: RunSpec
+
+
+class Start(_Body):
+    """A run to be started."""
+
+    spec: RunSpec
+    consent: Annotated[str | None, Field(max_length=64)] = None
+    """The digest of the command, for runners that execute foreign code."""
+
+
+class Stop(_Body):
+    """How to stop."""
+
+    grace_s: Annotated[float | None, Field(ge=0, le=3600)] = None
+    """How long it may take to end by itself; null is the runner's own."""
+
+
+class Agreement(_Body):
+    """Consent to a command, when it needs one."""
+
+    consent: Annotated[str | None, Field(max_length=64)] = None
+
+
+class Drain(_Body):
+    """Start nothing new, or start again."""
+
+    on: bool
+
+
+class Gc(_Body):
+    """What to do with the runs that the retention policy lets go."""
+
+    dry_run: bool = True
+
+
+class Into(_Body):
+    """Where to write."""
+
+    into: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
+    """A directory on the service's machine; null is the run's own."""

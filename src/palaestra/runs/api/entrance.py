@@ -1,0 +1,108 @@
+"""Who comes in: the token, this machine's name, no web pages, and bodies of a bearable size. Pure ASGI, outermost.
+
+Also knows when the last request was under way, which is what an idle service goes by.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+__all__ = ["Entrance"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Asgi: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES = 1 << 20
+_LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class Entrance:
+    """Lets requests in."""
+
+    def __init__(self, app: Asgi, token: str, *, loopback_only: bool = True) -> None:
+        self._app, self._token, self._loopback_only = app, token.encode(), loopback_only
+        self._under_way = 0
+        self._last = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Seconds since the last request was under way."""
+        return 0.0 if self._under_way else time.monotonic() - self._last
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _refuse(send, *refusal)
+            return
+        # A look whether the service is there must not be what keeps it there.
+        counted = scope["path"] != "/health"
+        self._under_way += counted
+        try:
+            await self._app(scope, _limited(receive), send)
+        except _TooLarge:
+            await _refuse(send, *_TOO_LARGE)
+        finally:
+            if counted:
+                self._under_way -= 1
+                self._last = time.monotonic()
+
+    def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
+        found = {name: value for name, value in scope["headers"] if name in _LOOKED_AT}
+        if b"origin" in found:
+            # Our clients send none; a web page in a browser on this machine cannot help it.
+            return 403, "foreign_origin", "web pages are not served."
+        if self._loopback_only and not _LOOPBACK.fullmatch(found.get(b"host", b"localhost")):
+            return 403, "foreign_host", "only requests to this machine's own name are served."
+        if scope["path"] == "/health":
+            return None
+        scheme, _, given = found.get(b"authorization", b"").partition(b" ")
+        # Compared in full whatever the first bytes are, so that the time taken tells nothing.
+        if not hmac.compare_digest(given.strip(), self._token) or scheme.lower() != b"bearer":
+            text = "the request carries no token, or a wrong one. Send Authorization: Bearer and the text of the file."
+            return 401, "unauthorised", text
+        announced = found.get(b"content-length", b"0")
+        if not announced.isdigit() or int(announced) > MAX_BODY_BYTES:
+            return _TOO_LARGE
+        return None
+
+
+_LOOKED_AT = (b"authorization", b"origin", b"host", b"content-length")
+_TOO_LARGE = (413, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes.")
+
+
+def _limited(receive: Receive) -> Receive:
+    """Counts what comes without having been announced."""
+    taken = 0
+
+    async def next_message() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > MAX_BODY_BYTES:
+            raise _TooLarge
+        return message
+
+    return next_message
+
+
+async def _refuse(send: Send, status: int, code: str, text: str) -> None:
+    body = json.dumps({"error": {"code": code, "text": text, "place": "", "reason": text, "remedy": ""}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="palaestra"'))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,66 @@
+"""Routes that go on: events of a run, its output, and what happens to all runs."""
+
+# Annotations are evaluated here: FastAPI reads them.
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query
+
+from palaestra.runs.api.answers import RunId, errors
+from palaestra.runs.api.streaming import EventStream, happenings_of_all, log_of, stream_of
+from palaestra.runs.following import Position
+from palaestra.runs.reading import RunReading
+from palaestra.runs.supervisor import Supervisor
+
+__all__ = ["add_stream_routes"]
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
+_LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=80)]
+
+
+def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, closing: asyncio.Event) -> None:
+    """Add them."""
+
+    @app.get(
+        "/runs/{run_id}/events", operation_id="run_events", tags=["streams"], response_class=EventStream,
+        responses={**_STREAM, **errors(404)},
+    )  # fmt: skip
+    async def run_events(
+        run_id: RunId, after: Annotated[str, Query(max_length=80)] = "", last_event_id: _LastId = None
+    ) -> EventStream:
+        """Everything that happened and was measured behind an id, then what comes; ends with `event: end`.
+
+        `event: life` and `event: alarm` carry a happening, `event: event` one line of the journal.
+        """
+        position = last_event_id or after
+        Position.read(position)
+        full = (await asyncio.to_thread(reading.paths, run_id)).run_id
+        return EventStream(stream_of(supervisor.subscribe(full, position), closing))
+
+    @app.get(
+        "/runs/{run_id}/log/stream", operation_id="log_stream", tags=["streams"], response_class=EventStream,
+        responses={**_STREAM, **errors(404)},
+    )  # fmt: skip
+    async def log_stream(
+        run_id: RunId,
+        offset: Annotated[int, Query(ge=-(2**62), lt=2**62)] = 0,
+        attempt: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
+        last_event_id: _LastId = None,
+    ) -> EventStream:
+        """Lines of the output from a byte on, as they come. The id is the offset behind them."""
+        if last_event_id is not None and last_event_id.isdecimal() and last_event_id.isascii():
+            offset = int(last_event_id[:18])
+        full = (await asyncio.to_thread(reading.paths, run_id)).run_id
+        await asyncio.to_thread(reading.attempt, full, attempt)
+
+        def ended() -> bool:
+            return supervisor.ring(full) is None and reading.run(full).phase.ended
+
+        return EventStream(log_of(reading, full, offset, attempt, ended, closing))
+
+    @app.get("/stream", operation_id="stream", tags=["streams"], response_class=EventStream, responses=_STREAM)
+    async def stream() -> EventStream:
+        """What happens to any run, from now on. List the runs after connecting, and nothing is missed."""
+        return EventStream(happenings_of_all(supervisor.lives(), closing))

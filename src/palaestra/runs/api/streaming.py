@@ -1,0 +1,137 @@
+"""Server-sent events: what happens, as it happens, each with the id from which a client can go on.
+
+A stream ends with `event: end` when nothing more will come; ended without it, the service went away and the client
+asks again with the last id. Whoever reads slowly is fed from files and holds no memory of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from starlette.responses import StreamingResponse
+
+from palaestra.runs.following import StreamItem
+from palaestra.runs.reading import RunReading
+from palaestra.runs.record import LifeRecord
+from palaestra.runs.wire import life_data
+from palaestra.telemetry.event import encode
+
+__all__ = ["EventStream", "happenings_of_all", "log_of", "stream_of"]
+
+_T = TypeVar("_T")
+_AT_ONCE = 500
+_QUIET_S = 10.0
+"""After this long without anything to say, a comment keeps the connection open and finds out who has left."""
+_LOOK_EVERY_S = 0.2
+_END = b"event: end\ndata: {}\n\n"
+
+
+class EventStream(StreamingResponse):
+    """An answer that goes on."""
+
+    def __init__(self, content: AsyncIterator[bytes]) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+async def stream_of(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:
+    """A run's happenings and records, then its end."""
+    async for batch in batches(items, closing):
+        yield b"".join(map(_framed, batch)) if batch else b":\n\n"
+    if not closing.is_set():
+        yield _END
+
+
+async def happenings_of_all(
+    lives: AsyncIterator[tuple[str, LifeRecord]], closing: asyncio.Event
+) -> AsyncIterator[bytes]:
+    """What happens to any run, from now on."""
+    yield b":\n\n"
+    async for batch in batches(lives, closing):
+        frames = [
+            f"event: life\ndata: {json.dumps({'run_id': run_id, **life_data(record)})}\n\n" for run_id, record in batch
+        ]
+        yield "".join(frames).encode() if frames else b":\n\n"
+
+
+async def log_of(
+    reading: RunReading,
+    run_id: str,
+    offset: int,
+    attempt: int | None,
+    ended: Callable[[], bool],
+    closing: asyncio.Event,
+) -> AsyncIterator[bytes]:
+    """Lines of a run's output, with the offset behind them, until the run is over."""
+    quiet = 0.0
+    while not closing.is_set():
+        # Looked up before the reading: what was written before the end is then read.
+        over = ended()
+        piece = await asyncio.to_thread(reading.log, run_id, offset, 1 << 16, attempt)
+        if piece.text:
+            # As JSON, because output may hold carriage returns, which would end a line of the stream.
+            yield f"id: {piece.offset}\nevent: log\ndata: {json.dumps({'text': piece.text})}\n\n".encode()
+            quiet = 0.0
+        if piece.offset > offset:
+            offset = piece.offset
+            continue
+        if over:
+            yield _END
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(closing.wait(), _LOOK_EVERY_S)
+        quiet += _LOOK_EVERY_S
+        if quiet >= _QUIET_S:
+            quiet = 0.0
+            yield b":\n\n"
+
+
+async def batches(items: AsyncIterator[_T], closing: asyncio.Event) -> AsyncIterator[list[_T]]:
+    """Everything that is there at once, up to a bound; an empty list when nothing came for a while."""
+    ready: list[_T] = []
+    news, room = asyncio.Event(), asyncio.Event()
+    room.set()
+
+    async def take() -> None:
+        async for item in items:
+            ready.append(item)
+            news.set()
+            if len(ready) >= _AT_ONCE:
+                room.clear()
+                await room.wait()
+
+    taking = asyncio.create_task(take())
+    shut = asyncio.create_task(closing.wait())
+    woken: asyncio.Task[bool] | None = None
+    try:
+        while not shut.done():
+            if not ready and not taking.done():
+                woken = asyncio.create_task(news.wait())
+                await asyncio.wait((taking, shut, woken), timeout=_QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+            news.clear()
+            if not ready and taking.done():
+                taking.result()
+                return
+            batch, ready[:] = ready[:], []
+            room.set()
+            yield batch
+    finally:
+        left = [task for task in (taking, shut, woken) if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _framed(told: StreamItem) -> bytes:
+    item = told.item
+    if isinstance(item, LifeRecord):
+        kind = "alarm" if item.happening in ("alarm", "alarm_over") else "life"
+        return f"id: {told.id}\nevent: {kind}\ndata: {json.dumps(life_data(item))}\n\n".encode()
+    return f"id: {told.id}\nevent: event\ndata: {encode(item.event, item.seq, item.time)}\n\n".encode()

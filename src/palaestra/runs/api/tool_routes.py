@@ -1,0 +1,54 @@
+"""Routes about runners, checkpoints and the machine."""
+
+# Annotations are evaluated here: FastAPI reads them.
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query
+
+from palaestra.config import nearest, validated
+from palaestra.errors import UnknownRun
+from palaestra.runs.api.answers import errors
+from palaestra.runs.api.documents import CheckpointDocument, FindingDocument, RunnerDocument
+from palaestra.runs.doctor import examine
+from palaestra.runs.reading import RunReading
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.supervisor import Supervisor
+from palaestra.runs.wire import checkpoint_data
+
+__all__ = ["add_tool_routes"]
+
+_Word = Annotated[str | None, Query(max_length=200)]
+
+
+def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> None:
+    """Add them."""
+
+    @app.get("/runners", operation_id="runners", tags=["runners"])
+    async def runners() -> dict[str, RunnerDocument]:
+        """Who can train, and what each of them can do."""
+        found = supervisor.runners.items()
+        return {name: RunnerDocument.model_validate(asdict(runner.capabilities)) for name, runner in found}
+
+    @app.get("/runners/{name}/schema", operation_id="runner_schema", tags=["runners"], responses=errors(404))
+    async def runner_schema(name: Annotated[str, Path(max_length=100)], script: _Word = None) -> dict[str, Any]:
+        """JSON Schema of a runner's own keys; of some runners it depends on the script."""
+        runner = supervisor.runners.get(name)
+        if runner is None:
+            close = nearest(name, supervisor.runners, count=1)
+            remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(supervisor.runners))}"
+            raise UnknownRun("runner", name, "no such runner", remedy)
+        spec = validated(RunSpec, {"runner": name, "script": script}, place="spec")
+        return await asyncio.to_thread(runner.config_schema, spec)
+
+    @app.get("/doctor", operation_id="doctor", tags=["service"])
+    def doctor() -> list[FindingDocument]:
+        """What works on this machine, what would fail, and what mends it."""
+        return [FindingDocument.model_validate(asdict(finding)) for finding in examine(reading.home)]
+
+    @app.get("/checkpoints", operation_id="checkpoints", tags=["checkpoints"])
+    def checkpoints(run: _Word = None, agent: _Word = None, env: _Word = None) -> list[CheckpointDocument]:
+        """Checkpoints that fit, newest first."""
+        found = reading.checkpoints(run_id=run, agent_id=agent, env_id=env)
+        return [CheckpointDocument.model_validate(checkpoint_data(record)) for record in found]

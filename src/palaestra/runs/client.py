@@ -1,0 +1,325 @@
+"""Runs from Python: start, watch, stop, resume and read them through the run service, which starts by itself.
+
+    service = TrainerService()
+    run_id = service.start_run("configs/ppo/cartpole.yaml")
+    for line in service.stream_log(run_id):
+        ...
+
+Every method is one request, blocks, and may be called from any thread. Streams reconnect where they left off.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.parse
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from palaestra.errors import PalaestraError, ServiceUnreachable
+from palaestra.runs.connect import Endpoint, ensure_service
+from palaestra.runs.ingest.metric_point import MetricPoint
+from palaestra.runs.layout import Home
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.wire import checkpoint_of, error_of, life_of, run_of
+from palaestra.telemetry.event import Record, decode
+
+__all__ = ["Prepared", "TrainerService"]
+
+_PATIENCE_S = 900.0
+"""A stop answers when the run is gone, and a preflight may probe interpreters."""
+_QUIET_S = 30.0
+"""A stream says something every ten seconds, if only that it is there."""
+_TRIES = 5
+
+
+class Prepared(NamedTuple):
+    """What a start would find and execute."""
+
+    findings: list[dict[str, str]]
+    """Lines of the preflight: check, level, text, remedy."""
+    command: dict[str, Any] | None
+    """Exactly what would be executed, secrets hidden; None when something is refused."""
+    digest: str | None
+    needs_consent: bool
+
+
+class TrainerService:
+    """The run service of a state directory, or the one at an address."""
+
+    def __init__(self, home: Home | Path | str | None = None, url: str | None = None, token: str | None = None) -> None:
+        if home is None:
+            self.home = Home.default()
+        else:
+            self.home = home if isinstance(home, Home) else Home(Path(home).resolve() / "var" / "training")
+        self._given = None if url is None else Endpoint(url, token or "")
+        self._found: Endpoint | None = None
+
+    def start_run(
+        self,
+        config: RunSpec | Mapping[str, Any] | str | Path,
+        *,
+        runner: str = "palaestra",
+        consent: bool = False,
+        **spec: Any,
+    ) -> str:
+        """Queue a run and answer its id. `consent` agrees to a command that runs foreign code."""
+        wanted = _spec(config, runner, spec)
+        agreed = self.prepare_training(wanted).digest if consent else None
+        return self.submit(wanted, agreed).run_id
+
+    def prepare_training(self, spec: RunSpec) -> Prepared:
+        """What a start of this would find and execute. Changes nothing."""
+        return Prepared(**self._call("POST", "/preflight", {"spec": _dumped(spec)}))
+
+    def submit(self, spec: RunSpec, consent: str | None = None) -> RunRecord:
+        """Queue a run; `consent` is the digest of the command that was agreed to."""
+        return run_of(self._call("POST", "/runs", {"spec": _dumped(spec), "consent": consent}))
+
+    def stop_run(self, run_id: str, *, grace_s: float | None = None) -> RunRecord:
+        """End a run. Returns when nothing of it lives."""
+        return run_of(self._call("POST", f"/runs/{_word(run_id)}/stop", {"grace_s": grace_s}))
+
+    def resume_run(self, run_id: str, consent: str | None = None) -> RunRecord:
+        """Queue a run that has ended once more, from its last checkpoint."""
+        return run_of(self._call("POST", f"/runs/{_word(run_id)}/resume", {"consent": consent}))
+
+    def run(self, run_id: str) -> RunRecord:
+        """A run as it is at the moment."""
+        return run_of(self._call("GET", f"/runs/{_word(run_id)}"))
+
+    def runs(self, **filters: Any) -> list[RunRecord]:
+        """Runs that fit, newest first: `phase`, `runner`, `env`, `tag`, `archived`, `limit`."""
+        return [run_of(row) for row in self._call("GET", "/runs", query=filters)]
+
+    def wait(
+        self, run_id: str, *, phases: Collection[Phase] | None = None, timeout_s: float | None = None
+    ) -> RunRecord:
+        """Wait until a run is over, or in one of these phases; `TimeoutError` when that takes too long."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        wanted = {phase for phase in Phase if phase.ended} if phases is None else set(phases)
+        while (record := self.run(run_id)).phase not in wanted:
+            if record.phase.ended:
+                return record
+            for item in self.stream_events(run_id, until=end):
+                if isinstance(item, LifeRecord) and item.phase in wanted:
+                    break
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(f"{run_id} is {record.phase} after {timeout_s} s")
+        return record
+
+    def stream_log(
+        self, run_id: str, *, offset: int = 0, follow: bool = True, attempt: int | None = None
+    ) -> Iterator[str]:
+        """Lines of a run's output, without their ends; with `follow`, until the run is over."""
+        word, more = _word(run_id), {"attempt": attempt}
+        if follow:
+            for _, _, data in self._stream(f"/runs/{word}/log/stream", {"offset": offset, **more}, str(offset)):
+                yield from json.loads(data)["text"].splitlines()
+            return
+        while True:
+            piece = self._call("GET", f"/runs/{word}/log", query={"offset": offset, **more})
+            if piece["offset"] <= offset:
+                return
+            yield from piece["text"].splitlines()
+            offset = piece["offset"]
+
+    def stream_events(
+        self, run_id: str, *, after: str = "", follow: bool = True, until: float | None = None
+    ) -> Iterator[Record | LifeRecord]:
+        """Everything that happened to a run and was measured, in order, each once; with `follow`, until it is over.
+
+        `until` is a time of `time.monotonic` at which to leave.
+        """
+        life = self._call("GET", f"/runs/{_word(run_id)}/life")
+        for place, kind, data in self._stream(f"/runs/{_word(run_id)}/events", {"after": after}, after, until):
+            if kind == "event":
+                yield decode(data)
+                continue
+            record = life_of(json.loads(data))
+            yield record
+            if not follow and life and record.seq >= life[-1]["seq"] and place:
+                return
+
+    def recent_metrics(self, run_id: str, count: int, names: Sequence[str] = ()) -> dict[str, list[MetricPoint]]:
+        """The last points of the named metrics; of all, when none is named."""
+        query = {"count": count, "name": list(names)}
+        return _points(self._call("GET", f"/runs/{_word(run_id)}/metrics/recent", query=query))
+
+    def metrics(
+        self, run_id: str, name: str, *, points: int = 2000, first: int | None = None, last: int | None = None
+    ) -> list[MetricPoint]:
+        """At most so many points of a metric between two steps, extremes among them."""
+        query = {"name": [name], "points": points, "first": first, "last": last}
+        return _points(self._call("GET", f"/runs/{_word(run_id)}/metrics/series", query=query))[name]
+
+    def export_to_tensorboard(self, run_id: str, into: Path | str | None = None) -> Path:
+        """Write event files for TensorBoard; the directory they are in."""
+        body = {"into": None if into is None else str(Path(into).resolve())}
+        return Path(self._call("POST", f"/runs/{_word(run_id)}/export-tensorboard", body)["directory"])
+
+    def checkpoints(self, **filters: Any) -> list[CheckpointRecord]:
+        """Checkpoints that fit, newest first: `run`, `agent`, `env`."""
+        return [checkpoint_of(row) for row in self._call("GET", "/checkpoints", query=filters)]
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
+        """Any other route, as docs/http-api.md lists them; errors are raised as they would be here."""
+        return self._call(method, path, body, query)
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
+    ) -> Any:
+        connection, response = self._asked(method, path, body, query or {}, {}, _PATIENCE_S)
+        try:
+            answer = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServiceUnreachable(f"{method} {path}: half an answer came ({error})") from error
+        finally:
+            connection.close()
+        return answer
+
+    def _asked(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, Any],
+        headers: Mapping[str, str],
+        timeout_s: float,
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """Send a request; again when the service we knew is gone and another has come."""
+        given = [(k, v) for key, value in query.items() for k, v in _pairs(key, value)]
+        target = f"{path}?{urllib.parse.urlencode(given)}" if given else path
+        data = None if body is None else json.dumps(body).encode()
+        for fresh in (False, True):
+            endpoint = self._endpoint(fresh)
+            connection = http.client.HTTPConnection(*endpoint.address, timeout=timeout_s)
+            sent = {"Authorization": f"Bearer {endpoint.token}", "Content-Type": "application/json", **headers}
+            try:
+                connection.request(method, target, body=data, headers=sent)
+            except (ConnectionError, TimeoutError) as error:
+                # Nothing was sent, so nothing can happen twice.
+                connection.close()
+                if fresh or self._given is not None:
+                    raise ServiceUnreachable(f"{endpoint.url} does not answer ({error})") from None
+                continue
+            try:
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                raise ServiceUnreachable(f"{method} {path}: the service went away ({error})") from error
+            if response.status < 400:
+                return connection, response
+            try:
+                raise _refusal(response, response.read())
+            finally:
+                connection.close()
+        raise AssertionError("unreachable")
+
+    def _endpoint(self, fresh: bool) -> Endpoint:
+        if self._given is not None:
+            return self._given
+        if self._found is None or fresh:
+            self._found = ensure_service(self.home)
+        return self._found
+
+    def _stream(
+        self, path: str, query: Mapping[str, Any], last_id: str, until: float | None = None
+    ) -> Iterator[tuple[str, str, str]]:
+        """Events (id, kind, data) until `end`; goes on with the last id when the connection breaks."""
+        broken = 0
+        while broken < _TRIES:
+            headers = {"Last-Event-ID": last_id} if last_id else {}
+            try:
+                connection, response = self._asked("GET", path, None, query, headers, _QUIET_S)
+            except ServiceUnreachable:
+                broken += 1
+                if broken == _TRIES:
+                    raise
+                time.sleep(0.2 * broken)
+                continue
+            try:
+                for place, kind, data in _events(response, until):
+                    broken = 0
+                    if kind == "end":
+                        return
+                    last_id = place or last_id
+                    yield place, kind, data
+                if until is not None and time.monotonic() >= until:
+                    return
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+            broken += 1
+            time.sleep(0.05)
+        raise ServiceUnreachable(f"GET {path}: the stream broke {_TRIES} times")
+
+
+def _events(response: http.client.HTTPResponse, until: float | None) -> Iterator[tuple[str, str, str]]:
+    place, kind, data = "", "", ""
+    while line := response.readline():
+        text = line.decode("utf-8").rstrip("\n")
+        name, _, value = text.partition(": ")
+        if not text:
+            if data:
+                yield place, kind, data
+            place, kind, data = "", "", ""
+            if until is not None and time.monotonic() >= until:
+                return
+        elif name == "id":
+            place = value
+        elif name == "event":
+            kind = value
+        elif name == "data":
+            data += value
+
+
+def _refusal(response: http.client.HTTPResponse, body: bytes) -> PalaestraError:
+    try:
+        return error_of(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return PalaestraError(f"the run service answered {response.status} {response.reason}")
+
+
+def _spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, more: dict[str, Any]) -> RunSpec:
+    from palaestra.config import validated
+
+    if isinstance(config, RunSpec):
+        return config.model_copy(update=more) if more else config
+    given: dict[str, Any] = {"runner": runner, **more}
+    if isinstance(config, Mapping):
+        given["config"] = dict(config)
+    else:
+        from palaestra.runs.spec_file import read_config, run_name
+
+        given["config"], given["given"] = read_config(Path(config))
+        given.setdefault("name", run_name(given["config"].get("name"), Path(config)))
+    return validated(RunSpec, given, place="spec")
+
+
+def _dumped(spec: RunSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json")
+
+
+def _word(run_id: str) -> str:
+    return urllib.parse.quote(run_id, safe="")
+
+
+def _pairs(key: str, value: Any) -> list[tuple[str, str]]:
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return [(key, str(item)) for item in value]
+    return [(key, str(value).lower() if isinstance(value, bool) else str(value))]
+
+
+def _points(data: Mapping[str, Any]) -> dict[str, list[MetricPoint]]:
+    return {
+        name: [MetricPoint(int(step), float(value), float(at)) for step, value, at in points]
+        for name, points in data.items()
+    }

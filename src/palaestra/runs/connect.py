@@ -1,0 +1,182 @@
+"""Finding the run service of a state directory, and starting it when there is none.
+
+Who looks first starts it; who looks at the same time waits for that. Standard library only, so that a client costs
+nothing to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palaestra.errors import ServiceUnreachable, StateHeld
+from palaestra.proc import ProcessIdentity
+from palaestra.runs.durable import read_json
+from palaestra.runs.facts import last_lines
+from palaestra.runs.layout import Home
+from palaestra.runs.wire import error_of
+
+__all__ = ["Endpoint", "ensure_service", "find_service"]
+
+IDLE_EXIT_S = 900.0
+_START_S = 60.0
+_ANSWER_S = 5.0
+_HOLDER_S = 5.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a service answers, and what it wants to hear."""
+
+    url: str
+    token: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urllib.parse.urlsplit(self.url)
+        return parts.hostname or "127.0.0.1", parts.port or 80
+
+
+def find_service(home: Home) -> Endpoint | None:
+    """The service of a state directory; None when none answers."""
+    told = read_json(home.endpoint)
+    if told is None:
+        return None
+    identity = ProcessIdentity.read(told)
+    if identity is None or not identity.lives():
+        return None
+    try:
+        endpoint = Endpoint(str(told["url"]), home.token.read_text().strip())
+    except (KeyError, OSError):
+        return None
+    return endpoint if _answers(endpoint) else None
+
+
+def ensure_service(home: Home, *, start: bool = True, settings: dict[str, Any] | None = None) -> Endpoint:
+    """The service of a state directory, started when there is none. `ServiceUnreachable`, `StateHeld`."""
+    found = find_service(home)
+    if found is not None:
+        return found
+    if not start:
+        raise ServiceUnreachable(f"no run service answers for {home.path}. Start it with: palaestra serve")
+    with _first(home):
+        found = find_service(home)
+        if found is not None:
+            return found
+        try:
+            _start(home, {"idle_exit_s": IDLE_EXIT_S, **(settings or {})})
+        except StateHeld:
+            # Somebody started one by hand at this moment, and it will answer soon; an orchestrator never does.
+            found = _awaited(home)
+            if found is None:
+                raise
+            return found
+    found = find_service(home)
+    if found is None:
+        raise ServiceUnreachable(f"the run service of {home.path} started and does not answer. {_tail(home)}")
+    return found
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    connection = http.client.HTTPConnection(*endpoint.address, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def _first(home: Home) -> Iterator[None]:
+    """One at a time."""
+    try:
+        home.service.mkdir(parents=True, mode=0o700, exist_ok=True)
+        descriptor = os.open(home.service / "starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        text = f"the state directory {home.path} cannot be used ({error.strerror}). Set PALAESTRA_HOME elsewhere."
+        raise ServiceUnreachable(text) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _start(home: Home, settings: dict[str, Any]) -> None:
+    """Start one that outlives us, and wait for its first line."""
+    command = [sys.executable, "-m", "palaestra.runs.service", json.dumps(settings)]
+    environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
+    with open(_log_file(home), "ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, cwd=home.base, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        line = _first_line(pipe.fileno())
+    said = _parsed(line)
+    if "url" in said:
+        # It lives on without us; told so, Python does not complain that nobody waits for it.
+        process.returncode = 0
+        return
+    if not line:
+        process.kill()
+    process.wait()
+    if "error" in said:
+        raise error_of(said["error"])
+    why = "" if line else f" within {_START_S:.0f} s"
+    raise ServiceUnreachable(f"the run service did not start{why} (exit code {process.returncode}). {_tail(home)}")
+
+
+def _first_line(descriptor: int) -> bytes:
+    end, text = time.monotonic() + _START_S, b""
+    while not text.endswith(b"\n"):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        block = os.read(descriptor, 4096) if ready else b""
+        if not block:
+            break
+        text += block
+    return text
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _awaited(home: Home) -> Endpoint | None:
+    end = time.monotonic() + _HOLDER_S
+    while time.monotonic() < end:
+        found = find_service(home)
+        if found is not None:
+            return found
+        time.sleep(0.05)
+    return None
+
+
+def _log_file(home: Home) -> Path:
+    return home.service / "service.log"
+
+
+def _tail(home: Home) -> str:
+    path = _log_file(home)
+    last = last_lines(path, 1).strip()
+    return f"Its log is {path}" + (f"; it ends with: {last}" if last else "")

@@ -1,0 +1,248 @@
+"""The run service as a process: the state directory's lock, the supervisor and the HTTP port, held together.
+
+`python -m palaestra.runs.service '{"idle_exit_s": 900}'` prints one JSON line when it answers, or why it does not.
+SIGTERM and SIGINT end it in order; the runs go on, and the next service adopts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import logging.handlers
+import os
+import secrets
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+import uvicorn
+from pydantic import Field
+
+from palaestra import __version__
+from palaestra.config import validated
+from palaestra.errors import ConfigError, PalaestraError
+from palaestra.proc import ProcessIdentity
+from palaestra.runs.api.app import build_api
+from palaestra.runs.api.entrance import Entrance
+from palaestra.runs.durable import write_json
+from palaestra.runs.layout import Home
+from palaestra.runs.reading import RunReading
+from palaestra.runs.runners.table import registered_runners
+from palaestra.runs.secret import Redactor
+from palaestra.runs.service_lock import ServiceLock
+from palaestra.runs.store.rebuild import open_registry
+from palaestra.runs.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.wire import error_data
+
+__all__ = ["ServiceConfig", "main", "serve"]
+
+_LAST_ANSWERS_S = 5
+_LOOK_EVERY_S = 1.0
+_LOG_BYTES = 10 << 20
+_LOGS_KEPT = 3
+
+_log = logging.getLogger("palaestra.runs.service")
+
+
+class ServiceConfig(SupervisorConfig):
+    """How the service listens, and how runs are looked after."""
+
+    host: str = "127.0.0.1"
+    """Where to listen. Anything but this machine's own address lets others in who know the token."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """0 takes a free one; clients find it in the state directory."""
+    idle_exit_s: float | None = Field(default=None, gt=0)
+    """Leave when nothing runs, waits or asks for this long; null stays."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What goes into service.log."""
+
+
+async def serve(config: ServiceConfig, home: Home, told: Callable[[Mapping[str, object]], None]) -> None:
+    """Serve until a signal or idleness ends it; `told` hears where, as soon as requests are answered."""
+    with ServiceLock(home) as lock, _logging(home, config.log_level), _listening(config) as sock:
+        token = read_token(home)
+        url = _url(config.host, sock)
+        registry = await asyncio.to_thread(open_registry, home)
+        supervisor = Supervisor(home, registry, registered_runners(), config)
+        closing = asyncio.Event()
+        try:
+            report = await supervisor.start()
+            _log.info("version %s at %s; %s", __version__, url, report)
+            app = build_api(supervisor, RunReading(home), closing)
+            entrance = Entrance(app, token, loopback_only=_is_loopback(config.host))
+            async with _signals() as stop, _answering(entrance, sock) as serving:
+                lock.serving(url)
+                me = ProcessIdentity.of(os.getpid())
+                write_json(
+                    home.endpoint,
+                    {"schema": 1, "url": url, "version": __version__, **(asdict(me) if me else {})},
+                    mode=0o600,
+                )
+                told({"url": url, "pid": os.getpid()})
+                try:
+                    await _until(stop, serving, lambda: _idle(config, supervisor, entrance))
+                finally:
+                    home.endpoint.unlink(missing_ok=True)
+                    closing.set()
+        finally:
+            await supervisor.close()
+            registry.close()
+            _log.info("ended; runs go on")
+
+
+def read_token(home: Home) -> str:
+    """What clients must send, made when there is none. `ConfigError` when others could have read it."""
+    try:
+        descriptor = os.open(home.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if home.token.stat().st_mode & 0o077:
+            reason, remedy = "can be read by others", "Delete it; the next start makes a new one"
+            raise ConfigError("token file", str(home.token), reason, remedy) from None
+        token = home.token.read_text().strip()
+        if len(token) >= 32:
+            return token
+        home.token.unlink()
+        return read_token(home)
+    token = secrets.token_hex(32)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")
+    return token
+
+
+def main(arguments: list[str]) -> int:
+    """The process: one JSON line on standard output, then silence until it ends."""
+
+    def told(facts: Mapping[str, object]) -> None:
+        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.flush()
+
+    try:
+        given = json.loads(arguments[0]) if arguments else {}
+        config = validated(ServiceConfig, given, place="service")
+        asyncio.run(serve(config, Home.default(), told))
+    except PalaestraError as error:
+        told({"error": error_data(error)})
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+async def _until(stop: asyncio.Event, serving: asyncio.Task[None], idle: Callable[[], bool]) -> None:
+    asked = asyncio.create_task(stop.wait())
+    try:
+        while not idle():
+            done, _ = await asyncio.wait((asked, serving), timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+        _log.info("nothing to do any more")
+    finally:
+        asked.cancel()
+
+
+def _idle(config: ServiceConfig, supervisor: Supervisor, entrance: Entrance) -> bool:
+    return config.idle_exit_s is not None and supervisor.idle and entrance.idle_s() > config.idle_exit_s
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn that leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _answering(app: Entrance, sock: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+    settings = uvicorn.Config(
+        app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+        timeout_graceful_shutdown=_LAST_ANSWERS_S, timeout_keep_alive=75,
+    )  # fmt: skip
+    server = _Server(settings)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        yield serving
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@contextlib.asynccontextmanager
+async def _signals() -> AsyncIterator[asyncio.Event]:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@contextlib.contextmanager
+def _listening(config: ServiceConfig) -> Iterator[socket.socket]:
+    # Named as TCP, or asyncio takes it for something else and leaves Nagle's algorithm on: 40 ms an answer.
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((config.host, config.port))
+            sock.listen(1024)
+        except OSError as error:
+            reason, remedy = f"cannot listen there ({error.strerror})", "Choose another port, or 0 for a free one"
+            raise ConfigError("service.port", f"{config.host}:{config.port}", reason, remedy) from None
+        sock.setblocking(False)
+        yield sock
+
+
+def _url(host: str, sock: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+class _Hiding(logging.Formatter):
+    """Writes no secret, wherever in a record or a traceback it stands."""
+
+    def __init__(self, redact: Redactor) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._redact = redact
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redact(super().format(record))
+
+
+@contextlib.contextmanager
+def _logging(home: Home, level: str) -> Iterator[None]:
+    """Everything that is logged goes to service.log, which is turned over before it grows."""
+    path = home.service / "service.log"
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT, delay=True)
+    handler.setFormatter(_Hiding(Redactor.of_environment(os.environ)))
+    root = logging.getLogger("palaestra")
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()
+
+
+def _quietly() -> Any:
+    # Whoever started us reads one line and leaves; what libraries warn about belongs into the log.
+    logging.captureWarnings(True)
+    warnings.simplefilter("default")
+
+
+if __name__ == "__main__":
+    _quietly()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""Runs from Python, through a service that starts by itself."""
+
+import os
+import signal
+
+import pytest
+from tests.runs.serving import end_service, service
+
+from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
+from palaestra.runs import TrainerService
+from palaestra.runs.connect import ensure_service, find_service
+from palaestra.runs.durable import read_json
+from palaestra.runs.orchestrator import TrainerOrchestrator
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import LifeRecord
+from palaestra.telemetry.event import EpisodeSummary, TrainingStep
+
+
+@pytest.fixture
+def trainer(home):
+    with service(home):
+        yield TrainerService(home)
+
+
+def test_a_run_is_started_followed_and_read(trainer):
+    run_id = trainer.start_run({"steps": 30, "metrics": 2}, runner="echo")
+    events = list(trainer.stream_events(run_id))
+    steps = [item.event for item in events if isinstance(getattr(item, "event", None), TrainingStep)]
+    assert [step.metrics["m0"] for step in steps] == [float(u) for u in range(1, 31)]
+    assert sum(isinstance(getattr(item, "event", None), EpisodeSummary) for item in events) == 3
+    happened = [item.happening for item in events if isinstance(item, LifeRecord)]
+    assert happened == ["note", "launched", "first_sign", "succeeded"]
+    assert trainer.run(run_id).phase is Phase.SUCCEEDED
+    recent = trainer.recent_metrics(run_id, 5)
+    assert [point.value for point in recent["m1"]] == [27.0, 28.0, 29.0, 30.0, 31.0]
+    assert [point.step for point in trainer.metrics(run_id, "m0", first=10, last=30)] == [10, 20, 30]
+    assert "echo: 30 updates to go" in list(trainer.stream_log(run_id))
+    assert list(trainer.stream_log(run_id, follow=False)) == list(trainer.stream_log(run_id))
+
+
+def test_stop_returns_when_the_run_is_gone(trainer):
+    run_id = trainer.start_run({"steps": 3, "then": "hang"}, runner="echo")
+    trainer.wait(run_id, phases=[Phase.RUNNING], timeout_s=30)
+    pid = trainer.run(run_id).trainer.pid
+    record = trainer.stop_run(run_id, grace_s=0.5)
+    assert (record.phase, record.reason) == (Phase.STOPPED, "stopped by the operator")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(IllegalTransition, match="cannot be stopped"):
+        trainer.stop_run(run_id)
+
+
+def test_an_unknown_run_is_named_as_it_would_be_here(trainer):
+    with pytest.raises(UnknownRun, match="no such run"):
+        trainer.run("nobody")
+    with pytest.raises(LaunchRefused, match="Did you mean 'echo'"):
+        trainer.start_run({}, runner="ecko")
+    with pytest.raises(ConfigError, match="no such metric"):
+        trainer.recent_metrics(_done(trainer), 3, ["nothing"])
+
+
+def _done(trainer, **config):
+    run_id = trainer.start_run({"steps": 5, **config}, runner="echo")
+    trainer.wait(run_id, timeout_s=30)
+    return run_id
+
+
+def test_the_start_of_an_id_is_enough_when_it_is_the_only_one(trainer):
+    run_id = trainer.start_run({"steps": 1}, runner="echo", name="alpha")
+    trainer.wait(run_id, timeout_s=30)
+    assert trainer.run("alp").run_id == run_id
+    trainer.wait(trainer.start_run({"steps": 1}, runner="echo", name="alps"), timeout_s=30)
+    with pytest.raises(UnknownRun, match="several runs begin so"):
+        trainer.run("alp")
+
+
+def test_the_service_starts_by_itself_once(home):
+    assert find_service(home) is None
+    try:
+        first = ensure_service(home, settings={"min_free_disk_mb": 0})
+        assert ensure_service(home) == first
+        assert first.url.startswith("http://127.0.0.1:")
+        assert home.token.stat().st_mode & 0o777 == 0o600
+        assert home.endpoint.stat().st_mode & 0o777 == 0o600
+    finally:
+        end_service(home)
+    assert not home.endpoint.exists()
+    with pytest.raises(ServiceUnreachable, match="palaestra serve"):
+        ensure_service(home, start=False)
+
+
+def test_a_client_finds_the_next_service_when_the_one_it_knew_is_gone(home):
+    with service(home):
+        trainer = TrainerService(home)
+        run_id = _done(trainer)
+    with service(home):
+        assert trainer.run(run_id).phase is Phase.SUCCEEDED
+
+
+def test_a_stream_goes_on_across_a_killed_service_and_tells_everything_once(home):
+    gate = home.base / "go"
+    try:
+        with service(home):
+            trainer = TrainerService(home)
+            run_id = trainer.start_run({"steps": 40, "until": str(gate)}, runner="echo")
+            stream = trainer.stream_events(run_id)
+            updates = []
+            while len(updates) < 20:
+                item = next(stream)
+                updates += [item.event.update] if isinstance(getattr(item, "event", None), TrainingStep) else []
+            os.kill(read_json(home.endpoint)["pid"], signal.SIGKILL)
+        gate.touch()
+        # The stream starts the next service by itself.
+        updates += [i.event.update for i in stream if isinstance(getattr(i, "event", None), TrainingStep)]
+        assert updates == list(range(1, 41))
+    finally:
+        end_service(home)
+
+
+def test_a_state_directory_that_an_orchestrator_holds_is_named(home, monkeypatch):
+    monkeypatch.setattr("palaestra.runs.connect._HOLDER_S", 0.0)
+    with TrainerOrchestrator(home), pytest.raises(StateHeld, match=f"is held by process {os.getpid()}"):
+        ensure_service(home)
+
+
+def test_a_second_service_refuses_and_says_who_holds_the_directory(home):
+    with service(home) as first, service(home) as second:
+        assert second["error"]["code"] == "state_held"
+        assert first["url"] in second["error"]["text"]
