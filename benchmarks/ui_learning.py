@@ -47,10 +47,9 @@ ALGORITHMS = {
 COLOURS = {"rejection_sampling": "#8e44ad", "grpo": "#2980b9", "ppo": "#d35400"}
 
 
-def trained(algorithm: str, seed: int, home: Path) -> RunDirectory:
-    """A run of one algorithm."""
-    config = CONFIG | {"algorithm": ALGORITHMS[algorithm]}
-    file = home / f"{algorithm}-{seed}.json"
+def trained(config: dict, seed: int, home: Path) -> RunDirectory:
+    """A run, in a process of its own."""
+    file = home / "config.json"
     file.write_text(json.dumps(config))
     command = [sys.executable, "-m", "palaestra", "train", str(file), f"trainer.seed={seed}", "--quiet", "--json"]
     done = subprocess.run(
@@ -88,7 +87,7 @@ def measure(seeds: int, episodes: int) -> None:
             for algorithm in ALGORITHMS:
                 if any((run["algorithm"], run["seed"]) == (algorithm, seed) for run in found["runs"]):
                     continue
-                run = trained(algorithm, seed, home)
+                run = trained(CONFIG | {"algorithm": ALGORITHMS[algorithm]}, seed, home)
                 kept = sorted(run.attempts()[-1].checkpoints.glob("update_*"))
                 if not found["start"]:
                     found["start"] = solved(kept[0], episodes, home)
