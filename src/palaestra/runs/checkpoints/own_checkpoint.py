@@ -72,7 +72,7 @@ class OwnCheckpoint:
         if not self.returns:
             return {}
         best = max(self.returns)
-        return {"last": self.returns[-1], "best_100": best, "mean_100": sum(self.returns) / len(self.returns)}
+        return {"last": self.returns[-1], "best": best, "mean_100": sum(self.returns) / len(self.returns)}
 
 
 def _policy_facts(path: Path) -> dict[str, Any]:

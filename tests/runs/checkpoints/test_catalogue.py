@@ -1,0 +1,188 @@
+import asyncio
+import hashlib
+import sys
+from dataclasses import replace
+
+from tests.runs.checkpoints import evil
+from tests.runs.checkpoints.own import own_checkpoint
+from tests.runs.supervising import echo, ends, supervising
+
+from palaestra.runs.attempt_plan import AttemptPlan
+from palaestra.runs.checkpoints.catalogue import Catalogue, checkpoints_of
+from palaestra.runs.checkpoints.hashing import Verifier, verify
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import RunRecord
+from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.store.rebuild import open_registry
+from palaestra.runs.store.registry import Registry
+from palaestra.telemetry.event import CheckpointSaved, Record
+
+RUN = RunRecord(run_id="run", runner="echo", agent_id="echo/x", env_id="CartPole-v1", phase=Phase.RUNNING, env_step=70)
+
+
+def place(home):
+    attempt = home.run("run").attempt(1)
+    attempt.work.mkdir(parents=True)
+    return attempt, Registry.open(home.registry)
+
+
+def said(path, *, env_step=40, sha256="", best=False, metric=None, seq=1):
+    return Record(seq, 100.0 + seq, CheckpointSaved(1, env_step, str(path), sha256, best, metric))
+
+
+def test_a_run_of_the_supervisor_has_its_checkpoints_catalogued(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            supervisor._catalogue = Catalogue(supervisor.registry)
+            run = await supervisor.submit(echo(steps=40, rate=0, episodes_every=1, checkpoint_every=10))
+            await ends(supervisor, run.run_id)
+            return supervisor.registry.checkpoints(run_id=run.run_id)
+
+    rows = asyncio.run(body())
+
+    assert sorted(row.env_step for row in rows) == [100, 200, 300, 400]
+    assert all(verify(row).fits and row.attempt == 1 and row.profile == "local" for row in rows)
+    # Episode e returns e: at step 200 twenty have ended.
+    digest = next(row.metrics_digest for row in rows if row.env_step == 200)
+    assert digest["best"] == digest["last"]
+    assert digest["mean_100"] < digest["last"]
+
+
+def test_saying_it_twice_changes_nothing_and_the_best_is_one(home):
+    attempt, registry = place(home)
+    catalogue = Catalogue(registry, clock=lambda: 500.0)
+    first, second = (evil.torch_zip(attempt.work / f"step_{n}.pt") for n in (10, 20))
+    records = [said(first, env_step=10, best=True, metric=1.0), said(second, env_step=20, best=True, metric=2.0, seq=2)]
+
+    catalogue.seen(RUN, attempt, records)
+    once = registry.checkpoints()
+    catalogue.seen(RUN, attempt, records)
+
+    assert registry.checkpoints() == once
+    assert [(row.env_step, row.best, row.metric, row.format) for row in once] == [
+        (20, True, 2.0, "torch_zip"),
+        (10, False, 1.0, "torch_zip"),
+    ]
+    registry.close()
+
+
+def test_what_lies_outside_of_the_run_is_not_listed(home, tmp_path):
+    attempt, registry = place(home)
+    outside = evil.torch_zip(tmp_path / "outside.pt")
+    (attempt.work / "link.pt").symlink_to(outside)
+    catalogue = Catalogue(registry)
+
+    catalogue.seen(RUN, attempt, [said(outside), said("../../../../../../etc/passwd"), said("link.pt"), said("")])
+    catalogue.scan(RUN, attempt, ["*.pt"])
+
+    assert registry.checkpoints() == []
+    registry.close()
+
+
+def test_bytes_that_are_not_what_the_trainer_said_are_marked_as_damaged(home):
+    attempt, registry = place(home)
+    path = evil.torch_zip(attempt.work / "a.pt")
+
+    Catalogue(registry, clock=lambda: 500.0).seen(RUN, attempt, [said("a.pt", sha256="ab" * 32)])
+
+    (row,) = registry.checkpoints()
+    assert (row.path, row.checkpoint_id, row.verified) == (str(path), "abababababababab", -500.0)
+    registry.close()
+
+
+def test_unannounced_files_are_found_when_the_attempt_has_ended(home):
+    attempt, registry = place(home)
+    signature = {"env_id": "CartPole-v1", "action_space": {"type": "Discrete", "n": 2, "start": 0}}
+    AttemptPlan(checkpoints=("runs/**/*.cleanrl_model",), env_signature=signature).write(attempt)
+    model = attempt.work / "runs" / "x" / "dqn.cleanrl_model"
+    model.parent.mkdir(parents=True)
+    evil.torch_zip(model)
+    evil.sb3_zip(attempt.work / "ignored.zip", "x")
+
+    Catalogue(registry).scan(RUN, attempt, ["runs/**/*.cleanrl_model"])
+
+    (row,) = registry.checkpoints()
+    assert (row.path, row.format, row.env_step) == (str(model), "torch_zip", 70)
+    assert row.env_signature["action_space"]["n"] == 2
+    assert row.sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
+    registry.close()
+
+
+def test_rows_of_removed_checkpoints_go(home):
+    attempt, registry = place(home)
+    catalogue = Catalogue(registry)
+    path = evil.torch_zip(attempt.work / "a.pt")
+    catalogue.seen(RUN, attempt, [said(path)])
+    path.unlink()
+
+    catalogue.seen(RUN, attempt, [said(evil.torch_zip(attempt.work / "b.pt"), seq=2)])
+
+    assert [row.path for row in registry.checkpoints()] == [str(attempt.work / "b.pt")]
+    registry.close()
+
+
+def test_a_lost_registry_gets_the_checkpoints_of_its_runs_back(home):
+    async def body():
+        async with supervising(home, runners={"echo": EchoRunner()}) as supervisor:
+            supervisor._catalogue = Catalogue(supervisor.registry)
+            run = await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))
+            await ends(supervisor, run.run_id)
+            return run.run_id, supervisor.registry.checkpoints()
+
+    run_id, before = asyncio.run(body())
+    for path in home.path.glob("registry.sqlite*"):
+        path.unlink()
+    registry = open_registry(home)
+
+    added = Catalogue(registry).catch_up(home)
+
+    plain = [replace(row, created=0.0) for row in before]
+    assert added == 2
+    assert [replace(row, created=0.0) for row in registry.checkpoints(run_id=run_id)] == plain
+    assert Catalogue(registry).catch_up(home) == 0
+    registry.close()
+
+
+def test_our_own_checkpoints_need_no_journal_to_be_listed(home):
+    attempt, registry = place(home)
+    sha256 = own_checkpoint(attempt.path / "checkpoints" / "update_00000003", env_step=4096)
+    (attempt.path / "checkpoints" / "best.json").write_text('{"checkpoint": "update_00000003", "score": 30.0}')
+
+    (row,) = checkpoints_of(RUN, attempt)
+
+    assert (row.sha256, row.format, row.env_step, row.best, row.metric) == (sha256, "palaestra", 4096, True, 30.0)
+    assert row.metrics_digest == {"last": 20.0, "best": 30.0, "mean_100": 20.0}
+    registry.close()
+
+
+def test_a_changed_byte_a_missing_file_and_a_cut_one_are_told_apart(home):
+    attempt, registry = place(home)
+    path = attempt.path / "checkpoints" / "update_00000003"
+    own_checkpoint(path)
+    (row,) = checkpoints_of(RUN, attempt)
+    policy = path / "policy.safetensors"
+    whole = policy.read_bytes()
+
+    assert verify(row).fits
+    policy.write_bytes(whole[:-1] + b"\xff")
+    assert verify(row, clock=lambda: 9.0).problem == "policy.safetensors was changed or damaged: its SHA-256 differs"
+    assert verify(row, clock=lambda: 9.0).verified == -9.0
+    policy.write_bytes(whole[:-1])
+    assert "truncated" in verify(row).problem
+    policy.unlink()
+    assert "is missing" in verify(row).problem
+    registry.close()
+
+
+def test_a_verdict_is_remembered_until_something_is_touched(home):
+    attempt, registry = place(home)
+    path = evil.torch_zip(attempt.work / "step_1.pt")
+    Catalogue(registry).scan(RUN, attempt, ["*.pt"])
+    (row,) = registry.checkpoints()
+    ticks = iter(range(1, sys.maxsize))
+    verifier = Verifier(clock=lambda: float(next(ticks)))
+
+    assert [verifier.verify(row).time for _ in range(3)] == [1.0, 1.0, 1.0]
+    path.write_bytes(path.read_bytes() + b"x")
+    assert (verifier.verify(row).fits, verifier.verify(row).time) == (False, 2.0)
+    registry.close()
