@@ -103,6 +103,8 @@ def test_a_check_tells_what_would_be_trained_and_writes_nothing(tmp_path, monkey
         ({"env": {"id": "CartPole-v7"}}, "env.id"),
         ({"policy": {"name": "actor_critc"}}, "policy.name"),
         ({"algorithm": {"batch_size": 48}}, "algorithm.batch_size"),
+        ({"trainer": 3}, "trainer"),
+        ({"env": None}, "env.id"),
     ],
 )
 def test_a_check_refuses_what_training_would_refuse(change, place):

@@ -28,6 +28,7 @@ def test_echo_keeps_the_rules(tmp_path):
     check_runner(EchoRunner, ECHO, tmp_path)
 
 
+@pytest.mark.slow
 def test_ours_keeps_the_rules(tmp_path):
     config = {
         "env": {"id": "CartPole-v1", "num_envs": 2},

@@ -17,7 +17,6 @@ from palaestra.runs.runners.interpreter import (
     probe,
     python_findings,
 )
-from palaestra.runs.runners.palaestra import PalaestraRunner
 from palaestra.runs.spec import RunSpec
 
 HERE = Interpreter(sys.executable, "this one")
@@ -55,15 +54,6 @@ def test_a_wish_changes_a_default_but_not_what_the_runner_needs(place):
     assert found["OMP_NUM_THREADS"] == "3"
     assert found["PYTHONPATH"] == "/shim:/checkout:/envs"
     assert found["WANDB_MODE"] == "offline"
-
-
-def test_only_our_own_trainer_gets_the_gateways_token(place, machine):
-    told = Machine({**machine.environment, "PALAESTRA_GATEWAY_TOKEN": "secret-of-the-gateway"}, 10**12)
-    plan = PalaestraRunner().plan(RunSpec(config={"env": {"id": "CartPole-v1"}}), place, told)
-
-    assert plan.environment["PALAESTRA_GATEWAY_TOKEN"] == "secret-of-the-gateway"
-    assert "secret-of-the-gateway" not in str(plan.shown())
-    assert "PALAESTRA_GATEWAY_TOKEN" not in trainer_environment(RunSpec(), place, told)
 
 
 def test_the_interpreter_is_the_given_one_the_checkouts_own_or_ours(tmp_path, monkeypatch):

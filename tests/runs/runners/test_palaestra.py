@@ -4,14 +4,16 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from tests.runs.runners.conftest import run, start
 
-from palaestra.runs.runner import JournalFile
+from palaestra.runs.runner import JournalFile, Machine
+from palaestra.runs.runners.environment import trainer_environment
 from palaestra.runs.runners.palaestra import PalaestraRunner, training_document
 from palaestra.runs.spec import RunSpec
-from palaestra.telemetry import EpisodeSummary, JournalReader
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
 
 CONFIG = {
@@ -25,6 +27,12 @@ CONFIG = {
 def runner():
     """One for all, because it remembers what it checked."""
     return PalaestraRunner()
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """Where it is invoked: one place for all, so that one check of the configuration serves them."""
+    return tmp_path_factory.mktemp("there")
 
 
 def _events(place):
@@ -44,8 +52,8 @@ def test_general_wishes_go_where_the_trainer_reads_them():
     assert spec.config == CONFIG
 
 
-def test_it_trains_in_the_prepared_attempt(runner, place, machine, tmp_path):
-    spec = RunSpec(config=CONFIG, seed=3, invoked_from=tmp_path)
+def test_it_trains_in_the_prepared_attempt(runner, place, machine, there):
+    spec = RunSpec(config=CONFIG, invoked_from=there)
     assert {finding.level for finding in runner.preflight(spec, machine)} == {"ok"}
 
     plan = runner.plan(spec, place, machine)
@@ -54,26 +62,39 @@ def test_it_trains_in_the_prepared_attempt(runner, place, machine, tmp_path):
     events = _events(place)
     assert (code, plan.sources) == (0, (JournalFile(),)), output
     assert (plan.env_id, plan.algorithm, plan.total_steps) == ("CartPole-v1", "ppo", 2048)
-    assert plan.resolved["trainer"]["seed"] == 3
     assert plan.env_signature["action_space"]["n"] == 2
     assert events[-1] == PhaseChanged("succeeded", "done")
     assert any(isinstance(event, EpisodeSummary) for event in events)
     assert json.loads((place.run_dir / "resolved.json").read_text()) == plan.resolved
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+    assert list(there.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_asked_to_stop_it_saves_and_the_next_attempt_goes_on(runner, place, machine, tmp_path):
-    long = {**CONFIG, "trainer": {"total_timesteps": 50_000_000, "rollout_length": 64}}
-    plan = runner.plan(RunSpec(config=long, invoked_from=tmp_path), place, machine)
+    config = {**CONFIG, "trainer": {"total_timesteps": 50_000_000, "rollout_length": 64}}
+    spec = RunSpec(config=config, invoked_from=tmp_path)
+    _stopped_while_it_trains(runner.plan(spec, place, machine))
+    saved = [event for event in _events(place) if isinstance(event, CheckpointSaved)][-1]
+    second = place.run_dir / "attempt_2"
+    again = replace(place, attempt=2, attempt_dir=second, work_dir=second / "work", resume_from=saved.path)
+
+    _stopped_while_it_trains(runner.plan(spec, again, machine))
+
+    steps = [event.env_step for event in _events(again) if isinstance(event, TrainingStep)]
+    assert _events(place)[-1].phase == "stopped"
+    assert _events(again)[0] == PhaseChanged("running", "resumed")
+    assert steps[0] == saved.env_step + 128
+
+
+def _stopped_while_it_trains(plan):
     with start(plan) as process:
-        deadline = time.monotonic() + 60
-        while not _events(place):
+        deadline = time.monotonic() + 120
+        while not any(isinstance(event, TrainingStep) for event in _events(plan.place)):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(60) == 130
-    assert _events(place)[-1].phase == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +102,6 @@ def test_asked_to_stop_it_saves_and_the_next_attempt_goes_on(runner, place, mach
     [
         ({"env": {"id": "CartPole-v7"}}, "env", "CartPole-v7", "CartPole-v1"),
         ({**CONFIG, "trainer": {"rollout_lenght": 3}}, "flag", "unknown key", "rollout_length"),
-        ({**CONFIG, "trainer": 3}, "flag", "trainer", ""),
-        ({}, "flag", "env", "CartPole-v1"),
     ],
 )
 def test_what_the_trainer_would_refuse_is_refused_before(runner, machine, config, check, words, remedy):
@@ -100,11 +119,9 @@ def test_an_interpreter_without_palaestra_or_a_missing_one_is_refused(runner, ma
     assert (missing.check, missing.level, strange.check, strange.level) == ("python", "refused", "python", "refused")
 
 
-def test_a_warm_start_names_the_checkpoint_and_a_resume_the_run(runner, place, machine, tmp_path):
-    from dataclasses import replace
-
+def test_a_warm_start_names_the_checkpoint_and_a_resume_the_run(runner, place, machine, there, tmp_path):
     checkpoint = tmp_path / "update_00000001"
-    spec = RunSpec(config=CONFIG, warm_start="update_00000001", invoked_from=tmp_path)
+    spec = RunSpec(config=CONFIG, warm_start=str(checkpoint), invoked_from=there)
     (refused,) = runner.preflight(spec, machine)
     checkpoint.mkdir()
     (checkpoint / "manifest.json").write_text("{}")
@@ -115,6 +132,15 @@ def test_a_warm_start_names_the_checkpoint_and_a_resume_the_run(runner, place, m
     assert refused.check == "warm_start"
     assert begun.argv[-2:] == ("--warm-start", str(checkpoint))
     assert resumed.argv[-2:] == ("--resume", str(place.run_dir))
+
+
+def test_only_our_own_trainer_gets_the_gateways_token(runner, place, machine, there):
+    told = Machine({**machine.environment, "PALAESTRA_GATEWAY_TOKEN": "secret-of-the-gateway"}, 10**12)
+    plan = runner.plan(RunSpec(config=CONFIG, invoked_from=there), place, told)
+
+    assert plan.environment["PALAESTRA_GATEWAY_TOKEN"] == "secret-of-the-gateway"
+    assert "secret-of-the-gateway" not in str(plan.shown())
+    assert "PALAESTRA_GATEWAY_TOKEN" not in trainer_environment(RunSpec(), place, told)
 
 
 def test_the_schema_is_the_one_of_the_configuration(runner):
