@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from tests.runs.serving import end_service, service
+from tests.runs.serving import end_service, service, service_thread
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
 from palaestra.runs import TrainerService
@@ -18,7 +18,7 @@ from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 
 @pytest.fixture
 def trainer(home):
-    with service(home):
+    with service_thread(home):
         yield TrainerService(home)
 
 
@@ -90,10 +90,10 @@ def test_the_service_starts_by_itself_once(home):
 
 
 def test_a_client_finds_the_next_service_when_the_one_it_knew_is_gone(home):
-    with service(home):
+    with service_thread(home):
         trainer = TrainerService(home)
         run_id = _done(trainer)
-    with service(home):
+    with service_thread(home):
         assert trainer.run(run_id).phase is Phase.SUCCEEDED
 
 

@@ -64,9 +64,9 @@ def start(
     config, given, stem = _configuration(list(arguments or []), runner)
     spec = _spec(
         runner=runner, script=script, env_id=env, seed=seed, python=python, name=name or stem, priority=priority,
-        gpus=gpus, memory_mb=memory_mb, warm_start=_weights(warm_start), track=track, video=video, tags=tuple(tag or ()),
-        stall_after_s=stall_after, stall_action="stop" if stall_stop else "tell", config=config, given=given,
-        invoked_from=Path.cwd(),
+        gpus=gpus, memory_mb=memory_mb, warm_start=_weights(warm_start), track=track, video=video,
+        tags=tuple(tag or ()), stall_after_s=stall_after, stall_action="stop" if stall_stop else "tell",
+        config=config, given=given, invoked_from=Path.cwd(),
     )  # fmt: skip
     service = _service()
     if dry_run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Mapping
@@ -28,8 +27,7 @@ def serve(
     """
     from palaestra.config import validated
     from palaestra.runs.layout import Home
-    from palaestra.runs.service import ServiceConfig
-    from palaestra.runs.service import serve as serving
+    from palaestra.runs.service import ServiceConfig, run_service
     from palaestra.train.document import overridden, read_document
 
     given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
@@ -44,5 +42,5 @@ def serve(
                 f"Token in {home.token}, log in {home.service / 'service.log'}. Ctrl-C leaves; runs go on.", flush=True
             )
 
-    asyncio.run(serving(validated(ServiceConfig, given, place="serve"), home, told))
+    run_service(validated(ServiceConfig, given, place="serve"), home, told)
     print("The service has ended; runs go on.", file=sys.stderr)

@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import uvicorn
 from pydantic import Field
@@ -40,7 +40,7 @@ from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor import Supervisor, SupervisorConfig
 from palaestra.runs.wire import error_data
 
-__all__ = ["ServiceConfig", "main", "serve"]
+__all__ = ["ServiceConfig", "main", "run_service", "serve"]
 
 _LAST_ANSWERS_S = 5
 _LOOK_EVERY_S = 1.0
@@ -63,8 +63,21 @@ class ServiceConfig(SupervisorConfig):
     """What goes into service.log."""
 
 
-async def serve(config: ServiceConfig, home: Home, told: Callable[[Mapping[str, object]], None]) -> None:
-    """Serve until a signal or idleness ends it; `told` hears where, as soon as requests are answered."""
+_Told: TypeAlias = Callable[[Mapping[str, object]], None]
+
+
+def run_service(config: ServiceConfig, home: Home, told: _Told) -> None:
+    """Serve on the main thread until a signal or idleness ends it."""
+
+    async def until_signalled() -> None:
+        async with _signals() as stop:
+            await serve(config, home, told, stop)
+
+    asyncio.run(until_signalled())
+
+
+async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Event) -> None:
+    """Serve until told to stop or idle; `told` hears where, as soon as requests are answered."""
     with ServiceLock(home) as lock, _logging(home, config.log_level), _listening(config) as sock:
         token = read_token(home)
         url = _url(config.host, sock)
@@ -76,7 +89,7 @@ async def serve(config: ServiceConfig, home: Home, told: Callable[[Mapping[str, 
             _log.info("version %s at %s; %s", __version__, url, report)
             app = build_api(supervisor, RunReading(home), closing)
             entrance = Entrance(app, token, loopback_only=_is_loopback(config.host))
-            async with _signals() as stop, _answering(entrance, sock) as serving:
+            async with _answering(entrance, sock) as serving:
                 lock.serving(url)
                 me = ProcessIdentity.of(os.getpid())
                 write_json(
@@ -125,7 +138,7 @@ def main(arguments: list[str]) -> int:
     try:
         given = json.loads(arguments[0]) if arguments else {}
         config = validated(ServiceConfig, given, place="service")
-        asyncio.run(serve(config, Home.default(), told))
+        run_service(config, Home.default(), told)
     except PalaestraError as error:
         told({"error": error_data(error)})
         return 2 if isinstance(error, ConfigError) else 1

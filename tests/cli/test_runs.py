@@ -1,0 +1,228 @@
+"""`palaestra runs` as a person types it, against a service in the same process."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.runs.serving import service_thread
+
+from palaestra.errors import PalaestraError
+from palaestra.runs import TrainerService
+from palaestra.runs.layout import Home
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path.resolve() / "var" / "training")
+
+
+@pytest.fixture
+def runs(palaestra, home):
+    """`palaestra runs …`; what still goes on at the end is stopped."""
+    with service_thread(home):
+        yield lambda *words: palaestra("runs", *words)
+        trainer = TrainerService(home)
+        for record in trainer.runs():
+            if not record.phase.ended:
+                with contextlib.suppress(PalaestraError):
+                    trainer.stop_run(record.run_id, grace_s=0)
+
+
+def _started(runs, home, *words, wait=True):
+    said = runs("start", "--runner", "echo", "--json", *words)
+    assert said.code == 0, said
+    run_id = json.loads(said.out)["run_id"]
+    if wait:
+        TrainerService(home).wait(run_id, timeout_s=30)
+    return run_id
+
+
+def test_a_run_is_started_listed_shown_and_its_output_printed(runs, home):
+    said = runs("start", "--runner", "echo", "--name", "hello", "--tag", "first", "--seed", 3, "steps=20")
+    assert said.code == 0
+    run_id = said.out.split()[0]
+    assert said.out == f"{run_id} queued\n"
+    assert run_id.startswith("hello-")
+    TrainerService(home).wait(run_id, timeout_s=30)
+    title, row = runs("list").out.splitlines()
+    assert title.split() == ["RUN", "RUNNER", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE"]
+    assert row.split()[:5] == [run_id, "echo", "Echo-v0", "succeeded", "200/200"]
+    shown = runs("show", "hello").out
+    for text in (run_id, "succeeded", "seed       3", "tags       first", "What happened:", "first sign", "m1"):
+        assert text in shown
+    document = json.loads(runs("show", run_id, "--json").out)
+    assert document["run"]["phase"] == "succeeded"
+    assert document["metrics"]["m0"] == 20.0
+    assert [one["happening"] for one in document["life"]] == ["note", "launched", "first_sign", "succeeded"]
+    assert runs("logs", run_id).out == "echo: 20 updates to go\n"
+    assert json.loads(runs("logs", run_id, "--json").out) == {"run_id": run_id, "text": "echo: 20 updates to go\n"}
+
+
+def test_list_finds_by_phase_runner_environment_and_tag(runs, home):
+    good = _started(runs, home, "steps=2", "--tag", "a")
+    bad = _started(runs, home, "steps=2", "then=exit:3")
+
+    def found(*words):
+        return [row["run_id"] for row in json.loads(runs("list", "--json", *words).out)]
+
+    assert found() == [bad, good]
+    assert found("--phase", "failed") == [bad]
+    assert found("--phase", "failed", "--phase", "succeeded") == [bad, good]
+    assert found("--tag", "a") == [good]
+    assert found("--runner", "palaestra") == []
+    assert found("--env", "Echo-v0") == [bad, good]
+    assert runs("list", "--runner", "sb3").out == "No run fits.\n"
+    assert "exit code 3" in runs("list").out
+    shown = runs("show", bad).out
+    assert "Last lines of its output:" in shown
+    assert "phase      failed: exit code 3" in shown
+
+
+def test_following_shows_how_it_goes_and_the_exit_code_says_how_it_ended(runs, home):
+    said = runs("start", "--runner", "echo", "--follow", "steps=5")
+    assert said.code == 0
+    assert " succeeded after 0:00:0" in said.out
+    assert "  launched\n" in said.err
+    said = runs("start", "--runner", "echo", "--follow", "steps=5", "then=exit:4")
+    assert said.code == 1
+    assert " failed (exit code 4" in said.out
+
+
+def test_stop_takes_several_and_says_what_became_of_them(runs, home):
+    ids = [_started(runs, home, "steps=1", "then=hang", wait=False) for _ in range(2)]
+    said = runs("stop", *ids, "--grace", "0.2")
+    assert said.code == 0, said
+    assert [line.split()[:2] for line in said.out.splitlines()] == [[run_id, "stopped"] for run_id in ids]
+    said = runs("stop", ids[0])
+    assert (said.code, said.err) == (1, f"error: {ids[0]} is stopped and cannot be stopped\n")
+    # All names are looked up before anything is done to one.
+    other = _started(runs, home, "steps=1", "then=hang", wait=False)
+    assert runs("stop", other, "nobody").code == 2
+    assert json.loads(runs("show", other, "--json").out)["run"]["phase"] in ("queued", "starting", "running")
+
+
+def test_resume_goes_on_from_the_last_checkpoint(runs, home):
+    gate = home.base / "go"
+    run_id = _started(runs, home, "steps=20", "checkpoint_every=5", f"until={gate}", wait=False)
+    trainer = TrainerService(home)
+    for item in trainer.stream_events(run_id):
+        if type(getattr(item, "event", None)).__name__ == "CheckpointSaved":
+            break
+    runs("stop", run_id)
+    gate.touch()
+    said = runs("resume", run_id)
+    assert (said.code, said.out) == (0, f"{run_id} queued, attempt 2\n"), said
+    assert trainer.wait(run_id, timeout_s=30).attempt == 2
+    steps = [point.step for point in trainer.metrics(run_id, "m0")]
+    assert steps == [10 * update for update in range(1, 21)]
+    assert "attempt    2" in runs("show", run_id).out
+    fresh = _started(runs, home, "steps=2")
+    said = runs("resume", fresh)
+    assert (said.code, "no checkpoint to go on from" in said.err) == (2, True), said
+
+
+def test_compare_shows_what_differs_and_the_last_numbers(runs, home):
+    first = _started(runs, home, "steps=10", "--seed", 1)
+    second = _started(runs, home, "steps=20", "--seed", 2)
+    said = runs("compare", first, second)
+    assert said.code == 0
+    rows = {line.split()[0]: line.split()[1:] for line in said.out.splitlines() if line.strip()}
+    assert rows["seed"] == ["1", "2"]
+    assert rows["steps"] == ["10", "20"]
+    assert rows["m0"] == ["5.5", "10.5"]
+    document = json.loads(runs("compare", first, second, "--metric", "m1", "--json").out)
+    assert document["metrics"] == {"m1": [6.5, 11.5]}
+    assert document["configuration"]["steps"] == [10, 20]
+    assert "rate" not in document["configuration"]
+    assert runs("compare", first).code == 2
+
+
+def test_archive_restore_delete_and_back(runs, home):
+    run_id = _started(runs, home, "steps=3")
+    assert runs("archive", run_id).out == f"{run_id} archived\n"
+    assert not home.run(run_id).path.exists()
+    assert [row["run_id"] for row in json.loads(runs("list", "--archived", "--json").out)] == [run_id]
+    assert json.loads(runs("list", "--json").out) == []
+    said = runs("logs", run_id)
+    assert (said.code, f"palaestra runs restore {run_id}" in said.err) == (2, True)
+    assert f"palaestra runs restore {run_id}" in runs("show", run_id).out
+    assert runs("restore", run_id).out == f"{run_id} restored\n"
+    assert runs("logs", run_id).out == "echo: 3 updates to go\n"
+    said = runs("delete", run_id)
+    assert (said.code, "Add --yes" in said.err) == (2, True), said
+    assert runs("delete", run_id, "--yes").out == f"{run_id} deleted\n"
+    assert runs("show", run_id).code == 2
+    assert runs("restore", run_id).out == f"{run_id} restored\n"
+    assert json.loads(runs("show", run_id, "--json").out)["metrics"]["m0"] == 3.0
+
+
+def test_gc_says_what_it_would_do_and_does_it_when_told(palaestra, home):
+    with service_thread(home, retention={"keep_last": 1}):
+
+        def runs(*words):
+            return palaestra("runs", *words)
+
+        old, new = _started(runs, home, "steps=1"), _started(runs, home, "steps=1")
+        said = runs("gc")
+        assert "Nothing was done; --yes does it." in said.out
+        assert said.out.startswith(f"archive  {old}")
+        assert home.run(old).path.exists()
+        assert runs("gc", "--yes").code == 0
+        assert [home.run(run_id).path.exists() for run_id in (old, new)] == [False, True]
+        assert runs("gc").out == "Nothing to do.\n"
+
+
+def test_export_writes_event_files(runs, home, tmp_path):
+    pytest.importorskip("tensorboard")
+    run_id = _started(runs, home, "steps=10")
+    document = json.loads(runs("export-tensorboard", run_id, "--into", "curves", "--json").out)
+    assert document["directory"] == str(tmp_path / "curves")
+    assert document["points"] >= 20
+    assert list((tmp_path / "curves").glob("events.out.tfevents.*"))
+    assert runs("export-tensorboard", run_id).code == 0
+    assert list(home.run(run_id).path.glob("tensorboard/events.out.tfevents.*"))
+
+
+def test_a_drained_service_starts_nothing_until_it_is_told_to(runs, home):
+    assert runs("drain").out == "draining: nothing new is started\n"
+    run_id = _started(runs, home, "steps=1", wait=False)
+    assert json.loads(runs("show", run_id, "--json").out)["run"]["phase"] == "queued"
+    assert runs("drain", "--off").code == 0
+    assert TrainerService(home).wait(run_id, timeout_s=30).phase == "succeeded"
+
+
+def test_a_dry_run_shows_the_command_and_writes_nothing(runs, home):
+    said = runs("start", "--runner", "echo", "--dry-run", "steps=7")
+    assert said.code == 0
+    assert "command  " in said.out
+    assert "echo_program.py" in said.out
+    document = json.loads(runs("start", "--runner", "echo", "--dry-run", "--json", "steps=7").out)
+    assert document["command"]["digest"] == document["digest"]
+    assert not os.listdir(home.runs)
+
+
+def test_a_run_of_train_alone_is_listed_without_any_service(palaestra, config, home):
+    trained = json.loads(palaestra("train", config, "--json", "-q").out)
+    (row,) = json.loads(palaestra("runs", "list", "--json").out)
+    assert (row["run_id"], row["supervised"], row["phase"]) == (trained["run_id"], False, "succeeded")
+    assert row["env_id"] == "CartPole-v1"
+    assert palaestra("runs", "show", trained["run_id"]).code == 0
+    assert not home.service.exists()
+
+
+def test_a_damaged_registry_is_rebuilt_before_it_is_read(palaestra, home):
+    with service_thread(home):
+        run_id = _started(lambda *words: palaestra("runs", *words), home, "steps=2")
+    home.registry.write_bytes(b"no database at all" * 100)
+    for tail in ("-wal", "-shm"):
+        Path(f"{home.registry}{tail}").unlink(missing_ok=True)
+    from tests.runs.serving import end_service
+
+    try:
+        said = palaestra("runs", "list", "--json")
+        assert [row["run_id"] for row in json.loads(said.out)] == [run_id]
+        assert "it is being rebuilt" in said.err
+    finally:
+        end_service(home)
