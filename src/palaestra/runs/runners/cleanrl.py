@@ -43,6 +43,7 @@ from palaestra.runs.spec import RunSpec
 __all__ = ["CleanrlRunner", "tracking_findings"]
 
 SHIM = Path(__file__).with_name("shims") / "cleanrl" / "sitecustomize.py"
+_WHY = "lets a script for Gymnasium 0.29 report its episodes under Gymnasium 1"
 CHECKOUT = "PALAESTRA_CLEANRL"
 CLONE = "git clone https://github.com/vwxyzjn/cleanrl, then export PALAESTRA_CLEANRL=$PWD/cleanrl or give checkout=DIR"
 _DISTRIBUTIONS = {
@@ -161,7 +162,7 @@ class CleanrlRunner:
                 "checkout": str(wish.checkout),
             },
             files={f"shim/{SHIM.name}": text} if text else {},
-            injected=(Injection(str(shim), _sha256(text), _shim_note(found).text),) if text else (),
+            injected=(Injection(str(shim), _sha256(text), _WHY),) if text else (),
             script_sha256=_hash(wish),
             versions={"python": found.shown_version, **{k: v for k, v in found.packages.items() if v is not None}},
         )
