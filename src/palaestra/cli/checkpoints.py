@@ -1,0 +1,212 @@
+"""`palaestra checkpoints`: what was saved, whether it still holds, taking one in, and making one act."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from palaestra.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.runs.layout import Home
+    from palaestra.runs.record import CheckpointRecord
+
+__all__ = ["checkpoints_app"]
+
+checkpoints_app = typer.Typer(
+    help="Checkpoints of all runs, and those that were imported.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_HEADINGS: tuple[str, ...] = ("CHECKPOINT", "AGENT", "ENV", "STEP", "RETURN", "SIZE", "SAVED", "STATE", "RUN")
+_CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Its id or the beginning of it, or its path.")
+
+
+@checkpoints_app.command("list")
+def list_command(
+    run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only those of this agent, such as palaestra/ppo.")] = None,
+    env: Annotated[str | None, typer.Option(help="Only those for this environment.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="More than the newest 30.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """List checkpoints, newest first."""
+    from palaestra.runs.checkpoints.listing import all_checkpoints
+
+    found = all_checkpoints(_home(), run_id=run, agent_id=agent, env_id=env)
+    shown = found if everything or as_json else found[:30]
+    if as_json:
+        print(json.dumps([_data(record) for record in shown]))
+        return
+    rows = [_HEADINGS, *(_row(record) for record in shown)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    if len(found) > len(shown):
+        print(f"{len(found) - len(shown)} more with --all")
+
+
+@checkpoints_app.command("verify")
+def verify_command(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[CHECKPOINT]...", help="Ids or paths.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every checkpoint there is.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Read every byte and compare it with what was saved. Exit code 1 when one differs."""
+    from palaestra.runs.checkpoints.hashing import verify
+    from palaestra.runs.checkpoints.listing import all_checkpoints, checkpoint_named
+
+    home = _home()
+    if bool(names) == everything:
+        raise ConfigError("checkpoint", names or [], "nothing to verify is named", "Name ids, or give --all")
+    chosen = all_checkpoints(home) if everything else [checkpoint_named(home, name) for name in names or []]
+    answers, good = [], True
+    for record in chosen:
+        verdict = verify(record)
+        good &= verdict.fits
+        _remember(home, replace(record, verified=verdict.verified))
+        answers.append({**_data(record), "fits": verdict.fits, "problem": verdict.problem})
+        if not as_json:
+            said = f"fits ({_size(record.size_bytes)})" if verdict.fits else f"does not fit: {verdict.problem}"
+            print(f"{record.checkpoint_id} {said}")
+    if as_json:
+        print(json.dumps(answers))
+    if not good:
+        raise typer.Exit(1)
+
+
+@checkpoints_app.command("import")
+def import_command(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A checkpoint of palaestra, safetensors, what torch.save wrote, an SB3 zip."
+        ),
+    ],
+    agent: Annotated[str, typer.Option(help="Whose it is, such as cleanrl/dqn.")] = "",
+    env: Annotated[str, typer.Option(help="The environment it is for.")] = "",
+    step: Annotated[int | None, typer.Option(help="How many environment steps it learned from.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Also if its configuration names code to import.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Copy a checkpoint from elsewhere, after making sure that it is weights and nothing that would run."""
+    from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint
+    from palaestra.runs.store.rebuild import open_registry
+
+    home = _home()
+    signature = _signature(env, needed=False) if env else {}
+    known = Provenance(agent_id=agent, env_id=env, env_step=step, env_signature=signature)
+    record = import_checkpoint(home, source, known, trusted=trust)
+    registry = open_registry(home)
+    try:
+        registry.put_checkpoint(record)
+    finally:
+        registry.close()
+    if as_json:
+        print(json.dumps(_data(record)))
+    else:
+        print(f"{record.checkpoint_id} imported ({record.format}, {_size(record.size_bytes)}) to {record.path}")
+
+
+@checkpoints_app.command("deploy")
+def deploy_command(
+    name: Annotated[str, _CHECKPOINT],
+    env: Annotated[str | None, typer.Option(help="Where it is to act; by default where it was trained.")] = None,
+    back: Annotated[bool, typer.Option("--back", help="Bring back what was deployed there before instead.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Make a checkpoint the one that acts in an environment, once it has played an episode there."""
+    from palaestra.runs.checkpoints.deploying import deploy, withdraw
+    from palaestra.runs.checkpoints.listing import checkpoint_named
+
+    home = _home()
+    record = checkpoint_named(home, name)
+    env_id = env or record.env_id
+    if not env_id:
+        raise CheckpointError("checkpoint", record.checkpoint_id, "it says no environment", "Give --env")
+    now = withdraw(home, env_id) if back else deploy(home, record, _signature(env_id, needed=env_id != record.env_id))
+    if as_json:
+        print(json.dumps(None if now is None else asdict(now)))
+    elif now is None:
+        print(f"Nothing is deployed in {env_id} any more.")
+    else:
+        played = now.evaluation.get("mean_return")
+        tried = f"; its first episode returned {played:g}" if isinstance(played, int | float) else ""
+        print(f"{now.checkpoint_id} acts in {now.env_id}{tried}.")
+
+
+def _home() -> Home:
+    from palaestra.runs.layout import Home
+
+    return Home.default()
+
+
+def _signature(env_id: str, *, needed: bool) -> Mapping[str, Any]:
+    """An environment as gymnasium makes it here; its name alone when it cannot and that is not `needed`."""
+    import os
+
+    from palaestra.config import nearest
+    from palaestra.errors import UnknownEnvironment
+    from palaestra.runs.runner import Machine
+    from palaestra.runs.runners.interpreter import choose_python, probe
+    from palaestra.runs.spec import RunSpec
+
+    machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
+    found = probe(choose_python(RunSpec(env_id=env_id)), machine, env_id=env_id).env
+    if found.get("made"):
+        return dict(found["signature"])
+    if not needed:
+        return {"env_id": env_id}
+    close = nearest(env_id, found.get("known", ()))
+    remedy = f"Nearest: {', '.join(close)}" if close else ""
+    raise UnknownEnvironment("--env", env_id, f"cannot be made ({str(found.get('reason', ''))[:200]})", remedy)
+
+
+def _remember(home: Home, record: CheckpointRecord) -> None:
+    """In the registry, if there is one."""
+    from palaestra.runs.store.registry import Registry
+
+    if home.registry.exists():
+        registry = Registry.open(home.registry)
+        try:
+            registry.put_checkpoint(record)
+        finally:
+            registry.close()
+
+
+def _data(record: CheckpointRecord) -> dict[str, Any]:
+    return {**asdict(record), "uri": Path(record.path).as_uri()}
+
+
+def _row(record: CheckpointRecord) -> tuple[str, ...]:
+    mean = record.metrics_digest.get("mean_100")
+    saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
+    state = "damaged" if (record.verified or 0) < 0 else "verified" if record.verified else ""
+    if record.best:
+        state = f"best {state}".strip()
+    return (
+        record.checkpoint_id,
+        record.agent_id,
+        record.env_id,
+        f"{record.env_step:,}",
+        "" if mean is None else f"{mean:.1f}",
+        _size(record.size_bytes),
+        saved,
+        state,
+        record.run_id or "imported",
+    )
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"

@@ -1,0 +1,59 @@
+"""All checkpoints of a state directory, with or without a service: rows of the registry, and what only files know."""
+
+from __future__ import annotations
+
+from palaestra.errors import ConfigError
+from palaestra.runs.checkpoints.catalogue import checkpoints_of
+from palaestra.runs.checkpoints.importing import imported
+from palaestra.runs.layout import Home
+from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.store.database import RegistryCorrupt
+from palaestra.runs.store.rebuild import read_run
+from palaestra.runs.store.registry import reading_registry
+
+__all__ = ["all_checkpoints", "checkpoint_named"]
+
+
+def all_checkpoints(
+    home: Home, *, run_id: str | None = None, agent_id: str | None = None, env_id: str | None = None
+) -> list[CheckpointRecord]:
+    """Those that fit, newest first. Changes nothing."""
+    rows = {row.path: row for row in _rows(home)}
+    listed = {row.run_id for row in rows.values()}
+    found = [*rows.values(), *(row for row in imported(home) if row.path not in rows)]
+    for directory in sorted(home.runs.iterdir()) if home.runs.is_dir() else []:
+        if directory.name in listed or directory.name.startswith(".") or run_id not in (None, directory.name):
+            continue
+        run = read_run(home.run(directory.name))
+        if run is not None:
+            found += [row for attempt in home.run(directory.name).attempts() for row in checkpoints_of(run, attempt)]
+    wanted = {"run_id": run_id, "agent_id": agent_id, "env_id": env_id}
+    fitting = [row for row in found if all(v is None or getattr(row, name) == v for name, v in wanted.items())]
+    return sorted(fitting, key=lambda row: (row.created, row.path), reverse=True)
+
+
+def checkpoint_named(home: Home, name: str) -> CheckpointRecord:
+    """The one checkpoint whose id begins so, or that lies there; `ConfigError` when there is none, or several."""
+    everything = all_checkpoints(home)
+    matches = {
+        row.sha256: row for row in reversed(everything) if row.checkpoint_id.startswith(name) or row.path == name
+    }
+    if len(matches) == 1 and name:
+        return next(iter(matches.values()))
+    if len(matches) > 1:
+        few = ", ".join(sorted(row.checkpoint_id for row in matches.values())[:4])
+        raise ConfigError("checkpoint", name, f"several begin so ({few})", "Write more of the id")
+    raise ConfigError("checkpoint", name, "no such checkpoint", "palaestra checkpoints list shows those that there are")
+
+
+def _rows(home: Home) -> list[CheckpointRecord]:
+    try:
+        registry = reading_registry(home)
+        if registry is None:
+            return []
+        try:
+            return registry.checkpoints()
+        finally:
+            registry.close()
+    except RegistryCorrupt:
+        return []  # the files are the truth

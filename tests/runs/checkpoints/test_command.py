@@ -1,0 +1,85 @@
+"""`palaestra checkpoints …` as a person types it."""
+
+import json
+
+import pytest
+from tests.runs.checkpoints import evil
+from tests.runs.checkpoints.own import own_checkpoint
+from typer.testing import CliRunner
+
+from palaestra.cli.checkpoints import checkpoints_app
+from palaestra.errors import CheckpointError, ConfigError
+
+
+def typed(*words):
+    return CliRunner().invoke(checkpoints_app, [str(word) for word in words], catch_exceptions=False)
+
+
+def answer(*words):
+    return json.loads(typed(*words, "--json").stdout)
+
+
+@pytest.fixture
+def own_run(home):
+    """A run that somebody trained without any service."""
+    run = home.runs / "cartpole-1"
+    own_checkpoint(run / "attempt_1" / "checkpoints" / "update_00000003", env_step=4096)
+    (run / "resolved.json").write_text(json.dumps({"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}}))
+    (run / "attempt_1" / "metrics.jsonl").write_text("")
+    return run
+
+
+def test_checkpoints_are_listed_without_a_service_or_a_registry(home, own_run):
+    (row,) = answer("list")
+    words = typed("list").stdout.splitlines()
+
+    assert (row["run_id"], row["env_step"], row["format"]) == ("cartpole-1", 4096, "palaestra")
+    assert row["uri"] == f"file://{row['path']}"
+    assert words[0].split()[:4] == ["CHECKPOINT", "AGENT", "ENV", "STEP"]
+    assert "4,096" in words[1]
+    assert not home.registry.exists()
+    assert answer("list", "--run", "another") == []
+
+
+def test_one_is_imported_listed_and_verified(home, tmp_path):
+    source = evil.torch_zip(tmp_path / "a.pt")
+
+    record = answer("import", source, "--agent", "cleanrl/dqn", "--env", "CartPole-v1", "--step", 500)
+
+    assert record["env_signature"]["action_space"]["n"] == 2
+    assert [row["checkpoint_id"] for row in answer("list", "--agent", "cleanrl/dqn")] == [record["checkpoint_id"]]
+    assert typed("verify", record["checkpoint_id"][:6]).stdout.split()[1] == "fits"
+    with open(record["path"], "r+b") as file:
+        file.write(b"X")
+    done = typed("verify", "--all")
+    assert done.exit_code == 1
+    assert "does not fit: its SHA-256 differs" in done.stdout
+    assert "damaged" in typed("list").stdout
+
+
+def test_an_evil_one_is_refused_with_the_reason_and_a_remedy(home, tmp_path):
+    canary = tmp_path / "canary"
+    source = tmp_path / "evil.pt"
+    source.write_bytes(evil.pickles(canary)["reduce_protocol_4"])
+
+    with pytest.raises(CheckpointError, match=r"it would import posix\.system\. Save the weights as safetensors"):
+        typed("import", source)
+    assert answer("list") == []
+    assert not canary.exists()
+
+
+def test_one_is_deployed_by_the_beginning_of_its_id(home, own_run):
+    (row,) = answer("list")
+
+    now = answer("deploy", row["checkpoint_id"][:5])
+
+    assert (now["env_id"], now["checkpoint_id"]) == ("CartPole-v1", row["checkpoint_id"])
+    with pytest.raises(CheckpointError, match="Switch to CartPole-v1"):
+        typed("deploy", row["checkpoint_id"], "--env", "Pendulum-v1")
+    assert typed("deploy", row["checkpoint_id"], "--back").stdout == "Nothing is deployed in CartPole-v1 any more.\n"
+
+
+def test_unknown_and_missing_names_are_refused(home):
+    for words in (("verify",), ("verify", "feed"), ("deploy", "feed"), ("deploy", "")):
+        with pytest.raises(ConfigError, match=r"no such checkpoint|nothing to verify"):
+            typed(*words)
