@@ -1,15 +1,13 @@
 """The service is killed in the middle of eight runs, and started again."""
 
 import asyncio
-import contextlib
-import json
-import subprocess
-import sys
-from pathlib import Path
+import random
+import time
 
 import pytest
 from tests.runs.attempts import until
-from tests.runs.supervising import happenings, journal, what_echo_said
+from tests.runs.killed_service import killed_service
+from tests.runs.supervising import echo, happenings, journal, what_echo_said
 
 from palaestra.runs.ingest.series.run_series import RunSeries
 from palaestra.runs.life import LifeLog, phase_of
@@ -17,28 +15,13 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.store.registry import reading_registry
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 
-ROOT = Path(__file__).parents[2]
 STEPS = 400
-
-
-@contextlib.contextmanager
-def _service(*specs):
-    """A service process; killed without warning at the end."""
-    command = [sys.executable, "-m", "tests.runs.service_program", *map(json.dumps, specs)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
-    try:
-        line = process.stdout.readline()
-        assert line, "the service did not start"
-        yield json.loads(line)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+LANGUAGES = ["journal", "stdout", "tensorboard"]
 
 
 def _specs(home, speak):
     config = {"steps": STEPS, "rate": 200, "speak": speak, "until": str(home.path / "go")}
-    return [{"runner": "echo", "name": f"{speak}-{number}", "config": config} for number in range(4)]
+    return [echo(name=f"{speak}-{number}", **config) for number in range(4)]
 
 
 def _rows(home, ids):
@@ -55,13 +38,13 @@ async def _all(home, ids, fact, what):
 def _kill_in_the_middle(home, languages):
     home.path.mkdir(parents=True, exist_ok=True)
     specs = [spec for language in languages for spec in _specs(home, language)]
-    with _service(*specs) as first:
-        ids = first["ids"]
+    with killed_service(home) as first:
+        ids = [first.submit(spec).run_id for spec in specs]
         asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
         asyncio.run(until(lambda: all(len(journal(home, run_id)) > 20 for run_id in ids), "something measured"))
     before = _rows(home, ids)
-    with _service() as second:
-        assert sorted(second["adopted"]) == sorted(ids)
+    with killed_service(home):
+        assert all(happenings(home, run_id)[-1] == "adopted" for run_id in ids)
         after = _rows(home, ids)
         assert [row.phase for row in after] == [Phase.RUNNING] * len(ids)
         assert [row.trainer for row in after] == [row.trainer for row in before]
@@ -102,14 +85,14 @@ def test_eight_runs_are_re_adopted_twenty_times_over(home, turn):
 
 def test_a_service_killed_again_and_again_changes_nothing(home):
     (home.path).mkdir(parents=True)
-    with _service(*_specs(home, "stdout")[:2]) as first:
-        ids = first["ids"]
+    with killed_service(home) as first:
+        ids = [first.submit(spec).run_id for spec in _specs(home, "stdout")[:2]]
         asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
     for _ in range(3):
-        with _service() as again:
-            assert sorted(again["adopted"]) == sorted(ids)
+        with killed_service(home):
+            assert all(happenings(home, run_id)[-1] == "adopted" for run_id in ids)
     (home.path / "go").touch()
-    with _service():
+    with killed_service(home):
         asyncio.run(_all(home, ids, lambda row: row.phase.ended, "all to end"))
     for run_id in ids:
         updates = [r.event.update for r in journal(home, run_id) if isinstance(r.event, TrainingStep)]
@@ -117,21 +100,45 @@ def test_a_service_killed_again_and_again_changes_nothing(home):
 
 
 def test_runs_that_end_while_no_service_looks_are_told_as_they_ended(home):
-    specs = [
-        {"runner": "echo", "config": {"steps": 3, "until": str(home.path / "go"), "then": then}}
-        for then in ("exit:0", "exit:5", "signal:KILL")
-    ]
+    endings = ("exit:0", "exit:5", "signal:KILL")
     home.path.mkdir(parents=True)
-    with _service(*specs) as first:
-        ids = first["ids"]
+    with killed_service(home) as first:
+        specs = [echo(steps=3, until=str(home.path / "go"), then=then) for then in endings]
+        ids = [first.submit(spec).run_id for spec in specs]
         asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
     (home.path / "go").touch()
     exits = [home.run(run_id).attempt(1).exit for run_id in ids]
     asyncio.run(until(lambda: all(exit_.exists() for exit_ in exits), "the trainers to end"))
-    with _service() as second:
-        assert sorted(second["ended"]) == sorted(ids)
+    with killed_service(home):
         asyncio.run(_all(home, ids, lambda row: row.phase.ended, "the ends to be noted"))
     reasons = [row.reason for row in _rows(home, ids)]
     assert reasons[0] == "done"
     assert reasons[1].startswith("exit code 5")
     assert reasons[2] == "killed (SIGKILL)"
+
+
+def _killed_at_any_moment(home, seed, kills):
+    chance = random.Random(seed)
+    ids = []
+    for _ in range(kills):
+        with killed_service(home, max_running=3) as client:
+            ids += [client.submit(echo(steps=50, rate=100, speak=chance.choice(LANGUAGES))).run_id for _ in range(2)]
+            time.sleep(chance.uniform(0.0, 0.4))  # the moment is what is tried here, not waited for
+    with killed_service(home, max_running=3):
+        asyncio.run(_all(home, ids, lambda row: row.phase.ended, "all to end"))
+    for run_id, row in zip(ids, _rows(home, ids), strict=True):
+        assert (row.phase, row.attempt, row.env_step) == (Phase.SUCCEEDED, 1, 500), (run_id, row.reason)
+        steps = [record.event for record in journal(home, run_id) if isinstance(record.event, TrainingStep)]
+        measured = sorted((event.env_step, value) for event in steps for value in event.metrics.values())
+        assert measured == sorted((10 * u, float(u + i)) for u in range(1, 51) for i in (0, 1))
+        assert happenings(home, run_id).count("launched") == 1
+
+
+def test_a_service_killed_at_any_moment_loses_no_run(home):
+    _killed_at_any_moment(home, seed=1, kills=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 22))
+def test_a_service_killed_at_many_moments_loses_no_run(home, seed):
+    _killed_at_any_moment(home, seed, kills=6)
