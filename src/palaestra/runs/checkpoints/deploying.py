@@ -110,7 +110,8 @@ def _exchanged(home: Home, ready: Deployment) -> Deployment:
     with _held(home):
         before = deployed(home, ready.env_id)
         # One step back is kept, not the whole history.
-        previous = None if before is None else {"schema": 1, **asdict(before), "command": list(before.command), "previous": None}
+        changes = {"previous": None} if before is None else {"previous": None, "command": list(before.command)}
+        previous = None if before is None else {"schema": 1, **asdict(before), **changes}
         final = Deployment(**{**asdict(ready), "previous": previous})
         write_json(_note(home, ready.env_id), {"schema": 1, **asdict(final)})
     return final

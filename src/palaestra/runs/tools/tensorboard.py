@@ -1,0 +1,102 @@
+"""TensorBoard on some runs: started on a free port, used again for the same runs, and gone when we are.
+
+One instance shows one set of runs: it loads everything it is pointed at. Runs that write event files are shown live;
+of others the curves are written first, as they are at that moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from palaestra.errors import ConfigError
+from palaestra.runs.layout import AttemptPaths, Home, RunPaths
+from palaestra.runs.tools.tool_process import ToolProcess
+
+__all__ = ["TensorBoards", "event_directories"]
+
+START_S = 60.0
+_URL = re.compile(r"at (http://\S+)")
+_EVENTS = "events.out.tfevents.*"
+
+
+class TensorBoards:
+    """The instances of one service. Threads may share it."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, ...], tuple[ToolProcess, str]] = {}
+
+    def open(self, run_ids: Sequence[str]) -> str:
+        """The URL of a TensorBoard that shows these runs. Ids must have been validated; blocks until it answers."""
+        wanted = tuple(sorted(set(run_ids)))
+        if not wanted:
+            raise ConfigError("runs", [], "no run to show", "Name at least one")
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError("tensorboard", "", "is not installed", "pip install 'palaestra[tensorboard]'")
+        with self._lock:
+            links = self._linked(wanted)
+            known = self._open.get(wanted)
+            if known is not None and known[0].lives:
+                return known[1]
+            argv = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(links), "--host", "127.0.0.1"]
+            argv += ["--port", "0", "--reload_interval", "5", "--reload_multifile", "true"]
+            tool = ToolProcess(argv, links.with_suffix(".log"))
+            url = tool.said(_URL, START_S)[1]
+            self._open[wanted] = tool, url
+            return url
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            for tool, _ in self._open.values():
+                tool.stop()
+            self._open.clear()
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    @property
+    def _place(self) -> Path:
+        return self._home.service / "tensorboard"
+
+    def _linked(self, run_ids: tuple[str, ...]) -> Path:
+        """A directory with a link per run: names with commas and colons would not survive on a command line."""
+        name = hashlib.sha256("\n".join(run_ids).encode()).hexdigest()[:16]
+        directory = self._place / name
+        for run_id in run_ids:
+            run = self._home.run(run_id)
+            if not run.path.is_dir():
+                raise ConfigError("run", run_id, "has no directory", f"palaestra runs restore {run_id}")
+            for label, events in event_directories(run).items():
+                link = directory / label
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if not link.is_symlink():
+                    os.symlink(events, link)
+        return directory
+
+
+def event_directories(run: RunPaths) -> dict[str, Path]:
+    """Where a run's event files are, by the name to show; written from its journal when it has none of its own."""
+    found: dict[str, Path] = {}
+    attempts = run.attempts()
+    for attempt in attempts:
+        for number, directory in enumerate(_own(attempt)):
+            label = run.run_id if len(attempts) == 1 else f"{run.run_id}/attempt_{attempt.number}"
+            found[label if number == 0 else f"{label}/{directory.name}"] = directory
+    if found:
+        return found
+    from palaestra.runs.ingest.export import export_tensorboard
+
+    return {run.run_id: export_tensorboard(run, run.path / "tensorboard").directory}
+
+
+def _own(attempt: AttemptPaths) -> list[Path]:
+    roots = (attempt.path / "tensorboard", attempt.work)
+    return sorted({path.parent for root in roots if root.is_dir() for path in root.rglob(_EVENTS)})
