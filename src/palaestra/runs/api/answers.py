@@ -7,7 +7,7 @@ from fastapi import Path
 
 from palaestra.runs.api.documents import Error
 
-__all__ = ["RunId", "errors"]
+__all__ = ["RunId", "errors", "streamed"]
 
 RunId = Annotated[
     str,
@@ -27,3 +27,14 @@ _MEANING = {
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Their descriptions, for OpenAPI."""
     return {status: {"model": Error, "description": _MEANING[status]} for status in statuses}
+
+
+def streamed(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The description of a stream, whose failures are JSON all the same."""
+    text = {"type": "string"}
+    event = {"type": "object", "properties": {"id": text, "event": text, "data": text}}
+    refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        200: {"description": "server-sent events", "content": {"text/event-stream": {"schema": event}}},
+        **{status: {"description": _MEANING[status], "content": refusal} for status in (401, 403, 413, 422, *statuses)},
+    }

@@ -3,7 +3,7 @@
 # Annotations are evaluated here: pydantic reads them.
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from palaestra.runs.phase import Phase
 from palaestra.runs.spec import RunSpec
@@ -140,7 +140,8 @@ class MetricDocument(_Answer):
     """Where its numbers come from."""
 
 
-Points = dict[str, list[tuple[int, float | Literal["NaN", "Infinity", "-Infinity"], float]]]
+Point = Annotated[list[float | Literal["NaN", "Infinity", "-Infinity"]], Field(min_length=3, max_length=3)]
+Points = dict[str, list[Point]]
 """Metrics by name: step, value and unix time of each point."""
 
 
@@ -208,7 +209,8 @@ class SampleDocument(_Answer):
     cpu_percent: float
     rss_mb: float
     processes: int
-    gpus: list[tuple[str, float, float]]
+    gpus: list[Annotated[list[str | float], Field(min_length=3, max_length=3)]]
+    """Index, utilisation in percent and memory in MB of each."""
 
 
 class ComparedRun(_Answer):
@@ -282,13 +284,13 @@ class Agreement(_Body):
 class Drain(_Body):
     """Start nothing new, or start again."""
 
-    on: bool
+    on: StrictBool
 
 
 class Gc(_Body):
     """What to do with the runs that the retention policy lets go."""
 
-    dry_run: bool = True
+    dry_run: StrictBool = True
 
 
 class Into(_Body):

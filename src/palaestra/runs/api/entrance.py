@@ -24,10 +24,6 @@ MAX_BODY_BYTES = 1 << 20
 _LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
 
 
-class _TooLarge(Exception):
-    pass
-
-
 class Entrance:
     """Lets requests in."""
 
@@ -52,9 +48,11 @@ class Entrance:
         counted = scope["path"] != "/health"
         self._under_way += counted
         try:
-            await self._app(scope, _limited(receive), send)
-        except _TooLarge:
-            await _refuse(send, *_TOO_LARGE)
+            body = await _read(receive)
+            if body is None:
+                await _refuse(send, *_TOO_LARGE)
+            else:
+                await self._app(scope, _replayed(body, receive), send)
         finally:
             if counted:
                 self._under_way -= 1
@@ -84,19 +82,25 @@ _LOOKED_AT = (b"authorization", b"origin", b"host", b"content-length")
 _TOO_LARGE = (413, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes.")
 
 
-def _limited(receive: Receive) -> Receive:
-    """Counts what comes without having been announced."""
-    taken = 0
-
-    async def next_message() -> Message:
-        nonlocal taken
+async def _read(receive: Receive) -> bytes | None:
+    """A whole body; None when more comes than was announced and than is allowed."""
+    body = bytearray()
+    while True:
         message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > MAX_BODY_BYTES:
-            raise _TooLarge
-        return message
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return bytes(body)
 
-    return next_message
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
 
 
 async def _refuse(send: Send, status: int, code: str, text: str) -> None:

@@ -2,11 +2,11 @@
 
 # Annotations are evaluated here: FastAPI reads them.
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Header, Query
 
-from palaestra.runs.api.answers import RunId, errors
+from palaestra.runs.api.answers import RunId, streamed
 from palaestra.runs.api.streaming import EventStream, happenings_of_all, log_of, stream_of
 from palaestra.runs.following import Position
 from palaestra.runs.reading import RunReading
@@ -14,9 +14,6 @@ from palaestra.runs.supervisor import Supervisor
 
 __all__ = ["add_stream_routes"]
 
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"description": "server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
 _LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=80)]
 
 
@@ -25,7 +22,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading,
 
     @app.get(
         "/runs/{run_id}/events", operation_id="run_events", tags=["streams"], response_class=EventStream,
-        responses={**_STREAM, **errors(404)},
+        responses=streamed(404),
     )  # fmt: skip
     async def run_events(
         run_id: RunId, after: Annotated[str, Query(max_length=80)] = "", last_event_id: _LastId = None
@@ -41,7 +38,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading,
 
     @app.get(
         "/runs/{run_id}/log/stream", operation_id="log_stream", tags=["streams"], response_class=EventStream,
-        responses={**_STREAM, **errors(404)},
+        responses=streamed(404),
     )  # fmt: skip
     async def log_stream(
         run_id: RunId,
@@ -60,7 +57,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading,
 
         return EventStream(log_of(reading, full, offset, attempt, ended, closing))
 
-    @app.get("/stream", operation_id="stream", tags=["streams"], response_class=EventStream, responses=_STREAM)
+    @app.get("/stream", operation_id="stream", tags=["streams"], response_class=EventStream, responses=streamed())
     async def stream() -> EventStream:
         """What happens to any run, from now on. List the runs after connecting, and nothing is missed."""
         return EventStream(happenings_of_all(supervisor.lives(), closing))

@@ -33,8 +33,10 @@ _END = b"event: end\ndata: {}\n\n"
 class EventStream(StreamingResponse):
     """An answer that goes on."""
 
-    def __init__(self, content: AsyncIterator[bytes]) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    media_type = "text/event-stream"
+
+    def __init__(self, content: AsyncIterator[bytes], status_code: int = 200) -> None:
+        super().__init__(content, status_code, headers={"cache-control": "no-store"})
 
 
 async def stream_of(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:

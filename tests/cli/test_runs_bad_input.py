@@ -1,0 +1,148 @@
+"""What cannot be run is refused in one line, with the remedy, before anything is launched or written."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.runs.serving import service_thread
+
+from palaestra.runs import TrainerService
+from palaestra.runs.layout import Home
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """One service for all: none of these leaves anything behind."""
+    home = Home(tmp_path_factory.mktemp("refused").resolve() / "var" / "training")
+    with service_thread(home):
+        yield home
+        assert os.listdir(home.runs) == []
+
+
+@pytest.fixture
+def start(palaestra, home, monkeypatch):
+    def call(*words):
+        monkeypatch.setenv("PALAESTRA_HOME", str(home.base))
+        return palaestra("runs", "start", *words)
+
+    return call
+
+
+# Not pydantic: typer itself loads it.
+FORBIDDEN = [
+    "numpy", "torch", "http.client", "rich", "yaml", "fastapi", "uvicorn", "gymnasium", "palaestra.config",
+    "palaestra.runs.supervisor", "palaestra.runs.client", "palaestra.train",
+]  # fmt: skip
+
+REFUSED = {
+    "an unknown runner": (["--runner", "ecko"], "Did you mean 'echo'?"),
+    "an unknown key": (["--runner", "echo", "stepps=3"], "steps"),
+    "a value of the wrong kind": (["--runner", "echo", "steps=many"], "steps"),
+    "a script that is not there": (["--runner", "cleanrl", "--script", "dqn", "checkout=/nowhere"], "git clone"),
+    "no configuration": ([], "Try: palaestra runs start configs/ppo/cartpole.yaml"),
+    "a file that is not there": (["cartpol.yaml"], "cannot be read"),
+    "an environment that does not exist": (["env.id=CartPol-v1"], "CartPole-v1"),
+    "an interpreter that is not there": (["env.id=CartPole-v1", "--python", "/no/python"], "/no/python"),
+    "more GPUs than there are": (["--runner", "echo", "--gpus", 64], "fewer with --gpus"),
+    "a GPU that is no number": (["--runner", "echo", "--gpus", 65], "--gpus"),
+    "video that the runner cannot": (["--runner", "echo", "--video"], "Leave --video out"),
+    "tracking that the runner cannot": (["--runner", "echo", "--track", "online"], "Leave --track out"),
+    "tracking of an unknown kind": (["--runner", "echo", "--track", "sometimes"], "--track"),
+    "a name that leaves the directory": (["--runner", "echo", "--name", "../../x"], "--name"),
+    "a name with a slash": (["--runner", "echo", "--name", "a/b"], "--name"),
+    "a priority beyond": (["--runner", "echo", "--priority", 1000], "--priority"),
+    "a token in the configuration": (
+        ["--runner", "echo", "wait_for=hf_abcdefghijklmnopqrstuvwxyz"],
+        "looks like a token",
+    ),
+    "a word that is no override": (["--runner", "echo", "steps=1", "fast"], "is not key=value"),
+    "a checkpoint that is none": (["env.id=CartPole-v1", "--warm-start", "nothing"], "is not a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_in_one_line_and_nothing_is_written(start, home, case):
+    words, reason = REFUSED[case]
+    said = start(*words)
+    assert said.code == 2, said
+    assert said.err.startswith("error: ")
+    assert reason in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert os.listdir(home.runs) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["show", "nobody"], 2, "no such run"),
+        (["show", "../../etc/passwd"], 2, "is not the id of a run"),
+        (["logs", "nobody"], 2, "no such run"),
+        (["stop", "nobody"], 2, "no such run"),
+        (["resume", "nobody"], 2, "no such run"),
+        (["compare", "nobody", "neither"], 2, "no such run"),
+        (["archive", "nobody"], 2, "no such run"),
+        (["restore", "nobody"], 2, "nobody"),
+        (["restore", "../x"], 2, "is not the id of a run"),
+        (["delete", "nobody", "--yes"], 2, "no such run"),
+        (["export-tensorboard", "nobody"], 2, "no such run"),
+        (["list", "--phase", "runing"], 2, "There are queued"),
+    ],
+)
+def test_a_run_that_is_none_is_named_in_one_line(palaestra, home, monkeypatch, words, code, reason):
+    monkeypatch.setenv("PALAESTRA_HOME", str(home.base))
+    said = palaestra("runs", *words)
+    assert (said.code, reason in said.err) == (code, True), said
+    assert len(said.err.strip().splitlines()) == 1
+
+
+def test_a_disk_that_is_too_small_is_refused_with_what_helps(palaestra, tmp_path):
+    home = Home(tmp_path / "var" / "training")
+    with service_thread(home, min_free_disk_mb=10**9):
+        said = palaestra("runs", "start", "--runner", "echo")
+        assert (said.code, "palaestra runs gc" in said.err) == (2, True), said
+        assert os.listdir(home.runs) == []
+
+
+def test_a_bad_setting_of_the_service_is_refused_with_the_nearest(palaestra):
+    said = palaestra("serve", "max_runing=3")
+    assert (said.code, "Did you mean 'max_running'?" in said.err) == (2, True), said
+    said = palaestra("serve", "port=70000")
+    assert (said.code, "serve.port = 70000" in said.err) == (2, True), said
+
+
+def test_listing_imports_no_web_server_no_numbers_and_no_models(tmp_path):
+    """`runs list` answers in a moment because it loads next to nothing."""
+    home = Home(tmp_path / "var" / "training")
+    code = (
+        "import sys\nsys.argv = ['palaestra', 'runs', 'list']\nfrom palaestra.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print(*(name for name in {FORBIDDEN} if name in sys.modules))"
+    )
+    with service_thread(home):
+        trainer = TrainerService(home)
+        trainer.wait(trainer.start_run({"steps": 1}, runner="echo", name="quick"), timeout_s=30)
+    environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("quick-")
+    assert lines[-1] == ""
+
+
+def test_a_foreign_script_needs_consent_which_nobody_can_be_asked_for(start, tmp_path, monkeypatch):
+    checkout = tmp_path / "checkout"
+    (checkout / "cleanrl").mkdir(parents=True)
+    canary = tmp_path / "ran"
+    (checkout / "cleanrl" / "mine.py").write_text(
+        "from dataclasses import dataclass\nimport tyro\n\n@dataclass\nclass Args:\n"
+        '    env_id: str = "CartPole-v1"\n    """the environment"""\n    seed: int = 1\n    """seed"""\n\n'
+        f'if __name__ == "__main__":\n    args = tyro.cli(Args)\n    open({str(canary)!r}, "w").close()\n'
+    )
+    words = ["--runner", "cleanrl", "--script", "mine", "--env", "CartPole-v1", f"checkout={checkout}"]
+    said = start(*words)
+    assert said.code == 2, said
+    assert "Add --yes to agree" in said.err
+    assert "mine.py" in said.err  # the command is shown before anybody is asked
+    assert not canary.exists()
+    assert start(*words, "--dry-run").code == 0
+    assert not canary.exists()

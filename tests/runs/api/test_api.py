@@ -1,0 +1,164 @@
+"""The routes: what they answer, how streams resume, and that the description is kept to."""
+
+import http.client
+import json
+import subprocess
+import sys
+import urllib.parse
+
+import pytest
+
+from palaestra.telemetry.event import TrainingStep, decode
+
+
+def _events(body):
+    found = []
+    for block in body.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if "event" in fields:
+            found.append((fields.get("id", ""), fields["event"], fields["data"]))
+    return found
+
+
+def test_a_run_is_started_and_found_again(served):
+    answer = served.ask("POST", "/runs", {"spec": {"runner": "echo", "config": {"steps": 2}, "tags": ["x"]}})
+    assert answer.status == 201
+    run_id = answer.json["run_id"]
+    assert (answer.json["phase"], answer.json["attempt"], answer.json["tags"]) == ("queued", 0, ["x"])
+    served.trainer.wait(run_id, timeout_s=30)
+    assert [run["run_id"] for run in served.ask("GET", "/runs?tag=x").json] == [run_id]
+    assert served.ask("GET", "/runs?phase=queued").json == []
+    assert served.ask("GET", "/runs?limit=1&phase=succeeded").json[0]["run_id"] == run_id
+    assert served.ask("GET", f"/runs/{run_id}/spec").json["config"] == {"steps": 2}
+
+
+def test_refusals_carry_place_reason_and_remedy(served):
+    answer = served.ask("POST", "/runs", {"spec": {"runner": "ecko"}})
+    assert answer.status == 422
+    error = answer.json["error"]
+    assert (error["code"], error["place"], error["value"]) == ("refused", "runner", "ecko")
+    assert error["remedy"] == "Did you mean 'echo'?"
+    answer = served.ask("POST", "/runs", {"spec": {"runnr": "echo"}})
+    assert answer.json["error"]["text"] == "spec.runnr = 'echo': unknown key. Did you mean 'runner'?"
+    assert served.ask("GET", "/runs/nobody").json["error"]["code"] == "unknown_run"
+    assert served.ask("PUT", "/runs", {}).headers["Allow"] == "GET, POST"
+    assert served.ask("GET", "/nowhere").json["error"]["code"] == "no_route"
+    run_id = served.done()
+    answer = served.ask("POST", f"/runs/{run_id}/stop", {})
+    assert (answer.status, answer.json["error"]["code"]) == (409, "illegal_transition")
+    assert served.ask("GET", f"/runs/{run_id}/metrics/series?name=m9").json["error"]["remedy"].startswith("Nearest: m")
+    assert served.ask("GET", f"/runs/{run_id}/log?attempt=7").json["error"]["remedy"] == "There are 1"
+
+
+def test_a_preview_shows_exactly_what_is_executed(served):
+    spec = {"runner": "echo", "config": {"steps": 2}, "name": "same"}
+    preview = served.ask("POST", "/preflight", {"spec": spec}).json
+    assert preview["digest"] == preview["command"]["digest"]
+    assert {finding["level"] for finding in preview["findings"]} == {"ok"}
+    run_id = served.ask("POST", "/runs", {"spec": spec}).json["run_id"]
+    served.trainer.wait(run_id, timeout_s=30)
+    assert served.ask("GET", f"/runs/{run_id}/command").json["digest"] == preview["digest"]
+
+
+def test_a_stream_goes_on_behind_any_id(served):
+    run_id = served.done(steps=12)
+    whole = _events(served.ask("GET", f"/runs/{run_id}/events").body)
+    assert whole[-1][1] == "end"
+    records = [decode(data) for _, kind, data in whole if kind == "event"]
+    assert [r.event.update for r in records if isinstance(r.event, TrainingStep)] == list(range(1, 13))
+    for cut in range(len(whole) - 1):
+        place = whole[cut][0]
+        rest = _events(served.ask("GET", f"/runs/{run_id}/events?after={place}").body)
+        assert rest == whole[cut + 1 :]
+    again = served.ask("GET", f"/runs/{run_id}/events", headers={"Last-Event-ID": whole[3][0]})
+    assert _events(again.body) == whole[4:]
+    assert served.ask("GET", f"/runs/{run_id}/events?after=nonsense").status == 422
+
+
+def test_output_is_read_in_pieces_that_join_without_a_gap(served):
+    run_id = served.done(steps=1, flood=1)
+    path = served.home.run(run_id).attempt(1).stdout
+    whole = path.read_text()
+    assert len(whole) > 100_000
+    offset, text = 0, ""
+    while True:
+        piece = served.ask("GET", f"/runs/{run_id}/log?offset={offset}&limit=50000").json
+        if piece["offset"] == offset:
+            break
+        offset, text = piece["offset"], text + piece["text"]
+    assert text == whole
+    assert (piece["size"], piece["ended"]) == (len(whole.encode()), True)
+    streamed = _events(served.ask("GET", f"/runs/{run_id}/log/stream").body)
+    assert "".join(json.loads(data)["text"] for _, kind, data in streamed if kind == "log") == whole
+    middle = streamed[1][0]
+    rest = _events(served.ask("GET", f"/runs/{run_id}/log/stream", headers={"Last-Event-ID": middle}).body)
+    assert rest == streamed[2:]
+    tail = served.ask("GET", f"/runs/{run_id}/log?offset=-100").json["text"]
+    assert whole.endswith(tail)
+
+
+def test_numbers_are_answered_by_name(served):
+    run_id = served.done(steps=2)
+    names = served.ask("GET", f"/runs/{run_id}/metrics").json
+    assert names["m0"] == {"points": 2, "source": "journal"}
+    recent = served.ask("GET", f"/runs/{run_id}/metrics/recent?count=1&name=m0&name=m1").json
+    assert [(name, points[0][:2]) for name, points in recent.items()] == [("m0", [20, 2.0]), ("m1", [20, 3.0])]
+    series = served.ask("GET", f"/runs/{run_id}/metrics/series?name=m0&points=4").json
+    assert [point[0] for point in series["m0"]] == [10, 20]
+
+
+def test_runners_and_their_schemas(served):
+    runners = served.ask("GET", "/runners").json
+    assert {"palaestra", "cleanrl", "sb3", "echo"} <= set(runners)
+    assert runners["cleanrl"]["runs_foreign_code"] is True
+    assert "steps" in served.ask("GET", "/runners/echo/schema").json["properties"]
+    answer = served.ask("GET", "/runners/ecko/schema")
+    assert (answer.status, answer.json["error"]["remedy"]) == (404, "Did you mean 'echo'?")
+
+
+def test_happenings_of_all_runs_are_told_as_they_come(served):
+    parts = urllib.parse.urlsplit(served.url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    connection.request("GET", "/stream", headers={"Authorization": f"Bearer {served.token}"})
+    response = connection.getresponse()
+    assert response.readline() == b":\n"
+    run_id = served.done(steps=1)
+    heard = []
+    while "succeeded" not in heard:
+        line = response.readline().decode()
+        if line.startswith("data: "):
+            told = json.loads(line[6:])
+            assert told["run_id"] == run_id
+            heard.append(told["happening"])
+    assert heard == ["note", "launched", "first_sign", "succeeded"]
+    connection.close()
+
+
+# A run that can be asked for may well be refused; what schemathesis calls valid is what the description can say.
+CHECKED = ("--exclude-checks", "positive_data_acceptance")
+# A stream that never ends, a look at the machine, and what would write wherever it is told to.
+LEFT_OUT = ("stream", "doctor", "export")
+SLOW = ("start_run", "preflight", "runner_schema")
+
+
+def _fuzzed(served, directory, *words, without):
+    pytest.importorskip("schemathesis")
+    served.done()
+    left_out = [word for name in without for word in ("--exclude-operation-id", name)]
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "schemathesis.cli", "run", f"{served.url}/openapi.json", "--seed", "1",
+            "-H", f"Authorization: Bearer {served.token}", "--no-color", *CHECKED, *left_out, *words,
+        ],
+        cwd=directory, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:]
+
+
+def test_nothing_that_the_description_allows_is_answered_otherwise_than_described(served, tmp_path):
+    _fuzzed(served, tmp_path, "--max-examples", "4", "--phases", "fuzzing", without=LEFT_OUT + SLOW)
+
+
+@pytest.mark.slow
+def test_nothing_at_all_is_answered_otherwise_than_described(served, tmp_path):
+    _fuzzed(served, tmp_path, "--max-examples", "50", "--phases", "coverage,fuzzing", without=LEFT_OUT)

@@ -1,0 +1,189 @@
+"""Who is let in, what cannot be smuggled in, and what never comes out."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.runs.api.asking import ask
+from tests.runs.serving import service
+
+from palaestra.errors import ConfigError
+from palaestra.runs import TrainerService
+from palaestra.runs.connect import find_service
+from palaestra.runs.layout import Home
+from palaestra.runs.service import read_token
+
+ROUTES = [
+    ("GET", "/runs"), ("POST", "/runs"), ("GET", "/runs/x"), ("POST", "/runs/x/stop"), ("DELETE", "/runs/x"),
+    ("GET", "/runs/x/events"), ("GET", "/runs/x/log"), ("GET", "/stream"), ("GET", "/runners"), ("POST", "/drain"),
+    ("GET", "/openapi.json"), ("GET", "/nothing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_without_the_token_nothing_is_answered(served, method, path):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {served.token}"}):
+        answer = served.ask(method, path, token=None, headers=headers)
+        assert answer.status == 401
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+        assert answer.json["error"]["code"] == "unauthorised"
+        assert served.token.encode() not in answer.body
+
+
+def test_health_needs_no_token_and_tells_little(served):
+    answer = served.ask("GET", "/health", token=None)
+    assert (answer.status, set(answer.json)) == (200, {"status", "version", "pid"})
+
+
+def test_web_pages_and_other_names_of_this_machine_are_not_served(served):
+    answer = served.ask("GET", "/runs", headers={"Origin": "http://evil.example"})
+    assert (answer.status, answer.json["error"]["code"]) == (403, "foreign_origin")
+    for path in ("/runs", "/health"):
+        answer = served.ask("GET", path, headers={"Host": "evil.example:80"})
+        assert (answer.status, answer.json["error"]["code"]) == (403, "foreign_host")
+    assert served.ask("GET", "/runs", headers={"Host": "localhost:1"}).status == 200
+
+
+def test_a_body_beyond_a_megabyte_is_refused_announced_or_not(served):
+    big = b"[" + b" " * (1 << 20) + b"]"
+    headers = {"Content-Type": "application/json"}
+    assert served.ask("POST", "/runs", raw=big, headers=headers).status == 413
+    pieces = iter([big[: 1 << 19], big[1 << 19 :], b" " * 100])
+    answer = served.ask("POST", "/runs", raw=pieces, headers=headers)
+    assert answer.status == 413
+
+
+def test_a_form_as_a_web_page_sends_it_is_refused(served):
+    raw = json.dumps({"spec": {"runner": "echo"}}).encode()
+    answer = served.ask("POST", "/runs", raw=raw, headers={"Content-Type": "text/plain"})
+    assert answer.status == 422
+    assert served.trainer.runs() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../..", "..%2f..%2fetc", "%2e%2e", ".hidden", "a/b", "A", "x" * 91, "x%00y", "a..b"]
+)
+@pytest.mark.parametrize("tail", ["", "/log", "/spec", "/events"])
+def test_no_id_leads_out_of_the_directory_of_runs(served, name, tail):
+    answer = served.ask("GET", f"/runs/{name}{tail}")
+    assert answer.status in (404, 422), answer.body
+    assert b"root:" not in answer.body
+
+
+def test_a_configuration_cannot_leave_the_run_directory(served):
+    for spec in (
+        {"runner": "echo", "name": "../escape"},
+        {"runner": "echo", "name": "/tmp/escape"},
+        {"runner": "echo", "name": ".hidden"},
+        {"runner": "cleanrl", "script": "../../evil", "env_id": "CartPole-v1"},
+    ):
+        answer = served.ask("POST", "/runs", {"spec": {"config": {}, **spec}})
+        assert answer.status == 422, answer.body
+    assert os.listdir(served.home.runs) == []
+
+
+def test_shell_words_reach_the_program_verbatim(served, tmp_path, monkeypatch):
+    canary = tmp_path / "canary"
+    for evil in (
+        ";touch canary",
+        "$(touch canary)",
+        "`touch canary`",
+        "|touch canary",
+        "&&touch canary",
+        "\ntouch canary",
+    ):
+        gate = tmp_path / f"x{evil} --steps 99"
+        gate.touch()
+        spec = {"config": {"steps": 1, "wait_for": str(gate)}, "tags": (evil,), "invoked_from": str(tmp_path)}
+        run_id = served.trainer.start_run(spec.pop("config"), runner="echo", **spec)
+        assert served.trainer.wait(run_id, timeout_s=30).env_step == 10
+        assert any(str(gate) in word for word in served.ask("GET", f"/runs/{run_id}/command").json["argv"])
+    assert not list(Path(served.home.base).rglob("canary"))
+    assert not canary.exists()
+
+
+def test_an_export_is_not_written_over_anything_else(served, tmp_path):
+    run_id = served.done()
+    (tmp_path / "precious").write_text("mine")
+    answer = served.ask("POST", f"/runs/{run_id}/export-tensorboard", {"into": str(tmp_path)})
+    assert (answer.status, answer.json["error"]["place"]) == (422, "into")
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert served.ask("POST", f"/runs/{run_id}/export-tensorboard", {"into": "relative"}).status == 422
+
+
+def test_the_state_directory_keeps_its_secrets_to_its_owner(served):
+    assert stat.S_IMODE(served.home.service.stat().st_mode) == 0o700
+    assert stat.S_IMODE(served.home.token.stat().st_mode) == 0o600
+    assert len(served.token) == 64
+    run_id = served.done()
+    attempt = served.home.run(run_id).attempt(1)
+    assert stat.S_IMODE(attempt.command.stat().st_mode) == 0o600
+    assert stat.S_IMODE(attempt.stdout.stat().st_mode) == 0o600
+
+
+def test_a_token_that_others_could_read_is_refused(tmp_path):
+    home = Home(tmp_path)
+    home.service.mkdir()
+    token = read_token(home)
+    assert read_token(home) == token
+    home.token.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        read_token(home)
+
+
+def test_planted_keys_are_in_no_file_no_log_and_no_answer(home, monkeypatch):
+    """The service has them in its environment, the trainer is given what it may have, and nobody writes them down."""
+    planted = {
+        "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+        "HF_TOKEN": "hf_plantedplantedplantedplanted",
+        "MY_SECRET": "planted-secret-of-mine",
+    }
+    for name, value in planted.items():
+        monkeypatch.setenv(name, value)
+    with service(home, log_level="debug"):
+        trainer = TrainerService(home)
+        token = home.token.read_text().strip()
+        run_id = trainer.start_run({"steps": 2, "traceback_alive": False}, runner="echo")
+        trainer.wait(run_id, timeout_s=30)
+        for path in ("", "/spec", "/command", "/life", "/log", "/metrics", "/events"):
+            heard = _bytes(trainer, f"/runs/{run_id}{path}")
+            _without(heard, [*planted.values(), token], path)
+        refused = {"spec": {"runner": "echo", "environment": {"MY_TOKEN": "abcdefgh12345678"}}}
+        with pytest.raises(ConfigError, match="looks like a secret"):
+            trainer.ask("POST", "/runs", refused)
+        _without(_bytes(trainer, "/doctor"), [*planted.values(), token], "doctor")
+    for path in home.path.rglob("*"):
+        if path.is_file() and path != home.token:
+            _without(path.read_bytes(), [*planted.values(), token], path)
+
+
+def _bytes(trainer, path):
+    endpoint = find_service(trainer.home)
+    return ask(endpoint.url, "GET", path, token=endpoint.token).body
+
+
+def _without(data, secrets, where):
+    for secret in secrets:
+        assert secret.encode() not in data, f"{secret} is in {where}"
+
+
+def test_a_secret_that_a_trainer_prints_is_hidden_when_its_output_is_read(served, tmp_path):
+    run_id = served.done()
+    with open(served.home.run(run_id).attempt(1).stdout, "a") as output:
+        output.write("login with hf_abcdefghijklmnopqrstuvwxyz\n")
+    text = served.ask("GET", f"/runs/{run_id}/log").json["text"]
+    assert "hf_abcdef" not in text
+    assert "login with ***" in text
+    assert b"hf_abcdef" not in served.ask("GET", f"/runs/{run_id}/log/stream").body
+
+
+def test_nothing_listens_beyond_this_machine(served):
+    inodes = set()
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        address, port = words[1].split(":")
+        if int(port, 16) == int(served.url.rsplit(":", 1)[1]) and words[3] == "0A":
+            inodes.add(address)
+    assert inodes == {"0100007F"}
