@@ -7,6 +7,7 @@ from palaestra.runs import Phase, TrainerOrchestrator
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.service_lock import ServiceLock
+from palaestra.runs.store.registry import reading_registry
 from palaestra.runs.supervisor import SupervisorConfig
 from palaestra.telemetry import TrainingStep
 
@@ -81,3 +82,16 @@ def test_mistakes_are_told_apart(home):
             list(orchestrator.stream("no-such-run"))
         with pytest.raises(ConfigError, match=r"spec\.priorty = 3: unknown key\. Did you mean 'priority'"):
             orchestrator.launch("echo", {}, priorty=3)
+
+
+def test_a_run_is_resumed_from_its_last_checkpoint(home):
+    with TrainerOrchestrator(home, CONFIG) as orchestrator:
+        run_id = orchestrator.launch("echo", {"steps": 30, "checkpoint_every": 10, "then": "exit:1"})
+        assert _updates(orchestrator.stream(run_id)) == list(range(1, 31))
+        assert orchestrator.run(run_id).phase is Phase.FAILED
+        orchestrator.resume(run_id)
+        list(orchestrator.stream(run_id))
+        assert orchestrator.run(run_id).attempt == 2
+    registry = reading_registry(home)
+    assert {checkpoint.env_step for checkpoint in registry.checkpoints(run_id=run_id)} >= {100, 200, 300}
+    registry.close()

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from palaestra.config import validated
+from palaestra.runs.checkpoints.catalogue import Catalogue
 from palaestra.runs.layout import Home
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import Runner
@@ -60,9 +61,12 @@ class TrainerOrchestrator:
             stack.callback(thread.join)
             stack.callback(loop.call_soon_threadsafe, loop.stop)
             self._loop = loop
-            supervisor = Supervisor(self._home, registry, self.registered_runners(), self._config)
+            catalogue = Catalogue(registry)
+            runners = self.registered_runners()
+            supervisor = Supervisor(self._home, registry, runners, self._config, catalogue=catalogue)
             stack.callback(lambda: self._wait(supervisor.close()))
             self._wait(supervisor.start())
+            catalogue.catch_up(self._home)
             self._supervisor = supervisor
             self._open = stack.pop_all()
         return self
@@ -112,6 +116,10 @@ class TrainerOrchestrator:
     def run(self, run_id: str) -> RunRecord:
         """What a run is at the moment. `UnknownRun` when there is none."""
         return self._started().known(run_id)
+
+    def resume(self, run_id: str) -> RunRecord:
+        """Queue a run that has ended once more; it goes on from its last checkpoint."""
+        return self._wait(self._started().resume(run_id))
 
     async def _subscribed(self, run_id: str) -> AsyncIterator[Any]:
         return self._started().subscribe(run_id)
