@@ -34,7 +34,7 @@ CONFIG = {
         {"task": task, "params": {"step_limit": 1} | ({"difficulty": 2} if task == TASKS[0] else {})} for task in TASKS
     ],
     "trainer": {
-        "batch_size": 64, "num_training_steps": 20, "max_refills": 0, "learning_rate": 1e-3, "decay_updates": 20,
+        "batch_size": 64, "num_training_steps": 12, "max_refills": 0, "learning_rate": 1e-3, "decay_updates": 12,
         "epochs": 2, "minibatches": 4, "microbatch_turns": 64, "collection": "synchronous",
     },
     "actor_pool": {"target_concurrent_actors": 16},

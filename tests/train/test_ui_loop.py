@@ -126,11 +126,6 @@ def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):
     assert found.state["about"]["config"]["algorithm"]["name"] == "ppo"
 
 
-def test_a_task_that_does_not_exist_ends_the_run_with_its_name(gateway, tmp_path):
-    with pytest.raises(SessionRefused, match="there is fake/button alone"):
-        train_ui(config(gateway, tasks=[{"task": "fake/no-such"}]), root=tmp_path, run_id="no")
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -138,6 +133,7 @@ def test_a_task_that_does_not_exist_ends_the_run_with_its_name(gateway, tmp_path
         ({"model": {"name": "tiny", "lora_target_option": "custom", "lora_target_modules": ["q_prod"]}}, "q_prod"),
         ({"actor": {"codec": "qwen4"}}, "no codec has this name"),
         ({"environment": {"gateway": "http://127.0.0.1:9"}}, "cannot be reached"),
+        ({"tasks": [{"task": "fake/button"}, {"task": "fake/no"}]}, r"tasks\[1\].task = 'fake/no': there is fake/button"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_run_directory_exists(gateway, tmp_path, wrong, message):

@@ -54,12 +54,14 @@ def judge(
     from palaestra.actor.ui_report import comparison_page, evaluation_page, write_page
     from palaestra.train.ui_evaluation import load_ui_policy
     from palaestra.train.ui_loop import open_gateway_for
+    from palaestra.train.ui_task_check import check_tasks
 
     name, rival_name = names or (str(path), str(other))
     config, policy = load_ui_policy(path)
     chosen = _with_tasks(config, tasks)
     with ExitStack() as stack:
         address = open_gateway_for(chosen, stack)
+        check_tasks(chosen, address)
         found, kept = _played(chosen, policy, path, address, episodes, first, greedy, samples)
         document: dict[str, Any] = {"checkpoint": str(path), **found.facts(), "trajectories": str(kept)}
         page = evaluation_page(found, f"Evaluation of {name}")

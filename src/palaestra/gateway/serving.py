@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 import uvicorn
@@ -188,11 +189,12 @@ async def _drained(desk: SessionDesk, stop: _Stop, grace_s: float) -> None:
         task.cancel()
 
 
-def announce(facts: Mapping[str, object]) -> None:
+def announce(facts: Mapping[str, object], *, people: bool = True) -> None:
     """A line for people on standard error, and one for programs on standard output."""
-    guarded = "a token is required" if facts["token"] else "no token is required"
-    sys.stderr.write(f"palaestra gateway listens on {facts['url']} ({guarded})\n")
-    sys.stderr.flush()
+    if people:
+        guarded = "a token is required" if facts["token"] else "no token is required"
+        sys.stderr.write(f"palaestra gateway listens on {facts['url']} ({guarded})\n")
+        sys.stderr.flush()
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 
@@ -200,4 +202,6 @@ def announce(facts: Mapping[str, object]) -> None:
 def serve(config: GatewayConfig) -> None:
     """Serve on this thread until a signal ends it."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(run_gateway(config, os.environ, told=announce))
+        # One that ends with its standard input was started by a program, whose display it would disturb.
+        told = partial(announce, people=not config.stop_with_stdin)
+        runner.run(run_gateway(config, os.environ, told=told))

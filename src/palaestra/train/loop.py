@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -240,11 +240,18 @@ def _evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:
     return config.env.model_copy(update={"num_envs": min(episodes, 10), "vectorization": "in_process"})
 
 
-def evaluate_checkpoint(path: Path, *, episodes: int, seed: int | None, deterministic: bool = True) -> Evaluation:
-    """Play a checkpoint's policy in the environment it was trained for."""
+def evaluate_checkpoint(
+    path: Path,
+    *,
+    episodes: int,
+    seed: int | None,
+    deterministic: bool = True,
+    make: Callable[[EnvConfig], VectorEnv] = make_env,
+) -> Evaluation:
+    """Play a checkpoint's policy in the environment it was trained for, as `make` makes it."""
     checkpoint = read_checkpoint(path)
     config = config_from(checkpoint.state["about"]["config"])
-    env = make_env(_evaluation_env(config, episodes))
+    env = make(_evaluation_env(config, episodes))
     try:
         policy = _policy_for(config, env, pretrained=False)
         load_weights(policy, checkpoint.policy_file)

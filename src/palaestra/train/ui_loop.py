@@ -43,6 +43,7 @@ from palaestra.train.ui_config import UiRunConfig
 from palaestra.train.ui_evaluation import play_held_out
 from palaestra.train.ui_hall import LocalSampler, UiHall, grammar_of, open_ui_hall
 from palaestra.train.ui_policy import LearningPolicy
+from palaestra.train.ui_task_check import check_tasks
 
 __all__ = ["open_gateway_for", "train_ui"]
 
@@ -78,6 +79,7 @@ def train_ui(
         if resume is not None:
             learning.load(resume)
         address = open_gateway_for(config, stack)
+        check_tasks(config, address)
         resolved = config.resolved()
         run, attempt = begin_attempt(
             resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into

@@ -1,0 +1,63 @@
+"""Every task of a configuration is loaded once before a run exists: a name that no suite has is found at once, not
+after browsers have played for an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from palaestra.actor.task_sampler import TaskChoice, held_out
+from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
+from palaestra.sessions.gateway_client import GatewayClient
+from palaestra.sessions.task import TaskRequest
+from palaestra.train.gateway_child import GatewayAddress
+from palaestra.train.ui_config import UiRunConfig
+
+__all__ = ["check_tasks"]
+
+AT_ONCE = 4
+NO_VERDICT = ("no_session", "no_room", "draining")
+"""Refusals that say something about the moment, and nothing about the task."""
+
+
+def check_tasks(config: UiRunConfig, address: GatewayAddress, tasks: Sequence[TaskChoice] | None = None) -> None:
+    """Load each task once, on a seed that no training draws; `ConfigError` for the first that cannot be."""
+    chosen = tuple(tasks or config.tasks)
+    with asyncio.Runner() as runner:
+        verdicts = runner.run(_verdicts(config, address, chosen))
+    for verdict in verdicts:
+        if verdict is not None:
+            raise verdict
+
+
+async def _verdicts(
+    config: UiRunConfig, address: GatewayAddress, choices: Sequence[TaskChoice]
+) -> list[ConfigError | None]:
+    client = GatewayClient(address.url, token=address.token)
+    places = asyncio.Semaphore(min(AT_ONCE, config.actor_pool.target_concurrent_actors))
+
+    async def verdict(number: int, request: TaskRequest) -> ConfigError | None:
+        place = f"tasks[{number}].task"
+        try:
+            async with places:
+                session = await client.open(config.actor.session_type, ttl_s=config.environment.session_timeout)
+                try:
+                    await session.reset(request)
+                finally:
+                    await session.close()
+        except SessionRefused as refusal:
+            if refusal.code in NO_VERDICT:
+                return None
+            reason, _, remedy = str(refusal).removeprefix(f"task = {request.task!r}: ").partition(". ")
+            return ConfigError(place, request.task, reason.rstrip("."), remedy)
+        except EnvironmentFailed as failure:
+            remedy = f"Try it by hand: palaestra sessions try {request.task}"
+            return ConfigError(place, request.task, f"does not load ({str(failure).rstrip('.')})", remedy)
+        return None
+
+    try:
+        asked = enumerate(held_out(choices, len(choices)))
+        return await asyncio.gather(*(verdict(number, request) for number, (_, request) in asked))
+    finally:
+        await client.close()
