@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -32,6 +33,9 @@ def evaluate_command(
     ] = None,
     tasks: Annotated[str, typer.Option(help="Screens: tasks separated by commas; by default the run's own.")] = "",
     samples: Annotated[int, typer.Option(help="Screens: times each task is played, for pass@k.")] = 1,
+    video: Annotated[Path | None, typer.Option(help="Also film its first episode: clip.webm, or clip.mp4.")] = None,
+    frames: Annotated[int, typer.Option(help="At most so many frames of it.")] = 200,
+    long: Annotated[bool, typer.Option("--long", help="Allow more than 200 frames.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Play a trained policy on fresh environments, or held-out tasks, and report how it did with a 95 % interval."""
@@ -48,6 +52,8 @@ def evaluate_command(
 
     path = find_checkpoint(run, runs_root(), which=checkpoint)
     other = find_checkpoint(against, runs_root(), which=checkpoint) if against is not None else None
+    if video is not None:
+        _check_video(video, frames, long=long, screens=is_ui_checkpoint(path))
     if is_ui_checkpoint(path):
         from palaestra.cli.evaluating_ui import evaluate_screens
 
@@ -65,14 +71,29 @@ def evaluate_command(
         rival = evaluate_checkpoint(other, episodes=episodes, seed=seed, deterministic=not sample)
         document["against"] = {"checkpoint": str(other), **rival.report()}
         document["difference"] = _difference(found, rival)
+    if video is not None:
+        from palaestra.cli.filming import film
+
+        document["video"] = film(path, video, frames=frames, seed=seed, deterministic=not sample)
     if as_json:
         print(json.dumps(document))
         return
     print(_sentence(run, document))
+    if video is not None:
+        clip = document["video"]
+        print(f"{video}: {clip['frames']} frames; filming made it {clip['slowdown']:.1f} times slower")
     if other is not None:
         gap = document["difference"]
         print(_sentence(against or "", document["against"]))
         print(f"difference {gap['mean']:+.2f} (95 % interval {gap['ci95'][0]:+.2f} to {gap['ci95'][1]:+.2f})")
+
+
+def _check_video(video: Path, frames: int, *, long: bool, screens: bool) -> None:
+    from palaestra.runs.media.encoder import check_video_file
+
+    if screens:
+        raise ConfigError("--video", str(video), "films environments", "palaestra trajectories shows screens")
+    check_video_file(video, frames, long=long)
 
 
 def _sentence(name: str, report: dict[str, Any]) -> str:

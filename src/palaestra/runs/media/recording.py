@@ -1,0 +1,70 @@
+"""A clip of one of a run's checkpoints, for the service: played and encoded in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import palaestra
+from palaestra.errors import ConfigError
+from palaestra.runs.layout import RunPaths
+from palaestra.runs.media.clip import KEEP, Clip, Pace, clips_of, pace_of, prune
+from palaestra.runs.media.encoder import MAX_FRAMES, check_video_file
+from palaestra.runs.record import CheckpointRecord
+
+__all__ = ["film_pace", "record_clip"]
+
+LIMIT_S = 600.0
+_ROOT = str(Path(palaestra.__file__).parents[1])
+_RETURNS = "episode/return"
+
+
+def record_clip(
+    run: RunPaths, checkpoint: CheckpointRecord, *, frames: int = MAX_FRAMES, keep: int = KEEP, limit_s: float = LIMIT_S
+) -> Clip:
+    """Film a checkpoint into its attempt's `videos/`; blocks. Older clips than the newest `keep` go."""
+    if checkpoint.format != "palaestra":
+        remedy = "Ask its trainer for clips with --video"
+        raise ConfigError("checkpoint", checkpoint.checkpoint_id, f"of the format {checkpoint.format}", remedy)
+    videos = run.attempt(checkpoint.attempt).videos
+    videos.mkdir(parents=True, exist_ok=True)
+    file = videos / f"step_{checkpoint.env_step}_{checkpoint.checkpoint_id[:8]}.webm"
+    check_video_file(file, frames, long=False)
+    argv = [sys.executable, "-P", "-m", "palaestra", "eval", checkpoint.path, "--episodes", "1", "--json"]
+    argv += ["--video", str(file), "--frames", str(frames)]
+    # SDL would look for a display, and keep SIGTERM for itself.
+    quiet = {"SDL_VIDEODRIVER": "dummy", "SDL_NO_SIGNAL_HANDLERS": "1", "PYTHONPATH": _ROOT}
+    process = subprocess.Popen(
+        argv, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, complaints = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise ConfigError("video", str(file), f"was not ready after {limit_s:.0f} s", "Film fewer frames") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode or not file.is_file():
+        said = (complaints.strip().splitlines() or ["it said nothing"])[-1]
+        raise ConfigError("video", str(file), f"could not be recorded ({said[:300]})")
+    json.loads(out.splitlines()[-1])
+    clip = next(clip for clip in clips_of(run) if clip.path == str(file))
+    prune(run, max(keep, 1))
+    return clip
+
+
+def film_pace(run: RunPaths) -> Pace | None:
+    """How much filming slowed the trainer itself down; None when it filmed nothing, or there is nothing to compare."""
+    filmed = [clip.created for clip in clips_of(run) if clip.report is None]
+    if not filmed:
+        return None
+    from palaestra.runs.ingest.series.run_series import RunSeries
+
+    points = RunSeries(run).decimated(_RETURNS, 2000)
+    return pace_of(sorted((point.time, point.step) for point in points), filmed)
