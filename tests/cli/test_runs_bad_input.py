@@ -108,7 +108,7 @@ def test_a_bad_setting_of_the_service_is_refused_with_the_nearest(palaestra):
     said = palaestra("serve", "max_runing=3")
     assert (said.code, "Did you mean 'max_running'?" in said.err) == (2, True), said
     said = palaestra("serve", "port=70000")
-    assert (said.code, "serve.port = 70000" in said.err) == (2, True), said
+    assert (said.code, "service.port = 70000" in said.err) == (2, True), said
 
 
 def test_listing_imports_no_web_server_no_numbers_and_no_models(tmp_path):

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from palaestra import __version__
+from palaestra.cli.checkpoints import checkpoints_app
 from palaestra.cli.demo import demo
 from palaestra.cli.doctor import doctor
 from palaestra.cli.evaluating import evaluate_command
@@ -58,6 +59,7 @@ app.command("train")(train_command)
 app.command("eval")(evaluate_command)
 app.command("demo")(demo)
 app.add_typer(runs_app, name="runs")
+app.add_typer(checkpoints_app, name="checkpoints")
 app.command("runners")(runners_command)
 app.command("doctor")(doctor)
 app.command("serve")(serve)

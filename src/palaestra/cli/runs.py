@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from palaestra.cli.runs_changing import archive, delete, drain, gc, restore, resume, start, stop
+from palaestra.cli.runs_changing import archive, delete, drain, gc, restore, resume, start, stop, tensorboard
 from palaestra.cli.runs_reading import compare, export_tensorboard, list_runs, logs, show
 
 __all__ = ["runs_app"]
@@ -25,6 +25,7 @@ runs_app.command("stop")(stop)
 runs_app.command("resume")(resume)
 runs_app.command("compare")(compare)
 runs_app.command("export-tensorboard")(export_tensorboard)
+runs_app.command("tensorboard")(tensorboard)
 runs_app.command("archive")(archive)
 runs_app.command("restore")(restore)
 runs_app.command("delete")(delete)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from palaestra.runs.record import RunRecord
     from palaestra.runs.spec import RunSpec
 
-__all__ = ["archive", "delete", "drain", "gc", "restore", "resume", "start", "stop"]
+__all__ = ["archive", "delete", "drain", "gc", "restore", "resume", "start", "stop", "tensorboard"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -118,6 +118,13 @@ def resume(run: Run, yes: Yes = False, as_json: Json = False) -> None:
         print(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}")
 
 
+def tensorboard(runs: Runs, as_json: Json = False) -> None:
+    """Show runs in TensorBoard, whoever trained them. It ends with the service."""
+    ids = _resolved(runs)
+    url = _service().ask("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
+    print(json.dumps({"url": url}) if as_json else url)
+
+
 def archive(runs: Runs, as_json: Json = False) -> None:
     """Pack runs that have ended; `restore` unpacks them."""
     service = _service()
@@ -142,7 +149,10 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this, only say what would be done.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Archive and delete what the retention policy lets go (`palaestra serve retention.keep_last=100` sets one)."""
+    """Archive and delete what the retention policy lets go.
+
+    The policy is part of the service's settings, for example retention: {keep_last: 100} in var/training/service.yaml.
+    """
     from palaestra.cli.runs_table import sized
 
     found = _service().ask("POST", "/gc", {"dry_run": not yes})

@@ -23,11 +23,11 @@ def serve(
 ) -> None:
     """Serve runs until interrupted. Runs go on without it, and the next service adopts them.
 
-    You need not: `palaestra runs start` starts a service by itself, which leaves when there is nothing to do.
+    You need not: `palaestra runs start` starts a service by itself, which leaves when there is nothing to do. Keys in
+    var/training/service.yaml hold for both.
     """
-    from palaestra.config import validated
     from palaestra.runs.layout import Home
-    from palaestra.runs.service import ServiceConfig, run_service
+    from palaestra.runs.service import run_service, service_config
     from palaestra.train.document import overridden, read_document
 
     given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
@@ -42,5 +42,5 @@ def serve(
                 f"Token in {home.token}, log in {home.service / 'service.log'}. Ctrl-C leaves; runs go on.", flush=True
             )
 
-    run_service(validated(ServiceConfig, given, place="serve"), home, told)
+    run_service(service_config(home, given), home, told)
     print("The service has ended; runs go on.", file=sys.stderr)

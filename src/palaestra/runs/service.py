@@ -30,18 +30,22 @@ from palaestra.errors import ConfigError, PalaestraError
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.api.app import build_api
 from palaestra.runs.api.entrance import Entrance
+from palaestra.runs.checkpoints.catalogue import Catalogue
 from palaestra.runs.durable import write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
 from palaestra.runs.runners.table import registered_runners
 from palaestra.runs.secret import Redactor
 from palaestra.runs.service_lock import ServiceLock
+from palaestra.runs.spec_file import read_config
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import error_data
 
-__all__ = ["ServiceConfig", "main", "run_service", "serve"]
+__all__ = ["ServiceConfig", "main", "run_service", "serve", "service_config"]
 
+SETTINGS_FILE = "service.yaml"
 _LAST_ANSWERS_S = 5
 _LOOK_EVERY_S = 1.0
 _LOG_BYTES = 10 << 20
@@ -82,12 +86,14 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         token = read_token(home)
         url = _url(config.host, sock)
         registry = await asyncio.to_thread(open_registry, home)
-        supervisor = Supervisor(home, registry, registered_runners(), config)
-        closing = asyncio.Event()
+        catalogue = Catalogue(registry)
+        supervisor = Supervisor(home, registry, registered_runners(), config, catalogue=catalogue)
+        tensorboards, closing = TensorBoards(home), asyncio.Event()
         try:
             report = await supervisor.start()
             _log.info("version %s at %s; %s", __version__, url, report)
-            app = build_api(supervisor, RunReading(home), closing)
+            await asyncio.to_thread(catalogue.catch_up, home)
+            app = build_api(supervisor, RunReading(home), registry, tensorboards, closing)
             entrance = Entrance(app, token, loopback_only=_is_loopback(config.host))
             async with _answering(entrance, sock) as serving:
                 lock.serving(url)
@@ -99,12 +105,13 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
                 )
                 told({"url": url, "pid": os.getpid()})
                 try:
-                    await _until(stop, serving, lambda: _idle(config, supervisor, entrance))
+                    await _until(stop, serving, lambda: not tensorboards.in_use and _idle(config, supervisor, entrance))
                 finally:
                     home.endpoint.unlink(missing_ok=True)
                     closing.set()
         finally:
             await supervisor.close()
+            await asyncio.to_thread(tensorboards.close)
             registry.close()
             _log.info("ended; runs go on")
 
@@ -136,13 +143,20 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
 
     try:
+        home = Home.default()
         given = json.loads(arguments[0]) if arguments else {}
-        config = validated(ServiceConfig, given, place="service")
-        run_service(config, Home.default(), told)
+        run_service(service_config(home, given), home, told)
     except PalaestraError as error:
         told({"error": error_data(error)})
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
+    """What was given on top of what `service.yaml` of the state directory says, if there is one."""
+    path = home.path / SETTINGS_FILE
+    lasting = read_config(path)[0] if path.exists() else {}
+    return validated(ServiceConfig, {**lasting, **given}, place="service")
 
 
 async def _until(stop: asyncio.Event, serving: asyncio.Task[None], idle: Callable[[], bool]) -> None:

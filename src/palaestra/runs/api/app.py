@@ -16,19 +16,28 @@ from palaestra import __version__
 from palaestra.config import validated
 from palaestra.errors import ConfigError, ConsentNeeded, IllegalTransition, PalaestraError, UnknownRun
 from palaestra.runs.api.answers import errors
+from palaestra.runs.api.checkpoint_routes import add_checkpoint_routes
 from palaestra.runs.api.metric_routes import add_metric_routes
 from palaestra.runs.api.run_routes import add_run_routes
 from palaestra.runs.api.stream_routes import add_stream_routes
 from palaestra.runs.api.tool_routes import add_tool_routes
 from palaestra.runs.reading import RunReading
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor import Supervisor
+from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import error_data
 
 __all__ = ["build_api"]
 
 
-def build_api(supervisor: Supervisor, reading: RunReading, closing: asyncio.Event) -> FastAPI:
+def build_api(
+    supervisor: Supervisor,
+    reading: RunReading,
+    registry: Registry,
+    tensorboards: TensorBoards,
+    closing: asyncio.Event,
+) -> FastAPI:
     """Everything but the entrance. Streams end when `closing` is set."""
     app = FastAPI(
         title="Palaestra run service", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
@@ -39,7 +48,8 @@ def build_api(supervisor: Supervisor, reading: RunReading, closing: asyncio.Even
     add_run_routes(app, supervisor, reading)
     add_metric_routes(app, reading)
     add_stream_routes(app, supervisor, reading, closing)
-    add_tool_routes(app, supervisor, reading)
+    add_checkpoint_routes(app, reading.home, registry)
+    add_tool_routes(app, supervisor, reading, tensorboards)
     _add_error_answers(app)
     return app
 

@@ -9,9 +9,10 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.spec import RunSpec
 
 __all__ = [
-    "Agreement", "CheckpointDocument", "Comparison", "Doomed", "Drain", "DrainState", "Error", "Export", "Gc",
-    "Health", "Into", "LifeDocument", "LogDocument", "MetricDocument", "Points", "PreviewDocument", "RunDocument",
-    "RunnerDocument", "SampleDocument", "Start", "Stop", "Submission",
+    "Agreement", "CheckpointDocument", "Comparison", "Deploying", "DeploymentDocument", "Doomed", "Drain",
+    "DrainState", "Error", "Export", "FindingDocument", "Gc", "Health", "Importing", "Into", "LifeDocument",
+    "LogDocument", "MetricDocument", "Points", "PreviewDocument", "RunDocument", "RunnerDocument", "SampleDocument",
+    "Showing", "Start", "Stop", "Submission", "ToolDocument", "TrackingDocument", "VerdictDocument",
 ]  # fmt: skip
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -202,6 +203,48 @@ class CheckpointDocument(_Answer):
     verified: float | None
 
 
+class VerdictDocument(_Answer):
+    """Whether a checkpoint's bytes are those that were saved."""
+
+    checkpoint: CheckpointDocument
+    fits: bool
+    problem: str
+
+
+class DeploymentDocument(_Answer):
+    """What acts in an environment."""
+
+    env_id: str
+    checkpoint_id: str
+    path: str
+    sha256: str
+    agent_id: str
+    deployed: float
+    command: list[str]
+    """Plays it."""
+    evaluation: dict[str, Any]
+    """How its first episode went."""
+    previous: dict[str, Any] | None
+    """What it replaced."""
+
+
+class TrackingDocument(_Answer):
+    """What W&B has of a run."""
+
+    state: Literal["off", "online", "offline", "uploaded"]
+    url: str
+    sync_command: str
+    """Uploads what is not uploaded yet."""
+    pending: list[str]
+    remedy: str
+
+
+class ToolDocument(_Answer):
+    """A tool that was started, or is used again."""
+
+    url: str
+
+
 class SampleDocument(_Answer):
     """One look at what a run takes of its machine."""
 
@@ -298,3 +341,26 @@ class Into(_Body):
 
     into: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
     """A directory on the service's machine; null is the run's own."""
+
+
+class Importing(_Body):
+    """A checkpoint from elsewhere."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """On the service's machine."""
+    agent_id: Annotated[str, Field(max_length=200)] = ""
+    env_id: Annotated[str, Field(max_length=200)] = ""
+    env_step: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+
+
+class Deploying(_Body):
+    """Where a checkpoint is to act."""
+
+    env_id: Annotated[str | None, Field(max_length=200)] = None
+    """Null is where it was trained."""
+
+
+class Showing(_Body):
+    """Runs to be shown together."""
+
+    run_ids: Annotated[list[Annotated[str, Field(max_length=90)]], Field(min_length=1, max_length=50)]

@@ -1,4 +1,4 @@
-"""Routes about runners, checkpoints and the machine."""
+"""Routes about runners, tools and the machine."""
 
 # Annotations are evaluated here: FastAPI reads them.
 import asyncio
@@ -9,20 +9,21 @@ from fastapi import FastAPI, Path, Query
 
 from palaestra.config import nearest, validated
 from palaestra.errors import UnknownRun
-from palaestra.runs.api.answers import errors
-from palaestra.runs.api.documents import CheckpointDocument, FindingDocument, RunnerDocument
+from palaestra.runs.api.answers import RunId, errors
+from palaestra.runs.api.documents import FindingDocument, RunnerDocument, Showing, ToolDocument, TrackingDocument
 from palaestra.runs.doctor import examine
 from palaestra.runs.reading import RunReading
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor import Supervisor
-from palaestra.runs.wire import checkpoint_data
+from palaestra.runs.tools.tensorboard import TensorBoards
+from palaestra.runs.tools.wandb import tracking_of
 
 __all__ = ["add_tool_routes"]
 
 _Word = Annotated[str | None, Query(max_length=200)]
 
 
-def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> None:
+def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, tensorboards: TensorBoards) -> None:
     """Add them."""
 
     @app.get("/runners", operation_id="runners", tags=["runners"])
@@ -47,8 +48,14 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading) -
         """What works on this machine, what would fail, and what mends it."""
         return [FindingDocument.model_validate(asdict(finding)) for finding in examine(reading.home)]
 
-    @app.get("/checkpoints", operation_id="checkpoints", tags=["checkpoints"])
-    def checkpoints(run: _Word = None, agent: _Word = None, env: _Word = None) -> list[CheckpointDocument]:
-        """Checkpoints that fit, newest first."""
-        found = reading.checkpoints(run_id=run, agent_id=agent, env_id=env)
-        return [CheckpointDocument.model_validate(checkpoint_data(record)) for record in found]
+    @app.get("/runs/{run_id}/tracking", operation_id="tracking", tags=["tools"], responses=errors(404))
+    def tracking(run_id: RunId) -> TrackingDocument:
+        """Where the run is on W&B, or the command that uploads what was kept on disk."""
+        found = tracking_of(reading.paths(run_id), reading.run(run_id).tracking_url)
+        return TrackingDocument.model_validate(asdict(found))
+
+    @app.post("/tools/tensorboard", operation_id="tensorboard", tags=["tools"], responses=errors(404))
+    def tensorboard(asked: Showing) -> ToolDocument:
+        """Start a TensorBoard on these runs, or use the one that shows them. It ends with the service."""
+        ids = [reading.paths(run_id).run_id for run_id in asked.run_ids]
+        return ToolDocument(url=tensorboards.open(ids))

@@ -54,6 +54,11 @@ class TensorBoards:
             self._open[wanted] = tool, url
             return url
 
+    @property
+    def in_use(self) -> bool:
+        """Whether one is running that somebody may be looking at."""
+        return any(tool.lives for tool, _ in list(self._open.values()))
+
     def close(self) -> None:
         """End all of them."""
         with self._lock:

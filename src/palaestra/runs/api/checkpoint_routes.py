@@ -1,0 +1,84 @@
+"""Routes that list, verify, import and deploy checkpoints."""
+
+# Annotations are evaluated here: FastAPI reads them.
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query
+
+from palaestra.errors import UnknownEnvironment
+from palaestra.runs.api.documents import (
+    CheckpointDocument,
+    Deploying,
+    DeploymentDocument,
+    Importing,
+    VerdictDocument,
+)
+from palaestra.runs.checkpoints.deploying import deploy
+from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint
+from palaestra.runs.checkpoints.listing import all_checkpoints, checkpoint_named
+from palaestra.runs.layout import Home
+from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.runner import Machine
+from palaestra.runs.runners.interpreter import choose_python, probe
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.registry import Registry
+from palaestra.runs.wire import checkpoint_data
+
+__all__ = ["add_checkpoint_routes"]
+
+_Word = Annotated[str | None, Query(max_length=200)]
+_CheckpointId = Annotated[
+    str, Path(pattern=r"^[0-9a-f]+$", min_length=1, max_length=64, description="Its id, or how it begins.")
+]
+
+
+def add_checkpoint_routes(app: FastAPI, home: Home, registry: Registry) -> None:
+    """Add them."""
+
+    @app.get("/checkpoints", operation_id="checkpoints", tags=["checkpoints"])
+    def checkpoints(run: _Word = None, agent: _Word = None, env: _Word = None) -> list[CheckpointDocument]:
+        """Checkpoints that fit, newest first."""
+        return [_document(one) for one in all_checkpoints(home, run_id=run, agent_id=agent, env_id=env)]
+
+    @app.post("/checkpoints/{checkpoint_id}/verify", operation_id="verify_checkpoint", tags=["checkpoints"])
+    def verify_checkpoint(checkpoint_id: _CheckpointId) -> VerdictDocument:
+        """Read every byte and compare it with what was saved."""
+        record = checkpoint_named(home, checkpoint_id)
+        verdict = verify(record)
+        record = replace(record, verified=verdict.verified)
+        registry.put_checkpoint(record)
+        return VerdictDocument(checkpoint=_document(record), fits=verdict.fits, problem=verdict.problem)
+
+    @app.post("/checkpoints/import", status_code=201, operation_id="import_checkpoint", tags=["checkpoints"])
+    def take_in(asked: Importing) -> CheckpointDocument:
+        """Copy a checkpoint of the service's machine, once it is certain that it is weights and nothing that runs."""
+        known = Provenance(agent_id=asked.agent_id, env_id=asked.env_id, env_step=asked.env_step)
+        record = import_checkpoint(home, FilePath(asked.path), known)
+        registry.put_checkpoint(record)
+        return _document(record)
+
+    @app.post("/checkpoints/{checkpoint_id}/deploy", operation_id="deploy_checkpoint", tags=["checkpoints"])
+    def deploy_checkpoint(checkpoint_id: _CheckpointId, asked: Deploying) -> DeploymentDocument:
+        """Make a checkpoint the one that acts in an environment, once it has played an episode there."""
+        record = checkpoint_named(home, checkpoint_id)
+        same = asked.env_id in (None, record.env_id)
+        signature = {"env_id": record.env_id} if same else _signature(str(asked.env_id))
+        return DeploymentDocument.model_validate(asdict(deploy(home, record, signature)))
+
+
+def _document(record: CheckpointRecord) -> CheckpointDocument:
+    return CheckpointDocument.model_validate(checkpoint_data(record))
+
+
+def _signature(env_id: str) -> Mapping[str, Any]:
+    """Another environment as gymnasium makes it here."""
+    machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
+    found = probe(choose_python(RunSpec(env_id=env_id)), machine, env_id=env_id).env
+    if not found.get("made"):
+        raise UnknownEnvironment("env_id", env_id, "cannot be made here", "palaestra envs lists those that can")
+    return dict(found["signature"])
