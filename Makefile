@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED  ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async soak screenshots docs clean
+.PHONY: help setup browser demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs soak screenshots docs clean
 
 help:           ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,15 @@ bench-async: setup  ## what collecting in the background gains, costs and surviv
 	$(BIN)/python -m benchmarks.staleness
 	$(BIN)/python -m benchmarks.staleness --slow
 	$(BIN)/python -m benchmarks.soak
+
+bench-ui: setup browser  ## learning on screens: three algorithms, playing while learning, batched answers (an hour)
+	$(BIN)/python -m benchmarks.ui_inference
+	$(BIN)/python -m benchmarks.ui_learning
+	$(BIN)/python -m benchmarks.ui_async
+
+bench-runs: setup   ## the run service under load: latency, ten million points, ten thousand runs
+	$(BIN)/python -m benchmarks.run_service
+	$(BIN)/python -m benchmarks.run_life
 
 soak: setup browser ## 5,000 episodes of UI sessions while browsers and servers are killed (half an hour)
 	$(BIN)/python -m benchmarks.session_soak
