@@ -67,7 +67,6 @@ bench-ui: setup browser  ## learning on screens: three algorithms, playing while
 
 bench-runs: setup   ## the run service under load: latency, ten million points, ten thousand runs
 	$(BIN)/python -m benchmarks.run_service
-	$(BIN)/python -m benchmarks.run_life
 
 soak: setup browser ## 5,000 episodes of UI sessions while browsers and servers are killed (half an hour)
 	$(BIN)/python -m benchmarks.session_soak
