@@ -186,3 +186,23 @@ def test_a_verdict_is_remembered_until_something_is_touched(home):
     path.write_bytes(path.read_bytes() + b"x")
     assert (verifier.verify(row).fits, verifier.verify(row).time) == (False, 2.0)
     registry.close()
+
+
+def test_rows_follow_a_run_that_is_packed_and_brought_back(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            catalogue = supervisor._catalogue = Catalogue(supervisor.registry)
+            run = await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))
+            await ends(supervisor, run.run_id)
+            before = {row.checkpoint_id for row in supervisor.registry.checkpoints()}
+            packed = await supervisor.archive(run.run_id)
+            catalogue.recall(home, packed)
+            gone = supervisor.registry.checkpoints()
+            catalogue.recall(home, await supervisor.restore(run.run_id))
+            return before, gone, {row.checkpoint_id for row in supervisor.registry.checkpoints()}
+
+    before, gone, after = asyncio.run(body())
+
+    assert len(before) == 2
+    assert gone == []
+    assert after == before

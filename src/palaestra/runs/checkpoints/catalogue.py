@@ -19,12 +19,12 @@ from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
 from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.durable import read_json
-from palaestra.runs.layout import AttemptPaths, Home
+from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry.event import CheckpointSaved, Record
 
-__all__ = ["Catalogue", "checkpoints_of", "format_of"]
+__all__ = ["Catalogue", "attempts_with_checkpoints", "checkpoints_of", "format_of"]
 
 _STEP = re.compile(r"(?:step|update|ckpt|checkpoint)[_-]?(\d+)")
 _MAX_FILES = 10_000
@@ -66,12 +66,19 @@ class Catalogue:
     def catch_up(self, home: Home) -> int:
         """Add what runs without any row have, such as after a registry was lost; how many were added."""
         listed = {row.run_id for row in self._registry.checkpoints()}
-        before = len(self._registry.checkpoints())
+        added = 0
         for run in self._registry.runs():
-            if run.run_id not in listed:
-                for attempt in home.run(run.run_id).attempts():
-                    self.scan(run, attempt, (AttemptPlan.read(attempt) or AttemptPlan()).checkpoints)
-        return len(self._registry.checkpoints()) - before
+            attempts = [] if run.run_id in listed else attempts_with_checkpoints(home.run(run.run_id))
+            for attempt in attempts:
+                self.scan(run, attempt, _patterns(attempt))
+            added += len(self._registry.checkpoints(run_id=run.run_id)) if attempts else 0
+        return added
+
+    def recall(self, home: Home, run: RunRecord) -> None:
+        """A run was packed, brought back or thrown away: its rows follow what lies there now."""
+        self._forget_missing(run.run_id)
+        for attempt in attempts_with_checkpoints(home.run(run.run_id)):
+            self.scan(run, attempt, _patterns(attempt))
 
     def _as_announced(self, found: CheckpointRecord, event: CheckpointSaved, when: float) -> CheckpointRecord:
         told = event.sha256 or found.sha256
@@ -104,10 +111,14 @@ class Catalogue:
                 self._registry.delete_checkpoint(row.path)
 
 
+def attempts_with_checkpoints(run: RunPaths) -> list[AttemptPaths]:
+    """Those in which something lies that may be one; cheap, since there are thousands of runs without any."""
+    return [attempt for attempt in run.attempts() if next(_lying(attempt, _patterns(attempt)), None) is not None]
+
+
 def checkpoints_of(run: RunRecord, attempt: AttemptPaths) -> list[CheckpointRecord]:
     """What lies there, read from the files alone, oldest first."""
-    patterns = (AttemptPlan.read(attempt) or AttemptPlan()).checkpoints
-    found = [_read(run, attempt, path) for path in _lying(attempt, patterns)]
+    found = [_read(run, attempt, path) for path in _lying(attempt, _patterns(attempt))]
     return sorted((row for row in found if row is not None), key=lambda row: (row.env_step, row.created))
 
 
@@ -126,14 +137,17 @@ def format_of(path: Path) -> str:
     return "safetensors" if beginning[8:9] == b"{" else "unknown"
 
 
+def _patterns(attempt: AttemptPaths) -> tuple[str, ...]:
+    return (AttemptPlan.read(attempt) or AttemptPlan()).checkpoints
+
+
 def _lying(attempt: AttemptPaths, patterns: Sequence[str]) -> Iterator[Path]:
     """Candidates below an attempt; resolved, inside of it, each once."""
     seen: set[Path] = set()
-    root = attempt.path.resolve()
     globs = [(attempt.path / "checkpoints", "*"), (attempt.work / "checkpoints", "*")]
     for directory, pattern in [*globs, *((attempt.work, pattern) for pattern in patterns)]:
         for path in sorted(directory.glob(pattern)) if directory.is_dir() else []:
-            where = path.resolve()
+            root, where = attempt.path.resolve(), path.resolve()
             hidden = path.name.startswith(".") or path.name == "best.json"
             if hidden or where in seen or not where.is_relative_to(root) or len(seen) >= _MAX_FILES:
                 continue

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from palaestra.errors import ConfigError
-from palaestra.runs.checkpoints.catalogue import checkpoints_of
+from palaestra.runs.checkpoints.catalogue import attempts_with_checkpoints, checkpoints_of
 from palaestra.runs.checkpoints.importing import imported
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
@@ -18,15 +20,17 @@ def all_checkpoints(
     home: Home, *, run_id: str | None = None, agent_id: str | None = None, env_id: str | None = None
 ) -> list[CheckpointRecord]:
     """Those that fit, newest first. Changes nothing."""
-    rows = {row.path: row for row in _rows(home)}
+    # What was packed or removed meanwhile is not there to be used.
+    rows = {row.path: row for row in _rows(home) if Path(row.path).exists()}
     listed = {row.run_id for row in rows.values()}
     found = [*rows.values(), *(row for row in imported(home) if row.path not in rows)]
     for directory in sorted(home.runs.iterdir()) if home.runs.is_dir() else []:
         if directory.name in listed or directory.name.startswith(".") or run_id not in (None, directory.name):
             continue
-        run = read_run(home.run(directory.name))
+        attempts = attempts_with_checkpoints(home.run(directory.name))
+        run = read_run(home.run(directory.name)) if attempts else None
         if run is not None:
-            found += [row for attempt in home.run(directory.name).attempts() for row in checkpoints_of(run, attempt)]
+            found += [row for attempt in attempts for row in checkpoints_of(run, attempt)]
     wanted = {"run_id": run_id, "agent_id": agent_id, "env_id": env_id}
     fitting = [row for row in found if all(v is None or getattr(row, name) == v for name, v in wanted.items())]
     return sorted(fitting, key=lambda row: (row.created, row.path), reverse=True)
