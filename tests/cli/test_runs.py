@@ -88,6 +88,8 @@ def test_following_shows_how_it_goes_and_the_exit_code_says_how_it_ended(runs, h
     said = runs("start", "--runner", "echo", "--follow", "steps=5", "then=exit:4")
     assert said.code == 1
     assert " failed (exit code 4" in said.out
+    said = runs("watch", said.out.split()[0])
+    assert (said.code, "  failed: exit code 4" in said.err) == (1, True)
 
 
 def test_stop_takes_several_and_says_what_became_of_them(runs, home):
@@ -131,9 +133,9 @@ def test_compare_shows_what_differs_and_the_last_numbers(runs, home):
     rows = {line.split()[0]: line.split()[1:] for line in said.out.splitlines() if line.strip()}
     assert rows["seed"] == ["1", "2"]
     assert rows["steps"] == ["10", "20"]
-    assert rows["m0"] == ["5.5", "10.5"]
+    assert rows["m0"] == ["5.5", "15.5"]
     document = json.loads(runs("compare", first, second, "--metric", "m1", "--json").out)
-    assert document["metrics"] == {"m1": [6.5, 11.5]}
+    assert document["metrics"] == {"m1": [6.5, 16.5]}
     assert document["configuration"]["steps"] == [10, 20]
     assert "rate" not in document["configuration"]
     assert runs("compare", first).code == 2

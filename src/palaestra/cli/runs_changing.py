@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from palaestra.runs.record import RunRecord
     from palaestra.runs.spec import RunSpec
 
-__all__ = ["archive", "delete", "drain", "gc", "restore", "resume", "start", "stop", "tensorboard"]
+__all__ = ["archive", "delete", "drain", "gc", "restore", "resume", "start", "stop", "tensorboard", "watch"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -74,21 +74,19 @@ def start(
         return
     record = _submitted(service, spec, yes)
     if follow:
-        from palaestra.cli.runs_followed import followed
-
         print(f"{record.run_id} {record.phase}", file=sys.stderr)
-        record = followed(service, record.run_id)
-    if as_json:
+        _watched(service, record.run_id, as_json)
+    elif as_json:
         _print([record], single=True)
-    elif follow:
-        from palaestra.cli.runs_table import one_line
-
-        print(one_line(record))
     else:
         print(f"{record.run_id} {record.phase}")
-        print(f"Follow it with: palaestra runs show {record.run_id}", file=sys.stderr)
-    if follow and record.phase != "succeeded":
-        raise typer.Exit(1)
+        print(f"Watch it with: palaestra runs watch {record.run_id}", file=sys.stderr)
+
+
+def watch(run: Run, as_json: Json = False) -> None:
+    """Show how a run goes until it is over. Exit code 1 when it did not succeed."""
+    (run_id,) = _resolved([run])
+    _watched(_service(), run_id, as_json)
 
 
 def stop(
@@ -180,6 +178,19 @@ def drain(
         print(json.dumps(state))
     else:
         print("draining: nothing new is started" if state["draining"] else "starting runs again")
+
+
+def _watched(service: TrainerService, run_id: str, as_json: bool) -> None:
+    from palaestra.cli.runs_followed import followed
+    from palaestra.cli.runs_table import one_line
+
+    record = followed(service, run_id)
+    if as_json:
+        _print([record], single=True)
+    else:
+        print(one_line(record))
+    if record.phase != "succeeded":
+        raise typer.Exit(1)
 
 
 def _service() -> TrainerService:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -16,9 +16,8 @@ from palaestra.errors import ConfigError
 if TYPE_CHECKING:
     from palaestra.runs.phase import Phase
     from palaestra.runs.reading import RunReading
-    from palaestra.runs.record import RunRecord
 
-__all__ = ["compare", "export_tensorboard", "list_runs", "logs", "show"]
+__all__ = ["compare", "export_tensorboard", "list_runs", "logs", "show", "videos"]
 
 _T = TypeVar("_T")
 _SHOWN = 30
@@ -143,6 +142,36 @@ def export_tensorboard(
     print(f"Look at them with: tensorboard --logdir {report.directory}")
 
 
+def videos(
+    run: Run,
+    record: Annotated[bool, typer.Option("--record", help="Film its newest checkpoint first.")] = False,
+    checkpoint: Annotated[str | None, typer.Option(metavar="ID", help="With --record: film this one.")] = None,
+    frames: Annotated[int, typer.Option(min=1, max=200, help="With --record: at most so many.")] = 200,
+    as_json: Json = False,
+) -> None:
+    """List a run's clips, newest first, and film one of its checkpoints when asked to."""
+    from dataclasses import asdict
+
+    from palaestra.cli.runs_table import sized
+    from palaestra.runs.media.clip import clips_of
+
+    paths = asked(lambda reading: reading.paths(run))
+    if record or checkpoint is not None:
+        from palaestra.runs.filming import film_run
+        from palaestra.runs.layout import Home
+
+        film_run(Home.default(), paths, checkpoint, frames)
+    clips = clips_of(paths)
+    if as_json:
+        print(json.dumps([asdict(clip) for clip in clips]))
+        return
+    for clip in clips:
+        cost = f"  {clip.report.frames} frames, {clip.report.slowdown:.2f} times slower" if clip.report else ""
+        print(f"{clip.path}  {sized(clip.size_bytes)}{cost}")
+    if not clips:
+        print("No clips. Film its newest checkpoint with --record.")
+
+
 def asked(question: Callable[[RunReading], _T]) -> _T:
     """The answer that the state directory gives; a damaged registry is rebuilt first."""
     from palaestra.runs.layout import Home
@@ -172,10 +201,3 @@ def _phase(word: str) -> Phase:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def documents(rows: list[RunRecord]) -> list[dict[str, Any]]:
-    """Rows as `--json` prints them."""
-    from palaestra.runs.wire import run_data
-
-    return [run_data(row) for row in rows]

@@ -16,13 +16,19 @@ from palaestra.runs.wire import plain, run_data
 
 __all__ = ["compare"]
 
-_LAST_POINTS = 100
+_LAST_EPISODES = 100
+_LAST_UPDATES = 10
+_COUNTERS = frozenset({"env_step", "update", "episodes"})
+"""They say how long a run was, which its row does better."""
 _MOST = 50
 _OF_THE_RUN = ("runner", "script", "env_id", "seed", "python", "gpus", "warm_start", "track", "video", "thin_every")
 
 
 def compare(reading: RunReading, names: Sequence[str]) -> dict[str, Any]:
-    """Rows, differing keys of the configurations, and the mean of the last points of every metric, as plain data."""
+    """Rows, differing keys of the configurations, and what every metric was in the end, as plain data.
+
+    That is the mean of the last 100 episodes, and of the last 10 updates for everything else.
+    """
     if not 2 <= len(names) <= _MOST:
         raise ConfigError("runs", list(names), "a comparison is of two to fifty runs", "Name two runs or more")
     records = [reading.run(name) for name in names]
@@ -32,7 +38,7 @@ def compare(reading: RunReading, names: Sequence[str]) -> dict[str, Any]:
         attempt = paths.attempt(max(1, record.attempt))
         command = read_json(attempt.command) or {}
         configurations.append(_configuration(paths.path, attempt.path))
-        numbers.append(reading.recent_metrics(record.run_id, _LAST_POINTS))
+        numbers.append(_last_numbers(reading, record.run_id))
         columns.append(
             {
                 "run": run_data(record),
@@ -41,13 +47,11 @@ def compare(reading: RunReading, names: Sequence[str]) -> dict[str, Any]:
                 "versions": {str(k): str(v) for k, v in dict(command.get("versions") or {}).items()},
             }
         )
-    metrics = dict.fromkeys(name for found in numbers for name in found)
+    names_of_metrics = dict.fromkeys(name for found in numbers for name in found)
     return {
         "runs": columns,
         "configuration": differences(configurations),
-        "metrics": {
-            name: [_mean([point.value for point in found.get(name, ())]) for found in numbers] for name in metrics
-        },
+        "metrics": {name: [found.get(name) for found in numbers] for name in names_of_metrics},
     }
 
 
@@ -73,6 +77,15 @@ def _configuration(run: Any, attempt: Any) -> dict[str, Any]:
     spec = read_json(run / "spec.json") or {}
     resolved = read_json(attempt / "resolved.json") or read_json(run / "resolved.json") or spec.get("config") or {}
     return {**{key: spec[key] for key in _OF_THE_RUN if key in spec}, **flattened(resolved)}
+
+
+def _last_numbers(reading: RunReading, run_id: str) -> dict[str, float | None]:
+    found = {}
+    for name, points in reading.recent_metrics(run_id, _LAST_EPISODES).items():
+        if name not in _COUNTERS:
+            last = points if name.startswith("episode/") else points[-_LAST_UPDATES:]
+            found[name] = _mean([point.value for point in last])
+    return found
 
 
 def _mean(values: Sequence[float]) -> float | None:

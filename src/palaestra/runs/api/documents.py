@@ -9,9 +9,10 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.spec import RunSpec
 
 __all__ = [
-    "Agreement", "CheckpointDocument", "Comparison", "Deploying", "DeploymentDocument", "Doomed", "Drain",
-    "DrainState", "Error", "Export", "FindingDocument", "Gc", "Health", "Importing", "Into", "LifeDocument",
-    "LogDocument", "MetricDocument", "Points", "PreviewDocument", "RunDocument", "RunnerDocument", "SampleDocument",
+    "Agreement", "CheckpointDocument", "ClipDocument", "Comparison", "Deploying", "DeploymentDocument", "Doomed",
+    "Drain", "DrainState", "Error", "Export", "Filming", "FindingDocument", "Gc", "Health", "Importing", "Into",
+    "LifeDocument", "LogDocument", "MetricDocument", "Points", "PreviewDocument", "RunDocument", "RunnerDocument",
+    "SampleDocument",
     "Showing", "Start", "Stop", "Submission", "ToolDocument", "TrackingDocument", "VerdictDocument",
 ]  # fmt: skip
 
@@ -239,6 +240,30 @@ class TrackingDocument(_Answer):
     remedy: str
 
 
+class ClipReportDocument(_Answer):
+    """What filming cost."""
+
+    frames: int
+    seconds: float
+    encode_s: float
+    sps_with: float
+    sps_without: float
+    slowdown: float
+    checkpoint: str
+    episode_return: float | None
+
+
+class ClipDocument(_Answer):
+    """One video file of a run."""
+
+    path: str
+    attempt: int
+    size_bytes: int
+    created: float
+    report: ClipReportDocument | None
+    """Null for one that the trainer wrote."""
+
+
 class ToolDocument(_Answer):
     """A tool that was started, or is used again."""
 
@@ -272,7 +297,7 @@ class Comparison(_Answer):
     configuration: dict[str, list[Any]]
     """Keys whose values differ, one value for every run; null where a run has no such key."""
     metrics: dict[str, list[float | None]]
-    """The mean of the last points of each metric, one for every run."""
+    """The mean of the last 100 episodes or 10 updates of each metric, one for every run."""
 
 
 class Doomed(_Answer):
@@ -358,6 +383,14 @@ class Deploying(_Body):
 
     env_id: Annotated[str | None, Field(max_length=200)] = None
     """Null is where it was trained."""
+
+
+class Filming(_Body):
+    """How to film."""
+
+    checkpoint_id: Annotated[str | None, Field(pattern=r"^[0-9a-f]+$", max_length=64)] = None
+    """Null is the run's newest."""
+    frames: Annotated[int, Field(ge=1, le=200)] = 200
 
 
 class Showing(_Body):

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
+from pydantic import StringConstraints
 
 from palaestra.runs.api.answers import RunId, errors
 from palaestra.runs.api.documents import Export, Into, LogDocument, MetricDocument, Points, SampleDocument
@@ -16,7 +17,8 @@ from palaestra.runs.sampling import read_samples
 
 __all__ = ["add_metric_routes"]
 
-_Names = Annotated[list[str] | None, Query(max_length=2000)]
+# Bounded so that what fits here also fits into the first line of a request.
+_Names = Annotated[list[Annotated[str, StringConstraints(max_length=100)]] | None, Query(max_length=32)]
 _Step = Annotated[int | None, Query(ge=-(2**63), lt=2**63)]
 
 

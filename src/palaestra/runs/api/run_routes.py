@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
+from pydantic import StringConstraints
 
 from palaestra import __version__
 from palaestra.runs.api.answers import RunId, errors
@@ -36,6 +37,7 @@ from palaestra.runs.wire import life_data, run_data
 __all__ = ["add_run_routes"]
 
 _Word = Annotated[str | None, Query(max_length=200)]
+_RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=90)]
 
 
 def add_run_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> None:
@@ -53,7 +55,7 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
 
     @app.get("/runs", operation_id="list_runs", tags=["runs"], response_model=list[RunDocument])
     def list_runs(
-        phase: Annotated[list[Phase] | None, Query()] = None,
+        phase: Annotated[list[Phase] | None, Query(max_length=len(Phase))] = None,
         runner: _Word = None,
         env: _Word = None,
         tag: _Word = None,
@@ -85,7 +87,7 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
         return reading.document(run_id, "command")
 
     @app.get("/compare", operation_id="compare", tags=["runs"], responses=errors(404), response_model=Comparison)
-    def compared(run: Annotated[list[str], Query(min_length=2, max_length=50)]) -> Any:
+    def compared(run: Annotated[list[_RunName], Query(min_length=2, max_length=50)]) -> Any:
         """Runs side by side."""
         return compare(reading, run)
 

@@ -10,13 +10,24 @@ from fastapi import FastAPI, Path, Query
 from palaestra.config import nearest, validated
 from palaestra.errors import UnknownRun
 from palaestra.runs.api.answers import RunId, errors
-from palaestra.runs.api.documents import FindingDocument, RunnerDocument, Showing, ToolDocument, TrackingDocument
+from palaestra.runs.api.documents import (
+    ClipDocument,
+    Filming,
+    FindingDocument,
+    RunnerDocument,
+    Showing,
+    ToolDocument,
+    TrackingDocument,
+)
 from palaestra.runs.doctor import examine
+from palaestra.runs.filming import film_run
+from palaestra.runs.media.clip import Clip, clips_of
 from palaestra.runs.reading import RunReading
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.tools.wandb import tracking_of
+from palaestra.runs.wire import plain
 
 __all__ = ["add_tool_routes"]
 
@@ -54,8 +65,22 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, t
         found = tracking_of(reading.paths(run_id), reading.run(run_id).tracking_url)
         return TrackingDocument.model_validate(asdict(found))
 
+    @app.get("/runs/{run_id}/videos", operation_id="videos", tags=["tools"], responses=errors(404))
+    def videos(run_id: RunId) -> list[ClipDocument]:
+        """Clips of a run, newest first."""
+        return [_clip(clip) for clip in clips_of(reading.paths(run_id))]
+
+    @app.post("/runs/{run_id}/videos", status_code=201, operation_id="film", tags=["tools"], responses=errors(404))
+    def film(run_id: RunId, asked: Filming) -> ClipDocument:
+        """Play a checkpoint and film it, in processes of their own. Answers when the clip is there."""
+        return _clip(film_run(reading.home, reading.paths(run_id), asked.checkpoint_id, asked.frames))
+
     @app.post("/tools/tensorboard", operation_id="tensorboard", tags=["tools"], responses=errors(404))
     def tensorboard(asked: Showing) -> ToolDocument:
         """Start a TensorBoard on these runs, or use the one that shows them. It ends with the service."""
         ids = [reading.paths(run_id).run_id for run_id in asked.run_ids]
         return ToolDocument(url=tensorboards.open(ids))
+
+
+def _clip(clip: Clip) -> ClipDocument:
+    return ClipDocument.model_validate(plain(asdict(clip)))

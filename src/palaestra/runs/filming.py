@@ -1,0 +1,21 @@
+"""Which of a run's checkpoints is filmed when somebody wants to see it play."""
+
+from __future__ import annotations
+
+from palaestra.errors import ConfigError
+from palaestra.runs.checkpoints.listing import all_checkpoints
+from palaestra.runs.layout import Home, RunPaths
+from palaestra.runs.media.clip import Clip
+from palaestra.runs.media.recording import record_clip
+
+__all__ = ["film_run"]
+
+
+def film_run(home: Home, run: RunPaths, checkpoint_id: str | None = None, frames: int = 200) -> Clip:
+    """Film the checkpoint whose id begins so, or the newest; blocks until the clip is there."""
+    found = all_checkpoints(home, run_id=run.run_id)
+    fitting = [one for one in found if checkpoint_id is None or one.checkpoint_id.startswith(checkpoint_id)]
+    if not fitting:
+        remedy = f"There are {', '.join(one.checkpoint_id for one in found[:5])}" if found else "Let it train longer"
+        raise ConfigError("checkpoint", checkpoint_id, f"{run.run_id} has no such checkpoint", remedy)
+    return record_clip(run, fitting[0], frames=frames)
