@@ -1,0 +1,173 @@
+"""Writes docs/http-api.md from the run service's own OpenAPI description."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from palaestra.runs.api.app import build_api
+from palaestra.runs.layout import Home
+from palaestra.runs.reading import RunReading
+from palaestra.runs.runners.table import registered_runners
+from palaestra.runs.store.rebuild import open_registry
+from palaestra.runs.supervisor import Supervisor
+from palaestra.runs.tools.tensorboard import TensorBoards
+
+PAGE = Path(__file__).parents[1] / "docs" / "http-api.md"
+
+INTRODUCTION = """# HTTP API of the run service
+
+Everything that `palaestra runs` does, for programs. The service listens on this machine only, unless told otherwise.
+`palaestra serve port=8710` runs it in the foreground; without that it starts by itself when a run is started. In
+Python, `palaestra.runs.TrainerService` speaks this API and starts the service when there is none.
+
+Its address is in `var/training/service/endpoint.json`, its token in `var/training/service/token` (mode 0600).
+
+```bash
+cd var/training/service
+URL=$(python -c 'import json; print(json.load(open("endpoint.json"))["url"])')
+curl -H "Authorization: Bearer $(cat token)" "$URL/runs?phase=running"
+curl -H "Authorization: Bearer $(cat token)" "$URL/runs" -H 'Content-Type: application/json' \\
+     -d '{"spec": {"runner": "echo", "config": {"steps": 100}}}'
+curl -N -H "Authorization: Bearer $(cat token)" "$URL/runs/echo-2026/events"
+```
+
+A run may be named by the beginning of its id, as long as it is the only one. Bodies are JSON of at most 1 MB, declared
+as such. Requests with an `Origin`, or to another `Host` than this machine, are refused with 403: web pages are not
+served. The whole description is at `GET /openapi.json`; this page is made from it by `make docs`.
+
+## Errors
+
+Every answer that is not a success is `{"error": {"code", "text", "place", "reason", "remedy", "value"}}`; `text` is one
+sentence for a person.
+
+| status | codes | meaning |
+| --- | --- | --- |
+| 401 | `unauthorised` | no token, or a wrong one |
+| 403 | `foreign_origin`, `foreign_host` | from a web page, or to another machine's name |
+| 404 | `unknown_run`, `no_route` | no such run, or several begin so |
+| 409 | `illegal_transition`, `consent_needed` | not in this phase; or nobody has agreed to the command (`digest`) |
+| 413 | `too_large` | the body |
+| 422 | `refused`, `bad_request` | by the preflight, or bad input; nothing was launched or written |
+
+## Streams
+
+Streams are server-sent events. Each carries an `id`; asked again with `Last-Event-ID` (or `?after=`), a stream goes on
+behind it, from memory or from the files, and tells everything exactly once. A stream that ends with `event: end` is
+complete; one that ends without it was cut, and the client asks again. A comment comes at least every 10 s. A reader
+that is slow is fed from files and costs the service no memory.
+
+| event | data |
+| --- | --- |
+| `life` | something happened to the run (`LifeDocument`) |
+| `alarm` | the same, for alarms that begin or end |
+| `event` | one line of the journal: `TrainingStep`, `EpisodeSummary`, `CheckpointSaved`, … ([metrics](metrics.md)) |
+| `log` | `{"text": …}`, whole lines of output; the id is the byte behind them |
+| `end` | nothing more comes |
+
+Numbers that JSON cannot say are the words `"NaN"`, `"Infinity"` and `"-Infinity"` in series and events, and null
+elsewhere. Times are unix times.
+"""
+
+TITLES = {
+    "runs": "Runs",
+    "streams": "Streams of a run",
+    "metrics": "Numbers",
+    "keeping": "Keeping and throwing away",
+    "checkpoints": "Checkpoints",
+    "runners": "Runners",
+    "tools": "Tools",
+    "service": "The service",
+}
+METHODS = ("get", "post", "delete")
+
+
+def description() -> dict[str, Any]:
+    """The OpenAPI document of a service that was never started."""
+    with tempfile.TemporaryDirectory() as directory:
+        home = Home(Path(directory) / "var" / "training")
+        registry = open_registry(home)
+        supervisor = Supervisor(home, registry, registered_runners())
+        app = build_api(supervisor, RunReading(home), registry, TensorBoards(home), asyncio.Event())
+        registry.close()
+        return app.openapi()
+
+
+def page(document: dict[str, Any]) -> str:
+    """The page: routes by subject, then the documents they speak."""
+    parts = [INTRODUCTION]
+    for tag, title in TITLES.items():
+        parts.append(f"\n## {title}\n")
+        parts += [
+            _route(method, path, operations[method])
+            for path, operations in document["paths"].items()
+            for method in METHODS
+            if tag in operations.get(method, {}).get("tags", ())
+        ]
+    parts.append("\n## Documents\n")
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        if "properties" in schema and not name.startswith(("HTTP", "Validation")):
+            parts.append(_document(name, schema))
+    return "\n".join(parts)
+
+
+def _route(method: str, path: str, operation: dict[str, Any]) -> str:
+    lines = [f"\n**`{method.upper()} {path}`**  ", " ".join(operation.get("description", "").split())]
+    asked = [_parameter(one) for one in operation.get("parameters", ()) if one["name"] != "run_id"]
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    if body:
+        asked.append(f"body {_kind(body)}")
+    answers = [
+        f"{status} {_kind(content['schema'])}"
+        for status, answer in operation["responses"].items()
+        for content in answer.get("content", {}).values()
+        if status.startswith("2") and "schema" in content
+    ]
+    if asked:
+        lines.append(f"Takes {', '.join(asked)}.")
+    stream = "text/event-stream" in operation["responses"].get("200", {}).get("content", {})
+    lines.append("Answers 200 with events." if stream else f"Answers {', '.join(answers)}.")
+    return "\n".join(lines)
+
+
+def _parameter(one: dict[str, Any]) -> str:
+    default = one["schema"].get("default")
+    shown = f" = {default}" if default not in (None, "") else ""
+    return f"`{one['name']}` ({_kind(one['schema'])}{shown})"
+
+
+def _document(name: str, schema: dict[str, Any]) -> str:
+    lines = [f"\n### {name}\n", " ".join(schema.get("description", "").split()), "", "| key | kind | what it is |"]
+    lines.append("| --- | --- | --- |")
+    for key, field in schema["properties"].items():
+        default = field.get("default")
+        if default not in (None, "", [], {}):
+            shown = f" = {str(default).lower() if isinstance(default, bool) else default}"
+        else:
+            shown = ""
+        text = " ".join(field.get("description", "").split()).replace("|", "\\|")
+        lines.append(f"| `{key}` | {_kind(field)}{shown} | {text} |")
+    return "\n".join(lines)
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})" if name != "Phase" else "phase"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(one) for one in schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{word}`" for word in schema.get("enum", [schema.get("const")]))
+    kind = schema.get("type", "anything")
+    if kind == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"{_kind(schema['additionalProperties'])} by name"
+    return str(kind)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(description()))
+    print(PAGE)
