@@ -74,6 +74,7 @@ def pickles(canary):
         "mark_for_a_value": b"\x80\x02(2.",
         "torch_load": b"\x80\x02ctorch.serialization\nload\n" + argument + b"\x85R.",
         "hub": b"\x80\x02ctorch.hub\nload\n" + argument + b"\x85R.",
+        "huge_memo": b"\x80\x02Nr\xff\xff\xff\xff.",
         "empty": b"",
         "no_stop": b"\x80\x02}",
         "underflow": b"\x80\x02R.",

@@ -1,5 +1,6 @@
 import asyncio
 import hashlib
+import os
 import sys
 from dataclasses import replace
 
@@ -105,6 +106,17 @@ def test_unannounced_files_are_found_when_the_attempt_has_ended(home):
     assert (row.path, row.format, row.env_step) == (str(model), "torch_zip", 70)
     assert row.env_signature["action_space"]["n"] == 2
     assert row.sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
+    registry.close()
+
+
+def test_a_pipe_in_the_place_of_a_checkpoint_does_not_hold_up_the_service(home):
+    attempt, registry = place(home)
+    os.mkfifo(attempt.work / "step_1.pt")
+
+    Catalogue(registry).seen(RUN, attempt, [said("step_1.pt")])
+    Catalogue(registry).scan(RUN, attempt, ["*.pt"])
+
+    assert registry.checkpoints() == []
     registry.close()
 
 

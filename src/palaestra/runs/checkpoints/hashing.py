@@ -50,7 +50,8 @@ class Verdict:
 def hashed(path: Path) -> Hashed:
     """The hash of a file or directory. `OSError` when it cannot be read, `ValueError` for a manifest that is none."""
     if not path.is_dir():
-        with open(path, "rb") as file:
+        # Somebody else's directory may hold a pipe, and opening one waits for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError(f"{path} is not a file")
             return _of_stream(file)

@@ -41,6 +41,7 @@ _ORDERED_DICT, _ENCODE, _DTYPE = ("collections", "OrderedDict"), ("_codecs", "en
 _SETS = (("__builtin__", "set"), ("builtins", "set"))
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[?biufc]\d*")
 _CALLABLE = _TENSORS | _ARRAYS | {_ORDERED_DICT, _ENCODE, _DTYPE, *_SETS, ("torch", "Size"), ("torch", "device")}
+_MAX_MEMO = 1 << 24
 _BROKEN = (
     ValueError,
     IndexError,
@@ -177,9 +178,12 @@ class _Machine:
             raise PickleRefused(f"it would fill something as if it were a {kind}")
 
     def put(self, key: Any) -> None:
-        self.memo[int(key)] = self.stack[-1]
         if self.stack[-1] is _MARK:
             raise PickleRefused("it takes a mark for a value")
+        # The real machine makes room for all numbers up to this one.
+        if not 0 <= int(key) < _MAX_MEMO:
+            raise PickleRefused(f"it remembers something under the number {key}, which would fill the memory")
+        self.memo[int(key)] = self.stack[-1]
 
     def tuple_of(self, count: int) -> None:
         items = [self.pop() for _ in range(count)][::-1]
