@@ -31,7 +31,7 @@ def start(palaestra, home, monkeypatch):
 
 # Not pydantic: typer itself loads it.
 FORBIDDEN = [
-    "numpy", "torch", "http.client", "rich", "yaml", "fastapi", "uvicorn", "gymnasium", "palaestra.config",
+    "numpy", "torch", "http.client", "rich", "yaml", "fastapi", "uvicorn", "gymnasium", "asyncio", "palaestra.config",
     "palaestra.runs.supervisor", "palaestra.runs.client", "palaestra.train",
 ]  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -48,6 +47,8 @@ def try_command(
 
     Actions come from standard input, one per line, so a file of them can be played as well.
     """
+    import asyncio
+
     from palaestra.sessions.task import TaskRequest
 
     request = TaskRequest(task, seed, _params(settings or []))
@@ -110,12 +111,14 @@ class _Try:
             print(json.dumps({**spec.facts(), "steps": self._steps, "progress": progress.facts()}))
 
     async def _play(self, session: Any, progress: Progress) -> Progress:
+        from asyncio import to_thread
+
         from palaestra.cli.words import action_in_words
         from palaestra.sessions.action import encode
 
         step = 0
         while not progress.done:
-            line = await asyncio.to_thread(self._line)
+            line = await to_thread(self._line)
             if line is None or line.strip() in ("quit", "exit"):
                 break
             if not line.strip():
