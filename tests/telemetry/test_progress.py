@@ -211,14 +211,17 @@ def test_nan_is_shown_as_it_is_and_spoils_neither_the_curve_nor_the_time(clock):
     assert "▁█" in last_drawn(stream)
 
 
-def test_warnings_appear_above_the_bar_and_small_talk_does_not(clock):
+def test_warnings_and_facts_appear_above_the_bar_and_small_talk_does_not(clock):
     stream = Terminal()
     sink = ProgressSink(1000, "run", stream, clock=clock)
     sink.emit(LogLine("warning", "the disk is nearly full [95%]\x1b[2J"))
-    sink.emit(LogLine("info", "all is well"))
+    sink.emit(LogLine("info", "Learning rate 0.001, as configured."))
+    sink.emit(LogLine("debug", "all is well"))
     sink.close()
 
     assert "warning: the disk is nearly full [95%] [2J" in stream.getvalue()
+    assert "Learning rate 0.001, as configured." in stream.getvalue()
+    assert "info:" not in stream.getvalue()
     assert "all is well" not in stream.getvalue()
 
 
