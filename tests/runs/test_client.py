@@ -38,6 +38,19 @@ def test_a_run_is_started_followed_and_read(trainer):
     assert list(trainer.stream_log(run_id, follow=False)) == list(trainer.stream_log(run_id))
 
 
+def test_what_is_known_by_now_can_be_read_without_waiting(trainer, tmp_path):
+    run_id = trainer.start_run({"steps": 3, "then": "hang"}, runner="echo")
+    stream = trainer.stream_events(run_id)
+    while not (isinstance(getattr(item := next(stream), "event", None), TrainingStep) and item.event.update == 3):
+        pass
+    stream.close()
+    known = list(trainer.stream_events(run_id, follow=False))
+    assert [item.event.update for item in known if isinstance(getattr(item, "event", None), TrainingStep)] == [1, 2, 3]
+    with pytest.raises(TimeoutError, match=r"is running after 0\.1 s"):
+        trainer.wait(run_id, timeout_s=0.1)
+    trainer.stop_run(run_id, grace_s=0)
+
+
 def test_stop_returns_when_the_run_is_gone(trainer):
     run_id = trainer.start_run({"steps": 3, "then": "hang"}, runner="echo")
     trainer.wait(run_id, phases=[Phase.RUNNING], timeout_s=30)

@@ -35,6 +35,7 @@ _PATIENCE_S = 900.0
 _QUIET_S = 30.0
 """A stream says something every ten seconds, if only that it is there."""
 _TRIES = 5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 class Prepared(NamedTuple):
@@ -101,16 +102,15 @@ class TrainerService:
     ) -> RunRecord:
         """Wait until a run is over, or in one of these phases; `TimeoutError` when that takes too long."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        wanted = {phase for phase in Phase if phase.ended} if phases is None else set(phases)
-        while (record := self.run(run_id)).phase not in wanted:
-            if record.phase.ended:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            record = self.run(run_id)
+            if record.phase.ended or record.phase in (phases or ()):
                 return record
-            for item in self.stream_events(run_id, until=end):
-                if isinstance(item, LifeRecord) and item.phase in wanted:
-                    break
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(f"{run_id} is {record.phase} after {timeout_s} s")
-        return record
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def stream_log(
         self, run_id: str, *, offset: int = 0, follow: bool = True, attempt: int | None = None
@@ -128,22 +128,14 @@ class TrainerService:
             yield from piece["text"].splitlines()
             offset = piece["offset"]
 
-    def stream_events(
-        self, run_id: str, *, after: str = "", follow: bool = True, until: float | None = None
-    ) -> Iterator[Record | LifeRecord]:
+    def stream_events(self, run_id: str, *, after: str = "", follow: bool = True) -> Iterator[Record | LifeRecord]:
         """Everything that happened to a run and was measured, in order, each once; with `follow`, until it is over.
 
-        `until` is a time of `time.monotonic` at which to leave.
+        `after` is the id of an event of the HTTP API.
         """
-        life = self._call("GET", f"/runs/{_word(run_id)}/life")
-        for place, kind, data in self._stream(f"/runs/{_word(run_id)}/events", {"after": after}, after, until):
-            if kind == "event":
-                yield decode(data)
-                continue
-            record = life_of(json.loads(data))
-            yield record
-            if not follow and life and record.seq >= life[-1]["seq"] and place:
-                return
+        query = {"after": after, "follow": follow}
+        for _, kind, data in self._stream(f"/runs/{_word(run_id)}/events", query, after):
+            yield decode(data) if kind == "event" else life_of(json.loads(data))
 
     def recent_metrics(self, run_id: str, count: int, names: Sequence[str] = ()) -> dict[str, list[MetricPoint]]:
         """The last points of the named metrics; of all, when none is named."""
@@ -211,6 +203,8 @@ class TrainerService:
                 response = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
+                if method == "GET" and not fresh and self._given is None:
+                    continue
                 raise ServiceUnreachable(f"{method} {path}: the service went away ({error})") from error
             if response.status < 400:
                 return connection, response
@@ -227,9 +221,7 @@ class TrainerService:
             self._found = ensure_service(self.home)
         return self._found
 
-    def _stream(
-        self, path: str, query: Mapping[str, Any], last_id: str, until: float | None = None
-    ) -> Iterator[tuple[str, str, str]]:
+    def _stream(self, path: str, query: Mapping[str, Any], last_id: str) -> Iterator[tuple[str, str, str]]:
         """Events (id, kind, data) until `end`; goes on with the last id when the connection breaks."""
         broken = 0
         while broken < _TRIES:
@@ -243,14 +235,12 @@ class TrainerService:
                 time.sleep(0.2 * broken)
                 continue
             try:
-                for place, kind, data in _events(response, until):
+                for place, kind, data in _events(response):
                     broken = 0
                     if kind == "end":
                         return
                     last_id = place or last_id
                     yield place, kind, data
-                if until is not None and time.monotonic() >= until:
-                    return
             except (OSError, http.client.HTTPException):
                 pass
             finally:
@@ -260,7 +250,7 @@ class TrainerService:
         raise ServiceUnreachable(f"GET {path}: the stream broke {_TRIES} times")
 
 
-def _events(response: http.client.HTTPResponse, until: float | None) -> Iterator[tuple[str, str, str]]:
+def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, str, str]]:
     place, kind, data = "", "", ""
     while line := response.readline():
         text = line.decode("utf-8").rstrip("\n")
@@ -269,8 +259,6 @@ def _events(response: http.client.HTTPResponse, until: float | None) -> Iterator
             if data:
                 yield place, kind, data
             place, kind, data = "", "", ""
-            if until is not None and time.monotonic() >= until:
-                return
         elif name == "id":
             place = value
         elif name == "event":

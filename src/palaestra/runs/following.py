@@ -20,7 +20,7 @@ from palaestra.runs.unsupervised import read_unsupervised
 from palaestra.telemetry.event import Record
 from palaestra.telemetry.journal import JournalReader
 
-__all__ = ["Position", "StreamItem", "follow"]
+__all__ = ["Position", "StreamItem", "follow", "replay"]
 
 _AT_ONCE = 2000
 _LOOK_EVERY_S = 0.5
@@ -114,6 +114,17 @@ async def follow(
     finally:
         for end in deaf:
             end()
+        for reader in readers.values():
+            reader.close()
+
+
+async def replay(run: RunPaths, after: str) -> AsyncIterator[StreamItem]:
+    """What lies behind a position by now, from the files alone."""
+    readers: dict[int, _Reader] = {}
+    try:
+        async for position, item in _pass(run, Position.read(after), None, readers):
+            yield StreamItem(str(position), item)
+    finally:
         for reader in readers.values():
             reader.close()
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Header, Query
 
 from palaestra.runs.api.answers import RunId, streamed
 from palaestra.runs.api.streaming import EventStream, happenings_of_all, log_of, stream_of
-from palaestra.runs.following import Position
+from palaestra.runs.following import Position, replay
 from palaestra.runs.reading import RunReading
 from palaestra.runs.supervisor import Supervisor
 
@@ -25,16 +25,21 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading,
         responses=streamed(404),
     )  # fmt: skip
     async def run_events(
-        run_id: RunId, after: Annotated[str, Query(max_length=80)] = "", last_event_id: _LastId = None
+        run_id: RunId,
+        after: Annotated[str, Query(max_length=80)] = "",
+        follow: bool = True,
+        last_event_id: _LastId = None,
     ) -> EventStream:
         """Everything that happened and was measured behind an id, then what comes; ends with `event: end`.
 
-        `event: life` and `event: alarm` carry a happening, `event: event` one line of the journal.
+        `event: life` and `event: alarm` carry a happening, `event: event` one line of the journal. Without `follow` it
+        ends with what there is by now.
         """
         position = last_event_id or after
         Position.read(position)
-        full = (await asyncio.to_thread(reading.paths, run_id)).run_id
-        return EventStream(stream_of(supervisor.subscribe(full, position), closing))
+        paths = await asyncio.to_thread(reading.paths, run_id)
+        items = supervisor.subscribe(paths.run_id, position) if follow else replay(paths, position)
+        return EventStream(stream_of(items, closing))
 
     @app.get(
         "/runs/{run_id}/log/stream", operation_id="log_stream", tags=["streams"], response_class=EventStream,
