@@ -15,7 +15,7 @@ from palaestra.runs.wire import checkpoint_data, life_data, run_data
 
 __all__ = ["comparison_table", "shown", "shown_data"]
 
-_LAST_LINES = 10
+_LAST_LINES = 20
 _LAST_HAPPENINGS = 8
 _METRICS = 16
 
