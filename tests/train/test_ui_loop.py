@@ -118,6 +118,21 @@ def test_screens_that_break_are_counted_tried_again_and_never_learned_from(gatew
     assert {trajectory.outcome for trajectory in archive.load()} == {Outcome.ENVIRONMENT_FAILED}
 
 
+@pytest.mark.parametrize("algorithm", [{"name": "rejection_sampling"}, {"name": "grpo", "group_size": 2}])
+@pytest.mark.parametrize("broken", [False, True])
+def test_batches_that_teach_nothing_leave_room_for_the_next_behind_the_learners_back(
+    gateway, tmp_path, algorithm, broken
+):
+    # More batches than may wait at once: if what taught nothing kept its place, nothing more would ever be played.
+    hopeless = {"model": {"name": "tiny", "max_new_tokens": 1, "history": 0}, "algorithm": algorithm}
+    tasks = [{"task": "fake/button", "params": {"fail_at": 1} if broken else {}}]
+    how = {"trainer": {"collection": "asynchronous", "max_staleness": 0}, "actor": {"retries": 0}, "tasks": tasks}
+    if broken:
+        hopeless["model"] = {"name": "tiny", "max_new_tokens": 12, "history": 0}
+    outcome = train_ui(config(gateway, 3, **hopeless, **how), root=tmp_path, run_id="none")
+    assert [step.metrics["trajectories_learned"] for step in steps_of(outcome.run)] == [0, 0, 0]
+
+
 def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):
     settings = config(gateway, 2, trainer={"collection": "asynchronous"}, algorithm={"name": "ppo"})
     outcome = train_ui(settings, root=tmp_path, run_id="queue")

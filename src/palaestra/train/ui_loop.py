@@ -268,6 +268,8 @@ class _UiRun:
         if not metrics["trajectories_learned"]:
             why = learning.trainer.last_refusal or "every group succeeded or failed as a whole, or nothing was accepted"
             self._telemetry.emit(LogLine("warning", f"Nothing was learned from this batch: {why}."))
+            # No new version makes room for more episodes, so those that taught nothing have to.
+            self._source.rejected(len(batch) if self._refills else len(tally.played))
         self._source.advanced(learning.policy.version)
         metrics["episodes"] = float(learning.episodes)
         for one in tally.played:
@@ -275,12 +277,14 @@ class _UiRun:
                 learning.sampler.report(one.order.key, one.trajectory.success)
         self._after(metrics)
 
+    @property
+    def _refills(self) -> int:
+        given = self._config.trainer.max_refills
+        return (3 if self._learning.groups.size > 1 else 0) if given is None else given
+
     def _gathered(self, tally: _Tally) -> list[Trajectory]:
         """Enough to learn from: a batch of episodes, what teaches nothing replaced a bounded number of times."""
-        learning, size = self._learning, self._config.trainer.batch_size
-        grouped = learning.groups.size > 1
-        refills = self._config.trainer.max_refills
-        refills = (3 if grouped else 0) if refills is None else refills
+        learning, size, refills = self._learning, self._config.trainer.batch_size, self._refills
         limit = size * (1 + refills)
         counted = len(learning.ready)
         """Episodes that count towards the batch: admitted ones when what is dropped is replaced, else all."""
@@ -305,18 +309,16 @@ class _UiRun:
         )
         if self._archive is not None:
             self._archive.append(trajectory)
-        if not trajectory.learnable:
-            group = learning.groups.lose(trajectory.group)
-        elif learning.policy.version - trajectory.versions[0] > self._config.staleness:
-            tally.dropped_stale += 1
-            group = learning.groups.lose(trajectory.group)
-        else:
-            group = learning.groups.add(trajectory)
+        stale = trajectory.learnable and learning.policy.version - trajectory.versions[0] > self._config.staleness
+        tally.dropped_stale += stale
+        lost = stale or not trajectory.learnable
+        group = learning.groups.lose(trajectory.group) if lost else learning.groups.add(trajectory)
         kept = learning.trainer.admit(group) if group else []
         learning.ready += kept
         if not replaced:
             return 1
-        self._source.rejected((learning.groups.size if group else 0) - len(kept))
+        # Each lost one at once: of a group that is lost as a whole nothing is ever handed over.
+        self._source.rejected(lost + len(group) - len(kept))
         return len(kept)
 
     def _broken(self, tally: _Tally) -> None:
