@@ -19,11 +19,14 @@ from palaestra.sessions.suites import suites
 from palaestra.sessions.task import TaskRequest
 
 try:
-    find_chromium()
+    INSTALLED = find_chromium()
 except ConfigError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
 SCREEN = Size(200, 200)
+drawn_on_demand = pytest.mark.skipif(
+    not INSTALLED.draws_on_demand, reason="only the headless shell is told when to draw, and keeps a page in reserve"
+)
 
 
 def _with_browser(play):
@@ -213,6 +216,7 @@ async def _contexts(browser):
     return len((await browser.cdp.call("Target.getBrowserContexts"))["browserContextIds"])
 
 
+@drawn_on_demand
 def test_a_page_waits_in_reserve_that_nobody_has_used_and_never_more_than_one():
     async def play(browser):
         session, counts = _session(browser), []
@@ -233,6 +237,7 @@ def test_a_page_waits_in_reserve_that_nobody_has_used_and_never_more_than_one():
     assert left == (0, 1)
 
 
+@drawn_on_demand
 def test_a_page_in_reserve_whose_process_died_is_not_handed_out():
     async def play(browser):
         session = _session(browser)
@@ -272,6 +277,7 @@ def test_a_page_that_hangs_fails_by_itself_and_its_neighbour_lives_on():
     assert _with_browser(play) == SCREEN
 
 
+@drawn_on_demand
 def test_a_page_that_hangs_while_it_draws_is_removed_before_its_neighbour_draws():
     async def play(browser):
         neighbour = await _page(browser, "<!doctype html>here")
