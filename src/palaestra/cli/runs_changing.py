@@ -108,7 +108,8 @@ def resume(run: Run, yes: Yes = False, as_json: Json = False) -> None:
     try:
         record = service.resume_run(run_id)
     except ConsentNeeded as needed:
-        _agreed(str(needed), yes)
+        print(needed, file=sys.stderr)
+        _agreed("run this foreign code", yes)
         record = service.resume_run(run_id, consent=needed.digest)
     if as_json:
         _print([record], single=True)
