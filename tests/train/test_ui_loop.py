@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from palaestra.errors import CheckpointError, ConfigError
+from palaestra.errors import CheckpointError, CollectorFailed, ConfigError
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.train import gateway_child
 from palaestra.train.gateway_child import own_gateway
-from palaestra.train.run_directory import is_ui_checkpoint
+from palaestra.train.run_directory import RunDirectory, is_ui_checkpoint
 from palaestra.train.ui_checkpoint import read_ui_checkpoint
 from palaestra.train.ui_config import ui_config_from
 from palaestra.train.ui_evaluation import load_ui_policy, play_held_out
@@ -118,6 +118,13 @@ def test_screens_that_break_are_counted_tried_again_and_never_learned_from(gatew
     assert {trajectory.outcome for trajectory in archive.load()} == {Outcome.ENVIRONMENT_FAILED}
 
 
+def test_a_run_whose_screens_all_break_ends_and_says_so_instead_of_playing_on(gateway, tmp_path):
+    breaking = {"tasks": [{"task": "fake/button", "params": {"fail_at": 1}}], "actor": {"retries": 0}}
+    with pytest.raises(CollectorFailed, match="in 3 batches in a row every screen broke, 4 in the last one"):
+        train_ui(config(gateway, 50, **breaking), root=tmp_path, run_id="broken")
+    assert RunDirectory.find("broken", tmp_path).latest_checkpoint().name == "update_00000002"
+
+
 @pytest.mark.parametrize("algorithm", [{"name": "rejection_sampling"}, {"name": "grpo", "group_size": 2}])
 @pytest.mark.parametrize("broken", [False, True])
 def test_batches_that_teach_nothing_leave_room_for_the_next_behind_the_learners_back(
@@ -129,8 +136,8 @@ def test_batches_that_teach_nothing_leave_room_for_the_next_behind_the_learners_
     how = {"trainer": {"collection": "asynchronous", "max_staleness": 0}, "actor": {"retries": 0}, "tasks": tasks}
     if broken:
         hopeless["model"] = {"name": "tiny", "max_new_tokens": 12, "history": 0}
-    outcome = train_ui(config(gateway, 3, **hopeless, **how), root=tmp_path, run_id="none")
-    assert [step.metrics["trajectories_learned"] for step in steps_of(outcome.run)] == [0, 0, 0]
+    outcome = train_ui(config(gateway, 2, **hopeless, **how), root=tmp_path, run_id="none")
+    assert [step.metrics["trajectories_learned"] for step in steps_of(outcome.run)] == [0, 0]
 
 
 def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):

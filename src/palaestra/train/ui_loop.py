@@ -48,6 +48,8 @@ from palaestra.train.ui_task_check import check_tasks
 __all__ = ["open_gateway_for", "train_ui"]
 
 ACTORS_PER_SERVER = 8
+SCREENLESS_BATCHES = 3
+"""So many batches in a row in which every screen broke end a run: it would play them all and learn nothing."""
 
 
 def open_gateway_for(config: UiRunConfig, stack: ExitStack) -> GatewayAddress:
@@ -192,6 +194,8 @@ class _UiRun:
         self._best_path: Path | None = None
         self._saved: Path | None = None
         self._saved_at = time.monotonic()
+        self._screenless = 0
+        """Batches in a row without an episode whose screen held."""
         self._source: EpisodesInTurn | EpisodesInBackground | None = None
         self._undo = ExitStack()
 
@@ -262,6 +266,7 @@ class _UiRun:
         if self._interruption.asked and len(batch) < self._config.trainer.batch_size:
             learning.ready = batch + learning.ready
             return
+        self._refuse_to_go_on_without_screens(tally)
         metrics = tally.metrics(busy_s=self._source.statistics.busy_s - busy)
         metrics |= learning.trainer.learn(batch)
         learning.rounds += 1
@@ -276,6 +281,15 @@ class _UiRun:
             if one.trajectory.outcome is not Ending.ENVIRONMENT_FAILED:
                 learning.sampler.report(one.order.key, one.trajectory.success)
         self._after(metrics)
+
+    def _refuse_to_go_on_without_screens(self, tally: _Tally) -> None:
+        broken = [one.trajectory for one in tally.played if one.trajectory.outcome is Ending.ENVIRONMENT_FAILED]
+        self._screenless = self._screenless + 1 if broken and len(broken) == len(tally.played) else 0
+        if self._screenless >= SCREENLESS_BATCHES:
+            raise CollectorFailed(
+                f"in {self._screenless} batches in a row every screen broke, {len(broken)} in the last one "
+                f"({broken[-1].reason.rstrip('.')}). The gateway at {self._address.url} or its browsers may be gone."
+            )
 
     @property
     def _refills(self) -> int:
