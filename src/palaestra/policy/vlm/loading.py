@@ -7,6 +7,7 @@ never reach it, trains badly and looks like a bad algorithm.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -69,15 +70,15 @@ def load_parts(config: ModelConfig) -> Parts:
 @contextmanager
 def _silent() -> Iterator[None]:
     """A bar for a moment's work would only disturb the display of whoever is waiting."""
-    from transformers.utils import logging
+    from transformers.utils import logging as bars
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            bars.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _source(name: str) -> str:
@@ -106,6 +107,10 @@ def _read(config: ModelConfig, what: str, kind: Any, source: str, **options: Any
     """`kind.from_pretrained`, with the library's many errors turned into one of ours."""
     from safetensors import SafetensorError
 
+    # It tells of every retry by itself; what came of them is in the one sentence below.
+    retries = logging.getLogger("huggingface_hub.utils._http")
+    before = retries.level
+    retries.setLevel(logging.ERROR)
     try:
         return kind.from_pretrained(source, **options)
     except (OSError, ValueError, ImportError, SafetensorError, KeyError, RuntimeError) as error:
@@ -115,6 +120,8 @@ def _read(config: ModelConfig, what: str, kind: Any, source: str, **options: Any
                 "model.attn_implementation", config.attn_implementation, said, "Leave it out, or use 'sdpa' or 'eager'"
             ) from None
         raise ConfigError(PLACE, config.name, f"{what} cannot be loaded ({said})", _remedy(source, said)) from None
+    finally:
+        retries.setLevel(before)
 
 
 def _remedy(source: str, said: str) -> str:
