@@ -76,6 +76,7 @@ screenshots: setup  ## pictures of what a person sees
 
 docs: setup     ## regenerate the parts of docs/ that come from code
 	$(BIN)/python -m benchmarks.reference
+	$(BIN)/python -m benchmarks.api_reference
 
 clean:          ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .cache build dist

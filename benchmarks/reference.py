@@ -172,8 +172,9 @@ UI_LEARNING = """
 ## Learning on screens
 
 The built-in tiny model (1.3 million weights) with LoRA of rank 16, on `click_target` (difficulty 2) and three MiniWoB++
-tasks at once, one click an episode, in real browsers on two shared cores. Rejection sampling, GRPO and PPO begin with
-the same weights and play the same 768 episodes: 12 updates of 64, 8 steps of 1e-3 falling to 1e-4 on each. Nothing is
+tasks at once, one click an episode, in real browsers on two shared cores, two seeds each. Rejection sampling,
+GRPO and PPO begin with the same weights and play the same 768 episodes: 12 updates of 64, 8 steps of 1e-3 falling to
+1e-4 on each. Nothing is
 played again in place of what an algorithm drops. Before and after on 160 held-out seeds per run, answers drawn at
 temperature 1 as in training; per cent solved with the 95 % interval over all seeds' episodes.
 `python -m benchmarks.ui_learning` does it again.
@@ -192,7 +193,9 @@ UI_ASYNC = """
 ### Playing while learning
 
 The same training in turn, and with episodes played by a sampler of its own while the learner learns. Seconds from the
-first update to the last. `python -m benchmarks.ui_async` does it again.
+first update to the last. One round of six updates, on a machine that other work kept at a load of 9 to 12. The goal of
+1.5x is missed: browsers take most of both cores, learning a few seconds of an update's fifteen, so there is little to
+overlap; with sessions on other machines there would be more. `python -m benchmarks.ui_async` does it again.
 
 """
 
