@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from palaestra.document import is_ui_document, read_document
 from palaestra.errors import ConfigError
-from palaestra.train.document import is_ui_document, read_document
 from palaestra.train.ui_config import ui_config_from
 
 SPECIFICATION = """

@@ -202,8 +202,8 @@ def _service() -> TrainerService:
 
 def _configuration(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
     """The runner's keys from a file and overrides, the file as it was written, and a name for the run."""
+    from palaestra.document import overridden, read_document
     from palaestra.runs.spec_file import run_name
-    from palaestra.train.document import overridden, read_document
 
     path = Path(words.pop(0)) if words and "=" not in words[0] else None
     if path is None and not words and runner == "palaestra":

@@ -26,9 +26,9 @@ def serve(
     You need not: `palaestra runs start` starts a service by itself, which leaves when there is nothing to do. Keys in
     var/training/service.yaml hold for both.
     """
+    from palaestra.document import overridden, read_document
     from palaestra.runs.layout import Home
     from palaestra.runs.service import run_service, service_config
-    from palaestra.train.document import overridden, read_document
 
     given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
     home = Home.default()

@@ -29,9 +29,9 @@ def gateway(
     kept in a file that only you can read.
     """
     from palaestra.config import validated
+    from palaestra.document import overridden, read_document
     from palaestra.gateway import GatewayConfig, serve_gateway
     from palaestra.gateway.config import TOKEN_VARIABLE
-    from palaestra.train.document import overridden, read_document
 
     given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
     if anonymous:

@@ -64,7 +64,7 @@ def train_command(
     if quiet:
         words.append("telemetry.progress=false")
 
-    from palaestra.train.document import overridden, read_document
+    from palaestra.document import overridden, read_document
     from palaestra.train.run_directory import Attempt, RunDirectory, runs_root
 
     root = runs_root()
@@ -97,7 +97,7 @@ def _trained(
     warm_start: Path | None,
 ) -> Outcome:
     """Train as the data says: a model on screens, or a policy in an environment."""
-    from palaestra.train.document import is_ui_document
+    from palaestra.document import is_ui_document
 
     if is_ui_document(data):
         if find_spec("transformers") is None:

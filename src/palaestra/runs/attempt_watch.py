@@ -63,8 +63,10 @@ class AttemptWatch:
                 await self.look()
                 starting = self._book.phase is Phase.STARTING
                 pause = min(_STARTING_EVERY_S, self._every_s) if starting else self._every_s
+                # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with what it waits for.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._woken.wait()
                 self._woken.clear()
             ended.result()
         finally:

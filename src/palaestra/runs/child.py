@@ -253,7 +253,8 @@ async def _readable(descriptor: int) -> None:
 
 async def _within(work: Awaitable[None], seconds: float) -> bool:
     try:
-        await asyncio.wait_for(work, seconds)
+        async with asyncio.timeout(seconds):
+            await work
     except TimeoutError:
         return False
     return True

@@ -108,7 +108,8 @@ async def follow(
             if over:
                 return
             try:
-                await asyncio.wait_for(news.wait(), None if memory is not None else _LOOK_EVERY_S)
+                async with asyncio.timeout(None if memory is not None else _LOOK_EVERY_S):
+                    await news.wait()
             except TimeoutError:
                 continue
     finally:

@@ -146,7 +146,8 @@ class Supervised:
         if child is not None:
             await child.stop(reason, self._grace(child.attempt) if grace_s is None else grace_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), None if asking.done() else _DISK_S)
+            async with asyncio.timeout(None if asking.done() else _DISK_S):
+                await self._ended.wait()
         return self.book.record
 
     def heard(self, attempt: int, records: list[Record]) -> None:

@@ -34,7 +34,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    # A gateway reads its configuration with `train.document` and must not pay for torch.
+    # A gateway reads its configuration with `palaestra.document` and must not pay for torch.
     if name in _HOME:
         return getattr(importlib.import_module(f"palaestra.train.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from palaestra.document import is_ui_document
 from palaestra.errors import ConfigError
 from palaestra.telemetry.sinks import check_telemetry
-from palaestra.train.document import is_ui_document
 
 __all__ = ["checked"]
 

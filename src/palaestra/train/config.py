@@ -15,13 +15,13 @@ from pydantic import Field
 
 from palaestra.actor.async_config import AsyncConfig
 from palaestra.config import Section, validated
+from palaestra.document import overridden, read_document
 from palaestra.env.catalogue import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
 from palaestra.learner.algorithm import CONFIGS, config_of
 from palaestra.policy.actor_critic import PolicyConfig
 from palaestra.telemetry import TelemetryConfig
-from palaestra.train.document import overridden, read_document
 
 __all__ = ["MAX_SEED", "SECTIONS", "RunConfig", "TrainerConfig", "config_from", "load_config"]
 

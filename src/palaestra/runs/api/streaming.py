@@ -84,7 +84,8 @@ async def log_of(
             yield _END
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(closing.wait(), _LOOK_EVERY_S)
+            async with asyncio.timeout(_LOOK_EVERY_S):
+                await closing.wait()
         quiet += _LOOK_EVERY_S
         if quiet >= _QUIET_S:
             quiet = 0.0

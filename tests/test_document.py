@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from palaestra.document import overridden, read_document, without_comments
 from palaestra.errors import ConfigError
-from palaestra.train.document import overridden, read_document, without_comments
 
 
 @pytest.mark.parametrize(
