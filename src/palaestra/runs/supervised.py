@@ -150,6 +150,10 @@ class Supervised:
                 await self._ended.wait()
         return self.book.record
 
+    async def left(self) -> None:
+        """Returns when nothing more is done for a run that has ended."""
+        await self._ended.wait()
+
     def heard(self, attempt: int, records: list[Record]) -> None:
         """Telemetry came in."""
         if self._watch is not None:

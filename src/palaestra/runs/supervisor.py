@@ -200,8 +200,12 @@ class Supervisor:
 
     async def resume(self, run_id: str, consent: str | None = None) -> RunRecord:
         """Queue a run that has ended once more; it goes on from its last checkpoint."""
-        if checked_run_id(run_id) in self._runs:
-            raise IllegalTransition(f"{run_id} is {self._runs[run_id].book.phase} and cannot be resumed")
+        run = self._runs.get(checked_run_id(run_id))
+        if run is not None:
+            if not run.book.phase.ended:
+                raise IllegalTransition(f"{run_id} is {run.book.phase} and cannot be resumed")
+            # Its end is known; the last things about it are still being written.
+            await run.left()
         record = self.known(run_id)
         if not record.supervised:
             remedy = f"palaestra train --resume {run_id}"

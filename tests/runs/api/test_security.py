@@ -1,5 +1,6 @@
 """Who is let in, what cannot be smuggled in, and what never comes out."""
 
+import contextlib
 import json
 import os
 import stat
@@ -49,10 +50,11 @@ def test_web_pages_and_other_names_of_this_machine_are_not_served(served):
 def test_a_body_beyond_a_megabyte_is_refused_announced_or_not(served):
     big = b"[" + b" " * (1 << 20) + b"]"
     headers = {"Content-Type": "application/json"}
-    assert served.ask("POST", "/runs", raw=big, headers=headers).status == 413
-    pieces = iter([big[: 1 << 19], big[1 << 19 :], b" " * 100])
-    answer = served.ask("POST", "/runs", raw=pieces, headers=headers)
-    assert answer.status == 413
+    for body in (big, iter([big[: 1 << 19], big[1 << 19 :], b" " * 100])):
+        # Whoever is still sending when the answer comes may find the connection closed instead.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            assert served.ask("POST", "/runs", raw=body, headers=headers).status == 413
+    assert served.trainer.runs() == []
 
 
 def test_a_form_as_a_web_page_sends_it_is_refused(served):

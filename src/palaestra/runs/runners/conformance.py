@@ -43,10 +43,12 @@ def check_runner(
     _check_what_it_declares(make(), spec)
     before = _files(directory)
     _check_preflight(make(), spec, machine)
-    plan = make().plan(spec, _place(directory, "one"), machine)
+    plan = make().plan(spec, _place(directory, "trial-one"), machine)
     _check_plan(plan, spec)
-    _check_same_again(plan, make().plan(spec, _place(directory, "one"), machine), "two runners plan the same")
-    _check_same_again(plan, make().plan(spec, _place(directory, "two"), machine), "the digest is the same in any run")
+    _check_same_again(plan, make().plan(spec, _place(directory, "trial-one"), machine), "two runners plan the same")
+    _check_same_again(
+        plan, make().plan(spec, _place(directory, "trial-two"), machine), "the digest is the same in any run"
+    )
     assert _files(directory) == before, "preflight and plan write nothing"
     assert CANARY not in json.dumps(plan.shown()), "what is shown of a plan hides secrets"
     if launch:
