@@ -212,8 +212,8 @@ def _become_trainer(launch: dict[str, Any], gate: int, tell: int) -> None:
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
+        for name in ("HUP", "INT", "QUIT", "TERM", "CHLD", "PIPE", "XFSZ"):
+            signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_DFL)
         if launch.get("memory_mb"):
             size = int(launch["memory_mb"]) << 20
             resource.setrlimit(resource.RLIMIT_AS, (size, size))

@@ -1,5 +1,6 @@
 """The process that every other test of the run service relies on."""
 
+import contextlib
 import json
 import os
 import signal
@@ -116,8 +117,11 @@ def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(place,
             assert all(os.getsid(pid) not in (process.pid, os.getsid(0)) for pid in orphans)
         finally:
             process.kill()
-            for pid in orphans:
-                os.kill(pid, signal.SIGKILL)
+            process.wait()
+            while left := [pid for pid in below(1) if str(place.attempt_dir).encode() in _command_line(pid)]:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
 
 
