@@ -13,7 +13,8 @@ from tests.gateway import fake_server
 
 from palaestra.errors import EnvironmentFailed
 from palaestra.gateway import Address, GatewayConfig
-from palaestra.gateway.serving import Gateway, answering, listen, open_gateway
+from palaestra.gateway.serving import Gateway, open_gateway
+from palaestra.http_port import answering, listen
 from palaestra.sessions.fake import FakeSession
 
 TOKEN = "0123456789abcdef"
@@ -96,7 +97,7 @@ async def serving(*, token=None, **settings):
     config = GatewayConfig(allow_anonymous=token is None, session_types=runtime.session_types, **settings)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with listen("127.0.0.1", 0) as sock:
+        with listen("127.0.0.1", 0, "gateway.port") as sock:
             async with (
                 open_gateway(config, token=token, runtime=runtime) as gateway,
                 answering(gateway.app, sock),

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 
+from palaestra.http_port import listen
 from palaestra.sessions.fake import FakeSession
-from palaestra.sessions.server import bound, serve
+from palaestra.sessions.server import serve
 from palaestra.sessions.server_app import build_app
 
 
@@ -18,7 +19,7 @@ async def served(make=FakeSession, **settings):
 @contextlib.asynccontextmanager
 async def serving(app):
     over, port = asyncio.Event(), asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(serve(app, bound("127.0.0.1", 0), ready=port.set_result, until=over))
+    running = asyncio.create_task(serve(app, listen("127.0.0.1", 0, "server.port"), ready=port.set_result, until=over))
     await asyncio.wait({running, port}, return_when=asyncio.FIRST_COMPLETED)
     try:
         yield f"http://127.0.0.1:{await port}"

@@ -76,7 +76,7 @@ def test_what_it_cannot_do_it_says_in_one_sentence(arguments):
         output, errors = server.communicate(timeout=20)
     assert (server.returncode, output) == (2, b"")
     assert errors.count(b"\n") == 1
-    assert b"is not a program" in errors or b"cannot be listened on" in errors
+    assert b"is not a program" in errors or b"cannot listen there" in errors
 
 
 def test_sigterm_in_the_middle_of_an_act_leaves_no_browser_and_no_directory(tmp_path):

@@ -12,16 +12,13 @@ import json
 import os
 import secrets
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
 import aiohttp
-import uvicorn
 
-from palaestra.errors import ConfigError
 from palaestra.gateway.api import build_api
 from palaestra.gateway.config import GatewayConfig, read_token
 from palaestra.gateway.desk import SessionDesk
@@ -32,12 +29,10 @@ from palaestra.gateway.pods.runtime import KubernetesRuntime
 from palaestra.gateway.proxy import Proxy
 from palaestra.gateway.runtime import Runtime
 from palaestra.gateway.upstream import Upstream
+from palaestra.http_port import answering, listen, url_at
 from palaestra.sessions.event_loop import loop_factory
 
 __all__ = ["Gateway", "open_gateway", "run_gateway"]
-
-LAST_ANSWERS_S = 5
-"""How long answers that are under way may take once everything is closed."""
 
 
 @dataclass(frozen=True)
@@ -78,61 +73,19 @@ def _runtime(config: GatewayConfig, client: aiohttp.ClientSession) -> Runtime:
     )  # fmt: skip
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn that leaves signals to us: it would stop listening before the running sessions are done."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """The socket, before anything is started; `ConfigError` when the address cannot be had."""
-    # Named as TCP, or asyncio takes it for something else and leaves Nagle's algorithm on: 40 ms an answer.
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(1024)
-    except OSError as error:
-        sock.close()
-        reason, remedy = f"cannot listen there ({error.strerror})", "Choose another port, or 0 for a free one"
-        raise ConfigError("gateway.port", f"{host}:{port}", reason, remedy) from None
-    sock.setblocking(False)
-    return sock
-
-
-@contextlib.asynccontextmanager
-async def answering(app: Entrance, sock: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
-    """Answer requests at a socket while the block lasts; what it gives ends only if the server breaks."""
-    settings = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-        timeout_graceful_shutdown=LAST_ANSWERS_S, timeout_keep_alive=75,
-    )  # fmt: skip
-    server = _Server(settings)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield serving
-    finally:
-        server.should_exit = True
-        await serving
-
-
 async def run_gateway(
     config: GatewayConfig, environment: MutableMapping[str, str], *, told: Callable[[Mapping[str, object]], None]
 ) -> None:
     """Serve until told to stop; `told` hears where, as soon as requests are answered."""
     token = read_token(config, environment)
-    with listen(config.host, config.port) as sock:
-        port = sock.getsockname()[1]
-        shown = f"[{config.host}]" if ":" in config.host else config.host
+    with listen(config.host, config.port, "gateway.port") as sock:
         async with (
             open_gateway(config, token=token) as gateway,
             answering(gateway.app, sock) as serving,
             _stop_asked(config) as stop,
         ):
-            told({"url": f"http://{shown}:{port}", "port": port, "token": token is not None})
+            port = sock.getsockname()[1]
+            told({"url": url_at(config.host, sock), "port": port, "token": token is not None})
             stopping = asyncio.create_task(_drained(gateway.desk, stop, config.drain_s))
             assert gateway.desk.reaper is not None
             await asyncio.wait((stopping, serving, gateway.desk.reaper), return_when=asyncio.FIRST_COMPLETED)

@@ -14,19 +14,18 @@ import logging.handlers
 import os
 import secrets
 import signal
-import socket
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Literal, TypeAlias
 
-import uvicorn
 from pydantic import Field
 
 from palaestra import __version__
 from palaestra.config import validated
 from palaestra.errors import ConfigError, PalaestraError
+from palaestra.http_port import answering, listen, url_at
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.api.app import build_api
 from palaestra.runs.api.entrance import Entrance
@@ -46,7 +45,6 @@ from palaestra.runs.wire import error_data
 __all__ = ["ServiceConfig", "main", "run_service", "serve", "service_config"]
 
 SETTINGS_FILE = "service.yaml"
-_LAST_ANSWERS_S = 5
 _LOOK_EVERY_S = 1.0
 _LOG_BYTES = 10 << 20
 _LOGS_KEPT = 3
@@ -82,9 +80,13 @@ def run_service(config: ServiceConfig, home: Home, told: _Told) -> None:
 
 async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Event) -> None:
     """Serve until told to stop or idle; `told` hears where, as soon as requests are answered."""
-    with ServiceLock(home) as lock, _logging(home, config.log_level), _listening(config) as sock:
+    with (
+        ServiceLock(home) as lock,
+        _logging(home, config.log_level),
+        listen(config.host, config.port, "service.port") as sock,
+    ):
         token = read_token(home)
-        url = _url(config.host, sock)
+        url = url_at(config.host, sock)
         registry = await asyncio.to_thread(open_registry, home)
         catalogue = Catalogue(registry)
         supervisor = Supervisor(home, registry, registered_runners(), config, catalogue=catalogue)
@@ -95,7 +97,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
             await asyncio.to_thread(catalogue.catch_up, home)
             app = build_api(supervisor, RunReading(home), registry, tensorboards, closing)
             entrance = Entrance(app, token, loopback_only=_is_loopback(config.host))
-            async with _answering(entrance, sock) as serving:
+            async with answering(entrance, sock) as serving:
                 lock.serving(url)
                 me = ProcessIdentity.of(os.getpid())
                 write_json(
@@ -175,29 +177,6 @@ def _idle(config: ServiceConfig, supervisor: Supervisor, entrance: Entrance) -> 
     return config.idle_exit_s is not None and supervisor.idle and entrance.idle_s() > config.idle_exit_s
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn that leaves signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _answering(app: Entrance, sock: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
-    settings = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-        timeout_graceful_shutdown=_LAST_ANSWERS_S, timeout_keep_alive=75,
-    )  # fmt: skip
-    server = _Server(settings)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield serving
-    finally:
-        server.should_exit = True
-        await serving
-
-
 @contextlib.asynccontextmanager
 async def _signals() -> AsyncIterator[asyncio.Event]:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -212,27 +191,6 @@ async def _signals() -> AsyncIterator[asyncio.Event]:
 
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-@contextlib.contextmanager
-def _listening(config: ServiceConfig) -> Iterator[socket.socket]:
-    # Named as TCP, or asyncio takes it for something else and leaves Nagle's algorithm on: 40 ms an answer.
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((config.host, config.port))
-            sock.listen(1024)
-        except OSError as error:
-            reason, remedy = f"cannot listen there ({error.strerror})", "Choose another port, or 0 for a free one"
-            raise ConfigError("service.port", f"{config.host}:{config.port}", reason, remedy) from None
-        sock.setblocking(False)
-        yield sock
-
-
-def _url(host: str, sock: socket.socket) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{sock.getsockname()[1]}"
 
 
 class _Hiding(logging.Formatter):

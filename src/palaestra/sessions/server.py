@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import uvicorn
 from fastapi import FastAPI
 
 from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.http_port import KEEP_ALIVE_S, SignalFreeServer, listen
 from palaestra.sessions.browser_session import BrowserSession
 from palaestra.sessions.chromium import find_chromium
 from palaestra.sessions.event_loop import loop_factory
@@ -38,17 +38,6 @@ GRACE_S = 1
 CUT_SHORT_S = 1
 """How long their answers may take after that."""
 
-KEEP_ALIVE_S = 75
-"""Longer than clients keep an idle connection, so that no request is sent into one that the server is closing."""
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs it; the original ends the process by the signal it caught."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
 
 async def serve(
     app: FastAPI, listening: socket.socket, *, ready: Callable[[int], None], until: asyncio.Event,
@@ -63,7 +52,7 @@ async def serve(
         app, http="httptools", ws="none", lifespan="on", access_log=False, log_config=None, server_header=False,
         date_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACE_S + CUT_SHORT_S,
     )  # fmt: skip
-    server = _Server(config)
+    server = SignalFreeServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopping = asyncio.create_task(until.wait())
     try:
@@ -79,22 +68,6 @@ async def serve(
         if not serving.done() and cut_short is not None:
             await cut_short()
         await serving
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A listening socket; `ConfigError` when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named as TCP, or asyncio takes it for something else and leaves Nagle's algorithm on: 40 ms an answer.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(1024)
-    except (OSError, OverflowError) as error:
-        listening.close()
-        raise ConfigError("server.port", f"{host}:{port}", f"cannot be listened on ({error})", "Use port 0") from None
-    listening.setblocking(False)
-    return listening
 
 
 def _announce(descriptor: int, host: str) -> Callable[[int], None]:
@@ -113,7 +86,7 @@ async def _run(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
-    listening = bound(options.host, options.port)
+    listening = listen(options.host, options.port, "server.port")
     stop: Callable[[], Awaitable[None]] | None = None
     try:
         if options.fake:
