@@ -36,7 +36,7 @@ test: setup check browser   ## every fast check and test
 	$(BIN)/pytest -n 2 --dist worksteal -q
 
 test-slow: setup    ## learning curves and other minutes-long tests
-	$(BIN)/pytest -m slow -q
+	$(BIN)/pytest -m slow --hypothesis-profile default -q
 
 test-kubernetes: setup  ## pods on the cluster of $KUBECONFIG, else on an API server built from Debian's sources
 	$(BIN)/pytest -m kubernetes -q tests/kubernetes

@@ -24,7 +24,7 @@ __all__ = ["Position", "StreamItem", "follow", "replay"]
 
 _AT_ONCE = 2000
 _LOOK_EVERY_S = 0.5
-"""For runs that nobody tells us about."""
+"""For what nobody tells us about."""
 
 
 class Position(NamedTuple):
@@ -100,15 +100,16 @@ async def follow(
             if memory is not None and memory is not followed:
                 followed = memory
                 deaf.append(memory.watch(lambda: _wake(loop, news)))
-            # Looked at before the files are read: what was written by then is all there is.
-            over = _over(run)
-            async for reached, item in _pass(run, position, memory, readers):
+            # Looked at before anything is read: what was written by then is all there is. A run in somebody's hands is
+            # not over, whatever its life says: its row may still be on the way, and who saw the end reads that next.
+            over = memory is None and _over(run)
+            async for reached, item in _pass(run, position, followed, readers):
                 position = reached
                 yield StreamItem(str(position), item)
             if over:
                 return
             try:
-                async with asyncio.timeout(None if memory is not None else _LOOK_EVERY_S):
+                async with asyncio.timeout(_LOOK_EVERY_S):
                     await news.wait()
             except TimeoutError:
                 continue

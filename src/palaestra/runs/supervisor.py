@@ -201,11 +201,9 @@ class Supervisor:
     async def resume(self, run_id: str, consent: str | None = None) -> RunRecord:
         """Queue a run that has ended once more; it goes on from its last checkpoint."""
         run = self._runs.get(checked_run_id(run_id))
-        if run is not None:
-            if not run.book.phase.ended:
-                raise IllegalTransition(f"{run_id} is {run.book.phase} and cannot be resumed")
-            # Its end is known; the last things about it are still being written.
-            await run.left()
+        if run is not None and not run.book.phase.ended:
+            raise IllegalTransition(f"{run_id} is {run.book.phase} and cannot be resumed")
+        await self._left(run_id)
         record = self.known(run_id)
         if not record.supervised:
             remedy = f"palaestra train --resume {run_id}"
@@ -237,7 +235,7 @@ class Supervisor:
 
     async def archive(self, run_id: str) -> RunRecord:
         """Pack a run that has ended."""
-        record = self._ended(run_id)
+        record = await self._ended(run_id)
         if record.archived:
             return record
         packed = await asyncio.to_thread(pack, self._home, record)
@@ -258,7 +256,7 @@ class Supervisor:
 
     async def delete(self, run_id: str) -> None:
         """Throw a run that has ended away; `restore` brings it back until it is purged."""
-        record = self._ended(run_id)
+        record = await self._ended(run_id)
         await asyncio.to_thread(throw_away, self._home, record, self._clock())
         self._registry.delete(run_id)
 
@@ -465,11 +463,18 @@ class Supervisor:
             raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
         return record
 
-    def _ended(self, run_id: str) -> RunRecord:
+    async def _ended(self, run_id: str) -> RunRecord:
         record = self.known(run_id)
-        if run_id in self._runs or not record.phase.ended:
+        if not record.phase.ended:
             raise IllegalTransition(f"{run_id} is {record.phase}: only a run that has ended can be put away")
+        await self._left(run_id)
         return record
+
+    async def _left(self, run_id: str) -> None:
+        """Returns when the last things about a run whose end is known are written."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            await run.left()
 
     def _not_ours(self, record: RunRecord) -> IllegalTransition:
         holder = journal_holder(self._home.run(record.run_id).attempt(record.attempt))

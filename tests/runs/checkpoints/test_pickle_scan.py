@@ -166,6 +166,7 @@ SEEDS = [
 ] + [content for content in evil.pickles("/nonexistent/canary").values() if content]
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # what Python says of some of them
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6), st.data())
 def test_a_pickle_that_is_accepted_never_asks_for_a_stranger(seed, changes, data):
