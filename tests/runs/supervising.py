@@ -19,10 +19,12 @@ _LONGEST_S = 180.0
 
 @contextlib.asynccontextmanager
 async def supervising(home, *, runners=None, catalogue=None, clock=None, **config):
-    """A started supervisor; runs that still go on at its end are stopped."""
+    """A started supervisor; runs that go on at its end are stopped. A class of catalogues is given the registry."""
     registry = open_registry(home)
     config = SupervisorConfig(**{"min_free_disk_mb": 0, "alarm_every_s": 0.05, "max_running": 8, **config})
-    options = {"catalogue": catalogue} | ({} if clock is None else {"clock": clock})
+    options = {"catalogue": catalogue(registry) if isinstance(catalogue, type) else catalogue} | (
+        {} if clock is None else {"clock": clock}
+    )
     supervisor = Supervisor(home, registry, runners or {"echo": EchoRunner()}, config, **options)
     try:
         supervisor.report = await supervisor.start()

@@ -10,8 +10,8 @@ from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undel
 from palaestra.runs.durable import write_json
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import LifeRecord, RunRecord
-from palaestra.runs.retention import RetentionPolicy, doomed
+from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
+from palaestra.runs.retention import RetentionPolicy, doomed, surplus_checkpoints
 from palaestra.runs.store.rebuild import rebuild
 from palaestra.runs.store.registry import Registry
 
@@ -146,6 +146,55 @@ def test_a_deleted_run_comes_back_until_it_is_purged(home, ended):
     assert purge(home, 7, NOW + 7 * DAY) > 10_000
     with pytest.raises(UnknownRun):
         undelete(home, "e-1")
+
+
+def test_a_packed_run_that_was_thrown_away_comes_back_packed(home, ended):
+    packed = pack(home, ended)
+    throw_away(home, packed, NOW)
+    assert undelete(home, "e-1") == packed
+    assert unpack(home, packed).archived is False
+    assert (home.run("e-1").attempt(1).work / "weights").read_bytes() == b"\0\1" * 5000
+
+
+def test_who_is_interrupted_while_unpacking_goes_on(home, ended):
+    packed = pack(home, ended)
+    package = home.path / "archive" / "e-1.tar.gz"
+    saved = package.read_bytes(), package.with_name("e-1.json").read_bytes()
+    unpack(home, packed)
+    package.write_bytes(saved[0])
+    package.with_name("e-1.json").write_bytes(saved[1])
+
+    registry = Registry.open(home.registry)
+    rebuild(home, registry)
+    assert [run.archived for run in [*registry.runs(), *registry.runs(archived=True)]] == [False]
+    registry.close()
+    assert unpack(home, packed).archived is False
+    assert list((home.path / "archive").iterdir()) == []
+
+
+def _checkpoint(run_id, step, *, best=False, size=10):
+    return CheckpointRecord(
+        checkpoint_id=f"{step:016x}",
+        run_id=run_id,
+        agent_id="e",
+        env_id="",
+        attempt=1,
+        env_step=step,
+        path=f"/{run_id}/{step}",
+        sha256="",
+        size_bytes=size,
+        format="palaestra",
+        created=float(step),
+        best=best,
+    )
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept():
+    rows = [_checkpoint("new", step, best=step == 20) for step in (10, 20, 30, 40, 50)]
+    rows += [_checkpoint("live", step) for step in (1, 2, 3)] + [_checkpoint("old", 1)]
+    (doom,) = surplus_checkpoints(RUNS, rows, keep=2)
+    assert (doom.run_id, doom.action, doom.bytes) == ("new", "prune", 20)
+    assert doom.paths == ("/new/30", "/new/10")
 
 
 def test_of_a_long_output_the_middle_goes(tmp_path):

@@ -559,6 +559,26 @@ def test_archive_restore_delete_and_gc(home):
     asyncio.run(body())
 
 
+def test_one_change_of_a_run_at_a_time(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))).run_id
+            await ends(supervisor, run_id)
+            changes = (supervisor.archive, supervisor.resume, supervisor.delete, supervisor.restore)
+            first, *others = await asyncio.gather(*(change(run_id) for change in changes), return_exceptions=True)
+            assert first.archived
+            assert {str(other) for other in others} == {
+                f"{run_id} is being put away, brought back or resumed by somebody else"
+            }
+            await supervisor.restore(run_id)
+            assert (await supervisor.resume(run_id)).phase is Phase.QUEUED
+            with pytest.raises(IllegalTransition, match="only a run that has ended"):
+                await supervisor.delete(run_id)
+            await ends(supervisor, run_id)
+
+    asyncio.run(body())
+
+
 def test_a_run_of_palaestra_train_alone_is_shown_and_not_stopped(home):
     attempt = home.run("solo-1").attempt(1)
     attempt.path.mkdir(parents=True)

@@ -164,9 +164,9 @@ def gc(
     if not found:
         print("Nothing to do.")
     elif yes:
-        print(f"{len(found)} runs, {total}.")
+        print(f"Of {len(found)} runs, {total}.")
     else:
-        print(f"{len(found)} runs, {total}. Nothing was done; --yes does it.")
+        print(f"Of {len(found)} runs, {total}. Nothing was done; --yes does it.")
 
 
 def drain(

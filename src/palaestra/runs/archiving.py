@@ -18,7 +18,7 @@ from palaestra.errors import ConfigError, UnknownRun
 from palaestra.runs.durable import write_json
 from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.record import RunRecord
-from palaestra.runs.store.rebuild import read_run
+from palaestra.runs.store.rebuild import read_packed, read_run
 
 __all__ = ["pack", "purge", "shorten_log", "throw_away", "undelete", "unpack"]
 
@@ -51,18 +51,21 @@ def pack(home: Home, record: RunRecord) -> RunRecord:
 def unpack(home: Home, record: RunRecord) -> RunRecord:
     """Make a packed run's directory again; its row."""
     package = home.path / "archive" / f"{record.run_id}.tar.gz"
+    target = home.run(record.run_id).path
     unfinished = home.runs / f".{record.run_id}.restore"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         home.runs.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(package, "r:gz") as tar:
-            tar.extractall(unfinished, filter="data")
-        (unfinished / record.run_id).rename(home.run(record.run_id).path)
+        # One that is there is whole: somebody was interrupted after the renaming.
+        if not target.exists():
+            with tarfile.open(package, "r:gz") as tar:
+                tar.extractall(unfinished, filter="data")
+            (unfinished / record.run_id).rename(target)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise ConfigError("archive", str(package), f"cannot be restored ({error})", "It was left as it is") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    package.unlink()
+    package.unlink(missing_ok=True)
     package.with_name(f"{record.run_id}.json").unlink(missing_ok=True)
     return replace(record, archived=False)
 
@@ -84,16 +87,22 @@ def throw_away(home: Home, record: RunRecord, now: float) -> Path:
 
 
 def undelete(home: Home, run_id: str) -> RunRecord:
-    """Bring back what was thrown away last under this id."""
+    """Bring back what was thrown away last under this id, a packed run packed."""
     bins = sorted((home.path / "trash").glob(f"{run_id}.*"), key=lambda path: path.stat().st_mtime)
-    found = [path for path in bins if (path / run_id).is_dir()]
+    package = f"{run_id}.tar.gz"
+    found = [path for path in bins if (path / run_id).is_dir() or (path / package).is_file()]
     if not found:
         raise UnknownRun("run", run_id, "is neither archived nor in the trash", "palaestra runs list --archived")
     run = RunPaths(home.run(run_id).path)
     run.path.parent.mkdir(parents=True, exist_ok=True)
-    (found[-1] / run_id).rename(run.path)
+    if (found[-1] / run_id).is_dir():
+        (found[-1] / run_id).rename(run.path)
+        record = read_run(run)
+    else:
+        for part in (found[-1] / package, found[-1] / f"{run_id}.json"):
+            part.rename(home.path / "archive" / part.name)
+        record = read_packed(home.path / "archive" / f"{run_id}.json")
     shutil.rmtree(found[-1], ignore_errors=True)
-    record = read_run(run)
     if record is None:
         raise UnknownRun("run", run_id, "its directory holds no run", f"Look at {run.path}")
     return record

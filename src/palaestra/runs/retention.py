@@ -9,9 +9,9 @@ from typing import Literal
 from pydantic import Field
 
 from palaestra.config import Section
-from palaestra.runs.record import RunRecord
+from palaestra.runs.record import CheckpointRecord, RunRecord
 
-__all__ = ["Doom", "RetentionPolicy", "doomed"]
+__all__ = ["Doom", "RetentionPolicy", "doomed", "surplus_checkpoints"]
 
 _DAY_S = 86_400.0
 _GB = 1 << 30
@@ -30,6 +30,10 @@ class RetentionPolicy(Section):
     """Pack the oldest until the unpacked ones take no more than this."""
     undo_days: float = Field(default=7.0, ge=0)
     """How long what was thrown away can be brought back."""
+    keep_checkpoints: int | None = Field(default=None, ge=1)
+    """Of a run that has ended, remove for good all checkpoints but the newest so many and the best."""
+    keep_clips: int | None = Field(default=None, ge=0)
+    """Of a run that has ended, remove for good all clips but the newest so many."""
     log_mb: int = Field(default=100, ge=11)
     """Of a longer output of a run that has ended, the middle goes."""
 
@@ -39,9 +43,11 @@ class Doom:
     """What would happen to a run, and why."""
 
     run_id: str
-    action: Literal["archive", "delete"]
+    action: Literal["archive", "delete", "prune"]
     why: str
     bytes: int
+    paths: tuple[str, ...] = ()
+    """The checkpoints that are pruned."""
 
 
 def doomed(runs: Sequence[RunRecord], policy: RetentionPolicy, now: float) -> list[Doom]:
@@ -58,6 +64,23 @@ def doomed(runs: Sequence[RunRecord], policy: RetentionPolicy, now: float) -> li
     for run, why in _to_archive(open_, policy, now):
         found.setdefault(run.run_id, Doom(run.run_id, "archive", why, run.bytes_on_disk))
     return [found[run.run_id] for run in over if run.run_id in found]
+
+
+def surplus_checkpoints(runs: Sequence[RunRecord], checkpoints: Sequence[CheckpointRecord], keep: int) -> list[Doom]:
+    """Of every run that has ended, the checkpoints beyond the newest `keep`; its best one stays."""
+    over = {run.run_id for run in runs if run.phase.ended and run.supervised}
+    mine: dict[str, list[CheckpointRecord]] = {}
+    for row in sorted(checkpoints, key=lambda row: (row.attempt, row.env_step, row.created), reverse=True):
+        if row.run_id in over:
+            mine.setdefault(row.run_id, []).append(row)
+    found = []
+    for run_id, rows in sorted(mine.items()):
+        surplus = [row for row in rows[keep:] if not row.best]
+        if surplus:
+            why = f"{len(surplus)} checkpoints beyond the newest {keep} and the best"
+            size = sum(row.size_bytes for row in surplus)
+            found.append(Doom(run_id, "prune", why, size, tuple(row.path for row in surplus)))
+    return found
 
 
 def _to_archive(open_: list[RunRecord], policy: RetentionPolicy, now: float) -> list[tuple[RunRecord, str]]:

@@ -91,10 +91,12 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         catalogue = Catalogue(registry)
         supervisor = Supervisor(home, registry, registered_runners(), config, catalogue=catalogue)
         tensorboards, closing = TensorBoards(home), asyncio.Event()
+        catching_up: asyncio.Task[None] | None = None
         try:
             report = await supervisor.start()
             _log.info("version %s at %s; %s", __version__, url, report)
-            await asyncio.to_thread(catalogue.catch_up, home)
+            # Beside the work: thousands of directories take seconds, and a resume finds its checkpoint without a row.
+            catching_up = asyncio.create_task(_catch_up(catalogue, home, closing))
             app = build_api(supervisor, RunReading(home), registry, tensorboards, closing)
             entrance = Entrance(app, token, loopback_only=_is_loopback(config.host))
             async with answering(entrance, sock) as serving:
@@ -112,10 +114,20 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
                     home.endpoint.unlink(missing_ok=True)
                     closing.set()
         finally:
+            closing.set()
+            if catching_up is not None:
+                await catching_up
             await supervisor.close()
             await asyncio.to_thread(tensorboards.close)
             registry.close()
             _log.info("ended; runs go on")
+
+
+async def _catch_up(catalogue: Catalogue, home: Home, closing: asyncio.Event) -> None:
+    try:
+        await asyncio.to_thread(catalogue.catch_up, home, closing.is_set)
+    except Exception:  # noqa: BLE001 - the service must not fall over a directory that cannot be read
+        _log.exception("some checkpoints could not be catalogued")
 
 
 def read_token(home: Home) -> str:

@@ -12,9 +12,10 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -22,8 +23,8 @@ from palaestra.config import Section, nearest
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.runs.admission import admit, newest_checkpoint, place_of, read_spec
 from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
-from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undelete, unpack
 from palaestra.runs.attempt_plan import AttemptPlan
+from palaestra.runs.attic import Attic
 from palaestra.runs.following import StreamItem, follow
 from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.ingest.pump import Pump
@@ -34,7 +35,7 @@ from palaestra.runs.preflight import Preview, preflight
 from palaestra.runs.queue import Running as Slot
 from palaestra.runs.queue import Slots, Waiting, next_launches
 from palaestra.runs.record import LifeRecord, RunRecord
-from palaestra.runs.retention import Doom, RetentionPolicy, doomed
+from palaestra.runs.retention import Doom, RetentionPolicy
 from palaestra.runs.run_book import RunBook
 from palaestra.runs.run_id import checked_run_id, fresh_run_id
 from palaestra.runs.runner import Machine, Place, Runner
@@ -47,6 +48,7 @@ from palaestra.telemetry.event import Record
 __all__ = ["Catalogue", "Supervisor", "SupervisorConfig"]
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class SupervisorConfig(Section):
@@ -79,6 +81,9 @@ class Catalogue(Protocol):
     def scan(self, run: RunRecord, attempt: AttemptPaths, patterns: Sequence[str]) -> None:
         """An attempt has ended; whatever matches the patterns in its working directory is a checkpoint."""
 
+    def recall(self, home: Home, run: RunRecord) -> None:
+        """A run was put away or brought back; its rows follow what lies there now."""
+
 
 @dataclass(frozen=True)
 class _Listener:
@@ -103,7 +108,9 @@ class Supervisor:
         self._home, self._registry = home, registry
         self._config = config or SupervisorConfig()
         self._clock, self._new_id, self._catalogue = clock, new_id, catalogue
+        self._attic = Attic(home, registry, catalogue, self._config.retention, clock)
         self._runs: dict[str, Supervised] = {}
+        self._changing: set[str] = set()
         self._slots = Slots(self._config.max_running)
         self._draining = False
         self._listeners: list[_Listener] = []
@@ -200,11 +207,21 @@ class Supervisor:
 
     async def resume(self, run_id: str, consent: str | None = None) -> RunRecord:
         """Queue a run that has ended once more; it goes on from its last checkpoint."""
-        run = self._runs.get(checked_run_id(run_id))
-        if run is not None and not run.book.phase.ended:
-            raise IllegalTransition(f"{run_id} is {run.book.phase} and cannot be resumed")
-        await self._left(run_id)
-        record = self.known(run_id)
+        with self._alone(checked_run_id(run_id)):
+            await self._left(run_id)
+            record = self.known(run_id)
+            if not record.phase.ended and record.supervised:
+                raise IllegalTransition(f"{run_id} is {record.phase} and cannot be resumed")
+            spec = await self._resumable(record, consent)
+            # Written down before it is taken in: until then it has ended for everybody.
+            run = self._made(record, spec)
+            await run.book.happened(Happening.RESUMED, reason="", started=None, ended=None, alarms=())
+            self._runs[run_id] = run
+        self._kick()
+        return run.book.record
+
+    async def _resumable(self, record: RunRecord, consent: str | None) -> RunSpec:
+        run_id = record.run_id
         if not record.supervised:
             remedy = f"palaestra train --resume {run_id}"
             raise LaunchRefused("run", run_id, "was not started by the service and cannot be resumed by it", remedy)
@@ -213,20 +230,11 @@ class Supervisor:
         if self._pump is not None and self._pump.progress(run_id) is not None:
             raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
         spec = read_spec(self._home.run(run_id))
-        runner = self._runner(spec.runner)
-        number = record.attempt + 1
-        place = await asyncio.to_thread(self._place, record.run_id, number)
+        place = await asyncio.to_thread(self._place, run_id, record.attempt + 1)
         if place.resume_from is None:
             raise LaunchRefused("run", run_id, "has no checkpoint to go on from", "Start it anew")
-        (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
-        run = self._take_in(record, spec)
-        try:
-            await run.book.happened(Happening.RESUMED, reason="", started=None, ended=None, alarms=())
-        except BaseException:
-            self._runs.pop(run_id, None)
-            raise
-        self._kick()
-        return run.book.record
+        (await self._look_ahead(spec, self._runner(spec.runner), place, self._slots.gpus)).agreed(consent)
+        return spec
 
     async def drain(self, on: bool) -> None:
         """Start nothing new, or start again."""
@@ -235,45 +243,28 @@ class Supervisor:
 
     async def archive(self, run_id: str) -> RunRecord:
         """Pack a run that has ended."""
-        record = await self._ended(run_id)
-        if record.archived:
-            return record
-        packed = await asyncio.to_thread(pack, self._home, record)
-        self._registry.put(packed)
-        return packed
+        return await self._put_away(run_id, self._attic.archive)
 
     async def restore(self, run_id: str) -> RunRecord:
         """Unpack an archived run, or bring back a deleted one."""
-        record = self._registry.get(checked_run_id(run_id))
-        if record is not None and not record.archived:
-            raise IllegalTransition(f"{run_id} is neither archived nor deleted")
-        if record is None:
-            restored = await asyncio.to_thread(undelete, self._home, run_id)
-        else:
-            restored = await asyncio.to_thread(unpack, self._home, record)
-        self._registry.put(restored)
-        return restored
+        with self._alone(run_id):
+            return await asyncio.to_thread(self._attic.restore, run_id)
 
     async def delete(self, run_id: str) -> None:
         """Throw a run that has ended away; `restore` brings it back until it is purged."""
-        record = await self._ended(run_id)
-        await asyncio.to_thread(throw_away, self._home, record, self._clock())
-        self._registry.delete(run_id)
+        await self._put_away(run_id, self._attic.delete)
 
     async def gc(self, *, dry_run: bool = True) -> list[Doom]:
         """What the retention policy does away with; done only when it is not a dry run."""
-        policy, now = self._config.retention, self._clock()
-        everything = [*self._registry.runs(), *self._registry.runs(archived=True)]
-        plan = doomed([run for run in everything if run.run_id not in self._runs], policy, now)
+        plan = await asyncio.to_thread(self._attic.plan, frozenset(self._runs))
         if dry_run:
             return plan
         for doom in plan:
-            await (self.archive(doom.run_id) if doom.action == "archive" else self.delete(doom.run_id))
-        for record in self._registry.runs():
-            if record.phase.ended:
-                for attempt in self._home.run(record.run_id).attempts():
-                    await asyncio.to_thread(shorten_log, attempt.stdout, policy.log_mb)
-        await asyncio.to_thread(purge, self._home, policy.undo_days, now)
+            try:
+                await self._put_away(doom.run_id, partial(self._attic.carry_out, doom))
+            except IllegalTransition as error:
+                _log.info("left alone: %s", error)
+        await asyncio.to_thread(self._attic.tidy)
         return plan
 
     def ring(self, run_id: str) -> Ring | None:
@@ -324,12 +315,15 @@ class Supervisor:
             loop.call_soon_threadsafe(run.heard, attempt, records)
 
     def _take_in(self, record: RunRecord, spec: RunSpec | None = None) -> Supervised:
+        run = self._made(record, spec)
+        self._runs[record.run_id] = run
+        return run
+
+    def _made(self, record: RunRecord, spec: RunSpec | None) -> Supervised:
         if self._around is None:
             raise RuntimeError("start() comes first")
         book = RunBook(self._home, self._registry, record, self._clock, self._tell)
-        run = Supervised(book, self._around, spec)
-        self._runs[record.run_id] = run
-        return run
+        return Supervised(book, self._around, spec)
 
     def _surroundings(self, pump: Pump) -> Surroundings:
         def over(run_id: str) -> None:
@@ -463,18 +457,30 @@ class Supervisor:
             raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
         return record
 
-    async def _ended(self, run_id: str) -> RunRecord:
-        record = self.known(run_id)
-        if not record.phase.ended:
-            raise IllegalTransition(f"{run_id} is {record.phase}: only a run that has ended can be put away")
-        await self._left(run_id)
-        return record
+    async def _put_away(self, run_id: str, work: Callable[[RunRecord], _T]) -> _T:
+        with self._alone(run_id):
+            await self._left(run_id)
+            record = self.known(run_id)
+            if not record.phase.ended:
+                raise IllegalTransition(f"{run_id} is {record.phase}: only a run that has ended can be put away")
+            return await asyncio.to_thread(work, record)
 
     async def _left(self, run_id: str) -> None:
         """Returns when the last things about a run whose end is known are written."""
         run = self._runs.get(run_id)
-        if run is not None:
+        if run is not None and run.book.phase.ended:
             await run.left()
+
+    @contextlib.contextmanager
+    def _alone(self, run_id: str) -> Iterator[None]:
+        """While this lasts nobody else puts the run away, brings it back or resumes it."""
+        if run_id in self._changing:
+            raise IllegalTransition(f"{run_id} is being put away, brought back or resumed by somebody else")
+        self._changing.add(run_id)
+        try:
+            yield
+        finally:
+            self._changing.discard(run_id)
 
     def _not_ours(self, record: RunRecord) -> IllegalTransition:
         holder = journal_holder(self._home.run(record.run_id).attempt(record.attempt))

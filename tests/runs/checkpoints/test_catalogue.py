@@ -3,6 +3,7 @@ import hashlib
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
@@ -200,21 +201,43 @@ def test_a_verdict_is_remembered_until_something_is_touched(home):
     registry.close()
 
 
-def test_rows_follow_a_run_that_is_packed_and_brought_back(home):
+def _ids(supervisor):
+    return {row.checkpoint_id for row in supervisor.registry.checkpoints()}
+
+
+def test_rows_follow_a_run_that_is_packed_thrown_away_and_brought_back(home):
     async def body():
-        async with supervising(home) as supervisor:
-            catalogue = supervisor._catalogue = Catalogue(supervisor.registry)
+        async with supervising(home, catalogue=Catalogue) as supervisor:
             run = await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))
             await ends(supervisor, run.run_id)
-            before = {row.checkpoint_id for row in supervisor.registry.checkpoints()}
-            packed = await supervisor.archive(run.run_id)
-            catalogue.recall(home, packed)
-            gone = supervisor.registry.checkpoints()
-            catalogue.recall(home, await supervisor.restore(run.run_id))
-            return before, gone, {row.checkpoint_id for row in supervisor.registry.checkpoints()}
+            seen = [_ids(supervisor)]
+            for change in (supervisor.archive, supervisor.restore, supervisor.delete, supervisor.restore):
+                await change(run.run_id)
+                seen.append(_ids(supervisor))
+            return seen
 
-    before, gone, after = asyncio.run(body())
+    ended, packed, unpacked, deleted, back = asyncio.run(body())
 
-    assert len(before) == 2
-    assert gone == []
-    assert after == before
+    assert len(ended) == 2
+    assert packed == deleted == set()
+    assert unpacked == back == ended
+
+
+def test_surplus_checkpoints_go_when_the_policy_says_so(home):
+    async def body():
+        async with supervising(home, catalogue=Catalogue, retention={"keep_checkpoints": 1}) as supervisor:
+            run = await supervisor.submit(echo(steps=30, rate=0, checkpoint_every=10))
+            await ends(supervisor, run.run_id)
+            before = sorted((row.env_step, row.path) for row in supervisor.registry.checkpoints())
+            told = await supervisor.gc()
+            kept = [row.path for row in supervisor.registry.checkpoints()]
+            await supervisor.gc(dry_run=False)
+            return before, told, kept, [row.path for row in supervisor.registry.checkpoints()]
+
+    before, (doom,), kept, left = asyncio.run(body())
+
+    assert len(before) == len(kept) == 3
+    assert (doom.action, doom.why) == ("prune", "2 checkpoints beyond the newest 1 and the best")
+    assert sorted(doom.paths) == sorted(path for _, path in before[:2])
+    assert left == [before[2][1]]
+    assert [Path(path).exists() for _, path in before] == [False, False, True]

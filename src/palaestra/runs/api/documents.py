@@ -304,9 +304,11 @@ class Doomed(_Answer):
     """What the retention policy does to a run."""
 
     run_id: str
-    action: Literal["archive", "delete"]
+    action: Literal["archive", "delete", "prune"]
     why: str
     bytes: int
+    paths: tuple[str, ...] = ()
+    """The checkpoints that a pruning removes for good."""
 
 
 class DrainState(_Answer):

@@ -63,11 +63,13 @@ class Catalogue:
                     self._registry.put_checkpoint(replace(row, metrics_digest=digest))
         self._forget_missing(run.run_id)
 
-    def catch_up(self, home: Home) -> int:
+    def catch_up(self, home: Home, enough: Callable[[], bool] = lambda: False) -> int:
         """Add what runs without any row have, such as after a registry was lost; how many were added."""
         listed = {row.run_id for row in self._registry.checkpoints()}
         added = 0
         for run in self._registry.runs():
+            if enough():
+                break
             attempts = [] if run.run_id in listed else attempts_with_checkpoints(home.run(run.run_id))
             for attempt in attempts:
                 self.scan(run, attempt, _patterns(attempt))

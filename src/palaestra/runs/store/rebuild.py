@@ -19,7 +19,7 @@ from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.unsupervised import read_unsupervised
 
-__all__ = ["RebuildReport", "open_registry", "read_run", "rebuild", "recover"]
+__all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
 
 _log = logging.getLogger(__name__)
 _PHASE_OF_END = {Happening.LAUNCH_REFUSED: Phase.REFUSED}
@@ -75,8 +75,9 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
         else:
             found.append(record)
     for note in sorted((home.path / "archive").glob("*.json")):
-        archived = _archived(note)
-        if archived is not None:
+        archived = read_packed(note)
+        # A directory beside its package is whole: somebody was interrupted while packing or unpacking.
+        if archived is not None and not (home.runs / archived.run_id).is_dir():
             found.append(archived)
     registry.put_many(found)
     imported = 0
@@ -145,14 +146,15 @@ def _last(life: list[LifeRecord], happening: Happening) -> LifeRecord | None:
     return next((record for record in reversed(life) if record.happening == happening), None)
 
 
-def _archived(note: Path) -> RunRecord | None:
+def read_packed(note: Path) -> RunRecord | None:
     """The row of a run whose directory was packed, as it was written beside the package."""
     data = read_json(note)
     if data is None or not note.with_suffix(".tar.gz").exists():
         return None
     try:
         data.pop("schema", None)
-        return RunRecord(**{**data, "phase": Phase(data["phase"]), "tags": tuple(data["tags"]), "archived": True})
+        plain = {"phase": Phase(data["phase"]), "tags": tuple(data["tags"]), "alarms": (), "archived": True}
+        return RunRecord(**{**data, **plain})
     except (KeyError, TypeError, ValueError):
         return None
 
