@@ -1,9 +1,7 @@
 """Curves for TensorBoard: one scalar per metric and update, over environment steps.
 
 Writes event files with the `tensorboard` package alone (no torch, no TensorFlow), which is imported when a
-sink is opened. Metrics keep their names. `episode_return` and `episode_length` are the trainer's own when it
-reports them, and otherwise the means of the episodes that ended since the last update; single episodes are in
-the journal.
+sink is opened. Metrics keep their names; single episodes are in the journal.
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import ConfigError
-from palaestra.telemetry.episode import EpisodeMeans
-from palaestra.telemetry.event import EpisodeSummary, Event, TrainingStep
+from palaestra.telemetry.scalar_sink import ScalarSink
 
 __all__ = ["TensorBoardSink", "require_tensorboard"]
 
@@ -28,10 +25,11 @@ def require_tensorboard() -> None:
     _import("tensorboard.summary.writer.event_file_writer")
 
 
-class TensorBoardSink:
+class TensorBoardSink(ScalarSink):
     """Writes scalars into a directory that `tensorboard --logdir` shows."""
 
     def __init__(self, directory: str | Path, clock: Callable[[], float] = time.time) -> None:
+        super().__init__()
         file_writer = _import("tensorboard.summary.writer.event_file_writer").EventFileWriter
         self._proto = _import("tensorboard.compat.proto.event_pb2")
         self._summary = _import("tensorboard.compat.proto.summary_pb2").Summary
@@ -41,31 +39,13 @@ class TensorBoardSink:
             remedy = "Choose a directory that can be written"
             raise ConfigError("telemetry.tensorboard", str(directory), f"cannot be written: {error}", remedy) from error
         self._clock = clock
-        self._episodes = EpisodeMeans()
-        self._closed = False
-
-    def emit(self, event: Event) -> None:
-        """Write an update's metrics; count an episode in; ignore the rest, and everything after `close`."""
-        if self._closed:
-            return
-        if isinstance(event, EpisodeSummary):
-            self._episodes.add(event)
-        elif isinstance(event, TrainingStep):
-            self._write(event.env_step, self._episodes.take() | event.metrics)
 
     def flush(self) -> None:
         """Have the file hold all that was emitted."""
         if not self._closed:
             self._writer.flush()
 
-    def close(self) -> None:
-        """Write the means of the last episodes and finish the file."""
-        if self._closed:
-            return
-        self._closed = True
-        left_over = self._episodes.take()
-        if left_over:
-            self._write(self._episodes.env_step, left_over)
+    def _finish(self) -> None:
         self._writer.close()
 
     def _write(self, env_step: int, metrics: Mapping[str, float]) -> None:

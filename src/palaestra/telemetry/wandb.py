@@ -1,9 +1,7 @@
 """Curves for Weights & Biases, online or kept on disk to be uploaded later.
 
 Imports `wandb` when a sink is opened, and never prompts: going online without credentials is refused before a
-run exists on either side. Offline, `close` logs the command that uploads the run. `episode_return` and
-`episode_length` are the trainer's own when it reports them, and otherwise the means of the episodes since the
-last update.
+run exists on either side. Offline, `close` logs the command that uploads the run.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from palaestra.errors import ConfigError
-from palaestra.telemetry.episode import EpisodeMeans
-from palaestra.telemetry.event import EpisodeSummary, Event, TrainingStep
+from palaestra.telemetry.scalar_sink import ScalarSink
 
 __all__ = ["WandbSink", "require_wandb"]
 
@@ -43,7 +40,7 @@ def require_wandb(mode: Mode, environ: Mapping[str, str] | None = None) -> Any:
     return module
 
 
-class WandbSink:
+class WandbSink(ScalarSink):
     """One W&B run. `module` stands in for the wandb package, for tests."""
 
     def __init__(
@@ -57,6 +54,7 @@ class WandbSink:
         module: Any = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         if module is None:
             module = require_wandb(mode, environ)
         else:
@@ -76,36 +74,19 @@ class WandbSink:
             remedy = "Try telemetry.wandb = offline and upload the run later"
             raise ConfigError("telemetry.wandb", mode, f"wandb did not start: {error}", remedy) from error
         self._mode = mode
-        self._episodes = EpisodeMeans()
-        self._closed = False
-
-    def emit(self, event: Event) -> None:
-        """Log an update's metrics; count an episode in; ignore the rest, and everything after `close`."""
-        if self._closed:
-            return
-        if isinstance(event, EpisodeSummary):
-            self._episodes.add(event)
-        elif isinstance(event, TrainingStep):
-            self._log(event.env_step, self._episodes.take() | event.metrics)
 
     def flush(self) -> None:
         """Nothing to do: wandb hands on in a process of its own."""
 
-    def close(self) -> None:
-        """Finish the run; offline, say how to upload it."""
-        if self._closed:
-            return
-        self._closed = True
-        left_over = self._episodes.take()
-        if left_over:
-            self._log(self._episodes.env_step, left_over)
+    def _finish(self) -> None:
+        """Offline, say how to upload it."""
         # The run's files lie in DIR/files; `wandb sync` wants DIR.
         directory = Path(self._run.dir).parent
         self._run.finish()
         if self._mode == "offline":
             _log.info("This run was kept offline. To upload it: wandb sync %s", directory)
 
-    def _log(self, env_step: int, metrics: Mapping[str, float]) -> None:
+    def _write(self, env_step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: float(value) for name, value in metrics.items()}, step=env_step)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from palaestra.runs.ingest.crc32c import masked
+from palaestra.runs.ingest.growing_file import GrowingFile
 
 __all__ = ["EventFileTail", "Framed"]
 
@@ -39,40 +40,32 @@ class Framed(NamedTuple):
     payload: bytes
 
 
-class EventFileTail:
-    """Reads on from `offset`; a file that shrank or was replaced begins anew."""
+class EventFileTail(GrowingFile):
+    """The records of one event file; `offset` is where the next one begins."""
 
     def __init__(self, path: Path, offset: int = 0, inode: int = 0) -> None:
-        self._path = path
+        super().__init__(path, offset, inode)
         self._searching = False
-        self.offset = offset
-        """Where the next record begins."""
-        self.inode = inode
-        """Which file that is; 0 before the first read."""
         self.corruptions = 0
         """Damaged stretches that were stepped over."""
 
     def read(self, limit: int) -> list[Framed]:
         """The next whole records, at most `limit`."""
-        try:
-            fd = os.open(self._path, os.O_RDONLY)
-        except FileNotFoundError:
-            return []
-        try:
-            facts = os.fstat(fd)
-            if self.inode not in (0, facts.st_ino) or facts.st_size < self.offset:
-                self.offset, self._searching = 0, False
-            self.inode = facts.st_ino
-            found: list[Framed] = []
+        found: list[Framed] = []
+        with self.opened() as file:
+            if file is None:
+                return found
+            fd, size = file
             # A round that neither finds records nor moves on has met the end of what is written.
-            while len(found) < limit and facts.st_size > self.offset:
+            while len(found) < limit and size > self.offset:
                 before = self.offset
-                self._round(fd, facts.st_size, limit, found)
+                self._round(fd, size, limit, found)
                 if self.offset == before:
                     break
-            return found
-        finally:
-            os.close(fd)
+        return found
+
+    def _began_anew(self) -> None:
+        self._searching = False
 
     def give_up(self) -> None:
         """Nobody writes any more: count what follows the last whole record as damage and step over it."""

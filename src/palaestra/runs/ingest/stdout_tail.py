@@ -6,8 +6,9 @@ Holds back a line that is still being written, replaces bytes that are not text,
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import NamedTuple
+
+from palaestra.runs.ingest.growing_file import GrowingFile
 
 __all__ = ["Line", "LineTail"]
 
@@ -24,30 +25,13 @@ class Line(NamedTuple):
     offset: int
 
 
-class LineTail:
-    """Reads on from `offset`; a file that does not exist yet is empty, one that shrank or was replaced begins anew."""
-
-    def __init__(self, path: Path, offset: int = 0, inode: int = 0) -> None:
-        self._path = path
-        self.offset = offset
-        """Where the next line begins."""
-        self.inode = inode
-        """Which file that is; 0 before the first read."""
+class LineTail(GrowingFile):
+    """The lines of one file; `offset` is where the next one begins."""
 
     def read(self, limit: int, *, final: bool = False) -> list[Line]:
         """The next lines, at most `limit` and a few megabytes; `final` also gives a last line without an end."""
-        try:
-            fd = os.open(self._path, os.O_RDONLY)
-        except FileNotFoundError:
-            return []
-        try:
-            facts = os.fstat(fd)
-            if self.inode not in (0, facts.st_ino) or facts.st_size < self.offset:
-                self.offset = 0
-            self.inode = facts.st_ino
-            return self._lines(fd, limit, final) if facts.st_size > self.offset else []
-        finally:
-            os.close(fd)
+        with self.opened() as file:
+            return [] if file is None else self._lines(file[0], limit, final)
 
     def _lines(self, fd: int, limit: int, final: bool) -> list[Line]:
         lines: list[Line] = []
