@@ -559,6 +559,32 @@ def test_archive_restore_delete_and_gc(home):
     asyncio.run(body())
 
 
+def test_a_service_killed_after_packing_finds_the_package(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=1))).run_id
+            ended = await ends(supervisor, run_id)
+            await supervisor.archive(run_id)
+            supervisor.registry.put(ended)
+        async with supervising(home) as supervisor:
+            assert [run.run_id for run in supervisor.registry.runs(archived=True)] == [run_id]
+            assert (await supervisor.restore(run_id)).archived is False
+
+    asyncio.run(body())
+
+
+def test_a_run_of_palaestra_train_is_known_from_its_first_moment(home):
+    async def body():
+        async with supervising(home, scan_every_s=3600) as supervisor:
+            attempt = home.run("solo-1").attempt(1)
+            attempt.path.mkdir(parents=True)
+            write_json(home.run("solo-1").path / "resolved.json", {"env": {"id": "CartPole-v1"}})
+            assert supervisor.known("solo-1").env_id == "CartPole-v1"
+            assert [item async for item in supervisor.subscribe("solo-1")] == []
+
+    asyncio.run(body())
+
+
 def test_one_change_of_a_run_at_a_time(home):
     async def body():
         async with supervising(home) as supervisor:

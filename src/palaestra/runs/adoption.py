@@ -10,7 +10,7 @@ from palaestra.runs.layout import Home
 from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
-from palaestra.runs.store.rebuild import read_run
+from palaestra.runs.store.rebuild import read_packed, read_run
 from palaestra.runs.store.registry import Registry
 
 __all__ = ["AdoptionReport", "Found", "found_on_disk", "remove_unfinished"]
@@ -78,11 +78,13 @@ def found_on_disk(home: Home, registry: Registry) -> Found:
             changed.append(row)
         if not phase.ended:
             found.live.append(row)
-    changed += [
-        replace(row, phase=Phase.LOST, reason="its directory is gone", code="no_directory")
-        for row in rows.values()
-        if not row.phase.ended
-    ]
+    for row in rows.values():
+        packed = read_packed(home.path / "archive" / f"{row.run_id}.json")
+        if packed is not None:
+            # Killed after it was packed and before that was written down.
+            changed.append(packed)
+        elif not row.phase.ended:
+            changed.append(replace(row, phase=Phase.LOST, reason="its directory is gone", code="no_directory"))
     registry.put_many(changed)
     found.live.sort(key=lambda run: run.created)
     return found

@@ -451,7 +451,8 @@ class Supervisor:
         run = self._runs.get(run_id)
         if run is not None:
             return run.book.record
-        record = self._registry.get(checked_run_id(run_id))
+        # One that was started without us a moment ago has no row yet.
+        record = self._registry.get(checked_run_id(run_id)) or read_unsupervised(self._home.run(run_id))
         if record is None:
             close = self._registry.beginning_with(run_id[:8])
             raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
