@@ -45,10 +45,10 @@ def _nobody_is_left():
     for thread in threading.enumerate():
         if thread.name.startswith("palaestra-collector"):
             thread.join(10)
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("palaestra-collector")]
-    assert not multiprocessing.active_children()
     rooms.LET_GO.clear()
     rooms.GO.clear()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("palaestra-collector")]
+    assert not multiprocessing.active_children()
 
 
 @BOTH
