@@ -170,7 +170,8 @@ UI_SECTIONS: dict[str, type[Section]] = {
 
 def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRunConfig:
     """The checked configuration from plain data."""
-    data = {key: {} if value is None else value for key, value in data.items()}
+    # `actor:` with nothing behind it says nothing.
+    data = {key: value for key, value in data.items() if value is not None}
     data["algorithm"] = _algorithm(data.get("algorithm") or {})
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
