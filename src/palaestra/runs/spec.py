@@ -35,6 +35,8 @@ class RunSpec(Section):
     """The configuration file as it was written, kept as config.yaml."""
     script: str | None = None
     """Which script of the runner's checkout (`dqn`), or the algorithm of a library (`ppo`)."""
+    checkout: str | None = None
+    """The checkout that the runner's scripts come from; None takes what the environment of the service names."""
     env_id: str | None = None
     """The environment; runners that have it in their configuration take it from there."""
     seed: int | None = None

@@ -136,6 +136,7 @@ def test_without_a_checkout_the_remedy_is_to_clone_one(machine):
     refused = _only_refusal(spec, Machine(environment, 10**12))
 
     assert "git clone https://github.com/vwxyzjn/cleanrl" in refused.remedy
+    assert "the run service has no PALAESTRA_CLEANRL" in refused.text
 
 
 def test_the_checkout_may_come_from_the_environment(machine):
@@ -143,6 +144,17 @@ def test_the_checkout_may_come_from_the_environment(machine):
     there = Machine({**machine.environment, "PALAESTRA_CLEANRL": str(CHECKOUT)}, 10**12)
 
     assert "shaped" in _only_refusal(spec, there).remedy
+
+
+def test_the_checkout_of_the_request_comes_before_that_of_the_service(machine, tmp_path):
+    there = Machine({**machine.environment, "PALAESTRA_CLEANRL": str(tmp_path)}, 10**12)
+
+    assert "shaped" in _only_refusal(RunSpec(runner="cleanrl", script="shaepd", checkout=str(CHECKOUT)), there).remedy
+    assert "in the run service's environment" in _only_refusal(RunSpec(runner="cleanrl", script="dqn"), there).text
+
+
+def test_a_missing_script_is_not_called_none(machine):
+    assert _only_refusal(_spec(script=None), machine).text == "no script named"
 
 
 def test_a_missing_package_names_the_interpreter_to_install_it_into(machine, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import netrc
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class CleanrlRunner:
         where = {"type": "string", "description": f"Directory of the CleanRL checkout; else ${CHECKOUT}."}
         properties: dict[str, Any] = {"checkout": where}
         if spec.script is not None:
-            checkout = _checkout(spec, {})
+            checkout = _checkout(spec, os.environ)
             arguments = read_script(_script(spec.script, checkout)).arguments
             properties |= argument_schema(argument for argument in arguments if argument.name not in _OURS)
         return {"type": "object", "properties": properties, "additionalProperties": False}
@@ -110,7 +111,8 @@ class CleanrlRunner:
             wish = _understood(spec, machine)
             interpreter = choose_python(spec, wish.checkout)
         except ConfigError as error:
-            return [Finding(error.place, "refused", f"{error.value}: {error.reason}", error.remedy)]
+            shown = f"{error.value}: " if error.value is not None else ""
+            return [Finding(error.place, "refused", f"{shown}{error.reason}", error.remedy)]
         refused = flag_findings(wish.script.arguments, wish.values, wish.script.path.name)
         if refused:
             return refused
@@ -201,12 +203,16 @@ def _understood(spec: RunSpec, machine: Machine) -> _Wish:
 
 
 def _checkout(spec: RunSpec, environment: Mapping[str, str]) -> Path:
-    given = spec.config.get("checkout") or environment.get(CHECKOUT)
+    """The key `checkout`, else what the request brought, else the environment of whoever looks: of the service."""
+    wished = spec.config.get("checkout") or spec.checkout
+    given = wished or environment.get(CHECKOUT)
     if not isinstance(given, str):
-        raise ConfigError("script", spec.script, "no CleanRL checkout is known", CLONE)
+        reason = f"no CleanRL checkout is known: the request names none and the run service has no {CHECKOUT}"
+        raise ConfigError("script", spec.script, reason, CLONE)
     checkout = (spec.invoked_from / Path(given).expanduser()).resolve()
     if not (checkout / "cleanrl").is_dir():
-        raise ConfigError("script", str(checkout), "is not a CleanRL checkout", CLONE)
+        whose = "" if wished else f" ({CHECKOUT} in the run service's environment; yours counts when it is sent)"
+        raise ConfigError("script", str(checkout), f"is not a CleanRL checkout{whose}", CLONE)
     return checkout
 
 
