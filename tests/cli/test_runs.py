@@ -210,8 +210,23 @@ def test_a_run_of_train_alone_is_listed_without_any_service(palaestra, config, h
     (row,) = json.loads(palaestra("runs", "list", "--json").out)
     assert (row["run_id"], row["supervised"], row["phase"]) == (trained["run_id"], False, "succeeded")
     assert row["env_id"] == "CartPole-v1"
-    assert palaestra("runs", "show", trained["run_id"]).code == 0
+    assert (row["env_step"], row["total_steps"]) == (256, 256)
+    assert row["episodes"] > 0
+    shown = palaestra("runs", "show", trained["run_id"])
+    assert shown.code == 0
+    for text in ("256/256", "Last numbers:", "policy_loss", "Checkpoints:"):
+        assert text in shown.out
+    document = json.loads(palaestra("runs", "compare", trained["run_id"], trained["run_id"], "--json").out)
+    assert document["metrics"]["episode/return"][0] == pytest.approx(row["episode_return"])
     assert not home.service.exists()
+
+
+def test_a_run_of_train_alone_has_numbers_for_the_clients_of_a_service(palaestra, config, home):
+    trained = json.loads(palaestra("train", config, "--json", "-q").out)
+    with service_thread(home):
+        trainer = TrainerService(home)
+        assert trainer.run(trained["run_id"]).env_step == 256
+        assert trainer.recent_metrics(trained["run_id"], 1, ["policy_loss"])["policy_loss"][-1].step == 256
 
 
 def test_a_damaged_registry_is_rebuilt_before_it_is_read(palaestra, home):

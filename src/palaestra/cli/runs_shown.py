@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from palaestra.cli.runs_table import aligned, duration, sized, steps
+from palaestra.runs.checkpoints.listing import all_checkpoints
 from palaestra.runs.life import LifeLog, elapsed
 from palaestra.runs.reading import RunReading
 from palaestra.runs.record import RunRecord
@@ -31,7 +32,7 @@ def shown_data(reading: RunReading, name: str) -> dict[str, Any]:
         "directory": str(reading.home.run(record.run_id).path),
         "life": [life_data(happening) for happening in reading.life(record.run_id)],
         "metrics": {key: points[-1].value for key, points in recent.items() if points},
-        "checkpoints": [checkpoint_data(one) for one in reading.checkpoints(run_id=record.run_id)],
+        "checkpoints": [checkpoint_data(one) for one in all_checkpoints(reading.home, run_id=record.run_id)],
         "command": reading.document(record.run_id, "command"),
     }
 
@@ -106,7 +107,7 @@ def _numbers(reading: RunReading, record: RunRecord) -> list[str]:
 
 
 def _checkpoints(reading: RunReading, record: RunRecord) -> list[str]:
-    found = reading.checkpoints(run_id=record.run_id)
+    found = all_checkpoints(reading.home, run_id=record.run_id)
     rows = [
         (f"  {one.checkpoint_id}", f"{one.env_step:,}", sized(one.size_bytes), "best" if one.best else "", one.path)
         for one in found[:5]

@@ -1,7 +1,8 @@
 """Everything there is to know about runs, read from the registry and the run directories; needs no service.
 
-The command line and the HTTP routes ask the same questions here. Nothing is written, and nothing heavy is imported
-until numbers are asked for: `palaestra runs list` has half a second for ten thousand runs.
+The command line and the HTTP routes ask the same questions here. Nothing is written but series that are behind their
+journal, and nothing heavy is imported until numbers are asked for: `palaestra runs list` has half a second for ten
+thousand runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, ending_of
-from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
+from palaestra.runs.record import LifeRecord, RunRecord
 from palaestra.runs.run_id import checked_run_id
 from palaestra.runs.secret import Redactor
 from palaestra.runs.store.registry import reading_registry
@@ -27,11 +28,13 @@ from palaestra.runs.unsupervised import read_unsupervised
 if TYPE_CHECKING:
     from palaestra.runs.ingest.metric_point import MetricPoint
     from palaestra.runs.ingest.series.reader import MetricInfo
+    from palaestra.runs.ingest.series.run_series import RunSeries
     from palaestra.runs.store.registry import Registry
 
 __all__ = ["LogPiece", "RunReading"]
 
 _LONGEST_LINE = 1 << 20
+_OTHERS_S = 5.0
 
 
 class LogPiece(NamedTuple):
@@ -114,9 +117,10 @@ class RunReading:
         """What happened to a run."""
         return LifeLog(self.paths(run_id)).read()
 
-    def document(self, run_id: str, name: str) -> dict[str, Any]:
-        """`spec`, `resolved` or `command` of a run as stored; empty when there is none."""
-        return read_json(self.paths(run_id).path / f"{name}.json") or {}
+    def document(self, run_id: str, name: str, attempt: int | None = None) -> dict[str, Any]:
+        """`spec`, `resolved` or an attempt's `command` (the newest's) as stored; empty when there is none."""
+        paths = self.attempt(run_id, attempt) if name == "command" else None
+        return read_json((paths or self.paths(run_id)).path / f"{name}.json") or {}
 
     def log(self, run_id: str, offset: int = 0, limit: int = 1 << 20, attempt: int | None = None) -> LogPiece:
         """Whole lines of an attempt's output from a byte on, secrets hidden; negative counts from the end."""
@@ -141,15 +145,11 @@ class RunReading:
 
     def metric_names(self, run_id: str) -> dict[str, MetricInfo]:
         """Every metric of a run, with its number of points and where they come from."""
-        from palaestra.runs.ingest.series.run_series import RunSeries
-
-        return RunSeries(self.paths(run_id)).names()
+        return self._series(run_id).names()
 
     def recent_metrics(self, run_id: str, count: int, names: Collection[str] = ()) -> dict[str, list[MetricPoint]]:
         """The last points of the named metrics; of all, when none is named."""
-        from palaestra.runs.ingest.series.run_series import RunSeries
-
-        series = RunSeries(self.paths(run_id))
+        series = self._series(run_id)
         return {name: series.recent(name, count) for name in self._named(series.names(), names)}
 
     def metrics(
@@ -162,20 +162,19 @@ class RunReading:
         last: int | None = None,
     ) -> dict[str, list[MetricPoint]]:
         """At most so many points of each metric between two steps, extremes among them."""
-        from palaestra.runs.ingest.series.run_series import RunSeries
-
-        series = RunSeries(self.paths(run_id))
+        series = self._series(run_id)
         return {name: series.decimated(name, points, first, last) for name in self._named(series.names(), names)}
 
-    def checkpoints(
-        self, *, run_id: str | None = None, agent_id: str | None = None, env_id: str | None = None
-    ) -> list[CheckpointRecord]:
-        """Checkpoints that fit, newest first."""
-        registry = reading_registry(self.home)
-        if registry is None:
-            return []
-        with closing(registry):
-            return registry.checkpoints(run_id=run_id, agent_id=agent_id, env_id=env_id)
+    def _series(self, run_id: str) -> RunSeries:
+        from palaestra.runs.ingest.catch_up import catch_up
+        from palaestra.runs.ingest.series.run_series import RunSeries
+
+        paths = self.paths(run_id)
+        # Of a run that goes on, somebody else may be writing for as long as it does.
+        wait_s = _OTHERS_S if self.run(run_id).phase.ended else 0.0
+        for attempt in paths.attempts():
+            catch_up(attempt, wait_s=wait_s)
+        return RunSeries(paths)
 
     def _named(self, known: Collection[str], names: Collection[str]) -> list[str]:
         for name in names:

@@ -1,7 +1,7 @@
 """Runs that somebody started with `palaestra train` alone: shown like any other, never stopped by us.
 
-Such a run has no spec, no warden and no life log. Who trains holds the lock of the journal, and what became of the run
-is the last word in the journal.
+Such a run has no spec, no warden and no life log. Who trains holds the lock of the journal; how far the run is and what
+became of it is what the journal says last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.durable import read_json
-from palaestra.runs.facts import last_said
+from palaestra.runs.journal_tail import Told, told_by
 from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
@@ -29,7 +29,11 @@ def read_unsupervised(run: RunPaths) -> RunRecord | None:
         return None
     newest = attempts[-1]
     trainer = journal_holder(newest)
-    phase, reason = _phase(newest, trainer)
+    told = told_by(newest.journal)
+    phase, reason = _phase(told, trainer)
+    if not told.env_step and len(attempts) > 1:
+        # It has just been resumed; what it goes on from is what the attempt before it said.
+        told = told_by(attempts[-2].journal)
     algorithm = _at(resolved, "algorithm", "name")
     seed, total = _at(resolved, "trainer", "seed"), _at(resolved, "trainer", "total_timesteps")
     created = run.path.stat().st_mtime
@@ -51,7 +55,10 @@ def read_unsupervised(run: RunPaths) -> RunRecord | None:
         started=created,
         ended=None if trainer else _changed(newest.journal, created),
         trainer=trainer,
+        env_step=told.env_step,
         total_steps=total if isinstance(total, int) else None,
+        episodes=told.episodes,
+        episode_return=told.episode_return,
         seed=seed if isinstance(seed, int) else None,
     )
 
@@ -71,12 +78,11 @@ def journal_holder(attempt: AttemptPaths) -> ProcessIdentity | None:
     return None
 
 
-def _phase(attempt: AttemptPaths, trainer: ProcessIdentity | None) -> tuple[Phase, str]:
+def _phase(told: Told, trainer: ProcessIdentity | None) -> tuple[Phase, str]:
     if trainer is not None:
         return Phase.RUNNING, ""
-    said = last_said(attempt.journal)
-    if said in _LAST_WORDS:
-        return _LAST_WORDS[said], "as its journal says"
+    if told.phase in _LAST_WORDS:
+        return _LAST_WORDS[told.phase], "as its journal says"
     return Phase.LOST, "it is gone and nobody saw it exit"
 
 

@@ -15,12 +15,14 @@ from typing import Any
 
 from palaestra.runs.ingest.output_watch import OutputWatch
 from palaestra.runs.ingest.progress import Progress
+from palaestra.runs.ingest.series.lock import SeriesLock
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.series.writer import SeriesWriter
 from palaestra.runs.ingest.tags import provenance
 from palaestra.runs.ingest.translator import Counts, Translator
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import JournalFile, Source
+from palaestra.runs.storable import LARGEST
 from palaestra.telemetry.event import (
     CheckpointSaved,
     EpisodeSummary,
@@ -71,7 +73,8 @@ class _Tally:
                 continue
             elif not isinstance(event, CheckpointSaved | Frame):
                 continue
-            self.env_step = max(self.env_step, event.env_step)
+            if event.env_step <= LARGEST:
+                self.env_step = max(self.env_step, event.env_step)
 
     def mean_return(self) -> float | None:
         if not self.returns:
@@ -81,7 +84,7 @@ class _Tally:
 
 
 class Feed:
-    """Reads one attempt on. Not safe for two threads at once."""
+    """Reads one attempt on. Not safe for two threads at once; a second feed of the attempt raises `SeriesBusy`."""
 
     def __init__(
         self,
@@ -89,6 +92,8 @@ class Feed:
         sources: tuple[Source, ...],
         thin_every: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        translate: bool = True,
     ) -> None:
         self._attempt = attempt
         self._sources = sources
@@ -99,8 +104,9 @@ class Feed:
         """The journal turned out to be another file, whose records are numbered anew."""
         self._reader = JournalReader(attempt.journal)
         self._translator: Translator | None = None
+        self._lock = SeriesLock(attempt)
         try:
-            if sources and not any(isinstance(source, JournalFile) for source in sources):
+            if translate and sources and not any(isinstance(source, JournalFile) for source in sources):
                 self._translator = Translator(attempt, sources, thin_every)
             self._go_on()
         except BaseException:
@@ -145,6 +151,13 @@ class Feed:
             self._flush(durable=True)
         return records
 
+    def catch_up(self, limit: int) -> None:
+        """Take everything through that is there by now."""
+        while self._read(limit):
+            if self._series.waiting >= _FLUSH_POINTS:
+                self._flush()
+        self._flush()
+
     def progress(self) -> Progress:
         """How far it has come."""
         tally = self._tally
@@ -174,6 +187,7 @@ class Feed:
         self._reader.close()
         if self._translator:
             self._translator.close()
+        self._lock.close()
 
     def _read(self, limit: int) -> list[Record]:
         records = self._reader.read(limit)

@@ -18,6 +18,7 @@ from typing import Self
 
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.progress import Progress
+from palaestra.runs.ingest.series.lock import SeriesBusy
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import Source
 from palaestra.telemetry.event import Record
@@ -34,6 +35,7 @@ same numbers."""
 _MOST_PER_TURN = 4_000
 """Fits into a ring, so that whoever follows closely never has to read the file."""
 _TRY_AGAIN_S = 1.0
+_BUSY_S = 0.05
 
 
 class _Watched:
@@ -67,6 +69,10 @@ class _Watched:
 
     def give_up(self, error: Exception, now: float) -> None:
         """Remember why, and begin again from the last commit later."""
+        if isinstance(error, SeriesBusy):
+            # A reader brings them up to the journal, which takes a moment and is nothing to tell anybody.
+            self.try_again_at = now + _BUSY_S
+            return
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         problem = f"{type(error).__name__}: {error}"
         if self.progress.problem != problem:
@@ -127,7 +133,9 @@ class Pump:
                     break
                 except Exception as error:  # noqa: BLE001  an end must be recorded whatever ails its telemetry
                     watched.give_up(error, time.monotonic())
-                    if time.monotonic() > deadline or self._closing.wait(min(_TRY_AGAIN_S, timeout_s)):
+                    pause_s = watched.try_again_at - time.monotonic()
+                    if time.monotonic() > deadline or self._closing.wait(max(0.0, min(pause_s, timeout_s))):
+                        watched.progress = replace(watched.progress, problem=watched.progress.problem or f"{error}")
                         break
             watched.close()
         return watched.progress
