@@ -1,11 +1,15 @@
 """What may go, and that it can come back."""
 
+import json
+import os
+import shutil
+import socket
 import tarfile
+from dataclasses import replace
 
 import pytest
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.runs import archiving
 from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undelete, unpack
 from palaestra.runs.durable import write_json
 from palaestra.runs.life import LifeLog
@@ -87,7 +91,7 @@ def ended(home):
 
 def test_a_packed_run_comes_back_byte_for_byte(home, ended):
     before = {path.relative_to(home.runs): path.read_bytes() for path in home.runs.rglob("*") if path.is_file()}
-    packed = pack(home, ended)
+    packed = pack(home, ended, NOW)
     assert packed.archived
     assert list(home.runs.iterdir()) == []
     assert packed.bytes_on_disk == (home.path / "archive" / "e-1.tar.gz").stat().st_size
@@ -98,7 +102,7 @@ def test_a_packed_run_comes_back_byte_for_byte(home, ended):
 
 
 def test_a_packed_run_is_known_to_a_rebuilt_registry(home, ended):
-    packed = pack(home, ended)
+    packed = pack(home, ended, NOW)
     registry = Registry.open(home.registry)
     rebuild(home, registry)
     assert registry.runs(archived=True) == [packed]
@@ -106,18 +110,21 @@ def test_a_packed_run_is_known_to_a_rebuilt_registry(home, ended):
 
 
 def test_a_run_that_was_packed_wrongly_is_left_as_it_is(home, ended, monkeypatch):
-    def torn(self, path, arcname):
-        tarfile.TarFile.addfile(self, tarfile.TarInfo(f"{arcname}/spec.json"))
+    whole = tarfile.TarFile.addfile
 
-    monkeypatch.setattr(archiving.tarfile.TarFile, "add", torn)
+    def torn(self, member, file=None):
+        member.size //= 2
+        whole(self, member, file)
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", torn)
     with pytest.raises(ConfigError, match=r"was packed wrongly\. The run was left as it is"):
-        pack(home, ended)
+        pack(home, ended, NOW)
     assert home.run("e-1").spec.exists()
     assert list((home.path / "archive").iterdir()) == []
 
 
 def test_a_damaged_archive_is_refused_and_kept(home, ended):
-    packed = pack(home, ended)
+    packed = pack(home, ended, NOW)
     package = home.path / "archive" / "e-1.tar.gz"
     package.write_bytes(package.read_bytes()[:100])
     with pytest.raises(ConfigError, match="cannot be restored"):
@@ -127,7 +134,7 @@ def test_a_damaged_archive_is_refused_and_kept(home, ended):
 
 
 def test_an_archive_cannot_write_outside(home, ended):
-    packed = pack(home, ended)
+    packed = pack(home, ended, NOW)
     package = home.path / "archive" / "e-1.tar.gz"
     with tarfile.open(package, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("../../escaped"))
@@ -148,16 +155,147 @@ def test_a_deleted_run_comes_back_until_it_is_purged(home, ended):
         undelete(home, "e-1")
 
 
-def test_a_packed_run_that_was_thrown_away_comes_back_packed(home, ended):
-    packed = pack(home, ended)
-    throw_away(home, packed, NOW)
-    assert undelete(home, "e-1") == packed
+def test_a_packed_run_that_was_thrown_away_comes_back_unpacked(home, ended):
+    for note_is_lost in (False, True):
+        packed = pack(home, ended, NOW)
+        bin_ = throw_away(home, packed, NOW)
+        if note_is_lost:
+            (bin_ / "e-1.json").unlink()
+        back = undelete(home, "e-1")
+        assert (back.run_id, back.phase, back.archived, back.tags) == ("e-1", Phase.SUCCEEDED, False, ("t",))
+        assert back.bytes_on_disk > 10_000
+        assert (home.run("e-1").attempt(1).work / "weights").read_bytes() == b"\0\1" * 5000
+        assert list((home.path / "trash").iterdir()) == list((home.path / "archive").iterdir()) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_in_the_way_of_a_thrown_away_run_is_named_and_nothing_is_moved(home, ended, packed):
+    throw_away(home, pack(home, ended, NOW) if packed else ended, NOW)
+    trash = sorted((home.path / "trash").rglob("*"))
+    home.run("e-1").path.mkdir()
+    with pytest.raises(ConfigError, match=r"runs/e-1 is in the way.*Move it elsewhere and restore again"):
+        undelete(home, "e-1")
+    assert sorted((home.path / "trash").rglob("*")) == trash
+    home.run("e-1").path.rmdir()
+    assert undelete(home, "e-1").phase is Phase.SUCCEEDED
+
+
+def _something_else(run):
+    run.path.mkdir()
+    (run.path / "foo").write_text("hi")
+
+
+def _all_but_one_byte(run):
+    shutil.copytree(run.path.with_name("copy"), run.path)
+    (run.attempt(1).work / "weights").write_bytes(b"\0\1" * 4999 + b"\0\2")
+
+
+def _all_but_a_link(run):
+    shutil.copytree(run.path.with_name("copy"), run.path, symlinks=True)
+    (run.attempt(1).work / "link").unlink()
+
+
+@pytest.mark.parametrize("made", [lambda run: run.path.mkdir(), _something_else, _all_but_one_byte, _all_but_a_link])
+def test_a_directory_that_is_not_the_packed_run_keeps_it_from_being_unpacked_and_the_package_stays(home, ended, made):
+    (home.run("e-1").attempt(1).work / "link").symlink_to("weights")
+    shutil.copytree(home.run("e-1").path, home.runs / "copy", symlinks=True)
+    packed = pack(home, ended, NOW)
+    archive = {path: path.read_bytes() for path in (home.path / "archive").iterdir()}
+    made(home.run("e-1"))
+    with pytest.raises(ConfigError, match=r"runs/e-1 is in the way"):
+        unpack(home, packed)
+    assert {path: path.read_bytes() for path in (home.path / "archive").iterdir()} == archive
+    shutil.rmtree(home.run("e-1").path)
     assert unpack(home, packed).archived is False
     assert (home.run("e-1").attempt(1).work / "weights").read_bytes() == b"\0\1" * 5000
 
 
+def test_links_come_back_as_they_were_and_are_never_followed(home, ended, tmp_path):
+    work = home.run("e-1").attempt(1).work
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "huge").write_text("not packed")
+    links = {
+        "abs": "/etc/passwd",
+        "out": "../../../../../../x",
+        "in": "weights",
+        "dir": str(tmp_path / "data"),
+        "no": "n",
+    }
+    for name, target in links.items():
+        (work / name).symlink_to(target)
+    os.link(work / "weights", work / "again")
+    packed = pack(home, ended, NOW)
+    with tarfile.open(home.path / "archive" / "e-1.tar.gz") as tar:
+        assert not [name for name in tar.getnames() if "huge" in name]
+    unpack(home, packed)
+    assert {name: os.readlink(work / name) for name in links} == links
+    assert (work / "again").read_bytes() == (work / "weights").read_bytes() == b"\0\1" * 5000
+    assert (tmp_path / "data" / "huge").read_text() == "not packed"
+
+
+def test_pipes_and_sockets_are_left_out_by_name(home, ended):
+    work = home.run("e-1").attempt(1).work
+    os.mkfifo(work / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        # The name of a socket must be short, wherever the test's directory is.
+        where = os.open(work, os.O_RDONLY)
+        listener.bind(f"/proc/self/fd/{where}/socket")
+        os.close(where)
+    packed = pack(home, ended, NOW)
+    note = json.loads((home.path / "archive" / "e-1.json").read_text())
+    assert note["left_out"] == ["attempt_1/work/pipe", "attempt_1/work/socket"]
+    unpack(home, packed)
+    assert sorted(path.name for path in work.iterdir()) == ["weights"]
+
+
+def test_a_package_that_holds_links_out_of_the_run_can_be_unpacked(home, ended):
+    work = home.run("e-1").attempt(1).work
+    (work / "abs").symlink_to("/etc/passwd")
+    packed = replace(ended, archived=True)
+    (home.path / "archive").mkdir()
+    with tarfile.open(home.path / "archive" / "e-1.tar.gz", "w:gz") as tar:
+        tar.add(home.run("e-1").path, arcname="e-1")
+    shutil.rmtree(home.run("e-1").path)
+    unpack(home, packed)
+    assert os.readlink(work / "abs") == "/etc/passwd"
+
+
+def test_a_note_cannot_have_links_made_elsewhere(home, ended, tmp_path):
+    packed = pack(home, ended, NOW)
+    note = home.path / "archive" / "e-1.json"
+    for links in ({"../../../x": "y"}, {str(tmp_path / "x"): "y"}, {"a": str(tmp_path), "a/x": "y"}):
+        write_json(note, {**json.loads(note.read_text()), "links": links})
+        with pytest.raises(ConfigError, match="cannot be restored"):
+            unpack(home, packed)
+        assert not os.path.lexists(tmp_path / "x")
+        assert list(home.runs.iterdir()) == []
+
+
+def test_a_directory_that_holds_no_run_is_not_packed(home, ended):
+    missing = replace(ended, run_id="e-2")
+    with pytest.raises(ConfigError, match="holds no run"):
+        pack(home, missing, NOW)
+    (home.runs / "e-2").mkdir()
+    with pytest.raises(ConfigError, match="holds no run"):
+        pack(home, missing, NOW)
+    assert (home.runs / "e-2").is_dir()
+
+
+def test_an_older_package_with_more_in_it_goes_to_the_trash_when_the_run_is_packed_again(home, ended):
+    pack(home, ended, NOW)
+    older = (home.path / "archive" / "e-1.tar.gz").read_bytes()
+    write_json(_made(home.run("e-1").path) / "spec.json", {"schema_version": 1, "runner": "echo"})
+    pack(home, ended, NOW)
+    assert (home.path / "trash" / f"e-1.{int(NOW)}" / "e-1.tar.gz").read_bytes() == older
+
+
+def _made(directory):
+    directory.mkdir()
+    return directory
+
+
 def test_who_is_interrupted_while_unpacking_goes_on(home, ended):
-    packed = pack(home, ended)
+    packed = pack(home, ended, NOW)
     package = home.path / "archive" / "e-1.tar.gz"
     saved = package.read_bytes(), package.with_name("e-1.json").read_bytes()
     unpack(home, packed)

@@ -1,111 +1,103 @@
 """Packing, restoring and throwing away: the acting half of retention. Nothing is removed before its copy was read back.
 
-archive/<run_id>.tar.gz and .json (its row)        trash/<run_id>.<time>/ holds what was thrown away, until it is purged
+archive/<run_id>.tar.gz and .json (its row, and the links it had)
+trash/<run_id>.<time>/ holds what was thrown away, until it is purged
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import tarfile
-import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.runs.durable import write_json
+from palaestra.runs.admission import size_of
+from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home, RunPaths
+from palaestra.runs.package import UNREADABLE, links_beside, missing_from, read_back, unpack_into, write
 from palaestra.runs.record import RunRecord
 from palaestra.runs.store.rebuild import read_packed, read_run
 
-__all__ = ["pack", "purge", "shorten_log", "throw_away", "undelete", "unpack"]
+__all__ = ["pack", "purge", "shorten_log", "throw_away", "thrown_away", "undelete", "unpack"]
 
 _KEPT_BYTES = 5 << 20
-_BLOCK = 1 << 20
 
 
-def pack(home: Home, record: RunRecord) -> RunRecord:
+def pack(home: Home, record: RunRecord, now: float) -> RunRecord:
     """Turn a run's directory into a package that was read back; the row of the packed run."""
     run = home.run(record.run_id)
-    archive = home.path / "archive"
-    archive.mkdir(parents=True, exist_ok=True)
-    package, unfinished = archive / f"{record.run_id}.tar.gz", archive / f".{record.run_id}.new"
+    package = _package(home, record.run_id)
+    package.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = package.with_name(f".{record.run_id}.new")
     try:
-        with tarfile.open(unfinished, "w:gz", compresslevel=6) as tar:
-            tar.add(run.path, arcname=record.run_id)
-        _verify(unfinished, run.path)
+        if read_run(run) is None:
+            raise ConfigError("run", record.run_id, f"{run.path} holds no run", "There is nothing to pack")
+        _make_way(home, record, now)
+        found = write(unfinished, run.path)
+        read_back(unfinished, run.path)
         with open(unfinished, "rb") as file:
             os.fsync(file.fileno())
         packed = replace(record, archived=True, bytes_on_disk=unfinished.stat().st_size, warden=None, trainer=None)
         unfinished.replace(package)
-        write_json(package.with_name(f"{record.run_id}.json"), {"schema": 1, **asdict(replace(packed, alarms=()))})
-    except BaseException:
+        row = asdict(replace(packed, alarms=()))
+        write_json(_note(package), {"schema": 1, **row, **found.note()})
+    except UNREADABLE as error:
+        raise ConfigError("run", record.run_id, f"cannot be packed ({error})", "It was left as it is") from None
+    finally:
         unfinished.unlink(missing_ok=True)
-        raise
     _remove(home, run.path)
     return packed
 
 
 def unpack(home: Home, record: RunRecord) -> RunRecord:
     """Make a packed run's directory again; its row."""
-    package = home.path / "archive" / f"{record.run_id}.tar.gz"
-    target = home.run(record.run_id).path
-    unfinished = home.runs / f".{record.run_id}.restore"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        home.runs.mkdir(parents=True, exist_ok=True)
-        # One that is there is whole: somebody was interrupted after the renaming.
-        if not target.exists():
-            with tarfile.open(package, "r:gz") as tar:
-                tar.extractall(unfinished, filter="data")
-            (unfinished / record.run_id).rename(target)
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise ConfigError("archive", str(package), f"cannot be restored ({error})", "It was left as it is") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    package = _package(home, record.run_id)
+    _unpacked(home, record.run_id, package)
     package.unlink(missing_ok=True)
-    package.with_name(f"{record.run_id}.json").unlink(missing_ok=True)
-    return replace(record, archived=False)
+    _note(package).unlink(missing_ok=True)
+    return replace(record, archived=False, bytes_on_disk=size_of(home.run(record.run_id).path))
 
 
 def throw_away(home: Home, record: RunRecord, now: float) -> Path:
     """Move a run, packed or not, to the trash; where it is now."""
-    bin_ = home.path / "trash" / f"{record.run_id}.{int(now)}"
-    number = 1
-    while bin_.exists():
-        number += 1
-        bin_ = bin_.with_name(f"{record.run_id}.{int(now)}-{number}")
-    bin_.mkdir(parents=True)
-    archive = home.path / "archive"
-    parts = [home.run(record.run_id).path, archive / f"{record.run_id}.tar.gz", archive / f"{record.run_id}.json"]
-    for part in parts:
-        with contextlib.suppress(FileNotFoundError):
-            part.rename(bin_ / part.name)
-    return bin_
+    package = _package(home, record.run_id)
+    return _binned(home, record.run_id, now, home.run(record.run_id).path, package, _note(package))
+
+
+def thrown_away(home: Home) -> dict[str, Path]:
+    """Where everything lies that can be brought back, by the id of the run; of several, the last."""
+    found: dict[str, tuple[tuple[int, int], Path]] = {}
+    for bin_ in (home.path / "trash").glob("*.*"):
+        run_id, _, when = bin_.name.rpartition(".")
+        since, _, number = when.partition("-")
+        if since.isdecimal() and ((bin_ / run_id).is_dir() or (bin_ / f"{run_id}.tar.gz").is_file()):
+            order = (int(since), int(number) if number.isdecimal() else 1)
+            found[run_id] = max(found.get(run_id, (order, bin_)), (order, bin_))
+    return {run_id: bin_ for run_id, (_, bin_) in found.items()}
 
 
 def undelete(home: Home, run_id: str) -> RunRecord:
-    """Bring back what was thrown away last under this id, a packed run packed."""
-    bins = sorted((home.path / "trash").glob(f"{run_id}.*"), key=lambda path: path.stat().st_mtime)
-    package = f"{run_id}.tar.gz"
-    found = [path for path in bins if (path / run_id).is_dir() or (path / package).is_file()]
-    if not found:
+    """Bring back what was thrown away last under this id; one that was packed is unpacked."""
+    bin_ = thrown_away(home).get(run_id)
+    if bin_ is None:
         raise UnknownRun("run", run_id, "is neither archived nor in the trash", "palaestra runs list --archived")
-    run = RunPaths(home.run(run_id).path)
-    run.path.parent.mkdir(parents=True, exist_ok=True)
-    if (found[-1] / run_id).is_dir():
-        (found[-1] / run_id).rename(run.path)
-        record = read_run(run)
+    run, thrown = home.run(run_id), bin_ / run_id
+    if thrown.is_dir():
+        if os.path.lexists(run.path):
+            raise _in_the_way(run, str(thrown))
+        if read_run(RunPaths(thrown)) is None:
+            raise UnknownRun("run", run_id, "what was thrown away holds no run", f"Look at {thrown}")
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        thrown.rename(run.path)
     else:
-        for part in (found[-1] / package, found[-1] / f"{run_id}.json"):
-            part.rename(home.path / "archive" / part.name)
-        record = read_packed(home.path / "archive" / f"{run_id}.json")
-    shutil.rmtree(found[-1], ignore_errors=True)
+        _unpacked(home, run_id, bin_ / f"{run_id}.tar.gz")
+    record = read_packed(bin_ / f"{run_id}.json") or read_run(run)
     if record is None:
         raise UnknownRun("run", run_id, "its directory holds no run", f"Look at {run.path}")
-    return record
+    shutil.rmtree(bin_, ignore_errors=True)
+    return replace(record, archived=False, bytes_on_disk=size_of(run.path))
 
 
 def purge(home: Home, undo_days: float, now: float) -> int:
@@ -139,31 +131,62 @@ def shorten_log(log: Path, log_mb: int) -> int:
     return gone
 
 
-def _verify(package: Path, directory: Path) -> None:
-    """Read a package to its end and compare every file with the one it was made of."""
-    seen = 0
-    with tarfile.open(package, "r:gz") as tar:
-        for member in tar:
-            if not member.isfile():
-                continue
-            seen += 1
-            packed = tar.extractfile(member)
-            original = directory.parent / member.name
-            if packed is None:
-                raise ConfigError("archive", member.name, "cannot be read back", "The run was left as it is")
-            with packed, open(original, "rb") as file:
-                if _digest(packed) != _digest(file):
-                    raise ConfigError("archive", member.name, "was packed wrongly", "The run was left as it is")
-    here = sum(1 for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
-    if seen < here:
-        raise ConfigError("archive", str(package), f"holds {seen} of {here} files", "The run was left as it is")
+def _unpacked(home: Home, run_id: str, package: Path) -> None:
+    """A package's directory, made whole or not at all; one that holds all of it already was made before."""
+    run, unfinished = home.run(run_id), home.runs / f".{run_id}.restore"
+    links = links_beside(read_json(_note(package)))
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        if os.path.lexists(run.path):
+            if not run.path.is_dir() or missing_from(run.path, package, links):
+                raise _in_the_way(run, str(package))
+            return
+        home.runs.mkdir(parents=True, exist_ok=True)
+        unpack_into(unfinished, package, run_id, links).rename(run.path)
+    except UNREADABLE as error:
+        raise ConfigError("archive", str(package), f"cannot be restored ({error})", "It was left as it is") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _digest(file: object) -> bytes:
-    digest = hashlib.sha256()
-    while block := file.read(_BLOCK):  # type: ignore[attr-defined]
-        digest.update(block)
-    return digest.digest()
+def _in_the_way(run: RunPaths, stays: str) -> ConfigError:
+    remedy = f"Move it elsewhere and restore again; {stays} was left as it is"
+    return ConfigError("run", run.run_id, f"{run.path} is in the way and is not what was put away", remedy)
+
+
+def _make_way(home: Home, record: RunRecord, now: float) -> None:
+    """A package of this id that holds more than the directory does is somebody's work, too: to the trash with it."""
+    package = _package(home, record.run_id)
+    if package.exists():
+        try:
+            links = links_beside(read_json(_note(package)))
+            useless = not missing_from(home.run(record.run_id).path, package, links)
+        except UNREADABLE:
+            useless = False
+        if not useless:
+            _binned(home, record.run_id, now, package, _note(package))
+
+
+def _binned(home: Home, run_id: str, now: float, *parts: Path) -> Path:
+    bin_ = home.path / "trash" / f"{run_id}.{int(now)}"
+    number = 1
+    while bin_.exists():
+        number += 1
+        bin_ = bin_.with_name(f"{run_id}.{int(now)}-{number}")
+    bin_.mkdir(parents=True)
+    for part in parts:
+        with contextlib.suppress(FileNotFoundError):
+            part.rename(bin_ / part.name)
+    return bin_
+
+
+def _package(home: Home, run_id: str) -> Path:
+    return home.path / "archive" / f"{run_id}.tar.gz"
+
+
+def _note(package: Path) -> Path:
+    """The packed run's row, and what is not in its package."""
+    return package.with_name(package.name.removesuffix(".tar.gz") + ".json")
 
 
 def _remove(home: Home, directory: Path) -> None:

@@ -43,10 +43,10 @@ class Attic:
 
     def archive(self, record: RunRecord) -> RunRecord:
         """Pack a run."""
-        return record if record.archived else self._put(pack(self._home, record))
+        return record if record.archived else self._put(pack(self._home, record, self._clock()))
 
     def restore(self, run_id: str) -> RunRecord:
-        """Unpack a run, or bring back one that was thrown away, packed if it was packed then."""
+        """Unpack a run, or bring back one that was thrown away, unpacked in either case."""
         record = self._registry.get(checked_run_id(run_id))
         if record is None:
             return self._put(undelete(self._home, run_id))

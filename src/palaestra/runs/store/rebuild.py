@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from palaestra.proc import ProcessIdentity
@@ -15,6 +15,7 @@ from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
 from palaestra.runs.secret import Redactor
+from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.unsupervised import read_unsupervised
@@ -55,11 +56,21 @@ def open_registry(home: Home) -> Registry:
 
 
 def recover(home: Home, registry: Registry) -> RebuildReport:
-    """What to do when a registry that is open turns out to be damaged: set it aside and make it anew."""
-    aside = registry.replace()
-    report = rebuild(home, registry)
-    _log.warning("the registry was damaged; it was moved to %s and rebuilt from %d run directories", aside, report.runs)
-    return replace(report, set_aside=aside)
+    """What to do when a registry that is open turns out to be damaged or gone: set it aside and make it anew.
+
+    Harmless when repeated: who comes second finds it whole.
+    """
+    with registry.repairing:
+        if registry.sound():
+            return RebuildReport(0, 0)
+        aside = registry.replace()
+        report = rebuild(home, registry)
+    if aside.exists():
+        told = "the registry was damaged; it was moved to %s and rebuilt from %d run directories"
+        _log.warning(told, aside, report.runs)
+    else:
+        _log.warning("the registry was removed; it was rebuilt from %d run directories", report.runs)
+    return replace(report, set_aside=aside if aside.exists() else None)
 
 
 def rebuild(home: Home, registry: Registry) -> RebuildReport:
@@ -67,17 +78,18 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
     found: list[RunRecord] = []
     unreadable: list[str] = []
     for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else []:
-        if path.name.startswith(".") or not path.is_dir():
+        if path.name.startswith("."):
             continue
         record = read_run(RunPaths(path))
         if record is None:
             unreadable.append(path.name)
         else:
             found.append(record)
+    lying = {record.run_id for record in found}
     for note in sorted((home.path / "archive").glob("*.json")):
         archived = read_packed(note)
-        # A directory beside its package is whole: somebody was interrupted while packing or unpacking.
-        if archived is not None and not (home.runs / archived.run_id).is_dir():
+        # A run beside its package is whole: somebody was interrupted while packing or unpacking.
+        if archived is not None and archived.run_id not in lying:
             found.append(archived)
     registry.put_many(found)
     imported = 0
@@ -90,12 +102,21 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
 
 
 def read_run(run: RunPaths) -> RunRecord | None:
-    """A run's row as its directory tells it; None when it holds no run."""
+    """A run's row as its directory tells it; None when it holds no run, or none that can be read."""
+    try:
+        record = _read_run(run)
+    except Exception as error:  # noqa: BLE001 - what ails one directory must not hide the others
+        _log.warning("%s: its directory cannot be read: %s: %s", run.run_id, type(error).__name__, error)
+        return None
+    return None if record is None else storable(record)
+
+
+def _read_run(run: RunPaths) -> RunRecord | None:
     spec = read_json(run.spec)
     if spec is None:
         return read_unsupervised(run)
     life = LifeLog(run).read()
-    last = next((record for record in reversed(life) if record.phase is phase_of(life)), None)
+    last = _last_change(life)
     attempts = run.attempts()
     if life:
         # An attempt that was prepared and never launched is not on record, and its number is used again.
@@ -106,7 +127,7 @@ def read_run(run: RunPaths) -> RunRecord | None:
     warden: ProcessIdentity | None = None
     trainer: ProcessIdentity | None = None
     phase, reason, code = phase_of(life), last.reason if last else "", last.code if last else ""
-    ended = last.time if last is not None and phase.ended else None
+    ended = _ended(launched, last) if phase.ended else None
     if phase.has_process and newest is not None:
         seen = observe(newest)
         warden, trainer = seen.warden, seen.trainer
@@ -139,7 +160,18 @@ def read_run(run: RunPaths) -> RunRecord | None:
         episode_return=numbers.get("episode_return"),
         seed=seed if isinstance(seed, int) else None,
         tags=tuple(str(tag) for tag in spec.get("tags") or ()),
+        tracking_url=str(numbers.get("tracking_url") or ""),
+        bytes_on_disk=int(numbers.get("bytes_on_disk") or 0),
     )
+
+
+def _ended(launched: LifeRecord | None, last: LifeRecord | None) -> float | None:
+    """When the trainer ended, as its warden measured it; else when that was written down."""
+    if last is None:
+        return None
+    duration = last.facts.get("duration_s")
+    measured = isinstance(duration, int | float) and launched is not None and launched.attempt == last.attempt
+    return launched.time + duration if measured and launched is not None and duration is not None else last.time
 
 
 def _last(life: list[LifeRecord], happening: Happening) -> LifeRecord | None:
@@ -152,9 +184,10 @@ def read_packed(note: Path) -> RunRecord | None:
     if data is None or not note.with_suffix(".tar.gz").exists():
         return None
     try:
-        data.pop("schema", None)
+        # Also beside the package: what is not in it.
+        row = {field.name: data[field.name] for field in fields(RunRecord) if field.name in data}
         plain = {"phase": Phase(data["phase"]), "tags": tuple(data["tags"]), "alarms": (), "archived": True}
-        return RunRecord(**{**data, **plain})
+        return RunRecord(**{**row, **plain})
     except (KeyError, TypeError, ValueError):
         return None
 
