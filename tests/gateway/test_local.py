@@ -14,6 +14,7 @@ from palaestra.errors import ConfigError, EnvironmentFailed
 from palaestra.gateway import check_runtime
 from palaestra.gateway.local import LocalRuntime, Patience, backoff_s, least_loaded, make_client
 from palaestra.gateway.orphans import register, sweep
+from palaestra.gateway.server_process import ServerProcess
 from palaestra.proc import below, stat
 
 
@@ -154,6 +155,19 @@ def test_a_server_that_does_not_come_up_is_an_environment_failure_that_says_why(
                 if why in caught.value.detail:
                     return
             pytest.fail(caught.value.detail)
+
+    asyncio.run(body())
+
+
+def test_who_is_cancelled_while_a_server_ends_waits_for_its_end(tmp_path):
+    async def body():
+        server = await ServerProcess.start(SERVER, tmp_path / "1", {}, timeout_s=30)
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        assert labelled(tmp_path) == {}
 
     asyncio.run(body())
 

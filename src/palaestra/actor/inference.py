@@ -139,7 +139,9 @@ class BatchedInference:
                 self._late()
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), left)
+                # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the news.
+                async with asyncio.timeout(left):
+                    await self._news.wait()
 
     def _taken(self) -> list[tuple[Question, asyncio.Future[Answered]]]:
         self._waiting = [(question, answer) for question, answer in self._waiting if not answer.done()]

@@ -139,7 +139,8 @@ class SessionDesk:
         self.draining = True
         self._settle()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._emptied.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self._emptied.wait()
 
     async def reap_due(self) -> None:
         """Remove what has run out by now; also what could not be removed before."""
@@ -177,7 +178,9 @@ class SessionDesk:
             wait = min(self.table.next_due() - self.clock(), RETRY_S if self._undeleted else RECONCILE_S)
             self._news.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), max(0.0, wait))
+                # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the news.
+                async with asyncio.timeout(max(0.0, wait)):
+                    await self._news.wait()
             await self.reap_due()
             if self.clock() - reconciled >= RECONCILE_S:
                 reconciled = self.clock()

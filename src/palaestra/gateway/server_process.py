@@ -100,11 +100,26 @@ async def _announced_port(process: asyncio.subprocess.Process) -> int:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
+    """End the server to the end: who is cancelled meanwhile, such as by a second stop, hears of it afterwards."""
+    ending = asyncio.create_task(_let_go(process))
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    ending.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _let_go(process: asyncio.subprocess.Process) -> None:
     """Let go of the keeper, which ends the server in order; kill the keeper when it does not come to an end."""
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), STOP_S)
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -123,7 +123,8 @@ class Chromium:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await self.process.wait()
         await self._until_the_group_is_gone()
         # Its last writes may race with the removal; a second look finds what they left.
         for _ in range(3):
