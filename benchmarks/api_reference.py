@@ -51,6 +51,7 @@ sentence for a person.
 | 409 | `illegal_transition`, `consent_needed` | not in this phase; or nobody has agreed to the command (`digest`) |
 | 413 | `too_large` | the body |
 | 422 | `refused`, `bad_request` | by the preflight, or bad input; nothing was launched or written |
+| 500 | `failed` | a mistake of the service; its `service.log` has the traceback |
 
 ## Streams
 

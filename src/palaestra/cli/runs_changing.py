@@ -240,7 +240,7 @@ def _submitted(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
         prepared = service.prepare_training(spec)
         _preview(prepared, False, to=sys.stderr)
         _agreed("run this foreign code", yes)
-        return service.submit(spec, prepared.digest)
+        return service.submit(spec, prepared.digest, prepared.run_id)
 
 
 def _agreed(what: str, yes: bool) -> None:
@@ -267,6 +267,8 @@ def _preview(prepared: Prepared, as_json: bool, to: Any = None) -> None:
             print(f"in       {prepared.command['cwd']}", file=out)
             for injection in prepared.command["injected"]:
                 print(f"injects  {injection['path']} ({injection['why']})", file=out)
+            for name, value in prepared.environment.items():
+                print(f"sets     {name}={shlex.quote(value)}", file=out)
     if prepared.command is None and to is None:
         raise typer.Exit(2)
 

@@ -30,6 +30,8 @@ def place_of(run: RunPaths, number: int, resume_from: str | None = None) -> Plac
 def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunPaths:
     """The directory of a new run, durable when this returns."""
     run = home.run(run_id)
+    if _is_taken(home, run_id):
+        raise LaunchRefused("run_id", run_id, "is another run's already", "Leave it out, or take that of a new preview")
     unfinished = home.runs / f".{run_id}.new"
     try:
         home.runs.mkdir(parents=True, exist_ok=True)
@@ -93,6 +95,12 @@ def size_of(directory: Path) -> int:
             except OSError:
                 continue
     return total
+
+
+def _is_taken(home: Home, run_id: str) -> bool:
+    """Whether a run has this id, wherever it was put."""
+    archived = (home.path / "archive" / f"{run_id}.tar.gz").exists()
+    return archived or home.run(run_id).path.exists() or any((home.path / "trash").glob(f"{run_id}.*"))
 
 
 def _checkpoint_files(attempt: AttemptPaths) -> Iterator[Path]:

@@ -16,6 +16,7 @@ import time
 import urllib.parse
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from palaestra.errors import PalaestraError, ServiceUnreachable
@@ -47,6 +48,10 @@ class Prepared(NamedTuple):
     """Exactly what would be executed, secrets hidden; None when something is refused."""
     digest: str | None
     needs_consent: bool
+    run_id: str | None = None
+    """The id in the command's paths; sent with the start, what was shown is what is executed."""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """Variables that the trainer would get and the service has not, or has otherwise; secrets hidden."""
 
 
 class TrainerService:
@@ -70,16 +75,19 @@ class TrainerService:
     ) -> str:
         """Queue a run and answer its id. `consent` agrees to a command that runs foreign code."""
         wanted = _spec(config, runner, spec)
-        agreed = self.prepare_training(wanted).digest if consent else None
-        return self.submit(wanted, agreed).run_id
+        if not consent:
+            return self.submit(wanted).run_id
+        prepared = self.prepare_training(wanted)
+        return self.submit(wanted, prepared.digest, prepared.run_id).run_id
 
     def prepare_training(self, spec: RunSpec) -> Prepared:
         """What a start of this would find and execute. Changes nothing."""
-        return Prepared(**self._call("POST", "/preflight", {"spec": _dumped(spec)}))
+        found = self._call("POST", "/preflight", {"spec": _dumped(spec)})
+        return Prepared(**{name: value for name, value in found.items() if name in Prepared._fields})
 
-    def submit(self, spec: RunSpec, consent: str | None = None) -> RunRecord:
-        """Queue a run; `consent` is the digest of the command that was agreed to."""
-        return run_of(self._call("POST", "/runs", {"spec": _dumped(spec), "consent": consent}))
+    def submit(self, spec: RunSpec, consent: str | None = None, run_id: str | None = None) -> RunRecord:
+        """Queue a run; `consent` is the digest of the command that was agreed to, `run_id` that of its preview."""
+        return run_of(self._call("POST", "/runs", {"spec": _dumped(spec), "consent": consent, "run_id": run_id}))
 
     def stop_run(self, run_id: str, *, grace_s: float | None = None) -> RunRecord:
         """End a run. Returns when nothing of it lives."""

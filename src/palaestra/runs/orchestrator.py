@@ -96,7 +96,9 @@ class TrainerOrchestrator:
 
         async def submit() -> RunRecord:
             plan = (await supervisor.preview(wanted)).plan if consent else None
-            return await supervisor.submit(wanted, plan.digest() if plan is not None else None)
+            if plan is None:
+                return await supervisor.submit(wanted)
+            return await supervisor.submit(wanted, plan.digest(), plan.place.run_id)
 
         return self._wait(submit()).run_id
 

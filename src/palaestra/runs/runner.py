@@ -145,6 +145,11 @@ class LaunchPlan:
             "digest": self.digest(),
         }
 
+    def own_environment(self, surrounding: Mapping[str, str]) -> dict[str, str]:
+        """What of its environment is not as around it, secrets hidden."""
+        shown = shown_environment(self.environment)
+        return {name: text for name, text in shown.items() if surrounding.get(name) != self.environment[name]}
+
     def digest(self) -> str:
         """Names the command wherever and under whatever id it runs, so that what was agreed to can be recognised."""
         place = self.place

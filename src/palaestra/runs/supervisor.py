@@ -170,10 +170,10 @@ class Supervisor:
         place = place_of(self._home.run(self._stem_id(spec)), 1)
         return await self._look_ahead(spec, runner, place, self._slots.gpus)
 
-    async def submit(self, spec: RunSpec, consent: str | None = None) -> RunRecord:
-        """Queue a run. `LaunchRefused` and `ConsentNeeded` come before anything is written."""
+    async def submit(self, spec: RunSpec, consent: str | None = None, run_id: str | None = None) -> RunRecord:
+        """Queue a run, under the id of its preview if given. Refusals come before anything is written."""
         runner = self._runner(spec.runner)
-        run_id = checked_run_id(self._stem_id(spec))
+        run_id = checked_run_id(run_id or self._stem_id(spec))
         place = place_of(self._home.run(run_id), 1)
         plan = (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
         await asyncio.to_thread(admit, self._home, run_id, spec, plan)

@@ -1,5 +1,6 @@
 """The routes: what they answer, how streams resume, and that the description is kept to."""
 
+import asyncio
 import http.client
 import json
 import subprocess
@@ -8,6 +9,10 @@ import urllib.parse
 
 import pytest
 
+from palaestra.runs.api.app import build_api
+from palaestra.runs.api.entrance import Entrance
+from palaestra.runs.layout import Home
+from palaestra.runs.reading import RunReading
 from palaestra.telemetry.event import TrainingStep, decode
 
 
@@ -58,6 +63,64 @@ def test_a_preview_shows_exactly_what_is_executed(served):
     run_id = served.ask("POST", "/runs", {"spec": spec}).json["run_id"]
     served.trainer.wait(run_id, timeout_s=30)
     assert served.ask("GET", f"/runs/{run_id}/command").json["digest"] == preview["digest"]
+    assert run_id != preview["run_id"]
+
+
+def test_the_id_of_a_preview_is_taken_once_and_its_command_is_executed_to_the_letter(served):
+    spec = {"runner": "echo", "config": {"steps": 2}, "environment": {"HELLO": "world"}}
+    preview = served.ask("POST", "/preflight", {"spec": spec}).json
+    assert preview["run_id"] in preview["command"]["cwd"]
+    assert preview["environment"]["HELLO"] == "world"
+    assert preview["environment"]["TMPDIR"].endswith("/tmp")
+    assert "PATH" not in preview["environment"]
+    start = {"spec": spec, "run_id": preview["run_id"]}
+    assert served.ask("POST", "/runs", start).json["run_id"] == preview["run_id"]
+    again = served.ask("POST", "/runs", start)
+    assert (again.status, again.json["error"]["place"]) == (422, "run_id")
+    served.trainer.wait(preview["run_id"], timeout_s=30)
+    assert served.ask("GET", f"/runs/{preview['run_id']}/command").json == preview["command"]
+    served.ask("DELETE", f"/runs/{preview['run_id']}")
+    assert served.ask("POST", "/runs", start).status == 422
+    assert served.ask("POST", "/runs", {**start, "run_id": "../x"}).status == 422
+
+
+def test_the_command_is_the_newest_attempts_unless_another_is_asked_for(served):
+    run_id = served.done(steps=3, checkpoint_every=1, then="exit:1")
+    served.trainer.resume_run(run_id)
+    served.trainer.wait(run_id, timeout_s=30)
+    first, second = (served.ask("GET", f"/runs/{run_id}/command?attempt={number}").json for number in (1, 2))
+    assert "attempt_1/" in first["cwd"]
+    assert "attempt_2/" in second["cwd"]
+    assert served.ask("GET", f"/runs/{run_id}/command").json == second
+
+
+def test_a_mistake_of_the_service_is_answered_as_any_refusal_and_logged(tmp_path, caplog):
+    api = build_api(None, RunReading(Home(tmp_path)), None, None, asyncio.Event())
+
+    @api.get("/broken")
+    def broken():
+        raise ZeroDivisionError("Bearer abcdefgh")
+
+    sent = []
+
+    async def ask():
+        async def send(message):
+            sent.append(message)
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        headers = [(b"authorization", b"Bearer token"), (b"host", b"localhost")]
+        scope = {"type": "http", "method": "GET", "path": "/broken", "headers": headers, "query_string": b""}
+        await Entrance(api, "token")(scope, receive, send)
+
+    asyncio.run(ask())
+
+    assert sent[0]["status"] == 500
+    error = json.loads(sent[1]["body"])["error"]
+    assert (error["code"], "ZeroDivisionError" in error["text"]) == ("failed", True)
+    assert "abcdefgh" not in error["text"]
+    assert "in broken" in caplog.text
 
 
 def test_a_stream_goes_on_behind_any_id(served):

@@ -5,15 +5,17 @@ from typing import Annotated, Any
 
 from fastapi import Path
 
-from palaestra.runs.api.documents import Error
+from palaestra.runs.api.documents import RUN_ID, Error
 
 __all__ = ["RunId", "errors", "streamed"]
 
 RunId = Annotated[
     str,
-    Path(pattern=r"^[a-z0-9][a-z0-9._-]*$", min_length=1, max_length=90, description="A run's id, or how it begins."),
+    Path(pattern=RUN_ID, min_length=1, max_length=90, description="A run's id, or how it begins."),
 ]
 
+ALWAYS = (401, 403, 413, 422, 500)
+"""What any route may answer."""
 _MEANING = {
     401: "no token, or a wrong one",
     403: "from a web page, or to another machine's name",
@@ -21,6 +23,7 @@ _MEANING = {
     409: "not in this phase (`illegal_transition`), or nobody agreed to the command (`consent_needed`)",
     413: "too large",
     422: "bad input, or refused by the preflight (`refused`); nothing changed",
+    500: "a mistake of the service; its log has more",
 }
 
 
@@ -36,5 +39,5 @@ def streamed(*statuses: int) -> dict[int | str, dict[str, Any]]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         200: {"description": "server-sent events", "content": {"text/event-stream": {"schema": event}}},
-        **{status: {"description": _MEANING[status], "content": refusal} for status in (401, 403, 413, 422, *statuses)},
+        **{status: {"description": _MEANING[status], "content": refusal} for status in (*ALWAYS, *statuses)},
     }

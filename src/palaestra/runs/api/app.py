@@ -15,13 +15,14 @@ from starlette.routing import Route
 from palaestra import __version__
 from palaestra.config import validated
 from palaestra.errors import ConfigError, ConsentNeeded, IllegalTransition, PalaestraError, UnknownRun
-from palaestra.runs.api.answers import errors
+from palaestra.runs.api.answers import ALWAYS, errors
 from palaestra.runs.api.checkpoint_routes import add_checkpoint_routes
 from palaestra.runs.api.metric_routes import add_metric_routes
 from palaestra.runs.api.run_routes import add_run_routes
 from palaestra.runs.api.stream_routes import add_stream_routes
 from palaestra.runs.api.tool_routes import add_tool_routes
 from palaestra.runs.reading import RunReading
+from palaestra.runs.secret import Redactor
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor import Supervisor
@@ -43,7 +44,7 @@ def build_api(
         title="Palaestra run service", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="Launches, watches, stops, recovers and compares training runs. Send `Authorization: Bearer` and "
         "the token that the service keeps in `var/training/service/token`.",
-        responses=errors(401, 403, 413, 422), separate_input_output_schemas=False,
+        responses=errors(*ALWAYS), separate_input_output_schemas=False,
     )  # fmt: skip
     add_run_routes(app, supervisor, reading)
     add_metric_routes(app, reading)
@@ -68,6 +69,14 @@ def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(PalaestraError)
     async def ours(request: Request, error: PalaestraError) -> JSONResponse:
         return _Refusal(_status(error), error_data(error)).answer()
+
+    @app.exception_handler(Exception)
+    async def mistake(request: Request, error: Exception) -> JSONResponse:
+        what = f"{request.method} {request.url.path[:200]}"
+        text = Redactor()(f"{what}: a mistake of the service ({type(error).__name__}: {error}).")[:500]
+        remedy = "service.log of its state directory has more."
+        facts = {"code": "failed", "text": f"{text} {remedy}", "place": "", "reason": text, "remedy": remedy}
+        return _Refusal(500, facts).answer()
 
     @app.exception_handler(RequestValidationError)
     async def bad_input(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -16,6 +16,8 @@ __all__ = [
     "Showing", "Start", "Stop", "Submission", "ToolDocument", "TrackingDocument", "VerdictDocument",
 ]  # fmt: skip
 
+RUN_ID = r"^[a-z0-9][a-z0-9._-]*$"
+"""What an id looks like."""
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
@@ -162,6 +164,10 @@ class PreviewDocument(_Answer):
     findings: list[FindingDocument]
     command: dict[str, Any] | None
     """Exactly what would be executed, secrets hidden; null when something is refused."""
+    environment: dict[str, str]
+    """Variables that the trainer would get and the service has not, or has otherwise; secrets hidden."""
+    run_id: str | None
+    """The id in the command's paths; to be sent with the start, so that what was shown is what is executed."""
     digest: str | None
     """What to send as `consent`."""
     needs_consent: bool
@@ -336,6 +342,8 @@ class Start(_Body):
     spec: RunSpec
     consent: Annotated[str | None, Field(max_length=64)] = None
     """The digest of the command, for runners that execute foreign code."""
+    run_id: Annotated[str | None, Field(pattern=RUN_ID, max_length=90)] = None
+    """That of the preview; null takes a new one."""
 
 
 class Stop(_Body):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -20,6 +21,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Asgi: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+_log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 _LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
 
@@ -53,6 +55,9 @@ class Entrance:
                 await _refuse(send, *_TOO_LARGE)
             else:
                 await self._app(scope, _replayed(body, receive), send)
+        except Exception:  # noqa: BLE001 - one request's trouble is logged, and none of the others'
+            # The application has answered, or had begun to: then the server cuts off what has no end.
+            _log.exception("%s %s failed", scope["method"], scope["path"])
         finally:
             if counted:
                 self._under_way -= 1

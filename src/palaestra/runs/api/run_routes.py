@@ -12,6 +12,7 @@ from pydantic import StringConstraints
 from palaestra import __version__
 from palaestra.runs.api.answers import RunId, errors
 from palaestra.runs.api.documents import (
+    RUN_ID,
     Agreement,
     Comparison,
     Doomed,
@@ -37,7 +38,7 @@ from palaestra.runs.wire import life_data, run_data
 __all__ = ["add_run_routes"]
 
 _Word = Annotated[str | None, Query(max_length=200)]
-_RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=90)]
+_RunName = Annotated[str, StringConstraints(pattern=RUN_ID, max_length=90)]
 
 
 def add_run_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> None:
@@ -82,9 +83,9 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
         return reading.document(run_id, "spec")
 
     @app.get("/runs/{run_id}/command", operation_id="command", tags=["runs"], responses=errors(404))
-    def command(run_id: RunId) -> dict[str, Any]:
-        """Exactly what was executed, secrets hidden."""
-        return reading.document(run_id, "command")
+    def command(run_id: RunId, attempt: Annotated[int | None, Query(ge=1, lt=2**31)] = None) -> dict[str, Any]:
+        """Exactly what was executed, secrets hidden: of the newest attempt when none is named."""
+        return reading.document(run_id, "command", attempt)
 
     @app.get("/compare", operation_id="compare", tags=["runs"], responses=errors(404), response_model=Comparison)
     def compared(run: Annotated[list[_RunName], Query(min_length=2, max_length=50)]) -> Any:
@@ -100,8 +101,8 @@ def _add_changing(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> 
 
     @app.post("/runs", status_code=201, operation_id="start_run", tags=["runs"], responses=errors(409))
     async def start_run(asked: Start) -> RunDocument:
-        """Queue a run."""
-        return _document(await supervisor.submit(asked.spec, asked.consent))
+        """Queue a run; under the id of its preview, when that is sent."""
+        return _document(await supervisor.submit(asked.spec, asked.consent, asked.run_id))
 
     @app.post("/runs/{run_id}/stop", operation_id="stop_run", tags=["runs"], responses=errors(404, 409))
     async def stop_run(run_id: RunId, asked: Stop) -> RunDocument:
@@ -159,11 +160,14 @@ def _document(record: RunRecord) -> RunDocument:
 
 
 def _preview(preview: Preview) -> PreviewDocument:
+    plan = preview.plan
     return PreviewDocument.model_validate(
         {
             "findings": [asdict(finding) for finding in preview.findings],
-            "command": preview.plan.shown() if preview.plan is not None else None,
-            "digest": preview.plan.digest() if preview.plan is not None else None,
+            "command": plan.shown() if plan is not None else None,
+            "environment": plan.own_environment(os.environ) if plan is not None else {},
+            "run_id": plan.place.run_id if plan is not None else None,
+            "digest": plan.digest() if plan is not None else None,
             "needs_consent": preview.needs_consent,
         }
     )
