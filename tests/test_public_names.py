@@ -62,6 +62,7 @@ sys.exit(str([name for name in ("torch", "numpy", "tensordict") if name in sys.m
 def test_asking_for_help_loads_neither_torch_nor_numpy():
     code = """
 import sys, palaestra.cli.app
+palaestra.cli.app._app(["--help"])
 sys.exit(str([name for name in ("torch", "numpy", "numba", "gymnasium") if name in sys.modules] or ""))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,37 +7,35 @@ stdout; progress and notices go to stderr.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from palaestra import __version__
-from palaestra.cli.checkpoints import checkpoints_app
-from palaestra.cli.demo import demo
-from palaestra.cli.doctor import doctor
-from palaestra.cli.evaluating import evaluate_command
-from palaestra.cli.listing import envs, schema
-from palaestra.cli.runners import runners_command
-from palaestra.cli.runs import runs_app
-from palaestra.cli.service import serve
-from palaestra.cli.serving import gateway
-from palaestra.cli.sessions import sessions_app, tasks
-from palaestra.cli.tiny_vlm import tiny_vlm_app
-from palaestra.cli.training import train_command
-from palaestra.cli.trajectories import trajectories_app
+from palaestra.cli.command_table import Commands, fill
+from palaestra.cli.runs import RUNS
 from palaestra.errors import ConfigError, PalaestraError, SessionRefused
 
 __all__ = ["main"]
 
-app = typer.Typer(
-    name="palaestra",
-    help="The training hall for agents: train, evaluate and watch.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # plain help: importing rich would be a third of the time it takes to answer
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_COMMANDS: Commands = {
+    "train": "palaestra.cli.training:train_command",
+    "eval": "palaestra.cli.evaluating:evaluate_command",
+    "demo": "palaestra.cli.demo:demo",
+    "runs": RUNS,
+    "checkpoints": "palaestra.cli.checkpoints:checkpoints_app",
+    "runners": "palaestra.cli.runners:runners_command",
+    "doctor": "palaestra.cli.doctor:doctor",
+    "serve": "palaestra.cli.service:serve",
+    "envs": "palaestra.cli.listing:envs",
+    "schema": "palaestra.cli.listing:schema",
+    "tasks": "palaestra.cli.sessions:tasks",
+    "sessions": "palaestra.cli.sessions:sessions_app",
+    "trajectories": "palaestra.cli.trajectories:trajectories_app",
+    "tiny-vlm": "palaestra.cli.tiny_vlm:tiny_vlm_app",
+    "gateway": "palaestra.cli.serving:gateway",
+}
 
 
 def _version(wanted: bool) -> None:
@@ -46,7 +44,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
@@ -55,21 +52,19 @@ def _root(
     pass
 
 
-app.command("train")(train_command)
-app.command("eval")(evaluate_command)
-app.command("demo")(demo)
-app.add_typer(runs_app, name="runs")
-app.add_typer(checkpoints_app, name="checkpoints")
-app.command("runners")(runners_command)
-app.command("doctor")(doctor)
-app.command("serve")(serve)
-app.command("envs")(envs)
-app.command("schema")(schema)
-app.command("tasks")(tasks)
-app.add_typer(sessions_app, name="sessions")
-app.add_typer(trajectories_app, name="trajectories")
-app.add_typer(tiny_vlm_app, name="tiny-vlm")
-app.command("gateway")(gateway)
+def _app(words: Sequence[str]) -> typer.Typer:
+    app = typer.Typer(
+        name="palaestra",
+        help="The training hall for agents: train, evaluate and watch.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,  # plain help: importing rich would be a third of the time it takes to answer
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    fill(app, _COMMANDS, words)
+    return app
 
 
 def _tell(problem: str) -> None:
@@ -80,7 +75,7 @@ def _tell(problem: str) -> None:
 def main() -> None:
     """Run the command; every error of ours becomes one message and an exit code."""
     try:
-        app()
+        _app(sys.argv[1:])()
     except (ConfigError, SessionRefused) as error:
         _tell(f"{error}")
         sys.exit(2)

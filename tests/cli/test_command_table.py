@@ -1,0 +1,41 @@
+"""Commands are imported when they are asked for, and all of them are there when somebody asks which there are."""
+
+import subprocess
+import sys
+
+import pytest
+
+from palaestra.cli.app import _COMMANDS
+from palaestra.cli.command_table import Group
+
+
+def _names(entry=None):
+    for name, one in (_COMMANDS if entry is None else entry.commands).items():
+        yield [name]
+        if isinstance(one, Group):
+            yield from ([name, *rest] for rest in _names(one))
+
+
+@pytest.mark.parametrize("words", list(_names()), ids=" ".join)
+def test_every_command_explains_itself(palaestra, words):
+    said = palaestra(*words, "--help")
+    assert said.code == 0, said
+    assert said.out.startswith(f"Usage: palaestra {' '.join(words)} ")
+
+
+def test_help_and_mistyped_words_know_all_commands(palaestra):
+    said = palaestra("--help")
+    for name in _COMMANDS:
+        assert f"\n  {name} " in said.out
+    said = palaestra("runs", "lst")
+    assert (said.code, "Did you mean 'list'?" in said.err) == (2, True), said
+
+
+def test_only_the_command_that_is_asked_for_is_imported():
+    code = (
+        "import sys\nfrom palaestra.cli.app import _app\n_app(['runs', 'list'])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('palaestra.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    wanted = [f"palaestra.cli.{name}" for name in ("app", "command_table", "runs", "runs_reading")]
+    assert done.stdout == f"{wanted}\n"
