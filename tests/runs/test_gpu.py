@@ -36,6 +36,16 @@ def test_no_driver_no_gpus(run):
     assert detected_gpus(run, {}) == ()
 
 
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [("1", ["1"]), ("1,0", ["1", "0"]), ("GPU-cd", ["1"]), ("0,-1,1", ["0"]), ("", []), ("MIG-e/1/0", ["MIG-e/1/0"])],
+)
+def test_what_is_withheld_from_the_service_is_not_given_away(visible, seen):
+    text = "0, GPU-ab, A, 81920\n1, GPU-cd, B, 24564\n"
+
+    assert [gpu.index for gpu in detected_gpus(_answering(text), {"CUDA_VISIBLE_DEVICES": visible})] == seen
+
+
 def test_a_variable_says_it_without_asking():
     assert detected_gpus(_missing, {"PALAESTRA_GPUS": "0, 3"}) == (Gpu("0"), Gpu("3"))
     assert detected_gpus(_answering("0, a, b, 1"), {"PALAESTRA_GPUS": ""}) == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,10 @@ class Gpu:
 def detected_gpus(
     run: Callable[..., Any] = subprocess.run, environment: Mapping[str, str] | None = None
 ) -> tuple[Gpu, ...]:
-    """Every GPU that can be leased; none when there is no driver. `PALAESTRA_GPUS=0,1` says it without asking."""
+    """Every GPU that can be leased; none when there is no driver. `PALAESTRA_GPUS=0,1` says it without asking.
+
+    Those that CUDA_VISIBLE_DEVICES withholds from us are not ours to give away.
+    """
     environment = os.environ if environment is None else environment
     told = environment.get("PALAESTRA_GPUS")
     if told is not None:
@@ -39,7 +42,21 @@ def detected_gpus(
         return ()
     if done.returncode:
         return ()
-    return tuple(gpu for line in done.stdout.splitlines() if (gpu := _read(line)) is not None)
+    found = tuple(gpu for line in done.stdout.splitlines() if (gpu := _read(line)) is not None)
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    return found if visible is None else tuple(_visible(found, visible))
+
+
+def _visible(found: tuple[Gpu, ...], words: str) -> Iterator[Gpu]:
+    """In the order of the words; as CUDA has it, what comes behind one that fits none is not seen either."""
+    for word in (part.strip() for part in words.split(",")):
+        fitting = [gpu for gpu in found if word == gpu.index or (word and gpu.uuid.startswith(word))]
+        if word.startswith("MIG-"):
+            # A part of a GPU has a name of its own, which the query does not list.
+            fitting = [Gpu(word)]
+        if not fitting:
+            return
+        yield fitting[0]
 
 
 def _read(line: str) -> Gpu | None:

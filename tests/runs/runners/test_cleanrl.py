@@ -185,6 +185,16 @@ def test_cuda_without_a_gpu_is_a_warning_and_a_flag(place, machine):
     assert "--no-cuda" in CleanrlRunner().plan(spec, place, machine).argv
 
 
+@needs_tyro
+def test_a_gpu_for_a_torch_that_sees_none_is_refused(machine):
+    blind = Machine({**machine.environment, "CUDA_VISIBLE_DEVICES": ""}, 10**12, gpus=("0",))
+
+    refused = _only_refusal(_spec(gpus=1), blind)
+
+    assert (refused.check, "sees no GPU" in refused.text) == ("gpu", True)
+    assert f"{PYTHON} -m pip install torch" in refused.remedy
+
+
 def test_logging_online_needs_credentials_and_offline_does_not(place, machine, tmp_path):
     bare = {k: v for k, v in machine.environment.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
     spec = _spec(track="online", python=sys.executable)

@@ -134,6 +134,14 @@ def test_a_warm_start_names_the_checkpoint_and_a_resume_the_run(runner, place, m
     assert resumed.argv[-2:] == ("--resume", str(place.run_dir))
 
 
+def test_a_gpu_for_a_torch_that_sees_none_is_refused(runner, machine):
+    blind = Machine({**machine.environment, "CUDA_VISIBLE_DEVICES": ""}, 10**12, gpus=("0",))
+
+    levels = {finding.check: finding.level for finding in runner.preflight(RunSpec(config=CONFIG, gpus=1), blind)}
+
+    assert levels == {"python": "ok", "env": "ok", "config": "ok", "gpu": "refused"}
+
+
 def test_only_our_own_trainer_gets_the_gateways_token(runner, place, machine, there):
     told = Machine({**machine.environment, "PALAESTRA_GATEWAY_TOKEN": "secret-of-the-gateway"}, 10**12)
     plan = runner.plan(RunSpec(config=CONFIG, invoked_from=there), place, told)

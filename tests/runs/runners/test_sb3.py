@@ -129,7 +129,6 @@ def test_what_the_library_would_refuse_is_refused_before(machine, wishes, check,
         ({"config": {"num_env": 3}}, "flag", "num_envs"),
         ({"warm_start": "nothing.zip"}, "warm_start", "step_N.zip"),
         ({"python": "/nowhere"}, "python", "virtualenv"),
-        ({"seed": -1}, "flag", ""),
     ],
 )
 def test_a_wish_that_makes_no_sense_is_refused_without_an_interpreter(machine, wishes, check, remedy):
@@ -154,3 +153,12 @@ def test_every_value_is_one_word(place, machine):
 
     assert json.loads(argv[argv.index("--config") + 1])["env_kwargs"] == {"x": "--seed 3; $(id)"}
     assert argv[argv.index("--seed") + 1] == "7"
+
+
+@_real
+def test_a_gpu_for_a_torch_that_sees_none_is_refused(machine):
+    blind = replace(machine, environment={**machine.environment, "CUDA_VISIBLE_DEVICES": ""}, gpus=("0",))
+
+    (refused,) = [finding for finding in Sb3Runner().preflight(_spec(gpus=1), blind) if finding.level == "refused"]
+
+    assert refused.check == "gpu"

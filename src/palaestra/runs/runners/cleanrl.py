@@ -35,6 +35,7 @@ from palaestra.runs.runners.interpreter import (
     Interpreter,
     Probe,
     choose_python,
+    cuda_findings,
     environment_findings,
     probe,
     python_findings,
@@ -124,6 +125,7 @@ class CleanrlRunner:
             Finding("script", "ok", text),
             *python_findings(interpreter, found, _needed(wish, spec), oldest=(3, 8), remedy=remedy),
             *_environment(wish, found),
+            *(cuda_findings(interpreter, found) if _wants_cuda(wish, spec) else []),
             *wish.notes,
             *tracking_findings(spec, machine),
             *([_shim_note(found)] if _needs_shim(wish, found) else []),
@@ -244,8 +246,12 @@ def _needed(wish: _Wish, spec: RunSpec) -> dict[str, str]:
 
 def _probed(wish: _Wish, interpreter: Interpreter, machine: Machine, spec: RunSpec) -> Probe:
     env_id = wish.env_id if "gymnasium" in wish.script.imports else None
-    packages = tuple(_needed(wish, spec))
-    return probe(interpreter, machine, packages=packages, env_id=env_id, pythonpath=(str(wish.checkout),))
+    packages, cuda = tuple(_needed(wish, spec)), _wants_cuda(wish, spec)
+    return probe(interpreter, machine, packages=packages, env_id=env_id, cuda=cuda, pythonpath=(str(wish.checkout),))
+
+
+def _wants_cuda(wish: _Wish, spec: RunSpec) -> bool:
+    return spec.gpus > 0 and "torch" in wish.script.imports
 
 
 def _environment(wish: _Wish, found: Probe) -> list[Finding]:

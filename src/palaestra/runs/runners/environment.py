@@ -35,6 +35,8 @@ def trainer_environment(
     return {
         # Two runs on two cores with a thread per core each are slower than two runs with one thread.
         "OMP_NUM_THREADS": "1",
+        # The numbers of the leased GPUs are those of the driver's tool; CUDA would count the fastest first.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         **passed_on(machine),
         # Output that waits in a buffer is output that a crash loses.
         "PYTHONUNBUFFERED": "1",

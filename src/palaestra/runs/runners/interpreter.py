@@ -23,7 +23,9 @@ from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.environment import passed_on
 from palaestra.runs.spec import RunSpec
 
-__all__ = ["Interpreter", "Probe", "choose_python", "environment_findings", "probe", "python_findings"]
+__all__ = [
+    "Interpreter", "Probe", "choose_python", "cuda_findings", "environment_findings", "probe", "python_findings",
+]  # fmt: skip
 
 PROGRAM = Path(__file__).with_name("programs") / "probe.py"
 LIMIT_S = 60.0
@@ -170,6 +172,15 @@ def python_findings(
         else:
             findings.append(Finding(f"dependency:{package}", "ok", version))
     return findings
+
+
+def cuda_findings(interpreter: Interpreter, found: Probe) -> list[Finding]:
+    """Whether torch there could use a GPU that is leased; only asked of runs that want one."""
+    if found.cuda or found.error:
+        return []
+    text = f"torch in {interpreter.path} sees no GPU: the run would train on the CPU and hold the GPU"
+    install = f"{interpreter.path} -m pip install torch --index-url https://download.pytorch.org/whl/cu128"
+    return [Finding("gpu", "refused", text, f"{install}, or leave --gpus out")]
 
 
 def environment_findings(found: Probe, env_id: str) -> list[Finding]:

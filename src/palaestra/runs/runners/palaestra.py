@@ -18,7 +18,7 @@ import palaestra
 from palaestra.errors import ConfigError
 from palaestra.runs.runner import Finding, JournalFile, LaunchPlan, Machine, Place, RunnerCapabilities
 from palaestra.runs.runners.environment import passed_on, trainer_environment
-from palaestra.runs.runners.interpreter import Interpreter, choose_python
+from palaestra.runs.runners.interpreter import Interpreter, choose_python, cuda_findings, probe
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["PalaestraRunner", "training_document"]
@@ -93,6 +93,7 @@ class PalaestraRunner:
             Finding("python", "ok", f"{interpreter.path} ({interpreter.how})"),
             Finding("env", "ok", found["env_id"]),
             Finding("config", "ok", f"{found['algorithm']}{length}"),
+            *(cuda_findings(interpreter, probe(interpreter, machine, cuda=True)) if spec.gpus else []),
         ]
 
     def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:

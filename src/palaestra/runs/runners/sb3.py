@@ -20,6 +20,7 @@ from palaestra.runs.runners.interpreter import (
     Interpreter,
     Probe,
     choose_python,
+    cuda_findings,
     environment_findings,
     probe,
     python_findings,
@@ -84,6 +85,7 @@ class Sb3Runner:
             Finding("script", "ok", address),
             *findings,
             *environment_findings(found, spec.env_id or ""),
+            *(cuda_findings(interpreter, found) if spec.gpus else []),
             *_argument_findings(config.algorithm, found, address),
         ]
 
@@ -130,8 +132,6 @@ def _understood(spec: RunSpec) -> tuple[Sb3Config, str]:
         raise ConfigError("script", spec.script, "no such algorithm", remedy)
     if spec.env_id is None or spec.env_id.startswith("-"):
         raise ConfigError("env", spec.env_id, "no environment named", "Use --env CartPole-v1")
-    if spec.seed is not None and spec.seed < 0:
-        raise ConfigError("seed", spec.seed, "must not be negative")
     if spec.warm_start is not None and not _path(spec).is_file():
         raise ConfigError("warm_start", spec.warm_start, "no such file", "Give a step_N.zip of an earlier run")
     return validated(Sb3Config, spec.config), ALGORITHMS[name]
@@ -152,7 +152,7 @@ def _needed(spec: RunSpec, address: str) -> dict[str, str]:
 
 def _probed(spec: RunSpec, address: str, interpreter: Interpreter, machine: Machine) -> Probe:
     packages = tuple(_needed(spec, address))
-    return probe(interpreter, machine, packages=packages, env_id=spec.env_id, signature_of=address)
+    return probe(interpreter, machine, packages=packages, env_id=spec.env_id, cuda=spec.gpus > 0, signature_of=address)
 
 
 def _argument_findings(given: dict[str, Any], found: Probe, address: str) -> list[Finding]:
