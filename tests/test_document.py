@@ -1,5 +1,7 @@
 """Configuration files as people write them."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +49,68 @@ def test_a_json_string_survives_the_removal_of_comments(text):
 
     written = json.dumps({"key": text})
     assert without_comments(written) == written
+
+
+def _written(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+LADDER = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 500))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("deep.json", "[" * 100_000, "is nested more than 64 levels deep"),
+        ("deep.json", '{"a":' * 100 + "1" + "}" * 100, "is nested more than 64 levels deep"),
+        ("deep.yaml", "a: " + "[" * 100_000, "is nested more than 64 levels deep"),
+        ("deep.yaml", "a: " + "[" * 100 + "]" * 100, "is nested more than 64 levels deep"),
+        ("ladder.yaml", LADDER, "is nested more than 64 levels deep"),
+        ("bomb.yaml", BOMB, "holds more than 100,000 values"),
+        ("bomb.yaml", MERGED, "holds more than 100,000 values"),
+        ("long.yaml", "a: " + "x" * (1 << 20), "is longer than 1 MB"),
+        ("itself.yaml", "a: &a [*a]", "an anchor that contains itself"),
+        ("huge.yaml", "a: 1e999", "1e999 is more than a number can hold at line 1, column 4"),
+    ],
+)
+def test_what_nobody_wrote_as_a_configuration_is_refused_at_once(tmp_path, name, text, reason):
+    with pytest.raises(ConfigError, match=reason):
+        read_document(_written(tmp_path, name, text))
+
+
+def test_an_override_is_held_to_the_same():
+    for word, reason in (("1e999", "1e999 is more than"), ("[" * 100 + "]" * 100, "nested more than"), ("-.inf", "")):
+        if not reason:
+            assert overridden({}, [f"a={word}"]) == {"a": float("-inf")}
+            continue
+        with pytest.raises(ConfigError, match=reason):
+            overridden({}, [f"a={word}"])
+
+
+def test_aliases_that_people_write_are_followed(tmp_path):
+    path = _written(tmp_path, "c.yaml", "base: &b {x: 1, y: [1, 2]}\none: {<<: *b, x: 2}\ntwo: *b\n")
+    assert read_document(path) == {
+        "base": {"x": 1, "y": [1, 2]},
+        "one": {"x": 2, "y": [1, 2]},
+        "two": {"x": 1, "y": [1, 2]},
+    }
+
+
+def test_hints_name_what_is_there_and_examples_only_where_they_would_do(tmp_path):
+    empty = _written(tmp_path, "empty.yaml", "# nothing\n")
+    with pytest.raises(ConfigError, match=r"is empty, not a mapping of sections. Write KEY: VALUE lines."):
+        read_document(empty)
+    with pytest.raises(ConfigError, match=r"See configs/ppo/\."):
+        read_document(empty, Path("configs/ppo"))
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"Is a directory.*Check the path"):
+        read_document(tmp_path / "folder.yaml")
+    with pytest.raises(ConfigError) as refused:
+        read_document(tmp_path / "none.yaml")
+    assert refused.value.remedy == f"There are {empty}"

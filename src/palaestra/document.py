@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import yaml
 from palaestra.errors import ConfigError
 
 __all__ = ["is_ui_document", "overridden", "read_document"]
+
+_LONGEST = 1 << 20
+_DEEPEST = 64
+_MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -34,7 +39,16 @@ class _Loader(yaml.SafeLoader):
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        """Refuse a number that would become infinite without saying so."""
+        value = super().construct_yaml_float(node)
+        if math.isinf(value) and "inf" not in node.value.lower():
+            problem = f"{node.value} is more than a number can hold"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return value
 
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 _READ_OTHERWISE = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _READ_OTHERWISE]
@@ -53,42 +67,107 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file."""
+def read_document(path: Path, examples: Path | None = None) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file; a refusal points to `examples`, a directory of files that would do."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError("config file", str(path), f"cannot be read ({error.strerror})", _near(path)) from None
+        reason = f"cannot be read ({error.strerror})"
+        raise ConfigError("config file", str(path), reason, _near(path, examples)) from None
     except UnicodeDecodeError:
         raise ConfigError("config file", str(path), "is not text", "Give a YAML or JSON file") from None
+    if len(text) > _LONGEST:
+        raise ConfigError("config file", str(path), f"is longer than {_LONGEST >> 20} MB", "Give a YAML or JSON file")
     try:
-        data = json.loads(without_comments(text)) if path.suffix == ".json" else yaml.load(text, _Loader)
+        data = _json(text) if path.suffix == ".json" else _yaml(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise ConfigError("config file", str(path), f"is not JSON: {error.msg} at {where}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "cannot be parsed"
-        raise ConfigError("config file", str(path), f"is not YAML: {problem}{where}") from None
-    if _contains_itself(data):
-        raise ConfigError("config file", str(path), "is not YAML: an anchor that contains itself")
+        raise ConfigError("config file", str(path), f"is not YAML: {_problem(error)}{where}") from None
+    except _Unbearable as error:
+        raise ConfigError("config file", str(path), str(error)) from None
     if not isinstance(data, dict):
         kind = "empty" if data is None else f"a {type(data).__name__}"
-        raise ConfigError("config file", str(path), f"is {kind}, not a mapping of sections", "See configs/ppo/")
+        remedy = "Write KEY: VALUE lines" if examples is None else f"See {examples}/"
+        raise ConfigError("config file", str(path), f"is {kind}, not a mapping of sections", remedy)
     return data
 
 
-def _contains_itself(data: Any, above: tuple[int, ...] = ()) -> bool:
-    if not isinstance(data, dict | list):
-        return False
-    inner = data.values() if isinstance(data, dict) else data
-    return id(data) in above or any(_contains_itself(part, (*above, id(data))) for part in inner)
+class _Unbearable(Exception):
+    """Well-formed, and no configuration that anybody wrote."""
 
 
-def _near(path: Path) -> str:
-    folder = path.parent if path.parent.is_dir() else Path("configs/ppo")
-    found = sorted(str(p) for p in folder.glob("*.y*ml"))[:5]
+def _json(text: str) -> Any:
+    try:
+        data = json.loads(without_comments(text))
+    except RecursionError:
+        raise _Unbearable(_TOO_DEEP) from None
+    _check(data, lambda one: one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
+    return data
+
+
+def _yaml(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        # Before anything is made of it: a few lines of aliases can stand for more than fits into memory.
+        _check(node, _inside)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise _Unbearable(_TOO_DEEP) from None
+    finally:
+        loader.dispose()
+
+
+def _inside(node: yaml.Node) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
+
+
+_TOO_DEEP = f"is nested more than {_DEEPEST} levels deep"
+
+
+def _check(document: Any, inside: Callable[[Any], Iterable[Any]]) -> None:
+    """Refuse what contains itself, is too deep, or holds too many values once aliases are followed."""
+    known: dict[int, tuple[int, int]] = {}
+    under_way: set[int] = set()
+
+    def look(one: Any, depth: int) -> tuple[int, int]:
+        if id(one) in under_way:
+            raise _Unbearable("is not YAML: an anchor that contains itself")
+        if depth > _DEEPEST:
+            raise _Unbearable(_TOO_DEEP)
+        parts = inside(one)
+        if not parts:
+            return 1, 0
+        if id(one) not in known:
+            under_way.add(id(one))
+            looked = [look(part, depth + 1) for part in parts]
+            under_way.discard(id(one))
+            known[id(one)] = 1 + sum(size for size, _ in looked), 1 + max(height for _, height in looked)
+        size, height = known[id(one)]
+        if depth + height > _DEEPEST:
+            raise _Unbearable(_TOO_DEEP)
+        if size > _MOST_VALUES:
+            raise _Unbearable(f"holds more than {_MOST_VALUES:,} values")
+        return size, height
+
+    look(document, 0)
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return getattr(error, "problem", None) or "cannot be parsed"
+
+
+def _near(path: Path, examples: Path | None) -> str:
+    folder = next((place for place in (path, path.parent, examples) if place is not None and place.is_dir()), None)
+    found = sorted(str(p) for p in folder.glob("*.y*ml") if p.is_file())[:5] if folder is not None else []
     return f"There are {', '.join(found)}" if found else "Check the path"
 
 
@@ -108,9 +187,12 @@ def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, An
                 "override", assignment, "is not key=value", "Write for example algorithm.learning_rate=1e-3"
             )
         try:
-            value = yaml.load(text, _Loader)
-        except yaml.YAMLError:
-            raise ConfigError(key, text, "is not a YAML value", "Quote it for the shell") from None
+            value = _yaml(text)
+        except yaml.YAMLError as error:
+            reason = f"is not a YAML value ({_problem(error)})"
+            raise ConfigError(key, text, reason, "Quote it for the shell") from None
+        except _Unbearable as error:
+            raise ConfigError(key, text, str(error)) from None
         *path, last = key.split(".")
         place = result
         for part in path:

@@ -71,7 +71,7 @@ def train_command(
     run = RunDirectory.find(resume, root) if resume is not None else None
     given = ""
     if path is not None:
-        data = read_document(path)
+        data = read_document(path, Path("configs/ppo"))
         given = path.read_text(encoding="utf-8")
     else:
         assert run is not None

@@ -131,7 +131,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 def load_config(path: Path, assignments: Sequence[str] = (), *, seed: int | None = None) -> RunConfig:
     """The checked configuration from a file, with overrides."""
-    return config_from(overridden(read_document(path), assignments), seed=seed)
+    return config_from(overridden(read_document(path, Path("configs/ppo")), assignments), seed=seed)
 
 
 def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfig:
