@@ -5,7 +5,7 @@ The runner knows its trainer; what is the same for all of them (disk, GPUs, capa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,19 @@ class Preview:
 
 
 def preflight(
-    spec: RunSpec, runner: Runner, machine: Machine, place: Place, *, slots: Slots, min_free_disk_mb: int
+    spec: RunSpec,
+    runner: Runner,
+    machine: Machine,
+    place: Place,
+    *,
+    slots: Slots,
+    min_free_disk_mb: int,
+    drift: Callable[[LaunchPlan], str] = lambda _: "",
 ) -> Preview:
-    """Look before anything is launched or written. Blocks: a runner may probe other interpreters."""
+    """Look before anything is launched or written. Blocks: a runner may probe other interpreters.
+
+    `drift` says of a command what is not as when its agent last ran.
+    """
     findings = [
         *_capabilities(spec, runner, place),
         *_disk(machine, min_free_disk_mb),
@@ -67,6 +77,9 @@ def preflight(
         except ConfigError as error:
             text = f"{error.place} = {error.value!r}: {error.reason}"
             findings.append(Finding("plan", "refused", text, error.remedy))
+    if plan is not None and (changed := drift(plan)):
+        remedy = "Nothing to do when you changed it; `palaestra runs compare` shows both"
+        findings.append(Finding("drift", "warning", changed, remedy))
     return Preview(tuple(findings), plan, runner.capabilities.runs_foreign_code)
 
 
@@ -81,6 +94,9 @@ def _capabilities(spec: RunSpec, runner: Runner, place: Place) -> Iterator[Findi
     for what, (wanted, able, remedy) in asked.items():
         if wanted and not able:
             yield Finding("capability", "refused", f"runner {runner.name} cannot {what}", remedy)
+    if spec.video and can.video:
+        text = "filming slows the trainer down; `palaestra runs videos` says by how much"
+        yield Finding("video", "warning", text, "Leave --video out and film a checkpoint: runs videos RUN --record")
 
 
 def _disk(machine: Machine, min_free_disk_mb: int) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from palaestra.runs.alarms import Limits
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.attempt_watch import AttemptWatch
 from palaestra.runs.child import Child, end_everything
+from palaestra.runs.drift import script_drift
 from palaestra.runs.durable import read_json
 from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.ingest.progress import Progress
@@ -225,7 +226,7 @@ class Supervised:
 
     async def _follow(self, child: Child, plan: AttemptPlan) -> None:
         self._child = child
-        around, spec = self._around, self._spec
+        around, spec, record = self._around, self._spec, self.book.record
         await self.book.update(warden=child.warden, trainer=child.trainer)
         around.pump.watch(self.book.run_id, child.attempt, plan.sources, spec.thin_every)
         stalled = (lambda: None) if spec.stall_action == "tell" else self._stop_stalled
@@ -236,7 +237,9 @@ class Supervised:
             Limits(spec.stall_after_s, around.no_episode_steps),
             every_s=around.alarm_every_s,
             clock=around.clock,
-            drift=await asyncio.to_thread(self._drift, plan),
+            drift=await asyncio.to_thread(
+                script_drift, around.home, around.registry, record.agent_id, record.run_id, plan.script_sha256
+            ),
             stalled=stalled,
         )
         around.spawn(self._until_ended(child, plan))
@@ -347,21 +350,6 @@ class Supervised:
         if self._spec.stop_grace_s is not None:
             return self._spec.stop_grace_s
         return (AttemptPlan.read(attempt) or AttemptPlan()).stop_grace_s
-
-    def _drift(self, plan: AttemptPlan) -> str:
-        """Whether the script is another than when it was last run."""
-        if not plan.script_sha256:
-            return ""
-        mine = self.book.record
-        for other in self._around.registry.runs(runner=mine.runner, limit=100):
-            if other.run_id == mine.run_id or other.agent_id != mine.agent_id:
-                continue
-            attempts = self._around.home.run(other.run_id).attempts()
-            earlier = AttemptPlan.read(attempts[-1]) if attempts else None
-            if earlier is not None and earlier.script_sha256:
-                same = earlier.script_sha256 == plan.script_sha256
-                return "" if same else f"its script is not the one that {other.run_id} ran"
-        return ""
 
 
 def _facts(exit_: dict[str, Any], progress: Progress, last_lines: str, ending: Ending) -> dict[str, Any]:

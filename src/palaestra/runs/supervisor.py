@@ -25,6 +25,7 @@ from palaestra.runs.admission import admit, newest_checkpoint, place_of, read_sp
 from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.attic import Attic
+from palaestra.runs.drift import plan_drift
 from palaestra.runs.following import StreamItem, follow
 from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.ingest.pump import Pump
@@ -412,8 +413,8 @@ class Supervisor:
         machine = Machine(environment=dict(os.environ), free_disk_bytes=free, gpus=gpus)
 
         def look() -> Preview:
-            least = self._config.min_free_disk_mb
-            return preflight(spec, runner, machine, place, slots=self._slots, min_free_disk_mb=least)
+            least, drift = self._config.min_free_disk_mb, partial(plan_drift, self._home, self._registry, runner.name)
+            return preflight(spec, runner, machine, place, slots=self._slots, min_free_disk_mb=least, drift=drift)
 
         try:
             return await asyncio.to_thread(look)

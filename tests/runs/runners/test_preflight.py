@@ -1,15 +1,19 @@
 """Bad input: refused before anything is launched or written, with the remedy."""
 
+import asyncio
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from tests.runs.supervising import ends, supervising
 
 from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused
 from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.runners.template import ScriptRunner
+from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor import SupervisorConfig
 
 CHECKOUT = str(Path(__file__).parent / "checkout")
@@ -75,9 +79,47 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path):
     assert list((tmp_path / "var" / "training" / "runs").iterdir()) == []
 
 
-def test_foreign_code_needs_a_consent_to_exactly_its_command(tmp_path):
-    from palaestra.runs.runners.template import ScriptRunner
+def test_a_script_that_changed_since_its_last_run_is_told_where_one_decides(home, tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text("pass")
+    spec = RunSpec(runner="script", script=str(script), python=sys.executable)
 
+    async def body():
+        async with supervising(home, runners={"script": ScriptRunner()}) as supervisor:
+            first = await supervisor.preview(spec)
+            run_id = (await supervisor.submit(spec, first.plan.digest())).run_id
+            await ends(supervisor, run_id)
+            same = await supervisor.preview(spec)
+            script.write_text("print()")
+            return run_id, first, same, await supervisor.preview(spec)
+
+    run_id, first, same, changed = asyncio.run(body())
+
+    assert "drift" not in {finding.check for finding in first.findings + same.findings}
+    told = [finding for finding in changed.findings if finding.check == "drift"]
+    assert [(finding.level, finding.text) for finding in told] == [
+        ("warning", f"its script is not the one that {run_id} ran")
+    ]
+    assert changed.refusal is None
+
+
+class _Filmed(EchoRunner):
+    name = "filmed"
+    capabilities = RunnerCapabilities(title="Films itself", video=True)
+
+
+def test_who_asks_for_film_is_told_what_it_costs(home):
+    async def body():
+        async with supervising(home, runners={"filmed": _Filmed()}) as supervisor:
+            return [await supervisor.preview(RunSpec(runner="filmed", video=video)) for video in (False, True)]
+
+    plain, filmed = asyncio.run(body())
+
+    assert "video" not in {finding.check for finding in plain.findings}
+    assert [finding.level for finding in filmed.findings if finding.check == "video"] == ["warning"]
+
+
+def test_foreign_code_needs_a_consent_to_exactly_its_command(tmp_path):
     script = tmp_path / "own.py"
     script.write_text("")
     with TrainerOrchestrator(tmp_path) as orchestrator:
