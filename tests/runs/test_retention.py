@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undelete, unpack
+from palaestra.runs.archiving import pack, purgeable, shorten_log, surplus_of, throw_away, thrown_away, undelete, unpack
 from palaestra.runs.durable import write_json
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
@@ -72,6 +72,13 @@ def test_by_number_and_by_size():
 def test_a_run_that_goes_on_or_is_not_ours_never_goes():
     everything = _doomed(archive_after_days=0, keep_last=0, max_total_gb=1e-9, delete_archived_after_days=0)
     assert {run_id for run_id, _ in everything} == {"new", "mid", "old", "packed"}
+
+
+def test_a_spared_run_counts_and_stays():
+    assert [doom.run_id for doom in doomed(RUNS, RetentionPolicy(max_total_gb=6.0), NOW)] == ["old"]
+    assert [doom.run_id for doom in doomed(RUNS, RetentionPolicy(max_total_gb=6.0), NOW, {"old"})] == ["mid"]
+    policy = RetentionPolicy(archive_after_days=0, keep_last=0, delete_archived_after_days=0)
+    assert [doom.run_id for doom in doomed(RUNS, policy, NOW, {"old", "packed"})] == ["mid", "new"]
 
 
 def test_every_doom_says_why():
@@ -148,11 +155,23 @@ def test_a_deleted_run_comes_back_until_it_is_purged(home, ended):
     assert not home.run("e-1").path.exists()
     back = undelete(home, "e-1")
     assert (back.run_id, back.phase) == ("e-1", Phase.SUCCEEDED)
-    throw_away(home, ended, NOW)
-    assert purge(home, 7, NOW + 6.9 * DAY) == 0
-    assert purge(home, 7, NOW + 7 * DAY) > 10_000
+    bin_ = throw_away(home, ended, NOW)
+    assert list(purgeable(home, 7, NOW + 6.9 * DAY)) == []
+    assert list(purgeable(home, 7, NOW + 8 * DAY)) == [("e-1", bin_, 8.0)]
+    assert thrown_away(home) == {"e-1": bin_}
+    shutil.rmtree(bin_)
     with pytest.raises(UnknownRun):
         undelete(home, "e-1")
+
+
+def test_of_several_that_were_thrown_away_the_last_comes_back(home, ended):
+    for number in range(12):
+        write_json(home.run("e-1").spec, {"schema_version": 1, "runner": "echo", "seed": number})
+        throw_away(home, ended, NOW)
+        home.run("e-1").path.mkdir()
+        LifeLog(home.run("e-1")).append(LifeRecord(0, 1.0, 1, "succeeded", Phase.SUCCEEDED, "done", "exit"))
+    shutil.rmtree(home.run("e-1").path)
+    assert [undelete(home, "e-1").seed, len(list((home.path / "trash").iterdir()))] == [11, 11]
 
 
 def test_a_packed_run_that_was_thrown_away_comes_back_unpacked(home, ended):
@@ -333,12 +352,15 @@ def test_the_newest_checkpoints_and_the_best_are_kept():
     (doom,) = surplus_checkpoints(RUNS, rows, keep=2)
     assert (doom.run_id, doom.action, doom.bytes) == ("new", "prune", 20)
     assert doom.paths == ("/new/30", "/new/10")
+    (doom,) = surplus_checkpoints(RUNS, rows, keep=2, spared={"/new/30"})
+    assert doom.paths == ("/new/10",)
 
 
 def test_of_a_long_output_the_middle_goes(tmp_path):
     log = tmp_path / "stdout.log"
     log.write_bytes(b"a" * (6 << 20) + b"b" * (6 << 20) + b"z")
-    assert shorten_log(log, 13) == 0
+    assert (surplus_of(log, 13), shorten_log(log, 13)) == (0, 0)
+    assert surplus_of(log, 11) == (2 << 20) + 1
     assert shorten_log(log, 11) == (2 << 20) + 1
     text = log.read_bytes()
     assert text.startswith(b"a" * (5 << 20) + b"\n[... 2097153 bytes were removed by the retention policy ...]\n")

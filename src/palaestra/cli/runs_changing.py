@@ -148,25 +148,42 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this, only say what would be done.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Archive and delete what the retention policy lets go.
+    """Archive and delete what the retention policy lets go. Exit code 1 when something could not be done.
 
     The policy is part of the service's settings, for example retention: {keep_last: 100} in var/training/service.yaml.
     """
     from palaestra.cli.runs_table import sized
 
     found = _service().ask("POST", "/gc", {"dry_run": not yes})
+    failed = [doom for doom in found if doom.get("failed")]
+    total = sized(sum(doom["bytes"] for doom in found if not doom.get("failed")))
     if as_json:
         print(json.dumps(found))
-        return
-    for doom in found:
-        print(f"{doom['action']}  {doom['run_id']}  {sized(doom['bytes'])}  {doom['why']}")
-    total = sized(sum(doom["bytes"] for doom in found))
-    if not found:
-        print("Nothing to do.")
-    elif yes:
-        print(f"Of {len(found)} runs, {total}.")
     else:
-        print(f"Of {len(found)} runs, {total}. Nothing was done; --yes does it.")
+        for line in _doomed(found):
+            print(line)
+        if not found:
+            print("Nothing to do.")
+        elif yes:
+            print(f"Did {len(found) - len(failed)} of {len(found)}, {total}.")
+        else:
+            print(f"{total} in all. Nothing was done; --yes does it.")
+    for doom in failed:
+        print(f"error: {doom['action']} {doom['run_id']}: {doom['failed']}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _doomed(found: list[dict[str, Any]]) -> list[str]:
+    """What is done to each run, in columns."""
+    from palaestra.cli.runs_table import sized
+
+    rows = [(doom["action"], doom["run_id"], sized(doom["bytes"]), doom["why"]) for doom in found]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    return [
+        f"{action:<{widths[0]}}  {run_id:<{widths[1]}}  {size:>{widths[2]}}  {why}"
+        for action, run_id, size, why in rows
+    ]
 
 
 def drain(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from palaestra.runs.package import UNREADABLE, links_beside, missing_from, read_
 from palaestra.runs.record import RunRecord
 from palaestra.runs.store.rebuild import read_packed, read_run
 
-__all__ = ["pack", "purge", "shorten_log", "throw_away", "thrown_away", "undelete", "unpack"]
+__all__ = ["pack", "purgeable", "shorten_log", "surplus_of", "throw_away", "thrown_away", "undelete", "unpack"]
 
 _KEPT_BYTES = 5 << 20
 
@@ -100,32 +101,35 @@ def undelete(home: Home, run_id: str) -> RunRecord:
     return replace(record, archived=False, bytes_on_disk=size_of(run.path))
 
 
-def purge(home: Home, undo_days: float, now: float) -> int:
-    """Remove for good what was thrown away long enough ago; how many bytes that freed."""
-    freed = 0
-    for bin_ in (home.path / "trash").glob("*.*"):
-        since = bin_.name.rpartition(".")[2].partition("-")[0]
+def purgeable(home: Home, undo_days: float, now: float) -> Iterator[tuple[str, Path, float]]:
+    """What was thrown away long enough ago: whose it was, where it lies, and for how many days."""
+    for bin_ in sorted((home.path / "trash").glob("*.*")):
+        run_id, _, when = bin_.name.rpartition(".")
+        since = when.partition("-")[0]
         if since.isdecimal() and now - int(since) >= undo_days * 86_400:
-            freed += sum(path.lstat().st_size for path in bin_.rglob("*") if path.is_file())
-            shutil.rmtree(bin_, ignore_errors=True)
-    return freed
+            yield run_id, bin_, (now - int(since)) / 86_400
 
 
-def shorten_log(log: Path, log_mb: int) -> int:
-    """Of a long output keep the beginning and the end; how many bytes went."""
+def surplus_of(log: Path, log_mb: int) -> int:
+    """How many bytes in the middle of an output are too many."""
     try:
         size = log.stat().st_size
     except OSError:
         return 0
-    if size <= log_mb << 20:
+    return size - 2 * _KEPT_BYTES if size > log_mb << 20 else 0
+
+
+def shorten_log(log: Path, log_mb: int) -> int:
+    """Of a long output keep the beginning and the end; how many bytes went."""
+    gone = surplus_of(log, log_mb)
+    if not gone:
         return 0
     shorter = log.with_name(f".{log.name}.new")
-    gone = size - 2 * _KEPT_BYTES
     with open(log, "rb") as source, open(shorter, "wb") as target:
         os.fchmod(target.fileno(), 0o600)
         target.write(source.read(_KEPT_BYTES))
         target.write(f"\n[... {gone} bytes were removed by the retention policy ...]\n".encode())
-        source.seek(size - _KEPT_BYTES)
+        source.seek(_KEPT_BYTES + gone)
         shutil.copyfileobj(source, target)
     shorter.replace(log)
     return gone

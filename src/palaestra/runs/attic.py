@@ -6,14 +6,16 @@ Whatever is interrupted is finished by doing it again.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from palaestra.errors import IllegalTransition
-from palaestra.runs.archiving import pack, purge, shorten_log, throw_away, undelete, unpack
+from palaestra.errors import ConfigError, IllegalTransition
+from palaestra.runs.admission import size_of
+from palaestra.runs.archiving import pack, purgeable, shorten_log, surplus_of, throw_away, undelete, unpack
+from palaestra.runs.checkpoints.deploying import in_use
 from palaestra.runs.layout import Home
-from palaestra.runs.media.clip import prune
+from palaestra.runs.media.clip import clips_of, prune
 from palaestra.runs.record import RunRecord
 from palaestra.runs.retention import Doom, RetentionPolicy, doomed, surplus_checkpoints
 from palaestra.runs.run_id import checked_run_id
@@ -43,7 +45,10 @@ class Attic:
 
     def archive(self, record: RunRecord) -> RunRecord:
         """Pack a run."""
-        return record if record.archived else self._put(pack(self._home, record, self._clock()))
+        if record.archived:
+            return record
+        self._check_unused(record)
+        return self._put(pack(self._home, record, self._clock()))
 
     def restore(self, run_id: str) -> RunRecord:
         """Unpack a run, or bring back one that was thrown away, unpacked in either case."""
@@ -56,45 +61,74 @@ class Attic:
 
     def delete(self, record: RunRecord) -> None:
         """Throw a run away; `restore` brings it back until it is purged."""
+        self._check_unused(record)
         throw_away(self._home, record, self._clock())
         self._registry.delete(record.run_id)
 
     def plan(self, busy: Collection[str]) -> list[Doom]:
-        """What the retention policy does away with; runs that somebody looks after stay."""
+        """Everything the retention policy does; runs that somebody looks after, and what is deployed, stay."""
         everything = [*self._registry.runs(), *self._registry.runs(archived=True)]
         free = [run for run in everything if run.run_id not in busy]
-        plan = doomed(free, self._policy, self._clock())
+        used = in_use(self._home)
+        runs = self._home.runs.resolve()
+        spared = {path.relative_to(runs).parts[0] for path in used if path.is_relative_to(runs)}
+        plan = doomed(free, self._policy, self._clock(), spared)
         going = {doom.run_id for doom in plan}
-        if self._policy.keep_checkpoints is None:
-            return plan
-        staying = [run for run in free if run.run_id not in going and not run.archived]
-        rows = self._registry.checkpoints()
-        return plan + surplus_checkpoints(staying, rows, self._policy.keep_checkpoints)
+        ended = [run for run in free if run.phase.ended and run.supervised and not run.archived]
+        staying = [run for run in ended if run.run_id not in going]
+        if self._policy.keep_checkpoints is not None:
+            deployed = {str(path) for path in used}
+            rows = self._registry.checkpoints()
+            plan += surplus_checkpoints(staying, rows, self._policy.keep_checkpoints, deployed)
+        return [*plan, *(doom for run in staying for doom in self._trimmings(run.run_id)), *self._purges()]
 
     def carry_out(self, doom: Doom, record: RunRecord) -> None:
         """Do to a run what the plan says."""
-        if doom.action == "prune":
+        run = self._home.run(record.run_id)
+        if doom.action == "archive":
+            self.archive(record)
+        elif doom.action == "delete":
+            self.delete(record)
+        elif doom.action == "prune":
             for path in doom.paths:
                 _remove(Path(path))
             self._recall(record)
-        elif doom.action == "archive":
-            self.archive(record)
-        else:
-            self.delete(record)
+        elif doom.action == "clips":
+            prune(run, self._policy.keep_clips or 0)
+        elif doom.action == "shorten":
+            for attempt in run.attempts():
+                shorten_log(attempt.stdout, self._policy.log_mb)
 
-    def tidy(self) -> None:
-        """Shorten long outputs and remove old clips of runs that have ended; empty the trash of what is old."""
-        for record in self._registry.runs():
-            if record.phase.ended and record.supervised:
-                self._tidy(record.run_id)
-        purge(self._home, self._policy.undo_days, self._clock())
+    def purge(self, doom: Doom) -> None:
+        """Remove for good what lies in the trash."""
+        for path in doom.paths:
+            shutil.rmtree(path)
 
-    def _tidy(self, run_id: str) -> None:
-        run = self._home.run(run_id)
-        for attempt in run.attempts():
-            shorten_log(attempt.stdout, self._policy.log_mb)
-        if self._policy.keep_clips is not None:
-            prune(run, self._policy.keep_clips)
+    def _trimmings(self, run_id: str) -> Iterator[Doom]:
+        run, keep, log_mb = self._home.run(run_id), self._policy.keep_clips, self._policy.log_mb
+        surplus = [] if keep is None else clips_of(run)[keep:]
+        if surplus:
+            size = sum(clip.size_bytes for clip in surplus)
+            paths = tuple(clip.path for clip in surplus)
+            yield Doom(run_id, "clips", f"{len(surplus)} clips beyond the newest {keep}", size, paths)
+        gone = sum(surplus_of(attempt.stdout, log_mb) for attempt in run.attempts())
+        if gone:
+            yield Doom(run_id, "shorten", f"an output is longer than {log_mb} MB; its middle goes", gone)
+
+    def _purges(self) -> Iterator[Doom]:
+        limit = self._policy.undo_days
+        for run_id, path, days in purgeable(self._home, limit, self._clock()):
+            why = f"thrown away {days:.0f} days ago; it can be brought back for {limit:g}"
+            yield Doom(run_id, "purge", why, size_of(path), (str(path),))
+
+    def _check_unused(self, record: RunRecord) -> None:
+        mine = self._home.run(record.run_id).path.resolve()
+        for path, now in in_use(self._home).items():
+            if path.is_relative_to(mine):
+                remedy = (
+                    f"palaestra checkpoints deploy {now.checkpoint_id} makes copies that outlive it; then try again"
+                )
+                raise ConfigError("run", record.run_id, f"{path} is deployed in {now.env_id}, or was before", remedy)
 
     def _put(self, record: RunRecord) -> RunRecord:
         self._registry.put(record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,15 +43,18 @@ class Doom:
     """What would happen to a run, and why."""
 
     run_id: str
-    action: Literal["archive", "delete", "prune"]
+    action: Literal["archive", "delete", "prune", "clips", "shorten", "purge"]
+    """`prune` removes checkpoints, `clips` clips, `shorten` the middle of outputs, `purge` what lies in the trash."""
     why: str
     bytes: int
     paths: tuple[str, ...] = ()
-    """The checkpoints that are pruned."""
+    """What is removed for good."""
+    failed: str = ""
+    """Why it could not be done; empty when it was, or nobody has tried."""
 
 
-def doomed(runs: Sequence[RunRecord], policy: RetentionPolicy, now: float) -> list[Doom]:
-    """Which runs go, oldest first, each for the first reason that applies."""
+def doomed(runs: Sequence[RunRecord], policy: RetentionPolicy, now: float, spared: Collection[str] = ()) -> list[Doom]:
+    """Which runs go, oldest first, each for the first reason that applies; the spared ones count and stay."""
     over = sorted((run for run in runs if run.phase.ended and run.supervised), key=_ended)
     packed, open_ = [run for run in over if run.archived], [run for run in over if not run.archived]
     found: dict[str, Doom] = {}
@@ -61,13 +64,15 @@ def doomed(runs: Sequence[RunRecord], policy: RetentionPolicy, now: float) -> li
         if limit is not None and age >= limit:
             why = f"ended {age:.0f} days ago; archives are kept {limit:g}"
             found[run.run_id] = Doom(run.run_id, "delete", why, run.bytes_on_disk)
-    for run, why in _to_archive(open_, policy, now):
+    for run, why in _to_archive(open_, policy, now, spared):
         found.setdefault(run.run_id, Doom(run.run_id, "archive", why, run.bytes_on_disk))
-    return [found[run.run_id] for run in over if run.run_id in found]
+    return [found[run.run_id] for run in over if run.run_id in found and run.run_id not in spared]
 
 
-def surplus_checkpoints(runs: Sequence[RunRecord], checkpoints: Sequence[CheckpointRecord], keep: int) -> list[Doom]:
-    """Of every run that has ended, the checkpoints beyond the newest `keep`; its best one stays."""
+def surplus_checkpoints(
+    runs: Sequence[RunRecord], checkpoints: Sequence[CheckpointRecord], keep: int, spared: Collection[str] = ()
+) -> list[Doom]:
+    """Of every run that has ended, the checkpoints beyond the newest `keep`; its best and the spared paths stay."""
     over = {run.run_id for run in runs if run.phase.ended and run.supervised}
     mine: dict[str, list[CheckpointRecord]] = {}
     for row in sorted(checkpoints, key=lambda row: (row.attempt, row.env_step, row.created), reverse=True):
@@ -75,7 +80,7 @@ def surplus_checkpoints(runs: Sequence[RunRecord], checkpoints: Sequence[Checkpo
             mine.setdefault(row.run_id, []).append(row)
     found = []
     for run_id, rows in sorted(mine.items()):
-        surplus = [row for row in rows[keep:] if not row.best]
+        surplus = [row for row in rows[keep:] if not row.best and row.path not in spared]
         if surplus:
             why = f"{len(surplus)} checkpoints beyond the newest {keep} and the best"
             size = sum(row.size_bytes for row in surplus)
@@ -83,7 +88,9 @@ def surplus_checkpoints(runs: Sequence[RunRecord], checkpoints: Sequence[Checkpo
     return found
 
 
-def _to_archive(open_: list[RunRecord], policy: RetentionPolicy, now: float) -> list[tuple[RunRecord, str]]:
+def _to_archive(
+    open_: list[RunRecord], policy: RetentionPolicy, now: float, spared: Collection[str]
+) -> list[tuple[RunRecord, str]]:
     chosen: list[tuple[RunRecord, str]] = []
     if policy.archive_after_days is not None:
         limit = policy.archive_after_days
@@ -95,12 +102,12 @@ def _to_archive(open_: list[RunRecord], policy: RetentionPolicy, now: float) -> 
         surplus = open_[: max(0, len(open_) - policy.keep_last)]
         chosen += [(run, f"not among the newest {policy.keep_last}") for run in surplus]
     if policy.max_total_gb is not None:
-        going = {run.run_id for run, _ in chosen}
+        going = {run.run_id for run, _ in chosen if run.run_id not in spared}
         left = sum(run.bytes_on_disk for run in open_ if run.run_id not in going)
         for run in open_:
             if left <= policy.max_total_gb * _GB:
                 break
-            if run.run_id not in going:
+            if run.run_id not in going and run.run_id not in spared:
                 chosen.append((run, f"open runs take more than {policy.max_total_gb:g} GB"))
                 left -= run.bytes_on_disk
     return chosen

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -256,17 +256,20 @@ class Supervisor:
         await self._put_away(run_id, self._attic.delete)
 
     async def gc(self, *, dry_run: bool = True) -> list[Doom]:
-        """What the retention policy does away with; done only when it is not a dry run."""
+        """What the retention policy does; done only when it is not a dry run, and one failure stops no other."""
         plan = await asyncio.to_thread(self._attic.plan, frozenset(self._runs))
-        if dry_run:
-            return plan
-        for doom in plan:
-            try:
+        return plan if dry_run else [await self._carried_out(doom) for doom in plan]
+
+    async def _carried_out(self, doom: Doom) -> Doom:
+        try:
+            if doom.action == "purge":  # there is no run any more
+                with self._alone(doom.run_id):
+                    await asyncio.to_thread(self._attic.purge, doom)
+            else:
                 await self._put_away(doom.run_id, partial(self._attic.carry_out, doom))
-            except IllegalTransition as error:
-                _log.info("left alone: %s", error)
-        await asyncio.to_thread(self._attic.tidy)
-        return plan
+        except (PalaestraError, OSError) as error:
+            return replace(doom, failed=str(error))
+        return doom
 
     def ring(self, run_id: str) -> Ring | None:
         """The newest records of a run that is not over."""

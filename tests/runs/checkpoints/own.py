@@ -29,7 +29,8 @@ def own_checkpoint(path, env_id="CartPole-v1", *, env_step=4096, returns=(10.0, 
     state = {
         "total_timesteps": env_step,
         "episode_rewards": list(returns),
-        "about": {"config": config, "run_id": "somewhere", "score": max(returns)},
+        # Initial weights do not depend on the seed; two of different seeds must differ.
+        "about": {"config": config, "run_id": "somewhere", "score": max(returns), "seed": seed},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_checkpoint(path, policy_bytes(policy), {"moment": torch.zeros(3)}, state)

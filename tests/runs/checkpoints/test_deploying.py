@@ -1,5 +1,7 @@
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.runs.checkpoints import evil
@@ -7,11 +9,17 @@ from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints import deploying
-from palaestra.runs.checkpoints.deploying import deploy, deployed, withdraw
-from palaestra.runs.checkpoints.importing import import_checkpoint
+from palaestra.runs.checkpoints.catalogue import checkpoints_of
+from palaestra.runs.checkpoints.deploying import deploy, deployed, deployments, in_use, withdraw
+from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.importing import import_checkpoint, imported
+from palaestra.runs.durable import write_json
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import RunRecord
 from palaestra.runs.runners.programs.probe import environment
 
 CARTPOLE = environment("CartPole-v1")["signature"]
+RUN = RunRecord(run_id="r", runner="palaestra", agent_id="palaestra/ppo", env_id="CartPole-v1", phase=Phase.SUCCEEDED)
 
 
 def taken_in(home, directory, **about):
@@ -43,6 +51,59 @@ def test_one_acts_once_it_has_played_what_is_refused_changes_nothing_and_it_can_
     assert deployed(home, "CartPole-v1") == one
     assert withdraw(home, "CartPole-v1") is None
     assert deployed(home, "CartPole-v1") is None
+
+
+def in_a_run(home, seed):
+    """A checkpoint where a trainer left it."""
+    path = home.run("r").attempt(1).path / "checkpoints" / f"update_{seed}"
+    own_checkpoint(path, env_step=100 * seed, seed=seed)
+    return next(row for row in checkpoints_of(RUN, home.run("r").attempt(1)) if row.path == str(path))
+
+
+def test_what_is_deployed_and_what_was_before_outlive_their_run(home):
+    first, second = in_a_run(home, 1), in_a_run(home, 2)
+    (home.path / "deployed").mkdir()
+    old = {"path": first.path, "sha256": first.sha256, "agent_id": "palaestra/ppo", "env_id": "CartPole-v1"}
+    note = {"schema": 1, **old, "checkpoint_id": first.checkpoint_id, "deployed": 1.0, "command": ["x"]}
+    write_json(home.path / "deployed" / "CartPole-v1.json", note)
+    assert list(in_use(home)) == [Path(first.path)]
+
+    now = deploy(home, second, CARTPOLE)
+    again = deploy(home, second, CARTPOLE)
+    shutil.rmtree(home.run("r").path)
+
+    store = home.path / "checkpoints"
+    assert again.previous == now.previous
+    assert [Path(one).is_relative_to(store) for one in (now.path, now.previous["path"], now.command[-1])] == [True] * 3
+    assert sorted(in_use(home)) == sorted([Path(now.path), Path(now.previous["path"])])
+    assert {(row.checkpoint_id, row.env_step, row.profile, verify(row).fits) for row in imported(home)} == {
+        (first.checkpoint_id, 100, "managed", True),
+        (second.checkpoint_id, 200, "managed", True),
+    }
+    assert deployments(home) == [again]
+    assert withdraw(home, "CartPole-v1").sha256 == first.sha256
+
+
+def test_going_back_to_what_is_gone_changes_nothing(home, tmp_path):
+    now = taken_in(home, tmp_path / "now")
+    facts = {
+        "env_id": "CartPole-v1",
+        "agent_id": "a",
+        "deployed": 1.0,
+        "command": [],
+        "checkpoint_id": "x",
+        "schema": 1,
+    }
+    gone = {**facts, "path": str(tmp_path / "gone"), "sha256": "0" * 64}
+    (home.path / "deployed").mkdir()
+    note = {**facts, "path": now.path, "sha256": now.sha256, "previous": gone}
+    write_json(home.path / "deployed" / "CartPole-v1.json", note)
+
+    with pytest.raises(CheckpointError, match="cannot be kept"):
+        withdraw(home, "CartPole-v1")
+    assert deployed(home, "CartPole-v1").path == now.path
+    with pytest.raises(CheckpointError, match="nothing is deployed there"):
+        withdraw(home, "Pendulum-v1")
 
 
 def test_one_that_cannot_be_played_or_plays_for_ever_changes_nothing(home, tmp_path, monkeypatch):

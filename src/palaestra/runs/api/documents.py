@@ -310,11 +310,14 @@ class Doomed(_Answer):
     """What the retention policy does to a run."""
 
     run_id: str
-    action: Literal["archive", "delete", "prune"]
+    action: Literal["archive", "delete", "prune", "clips", "shorten", "purge"]
+    """`prune` removes checkpoints, `clips` clips, `shorten` the middle of outputs, `purge` what lies in the trash."""
     why: str
     bytes: int
     paths: tuple[str, ...] = ()
-    """The checkpoints that a pruning removes for good."""
+    """What is removed for good."""
+    failed: str = ""
+    """Why it could not be done; empty when it was, or was not tried."""
 
 
 class DrainState(_Answer):

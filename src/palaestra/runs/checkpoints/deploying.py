@@ -1,7 +1,8 @@
 """Which checkpoint acts in an environment: exchanged in two phases, so that there is always one that works.
 
 First everything that can go wrong is tried: the bytes are verified, the spaces compared, and a process of its own plays
-one episode. Only then is the file that names the deployed checkpoint replaced, with the one before inside it.
+one episode. Only then is the file that names the deployed checkpoint replaced, with the one before inside it. What is
+deployed lies in `checkpoints/`, whatever becomes of the run that made it.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import palaestra
 from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.importing import Provenance, keep_checkpoint
 from palaestra.runs.checkpoints.signature import compatible
 from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 
-__all__ = ["Deployment", "deploy", "deployed", "withdraw"]
+__all__ = ["Deployment", "deploy", "deployed", "deployments", "in_use", "withdraw"]
 
 PLACE = "checkpoint"
 WARM_UP_S = 300.0
@@ -74,8 +76,7 @@ def deploy(
     if reasons:
         remedy = f"Switch to {record.env_id}, or deploy one that was trained in {env_id}"
         raise CheckpointError(PLACE, record.checkpoint_id, "; ".join(reasons), remedy)
-    command = (sys.executable, "-P", "-m", "palaestra", "eval", record.path)
-    evaluation = _warm_up(record, (*command, "--episodes", "1", "--json"), limit_s)
+    evaluation = _warm_up(record, (*_player(record.path), "--episodes", "1", "--json"), limit_s)
     ready = Deployment(
         env_id=env_id,
         checkpoint_id=record.checkpoint_id,
@@ -83,10 +84,14 @@ def deploy(
         sha256=record.sha256,
         agent_id=record.agent_id,
         deployed=clock(),
-        command=command,
+        command=_player(record.path),
         evaluation=evaluation,
     )
-    return _exchanged(home, ready)
+    with _held(home):
+        known = Provenance(
+            agent_id=record.agent_id, env_id=record.env_id, env_step=record.env_step, env_signature=record.env_signature
+        )
+        return _exchanged(home, _lasting(home, ready, known))
 
 
 def deployed(home: Home, env_id: str) -> Deployment | None:
@@ -94,27 +99,63 @@ def deployed(home: Home, env_id: str) -> Deployment | None:
     return _understood(read_json(_note(home, env_id)))
 
 
+def deployments(home: Home) -> list[Deployment]:
+    """What acts in every environment, by the environment's name."""
+    notes = (home.path / "deployed").glob("[!.]*.json")
+    found = [now for note in notes if (now := _understood(read_json(note))) is not None]
+    return sorted(found, key=lambda now: now.env_id)
+
+
+def in_use(home: Home) -> dict[Path, Deployment]:
+    """Where the checkpoints lie that are deployed, or would be again after `withdraw`, with what acts there now."""
+    found: dict[Path, Deployment] = {}
+    for now in deployments(home):
+        for one in (_understood(now.previous), now):
+            if one is not None and Path(one.path).exists():
+                found[Path(one.path).resolve()] = now
+    return found
+
+
 def withdraw(home: Home, env_id: str) -> Deployment | None:
     """Bring back what was deployed before; None when there was nothing, and nothing is deployed any more."""
     with _held(home):
         now = deployed(home, env_id)
-        before = _understood(None if now is None else now.previous)
+        if now is None:
+            reason = "nothing is deployed there"
+            raise CheckpointError("environment", env_id, reason, "palaestra checkpoints deployed lists what is")
+        before = _understood(now.previous)
         if before is None:
             _note(home, env_id).unlink(missing_ok=True)
         else:
+            before = _lasting(home, before)
             write_json(_note(home, env_id), {"schema": 1, **asdict(before)})
     return before
 
 
 def _exchanged(home: Home, ready: Deployment) -> Deployment:
-    with _held(home):
-        before = deployed(home, ready.env_id)
-        # One step back is kept, not the whole history.
-        changes = {"previous": None} if before is None else {"previous": None, "command": list(before.command)}
-        previous = None if before is None else {"schema": 1, **asdict(before), **changes}
-        final = Deployment(**{**asdict(ready), "previous": previous})
-        write_json(_note(home, ready.env_id), {"schema": 1, **asdict(final)})
+    before = deployed(home, ready.env_id)
+    if before is not None and before.sha256 == ready.sha256:
+        before = _understood(before.previous)  # deployed once more; the way back stays
+    if before is not None:
+        with contextlib.suppress(CheckpointError):
+            before = _lasting(home, before)
+    # One step back is kept, not the whole history.
+    changes = {"previous": None} if before is None else {"previous": None, "command": list(before.command)}
+    previous = None if before is None else {"schema": 1, **asdict(before), **changes}
+    final = replace(ready, previous=previous)
+    write_json(_note(home, ready.env_id), {"schema": 1, **asdict(final)})
     return final
+
+
+def _lasting(home: Home, one: Deployment, known: Provenance | None = None) -> Deployment:
+    """The same, lying where no run's end can take it away. `CheckpointError` when it is gone or damaged."""
+    known = known or Provenance(agent_id=one.agent_id, env_id=one.env_id)
+    kept = keep_checkpoint(home, Path(one.path), one.sha256, known)
+    return replace(one, path=kept.path, command=_player(kept.path))
+
+
+def _player(path: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", "palaestra", "eval", path)
 
 
 def _warm_up(record: CheckpointRecord, command: tuple[str, ...], limit_s: float) -> dict[str, Any]:

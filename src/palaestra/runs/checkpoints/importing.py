@@ -6,6 +6,7 @@ behind, and nothing that a checkpoint brings is ever run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import CheckpointError
-from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files
+from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files, verify
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
@@ -26,7 +27,7 @@ from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 
-__all__ = ["Provenance", "import_checkpoint", "imported"]
+__all__ = ["Provenance", "import_checkpoint", "imported", "keep_checkpoint"]
 
 PLACE = "checkpoint"
 _TEXTS = frozenset({".json", ".txt", ".jinja", ".md", ".yaml"})
@@ -54,8 +55,10 @@ def import_checkpoint(
 ) -> CheckpointRecord:
     """Copy a checkpoint into the state directory. `CheckpointError` when it is refused; `trusted` allows addresses."""
     directory = home.path / "checkpoints"
-    unfinished = directory / f".{os.getpid()}-{time.monotonic_ns()}.new"
+    unfinished = _unfinished(directory)
     try:
+        if "\0" in str(source):
+            raise CheckpointError(PLACE, str(source), "is not a path", "Give the path of a file or directory")
         unfinished.mkdir(parents=True)
         is_directory = source.is_dir()
         copy = _copied_directory(source, unfinished) if is_directory else _copied_file(source, unfinished)
@@ -78,8 +81,38 @@ def import_checkpoint(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def keep_checkpoint(
+    home: Home, source: Path, sha256: str, known: Provenance, clock: Callable[[], float] = time.time
+) -> CheckpointRecord:
+    """A checkpoint of ours where nothing that happens to its run can take it away. `CheckpointError` if it is damaged.
+
+    Hard links where the file system can, else copies.
+    """
+    directory = home.path / "checkpoints"
+    final, unfinished = directory / sha256[:16], _unfinished(directory)
+    there = _read(final / "record.json")
+    if there is not None and there.sha256 == sha256 and verify(there).fits:
+        return there
+    try:
+        copy = unfinished / "checkpoint"
+        for name in [*manifest_files((source / MANIFEST).read_bytes()), MANIFEST]:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            _linked(source / name, copy / name)
+        found, own = hashed(copy), OwnCheckpoint.read(copy)
+        record = _record(copy, sha256, found.size_bytes, "palaestra", own, known, clock())
+        verdict = verify(record)
+        if not verdict.fits:
+            raise CheckpointError(PLACE, str(source), verdict.problem, "Use another checkpoint")
+        shutil.rmtree(final, ignore_errors=True)
+        return _settled(directory, unfinished, copy, record)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(PLACE, str(source), f"cannot be kept ({error})", "Use another checkpoint") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def imported(home: Home) -> list[CheckpointRecord]:
-    """Every checkpoint that was imported, as its directory says."""
+    """Every checkpoint that was imported or kept, as its directory says."""
     notes = sorted((home.path / "checkpoints").glob("*/record.json"))
     return [record for note in notes if (record := _read(note)) is not None]
 
@@ -131,6 +164,18 @@ def _copied(source: Path, target: Path) -> Path:
             writing.flush()
             os.fsync(writing.fileno())
     return target
+
+
+def _linked(source: Path, target: Path) -> None:
+    if not source.is_symlink():
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    _copied(source, target)
+
+
+def _unfinished(directory: Path) -> Path:
+    return directory / f".{os.getpid()}-{time.monotonic_ns()}.new"
 
 
 def _looked_at(source: Path, copy: Path) -> str:

@@ -1,0 +1,111 @@
+"""What `palaestra runs gc` says it would do, and that it does just that."""
+
+import asyncio
+import shutil
+
+import pytest
+from tests.runs.checkpoints.own import own_checkpoint
+from tests.runs.supervising import echo, ends, supervising
+
+from palaestra.errors import ConfigError
+from palaestra.runs.checkpoints.catalogue import Catalogue
+from palaestra.runs.checkpoints.deploying import Deployment, _exchanged, deployed, in_use
+from palaestra.runs.checkpoints.hashing import hashed
+from palaestra.runs.checkpoints.importing import Provenance
+
+DAY = 86_400.0
+
+
+async def _ended(supervisor, **config):
+    run_id = (await supervisor.submit(echo(steps=1, **config))).run_id
+    await ends(supervisor, run_id)
+    return run_id
+
+
+def test_the_dry_run_lists_everything_that_the_real_one_does(home):
+    now = [0.0]
+    policy = {"keep_clips": 1, "log_mb": 11, "undo_days": 7}
+
+    async def body():
+        async with supervising(home, retention=policy, clock=lambda: now[0]) as supervisor:
+            kept, gone = await _ended(supervisor), await _ended(supervisor)
+            attempt = home.run(kept).attempt(1)
+            attempt.videos.mkdir()
+            for number in range(3):
+                (attempt.videos / f"{number}.webm").write_bytes(b"clip")
+            attempt.stdout.write_bytes(b"x" * (12 << 20))
+            await supervisor.delete(gone)
+            assert [doom.action for doom in await supervisor.gc()] == ["clips", "shorten"]
+            now[0] += 8 * DAY
+            told = await supervisor.gc()
+            assert len(list(attempt.videos.iterdir())) == 3
+            assert attempt.stdout.stat().st_size == 12 << 20
+            assert len(list((home.path / "trash").iterdir())) == 1
+            done = await supervisor.gc(dry_run=False)
+            left = len(list(attempt.videos.iterdir())), attempt.stdout.stat().st_size
+            return kept, gone, told, done, left, await supervisor.gc()
+
+    kept, gone, told, done, left, after = asyncio.run(body())
+
+    assert done == told
+    assert after == []
+    assert [(doom.run_id, doom.action) for doom in told] == [(kept, "clips"), (kept, "shorten"), (gone, "purge")]
+    assert [doom.bytes for doom in told[:2]] == [8, 2 << 20]
+    assert told[2].bytes > 100
+    assert told[2].why == "thrown away 8 days ago; it can be brought back for 7"
+    assert left[0] == 1
+    assert left[1] < 11 << 20
+    assert list((home.path / "trash").iterdir()) == []
+
+
+def test_a_run_that_cannot_be_packed_keeps_no_other_from_it(home):
+    async def body():
+        async with supervising(home, retention={"archive_after_days": 0}) as supervisor:
+            first, second = await _ended(supervisor), await _ended(supervisor)
+            shutil.rmtree(home.run(first).path)
+            return first, second, await supervisor.gc(dry_run=False)
+
+    first, second, done = asyncio.run(body())
+
+    assert [(doom.run_id, bool(doom.failed)) for doom in done] == [(first, True), (second, False)]
+    assert "holds no run" in done[0].failed
+    assert (home.path / "archive" / f"{second}.tar.gz").exists()
+
+
+def _deployed_where_it_lies(home, path):
+    """As deployments were once written: the checkpoint stays in its run."""
+    record = hashed(path)
+    facts = {
+        "checkpoint_id": record.sha256[:16],
+        "path": str(path),
+        "sha256": record.sha256,
+        "agent_id": "palaestra/ppo",
+    }
+    return _exchanged(home, Deployment(env_id="CartPole-v1", deployed=1.0, command=(), **facts))
+
+
+def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
+    policy = {"archive_after_days": 0, "keep_checkpoints": 1}
+
+    async def body():
+        async with supervising(home, catalogue=Catalogue, retention=policy) as supervisor:
+            run_id = await _ended(supervisor)
+            checkpoints = home.run(run_id).attempt(1).path / "checkpoints"
+            for number in (1, 2):
+                own_checkpoint(checkpoints / f"update_{number}", env_step=number, seed=number)
+            (home.path / "deployed").mkdir()
+            _deployed_where_it_lies(home, checkpoints / "update_1")
+            supervisor._catalogue.recall(home, supervisor.known(run_id))
+            for put_away in (supervisor.archive, supervisor.delete):
+                with pytest.raises(
+                    ConfigError, match=r"update_1 is deployed in CartPole-v1.*checkpoints deploy [0-9a-f]+"
+                ):
+                    await put_away(run_id)
+            assert await supervisor.gc() == []
+            assert await supervisor.gc(dry_run=False) == []
+            assert (checkpoints / "update_1").is_dir()
+            return run_id
+
+    run_id = asyncio.run(body())
+    assert [str(path).split("/")[-4:-2] for path in in_use(home)] == [[run_id, "attempt_1"]]
+    assert deployed(home, "CartPole-v1").agent_id == Provenance(agent_id="palaestra/ppo").agent_id
