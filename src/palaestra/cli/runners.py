@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["runners_command"]
 
+# Short, so that a line fits a terminal.
 _CAN = {
     "resume": "resume",
     "warm_start": "warm start",
-    "offline_inference": "play alone",
+    "offline_inference": "plays",
     "video": "video",
     "tracking": "W&B",
     "live_beliefs": "beliefs",
-    "needs_gpu": "needs GPU",
-    "runs_foreign_code": "asks consent",
+    "needs_gpu": "GPU",
+    "runs_foreign_code": "consent",
 }
 
 
@@ -54,10 +55,10 @@ def runners_command(
 
 
 def _matrix(found: dict[str, RunnerCapabilities]) -> list[str]:
-    """One line per runner, one column per capability that anybody has."""
-    columns = {key: title for key, title in _CAN.items() if any(getattr(can, key) for can in found.values())}
-    rows = [["RUNNER", *(title.upper() for title in columns.values()), "WHAT IT IS"]]
+    """One line per runner, one column per capability, and whom it may speak to over the network."""
+    rows = [["RUNNER", *(title.upper() for title in _CAN.values()), "SPEAKS TO", "WHAT IT IS"]]
     for name, can in found.items():
-        rows.append([name, *("yes" if getattr(can, key) else "–" for key in columns), can.title])
+        able = ("yes" if getattr(can, key) else "–" for key in _CAN)
+        rows.append([name, *able, ", ".join(can.external_services) or "–", can.title])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

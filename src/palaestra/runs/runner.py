@@ -29,7 +29,7 @@ class RunnerCapabilities:
 
     title: str
     offline_inference: bool = False
-    """Its checkpoints can be played without the trainer."""
+    """Its checkpoints can be played here without the trainer: deployed, and filmed."""
     warm_start: bool = False
     resume: bool = False
     """Goes on from its own checkpoint, counters included."""

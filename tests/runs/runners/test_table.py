@@ -24,6 +24,12 @@ def announced(monkeypatch):
     table._load.cache_clear()
 
 
+def test_only_who_writes_our_checkpoints_says_that_they_can_be_played():
+    found = table.registered_runners().items()
+
+    assert [name for name, runner in found if runner.capabilities.offline_inference] == ["palaestra"]
+
+
 def test_ours_are_there_under_the_names_they_give_themselves():
     assert {name: runner.name for name, runner in table.registered_runners().items()} == {
         name: name for name in ("cleanrl", "echo", "palaestra", "sb3")

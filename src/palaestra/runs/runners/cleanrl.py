@@ -88,8 +88,7 @@ class CleanrlRunner:
 
     name = "cleanrl"
     capabilities = RunnerCapabilities(
-        title="CleanRL scripts from your checkout",
-        offline_inference=True,
+        title="CleanRL, from your checkout",
         external_services=("wandb", "huggingface"),
         video=True,
         tracking=True,

@@ -80,7 +80,7 @@ class EchoRunner:
     """A trainer that learns nothing."""
 
     name = "echo"
-    capabilities = RunnerCapabilities(title="Echo: a process for trials and tests", resume=True)
+    capabilities = RunnerCapabilities(title="Echo, for trials and tests", resume=True)
 
     def config_schema(self, spec: RunSpec) -> dict[str, Any]:
         """The keys of `EchoConfig`."""

@@ -61,9 +61,7 @@ class Sb3Runner:
     """Algorithms of Stable-Baselines3."""
 
     name = "sb3"
-    capabilities = RunnerCapabilities(
-        title="Stable-Baselines3", offline_inference=True, warm_start=True, resume=True, video=True
-    )
+    capabilities = RunnerCapabilities(title="Stable-Baselines3", warm_start=True, resume=True, video=True)
 
     def config_schema(self, spec: RunSpec) -> dict[str, Any]:
         """The keys of `Sb3Config`."""
