@@ -9,22 +9,49 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.durable import write_json, write_text
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
-from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.runner import LaunchPlan, Place
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.storable import LARGEST, text_fault, value_fault
 
-__all__ = ["admit", "newest_checkpoint", "place_of", "prepare_attempt", "read_spec", "size_of"]
+__all__ = [
+    "admit",
+    "first_row",
+    "named",
+    "newest_checkpoint",
+    "place_of",
+    "plan_fault",
+    "prepare_attempt",
+    "read_spec",
+    "size_of",
+]
+
+_LONGEST_NAME = 300
 
 
 def place_of(run: RunPaths, number: int, resume_from: str | None = None) -> Place:
     """Where an attempt will live."""
     attempt = run.attempt(number)
     return Place(run.run_id, number, run.path, attempt.path, attempt.work, resume_from)
+
+
+def plan_fault(plan: LaunchPlan) -> str:
+    """Why what a runner planned cannot be put on record; empty when it can."""
+    for name, text in (("environment", plan.env_id), ("algorithm", plan.algorithm)):
+        fault = text_fault(text, _LONGEST_NAME)
+        if fault:
+            return f"its {name} {text!r} {fault}"
+    if plan.total_steps is not None and not 0 <= plan.total_steps <= LARGEST:
+        return f"{plan.total_steps} steps are not a number of steps that can be counted"
+    fault = value_fault(dict(plan.resolved))
+    return f"one of its values, {fault}" if fault else ""
 
 
 def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunPaths:
@@ -42,11 +69,32 @@ def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunPaths:
         write_json(unfinished / "resolved.json", dict(plan.resolved))
         unfinished.rename(run.path)
         _sync(home.runs)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        reason = f"cannot be written ({error.strerror})"
+        reason = f"cannot be written ({getattr(error, 'strerror', None) or error})"
         raise LaunchRefused("runs directory", str(home.runs), reason, "Free space, or set PALAESTRA_HOME") from None
     return run
+
+
+def first_row(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> RunRecord:
+    """The row of a run that was just admitted."""
+    return RunRecord(
+        run_id=run_id,
+        runner=spec.runner,
+        agent_id=f"{spec.runner}/{plan.algorithm}" if plan.algorithm else spec.runner,
+        env_id=plan.env_id or spec.env_id or "",
+        phase=Phase.QUEUED,
+        priority=spec.priority,
+        created=now,
+        total_steps=plan.total_steps,
+        seed=spec.seed,
+        tags=spec.tags,
+    )
+
+
+def named(plan: LaunchPlan) -> dict[str, Any]:
+    """What the plan calls things, for a run that waits and has no attempt yet."""
+    return {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
 
 
 def prepare_attempt(attempt: AttemptPaths, plan: LaunchPlan, gpus: tuple[str, ...]) -> None:

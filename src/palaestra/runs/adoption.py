@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from palaestra.runs.layout import Home
+from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.store.rebuild import read_packed, read_run
 from palaestra.runs.store.registry import Registry
+from palaestra.runs.survivors import newer_attempt
 
 __all__ = ["AdoptionReport", "Found", "found_on_disk", "remove_unfinished"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class AdoptionReport:
     """Runs that were about to start, and start now."""
     ended: tuple[str, ...] = ()
     """Runs that ended while nobody looked."""
+    left_alone: tuple[str, ...] = ()
+    """Runs that could not be read or written; the log of the service says why."""
     unsupervised: int = 0
     """Runs of `palaestra train` alone."""
 
@@ -61,23 +67,10 @@ def found_on_disk(home: Home, registry: Registry) -> Found:
     for path in home.runs.iterdir():
         if path.name.startswith("."):
             continue
-        run, row = home.run(path.name), rows.pop(path.name, None)
-        if not run.spec.exists():
-            alone = read_run(run)
-            found.unsupervised += alone is not None
-            if alone is not None and alone != row:
-                changed.append(alone)
-            continue
-        phase = phase_of(LifeLog(run).read())
-        if row is None or row.phase is not phase:
-            # Killed between the log and the index: the log is right.
-            told = read_run(run)
-            if told is None:
-                continue
-            row = replace(told, phase=phase)
-            changed.append(row)
-        if not phase.ended:
-            found.live.append(row)
+        try:
+            _look_at(home.run(path.name), rows.pop(path.name, None), found, changed)
+        except Exception as error:  # noqa: BLE001 - one directory must not keep the service from starting
+            _log.warning("%s: left alone, because it cannot be read: %s: %s", path.name, type(error).__name__, error)
     for row in rows.values():
         packed = read_packed(home.path / "archive" / f"{row.run_id}.json")
         if packed is not None:
@@ -88,3 +81,25 @@ def found_on_disk(home: Home, registry: Registry) -> Found:
     registry.put_many(changed)
     found.live.sort(key=lambda run: run.created)
     return found
+
+
+def _look_at(run: RunPaths, row: RunRecord | None, found: Found, changed: list[RunRecord]) -> None:
+    if not run.spec.exists():
+        alone = read_run(run)
+        found.unsupervised += alone is not None
+        if alone is not None and alone != row:
+            changed.append(alone)
+        return
+    log = LifeLog(run)
+    life = log.read()
+    phase = phase_of(life)
+    if row is None or row.phase is not phase:
+        # Killed between the log and the index: the log is right.
+        told = read_run(run)
+        if told is None:
+            return
+        row = replace(told, phase=phase)
+        changed.append(row)
+    # The end of one attempt is the last that a damaged log may tell, while the next one goes on.
+    if not phase.ended or (log.corrupt_lines and newer_attempt(run, life) is not None):
+        found.live.append(row)

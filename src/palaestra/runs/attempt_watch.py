@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from palaestra.runs.alarms import Limits, Signs, Watch, alarms, noticed, still_the_same
 from palaestra.runs.child import Child
+from palaestra.runs.numbers import Numbers
 from palaestra.runs.phase import Happening, Phase
 from palaestra.runs.run_book import RunBook
 
@@ -38,13 +39,14 @@ class AttemptWatch:
         every_s: float,
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
+        before: Numbers = Numbers(),  # noqa: B008 - it is frozen
         drift: str = "",
         stalled: Callable[[], None] = lambda: None,
     ) -> None:
         self._book, self._child, self._progress = book, child, progress
         self._limits, self._every_s = limits, every_s
         self._clock, self._monotonic = clock, monotonic
-        self._drift, self._stalled = drift, stalled
+        self._before, self._drift, self._stalled = before, drift, stalled
         self._watch = Watch.begin(monotonic())
         self._row_at = -_ROW_EVERY_S
         self._woken = asyncio.Event()
@@ -96,12 +98,8 @@ class AttemptWatch:
         await self._sound(now)
         if now - self._row_at >= _ROW_EVERY_S:
             self._row_at = now
-            await self._book.update(
-                env_step=progress.env_step,
-                episodes=progress.episodes,
-                episode_return=progress.episode_return,
-                tracking_url=progress.tracking_url or self._book.record.tracking_url,
-            )
+            url = progress.tracking_url or self._book.record.tracking_url
+            await self._book.update(**self._before.and_then(progress), tracking_url=url)
 
     async def _sound(self, now: float) -> None:
         before = self._book.record.alarms

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused
+from palaestra.runs.admission import plan_fault
 from palaestra.runs.queue import Slots, never_fits
 from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, Runner
 from palaestra.runs.secret import Redactor
@@ -77,6 +78,9 @@ def preflight(
         except ConfigError as error:
             text = f"{error.place} = {error.value!r}: {error.reason}"
             findings.append(Finding("plan", "refused", text, error.remedy))
+        if plan is not None and (fault := plan_fault(plan)):
+            findings.append(Finding("plan", "refused", fault, "Give a value that can be stored"))
+            plan = None
     if plan is not None and (changed := drift(plan)):
         remedy = "Nothing to do when you changed it; `palaestra runs compare` shows both"
         findings.append(Finding("drift", "warning", changed, remedy))

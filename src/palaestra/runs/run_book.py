@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from palaestra.errors import PalaestraError
 from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, advance
@@ -100,10 +101,16 @@ class RunBook:
 
     def _index(self) -> None:
         try:
-            self._registry.put(self.record)
-        except RegistryCorrupt:
-            recover(self._home, self._registry)
-            self._registry.put(self.record)
+            try:
+                self._registry.put(self.record)
+            except RegistryCorrupt:
+                recover(self._home, self._registry)
+                self._registry.put(self.record)
+        except sqlite3.OperationalError:
+            raise
+        except (sqlite3.Error, PalaestraError, ValueError, TypeError, OverflowError):
+            # An index is not worth a run: the life has it, and the next service reads it from there.
+            _log.exception("%s: its row could not be written", self.run_id)
 
     async def _patiently(self, write: Callable[[], Any]) -> Any:
         told = False
@@ -111,12 +118,14 @@ class RunBook:
             try:
                 return await asyncio.to_thread(write)
             except sqlite3.OperationalError as error:
-                problem = str(error)
+                problem = f"the registry cannot be written ({error}); it is tried again every second"
+                if "locked" in str(error):
+                    problem = "the registry is held by another process; it is tried again every second"
             except OSError as error:
                 if error.errno not in _NO_SPACE:
                     raise
-                problem = str(error)
+                problem = f"{error}; what is to be written waits for space"
             if not told:
-                _log.warning("%s: %s; what is to be written waits for space", self.run_id, problem)
+                _log.warning("%s: %s", self.run_id, problem)
                 told = True
             await asyncio.sleep(_TRY_AGAIN_S)

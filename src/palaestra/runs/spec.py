@@ -10,14 +10,25 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from palaestra.config import Section
 from palaestra.runs.secret import is_secret_name
+from palaestra.runs.storable import LARGEST, text_fault, value_fault
 
 __all__ = ["RunSpec"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_LONGEST = {
+    "runner": 100,
+    "script": 4096,
+    "checkout": 4096,
+    "env_id": 300,
+    "python": 4096,
+    "warm_start": 4096,
+    "tags": 100,
+}
+_MOST_GIVEN = 4 << 20
 
 
 class RunSpec(Section):
@@ -39,7 +50,7 @@ class RunSpec(Section):
     """The checkout that the runner's scripts come from; None takes what the environment of the service names."""
     env_id: str | None = None
     """The environment; runners that have it in their configuration take it from there."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0, le=LARGEST)
     """Seed of everything; None is the runner's default."""
     python: str | None = None
     """Interpreter or virtual environment to run in; None lets the runner choose."""
@@ -51,7 +62,7 @@ class RunSpec(Section):
     """Higher starts sooner; equals start in the order they came."""
     gpus: int = Field(default=0, ge=0, le=64)
     """How many GPUs the run needs for itself; it waits until so many are free and is refused if there never are."""
-    memory_mb: int | None = Field(default=None, ge=64)
+    memory_mb: int | None = Field(default=None, ge=64, le=1 << 32)
     """Address space the trainer may take; beyond it its allocations fail instead of the machine's."""
     nice: int = Field(default=0, ge=0, le=19)
     """How far it steps back for others on the same cores."""
@@ -67,9 +78,9 @@ class RunSpec(Section):
     """Silence (no event, no output) after which the run is called stalled."""
     stall_action: Literal["tell", "stop"] = "tell"
     """What to do then: raise an alarm, or stop it, which ends it as `stalled`."""
-    thin_every: int = Field(default=1, ge=1)
+    thin_every: int = Field(default=1, ge=1, le=LARGEST)
     """Keep one record per metric and this many steps, for trainers that log every gradient step."""
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] = Field(default=(), max_length=100)
     """Words to find it by."""
 
     @field_validator("name")
@@ -77,6 +88,31 @@ class RunSpec(Section):
     def _safe_name(cls, value: str) -> str:
         if value and not _NAME.fullmatch(value):
             raise ValueError("may hold letters, digits, dot, dash and underscore only, at most 63, no leading dot")
+        return value
+
+    @field_validator(*_LONGEST)
+    @classmethod
+    def _one_line(cls, value: str | tuple[str, ...] | None, info: ValidationInfo) -> str | tuple[str, ...] | None:
+        for text in (value,) if isinstance(value, str) else value or ():
+            fault = text_fault(text, _LONGEST[str(info.field_name)])
+            if fault:
+                raise ValueError(fault)
+        return value
+
+    @field_validator("given")
+    @classmethod
+    def _is_text(cls, value: str) -> str:
+        fault = text_fault(value, _MOST_GIVEN, one_line=False)
+        if fault:
+            raise ValueError(fault)
+        return value
+
+    @field_validator("config", "environment", "invoked_from")
+    @classmethod
+    def _can_be_stored(cls, value: Any) -> Any:
+        fault = value_fault(str(value) if isinstance(value, Path) else value)
+        if fault:
+            raise ValueError(fault)
         return value
 
     @field_validator("environment")

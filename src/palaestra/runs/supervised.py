@@ -19,13 +19,13 @@ from palaestra.runs.attempt_watch import AttemptWatch
 from palaestra.runs.child import Child, end_everything
 from palaestra.runs.drift import script_drift
 from palaestra.runs.durable import read_json
-from palaestra.runs.facts import end_facts, observe
-from palaestra.runs.ingest.progress import Progress
+from palaestra.runs.facts import Observation, end_facts, observe
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.layout import AttemptPaths, Home
 from palaestra.runs.life import LifeLog
-from palaestra.runs.phase import Ending, Happening, Phase, ending_of
+from palaestra.runs.numbers import Numbers
+from palaestra.runs.phase import Ending, Happening, Phase, advance, ending_of
 from palaestra.runs.preflight import Preview
 from palaestra.runs.record import RunRecord
 from palaestra.runs.run_book import RunBook
@@ -34,6 +34,7 @@ from palaestra.runs.sampling import Sampler
 from palaestra.runs.secret import Redactor
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
+from palaestra.runs.survivors import in_use, newer_attempt, next_attempt, other_holder, put_on_record, survivors
 from palaestra.telemetry.event import CheckpointSaved, Record
 
 __all__ = ["Supervised", "Surroundings"]
@@ -83,6 +84,7 @@ class Supervised:
         self._lock = asyncio.Lock()
         self._child: Child | None = None
         self._watch: AttemptWatch | None = None
+        self._before = Numbers()
         self._heard: list[Record] = []
         self._telling: asyncio.Task[Any] | None = None
         self._ended = asyncio.Event()
@@ -96,11 +98,12 @@ class Supervised:
         """Start the next attempt, unless somebody stopped it while it waited."""
         async with self._lock:
             if self.book.phase is Phase.QUEUED:
-                await self._start(self.book.record.attempt + 1)
+                await self._start(await asyncio.to_thread(next_attempt, self.book.paths, self.book.record.attempt))
 
     async def adopt(self) -> str:
         """Go on where an earlier service was killed: `queued`, `adopted`, `again` or `ended`."""
         async with self._lock:
+            await self._recall()
             try:
                 self.spec = read_spec(self.book.paths)
             except ConfigError as error:
@@ -113,13 +116,13 @@ class Supervised:
             attempt = self.book.paths.attempt(self.book.record.attempt)
             plan = AttemptPlan.read(attempt) or AttemptPlan()
             self.gpus = plan.gpus
-            seen = observe(attempt)
+            seen = await asyncio.to_thread(_observed, attempt)
             # A warden that has written the end down may still be on its way out.
             child = Child.adopt(attempt) if seen.exit is None else None
             if child is not None:
                 await self._take_over(child, plan)
                 return "adopted"
-            if seen.exit is None and seen.warden is None:
+            if seen.exit is None and seen.warden is None and seen.trainer is None:
                 # It was killed between the decision and the deed: nothing has run, so this is not an end.
                 await end_everything(str((read_json(attempt.path / "launch.json") or {}).get("label", "")), None)
                 self._around.spawn(self._start_again(attempt.number))
@@ -127,6 +130,25 @@ class Supervised:
             await end_everything(seen.label, None)
             self._around.spawn(self._conclude(attempt, plan))
             return "ended"
+
+    async def _recall(self) -> None:
+        """Put an attempt on record that ran or runs and that a damaged life knows nothing of."""
+        log = LifeLog(self.book.paths)
+        life = await asyncio.to_thread(log.read)
+        found = await asyncio.to_thread(newer_attempt, self.book.paths, life)
+        if found is None:
+            return
+        _log.warning("%s: attempt %d of it is not in its life, which is damaged", self.book.run_id, found.number)
+        reason = "found on the disk; the life of the run is damaged"
+        if self.book.phase.has_process:
+            await self.book.update(attempt=found.number)
+            await self.book.noted("note", reason=reason)
+            return
+        if self.book.phase.ended:
+            await self.book.happened(Happening.RESUMED, reason=reason, ended=None)
+        began = (await asyncio.to_thread(read_json, found.process) or {}).get("started")
+        at = float(began) if isinstance(began, int | float) else self._around.clock()
+        await self.book.happened(Happening.LAUNCHED, reason=reason, at=at, attempt=found.number, started=at, ended=None)
 
     async def stop(self, reason: str, grace_s: float | None) -> RunRecord:
         """End it; returns when nothing of it lives and its end is written down."""
@@ -141,8 +163,10 @@ class Supervised:
             asking = self._around.spawn(self.book.happened(Happening.STOP_ASKED, reason=words, code=reason))
             # Who fills the disk must be stopped although nothing can be written down; that comes when it can.
             await asyncio.wait({asking}, timeout=_DISK_S)
-            if asking.done():
-                asking.result()
+            if asking.done() and (error := asking.exception()) is not None:
+                if isinstance(error, PalaestraError):
+                    raise error
+                _log.error("%s: its stop could not be written down", self.book.run_id, exc_info=error)
             child = self._child
         if child is not None:
             await child.stop(reason, self._grace(child.attempt) if grace_s is None else grace_s)
@@ -173,25 +197,39 @@ class Supervised:
         return self.spec if self.spec is not None else RunSpec.model_validate({"runner": self.book.record.runner})
 
     async def _start(self, number: int, *, again: bool = False) -> None:
+        """Whatever goes wrong, the run does not stay between two phases: it has begun, or it is refused."""
         attempt = self.book.paths.attempt(number)
         try:
             plan = await self._plan(number)
             await asyncio.to_thread(prepare_attempt, attempt, plan, self.gpus)
-        except (PalaestraError, OSError) as error:
-            await self._refuse(str(error), "preflight")
+        except Exception as error:  # noqa: BLE001 - a runner may be anybody's
+            await self._refuse(self._told(error), "preflight")
             return
-        if not again:
-            facts = {"digest": plan.digest(), "gpus": list(self.gpus)}
-            now = self._around.clock()
-            await self.book.happened(Happening.LAUNCHED, facts=facts, at=now, attempt=number, started=now, ended=None)
         spec = self._spec
         try:
+            if not again:
+                facts, now = {"digest": plan.digest(), "gpus": list(self.gpus)}, self._around.clock()
+                await self.book.happened(
+                    Happening.LAUNCHED, facts=facts, at=now, attempt=number, started=now, ended=None
+                )
             child = await Child.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
-        except (LaunchRefused, OSError) as error:
-            reason = error.reason if isinstance(error, LaunchRefused) else str(error)
-            await self._refuse(reason, "exec_failed")
+        except Exception as error:  # noqa: BLE001 - a slot must not be held by what never began
+            await self._end_survivors(attempt)
+            await self._refuse(self._told(error), "exec_failed")
             return
         await self._follow(child, AttemptPlan.of(plan, self.gpus))
+
+    def _told(self, error: Exception) -> str:
+        if isinstance(error, LaunchRefused) and error.place == "command":
+            return error.reason
+        if isinstance(error, PalaestraError | OSError):
+            return str(error)
+        _log.error("%s: could not be started", self.book.run_id, exc_info=error)
+        return f"could not be started ({type(error).__name__}: {error})"
+
+    async def _end_survivors(self, attempt: AttemptPaths) -> None:
+        found = await asyncio.to_thread(survivors, attempt)
+        await end_everything(found.label, found.trainer)
 
     async def _start_again(self, number: int) -> None:
         async with self._lock:
@@ -201,6 +239,10 @@ class Supervised:
                 await self._start(number, again=True)
 
     async def _plan(self, number: int) -> LaunchPlan:
+        for attempt in await asyncio.to_thread(self.book.paths.attempts):
+            holder = await asyncio.to_thread(other_holder, attempt)
+            if holder is not None:
+                raise in_use(self.book.run_id, attempt.number, holder)
         place = await asyncio.to_thread(self._around.place, self.book.run_id, number)
         preview = await self._around.look_ahead(self._spec, place, self.gpus)
         consent: str | None = None
@@ -228,6 +270,7 @@ class Supervised:
         self._child = child
         around, spec, record = self._around, self._spec, self.book.record
         await self.book.update(warden=child.warden, trainer=child.trainer)
+        self._before = Numbers.before(await asyncio.to_thread(LifeLog(self.book.paths).read), child.attempt.number)
         around.pump.watch(self.book.run_id, child.attempt, plan.sources, spec.thin_every)
         stalled = (lambda: None) if spec.stall_action == "tell" else self._stop_stalled
         self._watch = AttemptWatch(
@@ -237,6 +280,7 @@ class Supervised:
             Limits(spec.stall_after_s, around.no_episode_steps),
             every_s=around.alarm_every_s,
             clock=around.clock,
+            before=self._before,
             drift=await asyncio.to_thread(
                 script_drift, around.home, around.registry, record.agent_id, record.run_id, plan.script_sha256
             ),
@@ -282,6 +326,7 @@ class Supervised:
         around, run_id = self._around, self.book.run_id
         if around.pump.progress(run_id) is None:
             around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
+            self._before = Numbers.before(await asyncio.to_thread(LifeLog(self.book.paths).read), attempt.number)
         progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_S)
         while self._telling is not None and not self._telling.done():
             await asyncio.wait({self._telling})
@@ -295,6 +340,8 @@ class Supervised:
         if self.book.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
             # It was over before anybody looked.
             await self.book.happened(Happening.FIRST_SIGN)
+        url = progress.tracking_url or self.book.record.tracking_url
+        columns = {**self._before.and_then(progress), "tracking_url": url, "bytes_on_disk": size}
         duration = exit_.get("duration_s")
         started = self.book.record.started
         # From a clock that nobody sets, where one was read: the length of a run must not depend on the wall's.
@@ -304,14 +351,10 @@ class Supervised:
             ending.happening,
             reason=ending.reason,
             code=ending.code,
-            facts=_facts(exit_, progress, known.last_lines, ending),
+            facts={**_facts(exit_, known.last_lines, ending), **columns},
             ended=ended,
-            env_step=progress.env_step,
-            episodes=progress.episodes,
-            episode_return=progress.episode_return,
-            tracking_url=progress.tracking_url or self.book.record.tracking_url,
-            bytes_on_disk=size,
             alarms=(),
+            **columns,
         )
         self._over()
         if progress.problem:
@@ -322,9 +365,7 @@ class Supervised:
         around, run_id = self._around, self.book.run_id
         around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
         progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_LATER_S)
-        await self.book.update(
-            env_step=progress.env_step, episodes=progress.episodes, episode_return=progress.episode_return
-        )
+        await self.book.update(**self._before.and_then(progress))
 
     async def _tell_saved(self, attempt: int) -> None:
         while self._heard:
@@ -336,8 +377,16 @@ class Supervised:
         await self._end_here(Happening.LAUNCH_REFUSED, reason, code)
 
     async def _end_here(self, happening: Happening, reason: str, code: str) -> None:
-        await self.book.happened(happening, reason=reason, code=code, ended=self._around.clock())
-        self._over()
+        now = self._around.clock()
+        try:
+            await self.book.happened(happening, reason=reason, code=code, ended=now)
+        except OSError:
+            # Its directory cannot be written; the slot must be free all the same.
+            _log.exception("%s: its end could not be written down", self.book.run_id)
+            phase = advance(self.book.phase, happening)
+            await self.book.update(phase=phase, reason=reason, code=code, ended=now)
+        finally:
+            self._over()
 
     def _over(self) -> None:
         self._ended.set()
@@ -352,11 +401,21 @@ class Supervised:
         return (AttemptPlan.read(attempt) or AttemptPlan()).stop_grace_s
 
 
-def _facts(exit_: dict[str, Any], progress: Progress, last_lines: str, ending: Ending) -> dict[str, Any]:
-    """What is remembered of an end: its cost, its numbers, and what it said when it failed."""
+def _observed(attempt: AttemptPaths) -> Observation:
+    """What there is of an attempt. Who lives and is on record nowhere is put on record again."""
+    seen = observe(attempt)
+    if seen.exit is None and seen.warden is None and not (attempt.path / "launch.json").exists():
+        found = survivors(attempt)
+        if found.alive:
+            put_on_record(attempt, found)
+            return observe(attempt)
+    return seen
+
+
+def _facts(exit_: dict[str, Any], last_lines: str, ending: Ending) -> dict[str, Any]:
+    """What is remembered of an end beside its numbers: its cost, and what it said when it failed."""
     kept = ("returncode", "signal", "leftovers", "duration_s", "max_rss_kb", "user_s", "system_s")
     facts: dict[str, Any] = {name: exit_[name] for name in kept if name in exit_}
-    facts |= {"env_step": progress.env_step, "episodes": progress.episodes, "episode_return": progress.episode_return}
     if ending.happening is not Happening.SUCCEEDED and last_lines:
         facts["last_lines"] = last_lines
     return facts

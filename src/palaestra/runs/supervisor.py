@@ -12,37 +12,40 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field
-
-from palaestra.config import Section, nearest
+from palaestra.config import nearest
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
-from palaestra.runs.admission import admit, newest_checkpoint, place_of, read_spec
+from palaestra.runs.admission import admit, first_row, named, newest_checkpoint, place_of, read_spec
 from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.attic import Attic
+from palaestra.runs.checkpoints.warm_start import looked_with_weights, named_in_full
 from palaestra.runs.drift import plan_drift
 from palaestra.runs.following import StreamItem, follow
 from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.layout import AttemptPaths, Home
-from palaestra.runs.phase import Happening, Phase
+from palaestra.runs.news import News
+from palaestra.runs.phase import Happening
 from palaestra.runs.preflight import Preview, preflight
 from palaestra.runs.queue import Running as Slot
 from palaestra.runs.queue import Slots, Waiting, next_launches
 from palaestra.runs.record import LifeRecord, RunRecord
-from palaestra.runs.retention import Doom, RetentionPolicy
+from palaestra.runs.retention import Doom
 from palaestra.runs.run_book import RunBook
 from palaestra.runs.run_id import checked_run_id, fresh_run_id
 from palaestra.runs.runner import Machine, Place, Runner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.rebuild import recover
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervised import Supervised, Surroundings
+from palaestra.runs.supervisor_config import Catalogue, SupervisorConfig
+from palaestra.runs.survivors import in_use, next_attempt, other_holder
 from palaestra.runs.unsupervised import journal_holder, read_unsupervised
 from palaestra.telemetry.event import Record
 
@@ -50,45 +53,6 @@ __all__ = ["Catalogue", "Supervisor", "SupervisorConfig"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-class SupervisorConfig(Section):
-    """How runs are looked after."""
-
-    max_running: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1)
-    """So many at once; the others wait."""
-    poll_every_s: float = Field(default=0.05, gt=0)
-    """How often telemetry is read."""
-    alarm_every_s: float = Field(default=1.0, gt=0)
-    """How often every run is looked at."""
-    no_episode_steps: int = Field(default=50_000, ge=0)
-    """Steps without a finished episode that raise an alarm; 0 never."""
-    min_free_disk_mb: int = Field(default=512, ge=0)
-    """Below this nothing is launched."""
-    sample_every_s: float = Field(default=5.0, gt=0)
-    """How often processor, memory and GPUs of every run are looked at."""
-    scan_every_s: float = Field(default=5.0, gt=0)
-    """How often runs of `palaestra train` alone are looked for."""
-    retention: RetentionPolicy = RetentionPolicy()
-    """What `palaestra runs gc` does."""
-
-
-class Catalogue(Protocol):
-    """Who keeps the rows of checkpoints. Called from threads, and more than once about the same ones."""
-
-    def seen(self, run: RunRecord, attempt: AttemptPaths, records: Sequence[Record]) -> None:
-        """Checkpoints that a trainer announced."""
-
-    def scan(self, run: RunRecord, attempt: AttemptPaths, patterns: Sequence[str]) -> None:
-        """An attempt has ended; whatever matches the patterns in its working directory is a checkpoint."""
-
-    def recall(self, home: Home, run: RunRecord) -> None:
-        """A run was put away or brought back; its rows follow what lies there now."""
-
-
-@dataclass(frozen=True)
-class _Listener:
-    hear: Callable[[str, LifeRecord], None]
 
 
 class Supervisor:
@@ -112,9 +76,10 @@ class Supervisor:
         self._attic = Attic(home, registry, catalogue, self._config.retention, clock)
         self._runs: dict[str, Supervised] = {}
         self._changing: set[str] = set()
+        self._generation = registry.generation
         self._slots = Slots(self._config.max_running)
         self._draining = False
-        self._listeners: list[_Listener] = []
+        self._news = News()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: Pump | None = None
         self._around: Surroundings | None = None
@@ -147,8 +112,7 @@ class Supervisor:
         report = AdoptionReport(unsupervised=found.unsupervised)
         self._around = self._surroundings(self._pump)
         for record in found.live:
-            run = self._take_in(record)
-            report = report.adding(record.run_id, await run.adopt())
+            report = report.adding(record.run_id, await self._adopted(self._take_in(record)))
         self._spawn(self._scan())
         self._kick()
         return report
@@ -176,23 +140,19 @@ class Supervisor:
         runner = self._runner(spec.runner)
         run_id = checked_run_id(run_id or self._stem_id(spec))
         place = place_of(self._home.run(run_id), 1)
+        spec = await asyncio.to_thread(named_in_full, self._home, spec, runner)
         plan = (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
-        await asyncio.to_thread(admit, self._home, run_id, spec, plan)
-        record = RunRecord(
-            run_id=run_id,
-            runner=spec.runner,
-            agent_id=f"{spec.runner}/{plan.algorithm}" if plan.algorithm else spec.runner,
-            env_id=plan.env_id or spec.env_id or "",
-            phase=Phase.QUEUED,
-            priority=spec.priority,
-            created=self._clock(),
-            total_steps=plan.total_steps,
-            seed=spec.seed,
-            tags=spec.tags,
-        )
-        run = self._take_in(record, spec)
-        facts = {"digest": plan.digest(), "consent": consent or ""}
-        await run.book.noted("note", reason="submitted", facts=facts)
+        paths = await asyncio.to_thread(admit, self._home, run_id, spec, plan)
+        try:
+            run = self._made(first_row(run_id, spec, plan, self._clock()), spec)
+            facts = {"digest": plan.digest(), "consent": consent or "", **named(plan)}
+            await run.book.noted("note", reason="submitted", facts=facts)
+        except Exception:
+            # Who is told that it failed must not find it running later.
+            await asyncio.to_thread(shutil.rmtree, paths.path, ignore_errors=True)
+            await asyncio.to_thread(self._registry.delete, run_id)
+            raise
+        self._runs[run_id] = run
         self._kick()
         return run.book.record
 
@@ -231,7 +191,12 @@ class Supervisor:
         if self._pump is not None and self._pump.progress(run_id) is not None:
             raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
         spec = read_spec(self._home.run(run_id))
-        place = await asyncio.to_thread(self._place, run_id, record.attempt + 1)
+        paths = self._home.run(run_id)
+        for attempt in paths.attempts():
+            holder = other_holder(attempt)
+            if holder is not None:
+                raise in_use(run_id, attempt.number, holder)
+        place = await asyncio.to_thread(self._place, run_id, next_attempt(paths, record.attempt))
         if place.resume_from is None:
             raise LaunchRefused("run", run_id, "has no checkpoint to go on from", "Start it anew")
         (await self._look_ahead(spec, self._runner(spec.runner), place, self._slots.gpus)).agreed(consent)
@@ -281,33 +246,13 @@ class Supervisor:
         self.known(checked_run_id(run_id))
 
         def listen(wake: Callable[[], None]) -> Callable[[], None]:
-            return self._listen(lambda other, _: wake() if other == run_id else None)
+            return self._news.listen(lambda other, _: wake() if other == run_id else None)
 
         return follow(self._home.run(run_id), after, lambda: self.ring(run_id), listen)
 
-    async def lives(self) -> AsyncIterator[tuple[str, LifeRecord]]:
+    def lives(self) -> AsyncIterator[tuple[str, LifeRecord]]:
         """What happens to all runs, from now on."""
-        news: asyncio.Queue[tuple[str, LifeRecord]] = asyncio.Queue()
-        deaf = self._listen(lambda run_id, record: news.put_nowait((run_id, record)))
-        try:
-            while True:
-                yield await news.get()
-        finally:
-            deaf()
-
-    def _listen(self, hear: Callable[[str, LifeRecord], None]) -> Callable[[], None]:
-        listener = _Listener(hear)
-        self._listeners.append(listener)
-
-        def deaf() -> None:
-            with contextlib.suppress(ValueError):
-                self._listeners.remove(listener)
-
-        return deaf
-
-    def _tell(self, run_id: str, record: LifeRecord) -> None:
-        for listener in list(self._listeners):
-            listener.hear(run_id, record)
+        return self._news.all()
 
     def _publish(self, run_id: str, attempt: int, records: list[Record]) -> None:
         """In the pump's thread."""
@@ -326,7 +271,7 @@ class Supervisor:
     def _made(self, record: RunRecord, spec: RunSpec | None) -> Supervised:
         if self._around is None:
             raise RuntimeError("start() comes first")
-        book = RunBook(self._home, self._registry, record, self._clock, self._tell)
+        book = RunBook(self._home, self._registry, record, self._clock, self._news.tell)
         return Supervised(book, self._around, spec)
 
     def _surroundings(self, pump: Pump) -> Surroundings:
@@ -393,11 +338,34 @@ class Supervisor:
             # One run's trouble must not end the watch over the others.
             _log.error("something went wrong while looking after a run", exc_info=error)
 
+    async def _adopted(self, run: Supervised) -> str:
+        try:
+            return await run.adopt()
+        except Exception:  # noqa: BLE001 - one run's trouble must not keep the service from starting
+            _log.exception("%s: could not be taken over and is left alone", run.book.run_id)
+            self._runs.pop(run.book.run_id, None)
+            return "left_alone"
+
     async def _scan(self) -> None:
         """Keep the rows of runs that were started without us true."""
         while True:
             await asyncio.sleep(self._config.scan_every_s)
-            await asyncio.to_thread(self._scan_once)
+            try:
+                await asyncio.to_thread(self._keep_registry)
+                await asyncio.to_thread(self._scan_once)
+            except Exception:  # noqa: BLE001 - looked at again in a moment
+                _log.exception("the runs on the disk could not be looked at")
+
+    def _keep_registry(self) -> None:
+        """In a thread: a registry that somebody removed, or that was made anew, knows everything again."""
+        if self._registry.gone:
+            recover(self._home, self._registry)
+        if self._registry.generation == self._generation:
+            return
+        self._generation = self._registry.generation
+        self._registry.put_many([run.book.record for run in list(self._runs.values())])
+        if self._catalogue is not None:
+            self._catalogue.catch_up(self._home)
 
     def _scan_once(self) -> None:
         for path in self._home.runs.iterdir():
@@ -411,29 +379,21 @@ class Supervisor:
                 self._registry.put(found)
 
     async def _look_ahead(self, spec: RunSpec, runner: Runner, place: Place, gpus: tuple[str, ...]) -> Preview:
-        spec = self._with_weights(spec)
         free = shutil.disk_usage(_existing(self._home)).free
         machine = Machine(environment=dict(os.environ), free_disk_bytes=free, gpus=gpus)
 
-        def look() -> Preview:
+        def look(spec: RunSpec) -> Preview:
             least, drift = self._config.min_free_disk_mb, partial(plan_drift, self._home, self._registry, runner.name)
             return preflight(spec, runner, machine, place, slots=self._slots, min_free_disk_mb=least, drift=drift)
 
         try:
-            return await asyncio.to_thread(look)
+            return await asyncio.to_thread(looked_with_weights, self._home, spec, runner, place, look)
         except PalaestraError:
             raise
         except Exception as error:
             _log.exception("runner %s failed while looking ahead", runner.name)
             reason = f"failed while looking ahead ({type(error).__name__}: {error})"
             raise LaunchRefused("runner", runner.name, reason, "This is a fault of the runner; see the log") from error
-
-    def _with_weights(self, spec: RunSpec) -> RunSpec:
-        """With the path of a checkpoint in the place of its id."""
-        if spec.warm_start is None or not all(letter in "0123456789abcdef" for letter in spec.warm_start):
-            return spec
-        known = self._registry.checkpoint(spec.warm_start)
-        return spec if known is None else spec.model_copy(update={"warm_start": known.path})
 
     def _place(self, run_id: str, number: int) -> Place:
         run = self._home.run(run_id)

@@ -124,10 +124,12 @@ def error_of(data: Mapping[str, Any]) -> PalaestraError:
 
 def plain(value: Any) -> Any:
     """Nested data with nothing in it that strict JSON lacks."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value

@@ -38,7 +38,7 @@ def test_an_ended_run_is_read_from_its_life(home):
     record = read_run(run)
     assert record.phase is Phase.FAILED
     assert (record.agent_id, record.env_id, record.total_steps) == ("echo/ppo", "E-v0", 99)
-    assert (record.created, record.started, record.ended) == (100.0, 101.0, 103.0)
+    assert (record.created, record.started, record.ended) == (100.0, 101.0, 102.0)
     assert (record.env_step, record.episodes, record.seed, record.priority, record.tags) == (50, 4, 3, 2, ("t",))
 
 

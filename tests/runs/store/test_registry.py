@@ -118,11 +118,46 @@ def test_a_deleted_run_takes_its_checkpoints_along(registry):
     assert registry.checkpoints() == []
 
 
-def test_several_are_put_all_or_none(registry):
+def test_a_row_that_cannot_be_written_keeps_no_other_one_out(registry, caplog):
     broken = replace(PLAIN, run_id="z", runner=None)
+    registry.put_many([PLAIN, broken, replace(PLAIN, run_id="y")])
+    assert registry.ids() == {PLAIN.run_id, "y"}
+    assert "z: its row cannot be written: NOT NULL" in caplog.text
     with pytest.raises(sqlite3.IntegrityError, match="NOT NULL"):
-        registry.put_many([PLAIN, broken])
-    assert registry.count() == 0
+        registry.put(broken)
+
+
+def test_a_row_that_cannot_be_read_hides_no_other_one(registry, caplog):
+    registry.put_many([PLAIN, replace(PLAIN, run_id="odd")])
+    registry._connection.execute("UPDATE runs SET phase = 'dancing' WHERE run_id = 'odd'")
+    assert [run.run_id for run in registry.runs()] == [PLAIN.run_id]
+    assert registry.get("odd") is None
+    assert "odd: its row cannot be read" in caplog.text
+
+
+def test_what_does_not_fit_into_a_row_is_cut_to_what_does(registry):
+    registry.put(
+        replace(PLAIN, env_step=10**30, total_steps=-(10**30), seed=10**30, env_id="a\ud800", tags=("\udcff",))
+    )
+    found = registry.get(PLAIN.run_id)
+    assert (found.env_step, found.total_steps, found.seed) == (2**63 - 1, -(2**63) + 1, 2**63 - 1)
+    assert (found.env_id, found.tags) == ("a?", ("?",))
+
+
+def test_a_file_that_was_removed_or_replaced_is_not_written_to(registry, home):
+    registry.put(PLAIN)
+    assert registry.sound()
+    home.registry.unlink()
+    assert registry.gone
+    with pytest.raises(RegistryCorrupt, match="was removed or replaced"):
+        registry.put(PLAIN)
+    assert not registry.sound()
+
+
+def test_a_directory_in_the_place_of_the_registry_is_named(home):
+    home.registry.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"registry = .*registry.sqlite.*: is a directory\. Move it away"):
+        Registry.open(home.registry)
 
 
 def test_a_reader_sees_what_was_written_while_the_writer_is_open_and_afterwards(home):

@@ -14,7 +14,7 @@ from pathlib import Path
 from palaestra.errors import ConfigError, PalaestraError
 from palaestra.runs.store.migrations import MIGRATIONS
 
-__all__ = ["RegistryCorrupt", "open_reading", "open_writing", "set_aside"]
+__all__ = ["RegistryCorrupt", "is_sound", "open_reading", "open_writing", "set_aside"]
 
 _BUSY_S = 5.0
 
@@ -25,8 +25,11 @@ class RegistryCorrupt(PalaestraError):
 
 def open_writing(path: Path) -> sqlite3.Connection:
     """The database with its tables as they are today. `RegistryCorrupt` when the file is damaged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    except (sqlite3.OperationalError, OSError) as error:
+        raise _unusable(path, error) from None
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -37,7 +40,7 @@ def open_writing(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         connection.close()
         if "locked" in str(error) or "unable to open" in str(error) or "full" in str(error):
-            raise ConfigError("registry", str(path), str(error), "Free the disk, or end who holds the file") from None
+            raise _unusable(path, error) from None
         raise RegistryCorrupt(f"{path}: {error}") from error
     except sqlite3.DatabaseError as error:
         connection.close()
@@ -46,6 +49,16 @@ def open_writing(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def is_sound(connection: sqlite3.Connection) -> bool:
+    """Whether a database that is open is whole."""
+    try:
+        return bool(connection.execute("PRAGMA quick_check").fetchone()[0] == "ok")
+    except sqlite3.OperationalError:
+        return True  # locked or without space: that is no damage
+    except sqlite3.DatabaseError:
+        return False
 
 
 def open_reading(path: Path) -> sqlite3.Connection | None:
@@ -100,6 +113,15 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         # Tables and number change together or not at all.
         connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+
+
+def _unusable(path: Path, error: Exception) -> ConfigError:
+    reason, remedy = f"cannot be opened ({error})", "Free the disk, or look at who may read and write it"
+    if path.is_dir():
+        reason, remedy = "is a directory", "Move it away; the registry is made anew from the run directories"
+    elif "locked" in str(error):
+        reason, remedy = "is held by another process", "End it, for example a database browser"
+    return ConfigError("registry", str(path), reason, remedy)
 
 
 def _newer(path: Path, version: int) -> ConfigError:

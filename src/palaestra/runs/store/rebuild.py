@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.attempt_plan import AttemptPlan
@@ -114,7 +115,10 @@ def read_run(run: RunPaths) -> RunRecord | None:
 def _read_run(run: RunPaths) -> RunRecord | None:
     spec = read_json(run.spec)
     if spec is None:
-        return read_unsupervised(run)
+        if not run.spec.exists():
+            return read_unsupervised(run)
+        # What was asked for is damaged; what happened is still on record.
+        spec = {}
     life = LifeLog(run).read()
     last = _last_change(life)
     attempts = run.attempts()
@@ -122,7 +126,7 @@ def _read_run(run: RunPaths) -> RunRecord | None:
         # An attempt that was prepared and never launched is not on record, and its number is used again.
         attempts = [attempt for attempt in attempts if attempt.number <= life[-1].attempt]
     newest = attempts[-1] if attempts else None
-    plan = (AttemptPlan.read(newest) if newest else None) or AttemptPlan(env_id=str(spec.get("env_id") or ""))
+    plan = (AttemptPlan.read(newest) if newest else None) or _asked(spec, life)
     launched = _last(life, Happening.LAUNCHED)
     warden: ProcessIdentity | None = None
     trainer: ProcessIdentity | None = None
@@ -138,7 +142,8 @@ def _read_run(run: RunPaths) -> RunRecord | None:
             reason, code, ended = ending.reason, ending.code, float(seen.exit.get("ended", 0.0)) or None
     runner = str(spec.get("runner", ""))
     numbers = next((record.facts for record in reversed(life) if "env_step" in record.facts), {})
-    seed, priority = spec.get("seed"), spec.get("priority")
+    mean = numbers.get("episode_return")
+    seed, priority, tags = spec.get("seed"), spec.get("priority"), spec.get("tags")
     return RunRecord(
         run_id=run.run_id,
         runner=runner,
@@ -154,14 +159,25 @@ def _read_run(run: RunPaths) -> RunRecord | None:
         ended=ended,
         warden=warden,
         trainer=trainer,
-        env_step=int(numbers.get("env_step") or 0),
+        env_step=numbers.get("env_step") or 0,
         total_steps=plan.total_steps,
-        episodes=int(numbers.get("episodes") or 0),
-        episode_return=numbers.get("episode_return"),
+        episodes=numbers.get("episodes") or 0,
+        episode_return=mean if isinstance(mean, int | float) else None,
         seed=seed if isinstance(seed, int) else None,
-        tags=tuple(str(tag) for tag in spec.get("tags") or ()),
+        tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
         tracking_url=str(numbers.get("tracking_url") or ""),
-        bytes_on_disk=int(numbers.get("bytes_on_disk") or 0),
+        bytes_on_disk=numbers.get("bytes_on_disk") or 0,
+    )
+
+
+def _asked(spec: dict[str, Any], life: list[LifeRecord]) -> AttemptPlan:
+    """What is known of a run that has no attempt yet."""
+    facts = next((record.facts for record in life if "algorithm" in record.facts), {})
+    steps = facts.get("total_steps")
+    return AttemptPlan(
+        env_id=str(facts.get("env_id") or spec.get("env_id") or ""),
+        algorithm=str(facts.get("algorithm") or ""),
+        total_steps=steps if isinstance(steps, int) else None,
     )
 
 
@@ -172,6 +188,12 @@ def _ended(launched: LifeRecord | None, last: LifeRecord | None) -> float | None
     duration = last.facts.get("duration_s")
     measured = isinstance(duration, int | float) and launched is not None and launched.attempt == last.attempt
     return launched.time + duration if measured and launched is not None and duration is not None else last.time
+
+
+def _last_change(life: list[LifeRecord]) -> LifeRecord | None:
+    """What took it to its phase; notes and alarms that came later did not."""
+    known = frozenset(Happening)
+    return next((record for record in reversed(life) if record.happening in known), None)
 
 
 def _last(life: list[LifeRecord], happening: Happening) -> LifeRecord | None:

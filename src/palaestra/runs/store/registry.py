@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -15,9 +17,12 @@ from palaestra.proc import ProcessIdentity
 from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
-from palaestra.runs.store.database import RegistryCorrupt, open_reading, open_writing, set_aside
+from palaestra.runs.storable import storable
+from palaestra.runs.store.database import RegistryCorrupt, is_sound, open_reading, open_writing, set_aside
 
 __all__ = ["Registry", "reading_registry"]
+
+_log = logging.getLogger(__name__)
 
 _RUN = (
     "run_id runner agent_id env_id phase reason code attempt supervised priority created started ended process "
@@ -35,6 +40,11 @@ class Registry:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self._path = connection, path
         self._lock = threading.Lock()
+        self._file = _identity(path)
+        self.repairing = threading.Lock()
+        """Held by the one who makes it anew."""
+        self.generation = 0
+        """How often it was made anew while it was open."""
 
     @classmethod
     def open(cls, path: Path) -> Registry:
@@ -46,17 +56,27 @@ class Registry:
         self.put_many([record])
 
     def put_many(self, records: Sequence[RunRecord]) -> None:
-        """Add or replace several, all or none."""
+        """Add or replace several, all or none; but a row that cannot be written keeps no other one out."""
+        try:
+            self._put([_run_row(record) for record in records])
+        except _ROW_FAULTS:
+            if len(records) < 2:
+                raise
+            for record in records:
+                try:
+                    self._put([_run_row(record)])
+                except _ROW_FAULTS as error:
+                    _log.warning("%s: its row cannot be written: %s", record.run_id, error)
+
+    def _put(self, rows: list[list[Any]]) -> None:
         marks = ",".join("?" * len(_RUN))
         with self._transaction() as connection:
-            connection.executemany(
-                f"INSERT OR REPLACE INTO runs ({','.join(_RUN)}) VALUES ({marks})", [_run_row(r) for r in records]
-            )
+            connection.executemany(f"INSERT OR REPLACE INTO runs ({','.join(_RUN)}) VALUES ({marks})", rows)
 
     def get(self, run_id: str) -> RunRecord | None:
         """One run by its id."""
         found = self._rows(f"SELECT {','.join(_RUN)} FROM runs WHERE run_id = ?", [run_id])
-        return _run(found[0]) if found else None
+        return next(iter(_readable(found)), None)
 
     def runs(
         self,
@@ -84,7 +104,7 @@ class Registry:
         query = (
             f"SELECT {','.join(_RUN)} FROM runs WHERE {' AND '.join(where)} ORDER BY created DESC, run_id DESC LIMIT ?"
         )
-        return [_run(row) for row in self._rows(query, values)]
+        return _readable(self._rows(query, values))
 
     def beginning_with(self, prefix: str, limit: int = 5) -> list[str]:
         """The ids that begin so, archived or not."""
@@ -146,7 +166,19 @@ class Registry:
                 self._connection.close()
             aside = set_aside(self._path)
             self._connection = open_writing(self._path)
+            self._file = _identity(self._path)
+            self.generation += 1
         return aside
+
+    def sound(self) -> bool:
+        """Whether the file is whole, and is still the one that lies there under its name."""
+        with self._lock:
+            return _identity(self._path) == self._file and is_sound(self._connection)
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody removed the file or put another in its place."""
+        return _identity(self._path) != self._file
 
     def close(self) -> None:
         """Write the log back into the file and let go."""
@@ -156,6 +188,8 @@ class Registry:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            if self.gone:
+                raise RegistryCorrupt(f"{self._path}: was removed or replaced")
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 try:
@@ -187,7 +221,32 @@ def reading_registry(home: Home) -> Registry | None:
     return None if connection is None else Registry(connection, home.registry)
 
 
+_ROW_FAULTS = (OverflowError, UnicodeError, TypeError, ValueError, sqlite3.IntegrityError, sqlite3.InterfaceError,
+               sqlite3.ProgrammingError, sqlite3.DataError)  # fmt: skip
+"""What one row can be guilty of, unlike a disk that is full or a file that is damaged."""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _readable(rows: Sequence[Sequence[Any]]) -> list[RunRecord]:
+    """Every row that can be read; one that cannot is left out, and the directory of its run still knows."""
+    found = []
+    for row in rows:
+        try:
+            found.append(_run(row))
+        except (KeyError, TypeError, ValueError) as error:
+            _log.warning("%s: its row cannot be read: %s", row[0], error)
+    return found
+
+
 def _run_row(record: RunRecord) -> list[Any]:
+    record = storable(record)
     process = {
         "warden": None if record.warden is None else asdict(record.warden),
         "trainer": None if record.trainer is None else asdict(record.trainer),

@@ -1,0 +1,333 @@
+"""Odd values, damaged files and faults of ours: one run may suffer, never the service, the others or a slot."""
+
+import asyncio
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from tests.runs.attempts import until, within
+from tests.runs.supervising import echo, ends, happenings, leaving, reaches, supervising
+
+from palaestra.config import validated
+from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused
+from palaestra.runs.durable import read_json
+from palaestra.runs.facts import observe
+from palaestra.runs.life import LifeLog
+from palaestra.runs.phase import Phase
+from palaestra.runs.reading import RunReading
+from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.rebuild import read_run
+from palaestra.telemetry import Journal
+
+UNSTORABLE = [
+    ({"seed": 10**25}, "seed"),
+    ({"seed": -1}, "seed"),
+    ({"env_id": "\udcff"}, "not valid UTF-8"),
+    ({"env_id": "a\nb"}, "line break"),
+    ({"env_id": "x" * 301}, "longer than 300"),
+    ({"tags": ["ok", "\x1b[2J"]}, "control character"),
+    ({"tags": ["\ud800"]}, "not valid UTF-8"),
+    ({"script": "a\0b"}, "control character"),
+    ({"given": "\ud800"}, "not valid UTF-8"),
+    ({"environment": {"A": "\ud800"}}, "at A: is not valid UTF-8"),
+    ({"config": {"a": {"b": ["\ud800"]}}}, r"at a\.b\[0\]: is not valid UTF-8"),
+    ({"config": {"\ud800": 1}}, "not valid UTF-8"),
+    ({"config": {"steps": 10**30}}, "at steps: is a number beyond 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), UNSTORABLE, ids=[str(number) for number in range(len(UNSTORABLE))])
+def test_what_cannot_be_stored_is_refused_at_the_door(given, told):
+    with pytest.raises(ConfigError, match=told):
+        validated(RunSpec, given, place="spec")
+
+
+def test_what_people_write_is_taken():
+    given = {"seed": 2**63 - 1, "env_id": "ALE/Pong-v5", "tags": ["größe 1"], "given": "a: 1\nb: 2\n"}
+    assert validated(RunSpec, given).seed == 2**63 - 1
+
+
+class _Odd(EchoRunner):
+    """Plans what cannot be."""
+
+    name = "odd"
+
+    def plan(self, spec, place, machine):
+        plan = super().plan(spec, place, machine)
+        changes = {
+            "steps": {"total_steps": 10**30},
+            "env": {"env_id": "a\nb"},
+            "environment": {"environment": {**plan.environment, "A": "\ud800"}},
+            "value": {"resolved": {"a": "\ud800"}},
+        }
+        return replace(plan, **changes[spec.script])
+
+
+@pytest.mark.parametrize("script", ["steps", "env", "value"])
+def test_a_plan_that_cannot_be_put_on_record_is_refused_and_nothing_is_written(home, script):
+    async def body():
+        async with supervising(home, runners={"odd": _Odd()}) as supervisor:
+            with pytest.raises(LaunchRefused, match="plan"):
+                await supervisor.submit(RunSpec(runner="odd", script=script, config={"steps": 1}))
+            assert supervisor.idle
+
+    asyncio.run(body())
+    assert list(home.runs.iterdir()) == []
+
+
+def test_a_fault_while_launching_refuses_the_run_and_frees_its_slot(home):
+    async def body():
+        async with supervising(home, runners={"odd": _Odd(), "echo": EchoRunner()}, max_running=1) as supervisor:
+            run_id = (await supervisor.submit(RunSpec(runner="odd", script="environment", config={"steps": 1}))).run_id
+            other = (await supervisor.submit(echo(steps=1))).run_id
+            assert (await ends(supervisor, other)).phase is Phase.SUCCEEDED
+            with pytest.raises(IllegalTransition, match="is refused"):
+                await within(supervisor.stop(run_id))
+            return supervisor.registry.get(run_id)
+
+    record = asyncio.run(body())
+    assert record.phase is Phase.REFUSED
+    assert "could not be started (UnicodeEncodeError" in record.reason
+    assert LifeLog(home.run(record.run_id)).read()[-1].phase is Phase.REFUSED
+
+
+def test_a_request_that_fails_half_way_leaves_nothing_behind(home, monkeypatch):
+    def unable(self, record, durable=True):
+        raise PermissionError(13, "Permission denied")
+
+    async def body():
+        async with supervising(home) as supervisor:
+            with monkeypatch.context() as broken:
+                broken.setattr(LifeLog, "append", unable)
+                with pytest.raises(PermissionError):
+                    await supervisor.submit(echo(steps=1))
+            assert supervisor.idle
+            assert supervisor.registry.count() == 0
+            assert list(home.runs.iterdir()) == []
+            assert (await ends(supervisor, (await supervisor.submit(echo(steps=1))).run_id)).phase is Phase.SUCCEEDED
+
+    asyncio.run(body())
+
+
+def test_steps_beyond_64_bits_are_not_counted_and_the_next_service_starts(home, tmp_path):
+    line = json.dumps({"kind": "TrainingStep", "env_step": 10**30, "metrics": {"loss": 1.0}})
+    script = tmp_path / "speak.py"
+    script.write_text(f"print('@palaestra ' + {line!r})")
+
+    class Speaking(EchoRunner):
+        def plan(self, spec, place, machine):
+            plan = super().plan(spec, place, machine)
+            return replace(plan, argv=(plan.argv[0], str(script)))
+
+    async def body():
+        async with supervising(home, runners={"echo": Speaking()}) as supervisor:
+            record = await ends(supervisor, (await supervisor.submit(echo(speak="stdout"))).run_id)
+            assert (record.phase, record.env_step) == (Phase.SUCCEEDED, 0)
+        home.registry.unlink()
+        async with supervising(home) as supervisor:
+            assert supervisor.registry.get(record.run_id).phase is Phase.SUCCEEDED
+
+    asyncio.run(body())
+
+
+def test_a_run_that_cannot_be_read_keeps_neither_the_service_nor_the_others(home, caplog):
+    async def body():
+        async with leaving(home) as supervisor:
+            await supervisor.drain(True)
+            return [(await supervisor.submit(echo(steps=1, name=name))).run_id for name in ("a", "b", "c", "good")]
+
+    unreadable, huge, spec, good = asyncio.run(body())
+    home.run(unreadable).life.unlink()
+    home.run(unreadable).life.mkdir()
+    home.run(huge).spec.write_text(json.dumps({**read_json(home.run(huge).spec), "seed": 10**30, "priority": 10**30}))
+    home.run(spec).spec.write_text("{")
+    home.registry.unlink()
+
+    async def again():
+        async with supervising(home) as supervisor:
+            await supervisor.drain(False)
+            for run_id in (huge, spec, good):
+                await ends(supervisor, run_id)
+            return {run.run_id: run for run in supervisor.registry.runs()}
+
+    rows = asyncio.run(again())
+    assert rows[good].phase is Phase.SUCCEEDED
+    assert {rows[huge].phase, rows[spec].phase} == {Phase.REFUSED}
+    assert f"{unreadable}: left alone, because it cannot be read: IsADirectoryError" in caplog.text
+    listed = {run.run_id for run in RunReading(home).runs()}
+    assert {huge, spec, good} <= listed
+
+
+def _left_running(home, **config):
+    """A run that goes on without any service; its id and its trainer."""
+
+    async def body():
+        async with leaving(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=2, then="hang", **config))).run_id
+            record = await reaches(supervisor, run_id, Phase.RUNNING)
+            return run_id, record.trainer
+
+    return asyncio.run(body())
+
+
+def _adopts_and_stops(home, run_id, trainer):
+    async def body():
+        async with supervising(home) as supervisor:
+            assert supervisor.report.adopted == (run_id,)
+            record = await reaches(supervisor, run_id, Phase.RUNNING)
+            assert (record.trainer, record.attempt) == (trainer, 1)
+            stopped = await within(supervisor.stop(run_id))
+            assert not trainer.lives()
+            return stopped
+
+    return asyncio.run(body())
+
+
+def test_a_live_attempt_whose_process_file_is_lost_is_adopted_and_not_started_twice(home):
+    run_id, trainer = _left_running(home)
+    home.run(run_id).attempt(1).process.unlink()
+    record = _adopts_and_stops(home, run_id, trainer)
+    assert record.phase is Phase.STOPPED
+    assert happenings(home, run_id).count("launched") == 1
+
+
+def test_a_trainer_without_warden_and_process_file_is_found_by_its_label(home):
+    run_id, trainer = _left_running(home)
+    attempt = home.run(run_id).attempt(1)
+    os.kill(observe(attempt).warden.pid, 9)
+    asyncio.run(until(lambda: not observe(attempt).warden_lives, "the warden to be gone"))
+    attempt.process.unlink()
+    assert _adopts_and_stops(home, run_id, trainer).phase is Phase.STOPPED
+
+
+@pytest.mark.parametrize("life", [b"", b"garbage\n", b'{"schema":1,"seq":1\n\xff\xff\n'])
+def test_a_live_run_whose_life_is_damaged_is_adopted_and_not_started_twice(home, life):
+    run_id, trainer = _left_running(home)
+    home.run(run_id).life.write_bytes(life)
+    assert _adopts_and_stops(home, run_id, trainer).phase is Phase.STOPPED
+    assert not home.run(run_id).attempt(2).path.exists()
+
+
+def test_a_run_that_ended_and_whose_life_is_damaged_is_not_run_again(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=3))).run_id
+            await ends(supervisor, run_id)
+        home.run(run_id).life.write_bytes(b"garbage\n")
+        async with supervising(home) as supervisor:
+            return await ends(supervisor, run_id)
+
+    record = asyncio.run(body())
+    assert (record.phase, record.attempt, record.env_step) == (Phase.SUCCEEDED, 1, 30)
+
+
+def test_the_attempt_of_a_damaged_life_that_ends_too_early_is_found(home):
+    async def body():
+        async with leaving(home) as supervisor:
+            spec = echo(steps=20, checkpoint_every=10, until=str(home.path / "go"))
+            run_id = (await supervisor.submit(spec)).run_id
+            await reaches(supervisor, run_id, Phase.RUNNING)
+            await supervisor.stop(run_id)
+            await supervisor.resume(run_id)
+            await until(lambda: supervisor.registry.get(run_id).phase is Phase.RUNNING, "the second attempt")
+            trainer = supervisor.registry.get(run_id).trainer
+        life = home.run(run_id).life
+        lines = life.read_bytes().splitlines(keepends=True)
+        kept = next(number for number, line in enumerate(lines) if b'"resumed"' in line)
+        life.write_bytes(b"".join(lines[:kept]) + b"garbage\n")
+        async with supervising(home) as supervisor:
+            assert supervisor.report.adopted == (run_id,)
+            record = supervisor.known(run_id)
+            assert (record.attempt, record.trainer) == (2, trainer)
+            await supervisor.stop(run_id)
+
+    asyncio.run(body())
+
+
+def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=20, checkpoint_every=10, then="exit:1"))).run_id
+            await ends(supervisor, run_id)
+            other = home.run(run_id).attempt(2)
+            other.path.mkdir()
+            told = r"trains in its attempt 2\. Wait for it, or end it with kill"
+            with Journal(other.journal), pytest.raises(LaunchRefused, match=told):
+                await _pretending(supervisor.resume(run_id))
+            await supervisor.resume(run_id)
+            await until(lambda: supervisor.idle)
+            return supervisor.registry.get(run_id)
+
+    async def _pretending(work):
+        # The journal is held by this very process, which is not the service for once.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("palaestra.runs.survivors.os.getpid", lambda: 0)
+            return await work
+
+    assert asyncio.run(body()).attempt == 3
+
+
+def test_the_numbers_of_a_resumed_run_do_not_go_back(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=40, checkpoint_every=40))).run_id
+            first = await ends(supervisor, run_id)
+            assert (first.env_step, first.episodes, first.episode_return) == (400, 4, 2.5)
+            await supervisor.drain(True)
+            await supervisor.resume(run_id)
+            stopped = await supervisor.stop(run_id)
+            assert (stopped.env_step, stopped.episodes, stopped.episode_return) == (400, 4, 2.5)
+            await supervisor.drain(False)
+            await supervisor.resume(run_id)
+            return await ends_again(supervisor, run_id)
+
+    async def ends_again(supervisor, run_id):
+        await until(lambda: supervisor.idle, "the second end")
+        return supervisor.registry.get(run_id)
+
+    record = asyncio.run(body())
+    assert (record.attempt, record.env_step) == (2, 400)
+    assert record.episodes >= 4
+    assert record.episode_return is not None
+    told = read_run(home.run(record.run_id))
+    assert (told.env_step, told.episodes, told.episode_return) == (400, record.episodes, record.episode_return)
+
+
+def test_a_rebuilt_row_of_an_ended_run_is_the_row_that_was(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            return await ends(supervisor, (await supervisor.submit(echo(steps=5, seed=3, tags=("t",)))).run_id)
+
+    record = asyncio.run(body())
+    told = read_run(home.run(record.run_id))
+    assert abs(told.created - record.created) < 1.0
+    assert replace(told, created=record.created, warden=record.warden, trainer=record.trainer) == record
+
+
+def test_a_rebuilt_row_of_a_run_that_waits_is_the_row_that_was(home):
+    async def body():
+        async with leaving(home) as supervisor:
+            await supervisor.drain(True)
+            return await supervisor.submit(echo(steps=5, seed=3, priority=2))
+
+    record = asyncio.run(body())
+    told = read_run(home.run(record.run_id))
+    assert replace(told, created=record.created) == record
+
+
+def test_a_registry_that_is_removed_under_the_service_is_made_anew(home, caplog):
+    async def body():
+        async with supervising(home, scan_every_s=0.05) as supervisor:
+            over = await ends(supervisor, (await supervisor.submit(echo(steps=5))).run_id)
+            live = (await supervisor.submit(echo(steps=7, then="hang"))).run_id
+            await until(lambda: supervisor.known(live).env_step == 70, "the numbers")
+            home.registry.unlink()
+            await until(lambda: home.registry.exists(), "the registry")
+            await until(lambda: {run.run_id for run in RunReading(home).runs()} == {over.run_id, live}, "the rows")
+            await until(lambda: RunReading(home).run(live).env_step == 70, "the numbers of what runs")
+            assert RunReading(home).run(over.run_id).ended == over.ended
+
+    asyncio.run(body())
+    assert "the registry was removed; it was rebuilt from 2 run directories" in caplog.text
