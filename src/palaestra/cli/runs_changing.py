@@ -117,11 +117,33 @@ def resume(run: Run, yes: Yes = False, as_json: Json = False) -> None:
         print(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}")
 
 
-def tensorboard(runs: Runs, as_json: Json = False) -> None:
-    """Show runs in TensorBoard, whoever trained them. It ends with the service."""
-    ids = _resolved(runs)
-    url = _service().ask("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
-    print(json.dumps({"url": url}) if as_json else url)
+def tensorboard(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN...", help="Their ids, or how they begin.", show_default=False)
+    ] = None,
+    stop_it: Annotated[
+        bool, typer.Option("--stop", help="End the one that shows these runs; without runs, all of them.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show runs in TensorBoard, whoever trained them. It ends with the service, or an hour after it was asked for."""
+    if not runs and not stop_it:
+        raise ConfigError("RUN", None, "no run to show", "palaestra runs list shows them")
+    ids = _resolved(runs or [])
+    if not stop_it:
+        url = _service().ask("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
+        print(json.dumps({"url": url}) if as_json else url)
+        return
+    from palaestra.runs.connect import find_service
+    from palaestra.runs.layout import Home
+
+    # None is open where no service runs, and none is started to hear that.
+    open_there = find_service(Home.default()) is not None
+    ended = _service().ask("DELETE", "/tools/tensorboard", run=ids) if open_there else []
+    if as_json:
+        print(json.dumps(ended))
+    else:
+        print("\n".join(f"{tool['url']} ended" for tool in ended) or "No such TensorBoard is open.")
 
 
 def archive(runs: Runs, as_json: Json = False) -> None:

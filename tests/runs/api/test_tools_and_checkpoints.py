@@ -64,6 +64,14 @@ def test_tensorboard_shows_a_run_and_is_used_again(served):
     with urllib.request.urlopen(f"{first.rstrip('/')}/data/runs", timeout=60) as answer:
         assert json.load(answer) == [run_id]
     assert served.ask("POST", "/tools/tensorboard", {"run_ids": ["nobody"]}).status == 404
+    shown = [{"url": first, "run_ids": [run_id]}]
+    assert served.ask("GET", "/tools/tensorboard").json == shown
+    other = served.done()
+    assert served.ask("DELETE", f"/tools/tensorboard?run={other}").json == []
+    assert served.ask("DELETE", f"/tools/tensorboard?run={run_id}").json == shown
+    assert served.ask("GET", "/tools/tensorboard").json == []
+    with pytest.raises(OSError, match=r"refused|reset"):
+        urllib.request.urlopen(first, timeout=60)
 
 
 def test_samples_of_the_machine_are_answered(served):

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import time
 import urllib.request
 from unittest import mock
 
@@ -27,8 +28,6 @@ def tags(url):
 
 def until_tags(url, count):
     """TensorBoard answers before it has read everything."""
-    import time
-
     deadline = time.monotonic() + 60
     while len(found := tags(url)) < count and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -53,6 +52,21 @@ def test_both_kinds_of_runs_are_shown_by_one_instance_that_is_used_again_and_end
     with pytest.raises(OSError, match=r"refused|reset"):
         tags(url)
     assert not (home.service / "tensorboard").exists()
+
+
+def test_one_that_nobody_asks_for_ends_by_itself(home):
+    pytest.importorskip("tensorboard")
+    run_id = trained(home)
+    boards = TensorBoards(home, idle_s=0.05)
+    try:
+        boards.open([run_id])
+        deadline = time.monotonic() + 60
+        while boards.in_use:
+            assert time.monotonic() < deadline, "it did not end"
+            time.sleep(0.02)
+        assert boards.shown() == []
+    finally:
+        boards.close()
 
 
 def test_event_files_of_a_trainer_are_shown_as_they_are_and_others_are_written(home):

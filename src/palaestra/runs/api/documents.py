@@ -274,6 +274,8 @@ class ToolDocument(_Answer):
     """A tool that was started, or is used again."""
 
     url: str
+    run_ids: list[str]
+    """What it shows."""
 
 
 class SampleDocument(_Answer):

@@ -6,11 +6,13 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query
+from pydantic import StringConstraints
 
 from palaestra.config import nearest, validated
 from palaestra.errors import UnknownRun
 from palaestra.runs.api.answers import RunId, errors
 from palaestra.runs.api.documents import (
+    RUN_ID,
     ClipDocument,
     Filming,
     FindingDocument,
@@ -32,6 +34,9 @@ from palaestra.runs.wire import plain
 __all__ = ["add_tool_routes"]
 
 _Word = Annotated[str | None, Query(max_length=200)]
+_RunNames = Annotated[
+    list[Annotated[str, StringConstraints(pattern=RUN_ID, max_length=90)]] | None, Query(max_length=50)
+]
 
 
 def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, tensorboards: TensorBoards) -> None:
@@ -77,9 +82,23 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, t
 
     @app.post("/tools/tensorboard", operation_id="tensorboard", tags=["tools"], responses=errors(404))
     def tensorboard(asked: Showing) -> ToolDocument:
-        """Start a TensorBoard on these runs, or use the one that shows them. It ends with the service."""
+        """Start a TensorBoard on these runs, or use the one that shows them.
+
+        It ends with the service, when it is told to, and when nobody has asked for it for an hour.
+        """
         ids = [reading.paths(run_id).run_id for run_id in asked.run_ids]
-        return ToolDocument(url=tensorboards.open(ids))
+        return ToolDocument(url=tensorboards.open(ids), run_ids=sorted(set(ids)))
+
+    @app.get("/tools/tensorboard", operation_id="tensorboards", tags=["tools"])
+    def shown() -> list[ToolDocument]:
+        """The TensorBoards that are open."""
+        return [ToolDocument(url=shown.url, run_ids=list(shown.run_ids)) for shown in tensorboards.shown()]
+
+    @app.delete("/tools/tensorboard", operation_id="stop_tensorboards", tags=["tools"], responses=errors(404))
+    def stop_tensorboards(run: _RunNames = None) -> list[ToolDocument]:
+        """End the TensorBoard that shows exactly these runs, or all of them when none is named; those that ended."""
+        ended = tensorboards.stop([reading.run(run_id).run_id for run_id in run or ()])
+        return [ToolDocument(url=shown.url, run_ids=list(shown.run_ids)) for shown in ended]
 
 
 def _clip(clip: Clip) -> ClipDocument:

@@ -1,4 +1,4 @@
-"""TensorBoard on some runs: started on a free port, used again for the same runs, and gone when we are.
+"""TensorBoard on some runs: started on a free port, used again for the same runs, and gone when we are, or before.
 
 One instance shows one set of runs: it loads everything it is pointed at. Runs that write event files are shown live;
 of others the curves are written first, as they are at that moment.
@@ -14,26 +14,39 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.errors import ConfigError
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.tools.tool_process import ToolProcess
 
-__all__ = ["TensorBoards", "event_directories"]
+__all__ = ["Shown", "TensorBoards", "event_directories"]
 
 START_S = 60.0
+IDLE_S = 3600.0
+"""After so long without anybody who asks for it one ends: each holds memory, and keeps the service there."""
 _URL = re.compile(r"at (http://\S+)")
 _EVENTS = "events.out.tfevents.*"
+
+
+@dataclass
+class Shown:
+    """One instance and what it shows."""
+
+    run_ids: tuple[str, ...]
+    url: str
+    tool: ToolProcess
+    timer: threading.Timer | None = None
 
 
 class TensorBoards:
     """The instances of one service. Threads may share it."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, home: Home, idle_s: float = IDLE_S) -> None:
+        self._home, self._idle_s = home, idle_s
         self._lock = threading.Lock()
-        self._open: dict[tuple[str, ...], tuple[ToolProcess, str]] = {}
+        self._open: dict[tuple[str, ...], Shown] = {}
 
     def open(self, run_ids: Sequence[str]) -> str:
         """The URL of a TensorBoard that shows these runs. Ids must have been validated; blocks until it answers."""
@@ -45,27 +58,60 @@ class TensorBoards:
         with self._lock:
             links = self._linked(wanted)
             known = self._open.get(wanted)
-            if known is not None and known[0].lives:
-                return known[1]
+            if known is not None and known.tool.lives:
+                self._keep(known)
+                return known.url
             argv = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(links), "--host", "127.0.0.1"]
             argv += ["--port", "0", "--reload_interval", "5", "--reload_multifile", "true"]
             tool = ToolProcess(argv, links.with_suffix(".log"))
-            url = tool.said(_URL, START_S)[1]
-            self._open[wanted] = tool, url
-            return url
+            shown = self._open[wanted] = Shown(wanted, tool.said(_URL, START_S)[1], tool)
+            self._keep(shown)
+            return shown.url
 
     @property
     def in_use(self) -> bool:
         """Whether one is running that somebody may be looking at."""
-        return any(tool.lives for tool, _ in list(self._open.values()))
+        return any(shown.tool.lives for shown in list(self._open.values()))
+
+    def shown(self) -> list[Shown]:
+        """Those that are running."""
+        return [shown for shown in list(self._open.values()) if shown.tool.lives]
+
+    def stop(self, run_ids: Sequence[str] = ()) -> list[Shown]:
+        """End the one that shows exactly these runs, or all of them when none is named; those that ended."""
+        wanted = tuple(sorted(set(run_ids)))
+        with self._lock:
+            found = [shown for key, shown in self._open.items() if not wanted or key == wanted]
+            return [shown for shown in found if self._end(shown)]
 
     def close(self) -> None:
         """End all of them."""
+        self.stop()
         with self._lock:
-            for tool, _ in self._open.values():
-                tool.stop()
-            self._open.clear()
             shutil.rmtree(self._place, ignore_errors=True)
+
+    def _keep(self, shown: Shown) -> None:
+        """For a while from now on."""
+        if shown.timer is not None:
+            shown.timer.cancel()
+        shown.timer = threading.Timer(self._idle_s, self._expire, (shown,))
+        shown.timer.daemon = True
+        shown.timer.start()
+
+    def _expire(self, shown: Shown) -> None:
+        with self._lock:
+            # Somebody may have asked for it while this waited.
+            if shown.timer is threading.current_thread():
+                self._end(shown)
+
+    def _end(self, shown: Shown) -> bool:
+        """Whether it lived until now."""
+        if shown.timer is not None:
+            shown.timer.cancel()
+        lived = shown.tool.lives
+        shown.tool.stop()
+        self._open.pop(shown.run_ids, None)
+        return lived
 
     @property
     def _place(self) -> Path:

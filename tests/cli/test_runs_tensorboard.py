@@ -1,0 +1,18 @@
+"""`palaestra runs tensorboard --stop`, where nothing is open."""
+
+from palaestra.runs.layout import Home
+
+
+def test_no_service_is_started_to_hear_that_none_is_open(palaestra, tmp_path):
+    said = palaestra("runs", "tensorboard", "--stop")
+
+    assert (said.code, said.out) == (0, "No such TensorBoard is open.\n")
+    assert palaestra("runs", "tensorboard", "--stop", "--json").out == "[]\n"
+    assert not Home(tmp_path.resolve() / "var" / "training").service.exists()
+
+
+def test_without_a_run_there_is_nothing_to_show(palaestra):
+    said = palaestra("runs", "tensorboard")
+
+    assert said.code == 2
+    assert "no run to show" in said.err
