@@ -69,7 +69,10 @@ def _refusal(section: type[Section], error: ValidationError, place: str) -> Conf
         return ConfigError(where, found["input"], "is not a mapping", f"Write {where}: {{key: value}}")
     if found["type"] in ("tuple_type", "list_type"):
         return ConfigError(where, found["input"], "is not a list", f"Write {where}=[{found['input']}]")
-    reason = found["msg"].removeprefix("Value error, ").rstrip(".")
+    if found["type"] == "value_error":
+        # Our own words; they may begin with a name.
+        return ConfigError(where, found["input"], found["msg"].removeprefix("Value error, ").rstrip("."))
+    reason = found["msg"].rstrip(".")
     return ConfigError(where, found["input"], reason[:1].lower() + reason[1:])
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 from tests.runs.serving import end_service, service, service_thread
@@ -13,6 +14,7 @@ from palaestra.runs.durable import read_json
 from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LifeRecord
+from palaestra.runs.spec import RunSpec
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 
 
@@ -140,3 +142,27 @@ def test_a_second_service_refuses_and_says_who_holds_the_directory(home):
     with service(home) as first, service(home) as second:
         assert second["error"]["code"] == "state_held"
         assert first["url"] in second["error"]["text"]
+
+
+def test_the_environment_of_the_client_says_who_trains_whatever_that_of_the_service_is(home, tmp_path, monkeypatch):
+    checkout = tmp_path / "checkout"
+    (checkout / "cleanrl").mkdir(parents=True)
+    (checkout / "cleanrl" / "mine.py").write_text(
+        "from dataclasses import dataclass\nimport tyro\n\n@dataclass\nclass Args:\n"
+        '    env_id: str = "CartPole-v1"\n    """the environment"""\n\n'
+        'if __name__ == "__main__":\n    tyro.cli(Args)\n'
+    )
+    own = checkout / "own" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    monkeypatch.delenv("PALAESTRA_CLEANRL", raising=False)
+    spec = RunSpec(runner="cleanrl", script="mine", env_id="CartPole-v1", invoked_from=tmp_path)
+    with service(home):
+        trainer = TrainerService(home)
+        script = next(one for one in trainer.prepare_training(spec).findings if one["check"] == "script")
+        assert (script["level"], "no CleanRL checkout is known" in script["text"]) == ("refused", True)
+        monkeypatch.setenv("PALAESTRA_CLEANRL", "checkout")
+        monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", "own")
+        findings = {one["check"]: one for one in trainer.prepare_training(spec).findings}
+    assert findings["script"]["level"] == "ok"
+    assert str(own) in findings["python"]["text"]

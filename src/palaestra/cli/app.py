@@ -6,6 +6,8 @@ stdout; progress and notices go to stderr.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -72,8 +74,18 @@ def _tell(problem: str) -> None:
     print("error: " + " ".join(problem.splitlines()), file=sys.stderr)
 
 
+def _speak() -> None:
+    """Have somewhere to print to, and no letter that cannot be printed there."""
+    if sys.stdout is None:  # somebody closed it: `palaestra … >&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Run the command; every error of ours becomes one message and an exit code."""
+    _speak()
     try:
         _app(sys.argv[1:])()
     except (ConfigError, SessionRefused) as error:

@@ -25,6 +25,9 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, or how the id b
 Runs = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Their ids, or how the ids begin.", show_default=False)
 ]
+_OPTIONS = {
+    "env_id": "env", "stall_after_s": "stall_after", "tags": "tag", "stop_grace_s": "grace", "environment": "set",
+}  # fmt: skip
 
 
 def start(
@@ -47,6 +50,7 @@ def start(
     priority: Annotated[int, typer.Option(help="Higher starts sooner (-100 to 100).")] = 0,
     gpus: Annotated[int, typer.Option(help="How many GPUs it needs for itself.")] = 0,
     memory_mb: Annotated[int | None, typer.Option(help="Memory it may take.")] = None,
+    nice: Annotated[int, typer.Option(help="How far it steps back for others on the same cores (0 to 19).")] = 0,
     warm_start: Annotated[
         str | None, typer.Option(metavar="CHECKPOINT", help="Begin with the weights of a checkpoint (id or path).")
     ] = None,
@@ -55,6 +59,12 @@ def start(
     tag: Annotated[list[str] | None, typer.Option(help="A word to find it by; may be repeated.")] = None,
     stall_after: Annotated[float, typer.Option(metavar="S", help="Silence that is called a stall.")] = 600.0,
     stall_stop: Annotated[bool, typer.Option("--stall-stop", help="Stop it then.")] = False,
+    grace: Annotated[float | None, typer.Option(metavar="S", help="How long a stop lets it end by itself.")] = None,
+    thin_every: Annotated[int, typer.Option(metavar="STEPS", help="Keep one value per metric and so many steps.")] = 1,
+    variables: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A variable of its environment; may be repeated."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Agree to a command that runs foreign code.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be executed, and leave.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show how it goes until it is over.")] = False,
@@ -64,7 +74,8 @@ def start(
     config, given, stem = _configuration(list(arguments or []), runner)
     spec = _spec(
         runner=runner, script=script, env_id=env, seed=seed, python=python, name=name or stem, priority=priority,
-        gpus=gpus, memory_mb=memory_mb, warm_start=_weights(warm_start), track=track, video=video,
+        gpus=gpus, memory_mb=memory_mb, nice=nice, stop_grace_s=grace, thin_every=thin_every,
+        environment=_variables(variables or []), warm_start=_weights(warm_start), track=track, video=video,
         tags=tuple(tag or ()), stall_after_s=stall_after, stall_action="stop" if stall_stop else "tell",
         config=config, given=given, invoked_from=Path.cwd(),
     )  # fmt: skip
@@ -148,8 +159,11 @@ def tensorboard(
 
 def archive(runs: Runs, as_json: Json = False) -> None:
     """Pack runs that have ended; `restore` unpacks them."""
+    from palaestra.cli.runs_reading import asked
+
+    ids = asked(lambda reading: [reading.paths(run_id).run_id for run_id in _resolved(runs)])
     service = _service()
-    _put_away([service.ask("POST", f"/runs/{run}/archive", {}) for run in _resolved(runs)], "archived", as_json)
+    _put_away([service.ask("POST", f"/runs/{run}/archive", {}) for run in ids], "archived", as_json)
 
 
 def restore(runs: Runs, as_json: Json = False) -> None:
@@ -221,14 +235,21 @@ def drain(
 
 
 def _watched(service: TrainerService, run_id: str, as_json: bool) -> None:
-    from palaestra.cli.runs_followed import followed
+    from palaestra.cli.runs_followed import followed, tracking_lines
     from palaestra.cli.runs_table import one_line
+    from palaestra.runs.tools.wandb import tracking_of
 
-    record = followed(service, run_id)
+    try:
+        record = followed(service, run_id)
+    except KeyboardInterrupt:
+        print(f"{run_id} goes on; stop it with: palaestra runs stop {run_id}", file=sys.stderr)
+        raise
     if as_json:
         _print([record], single=True)
     else:
         print(one_line(record))
+    for line in tracking_lines(tracking_of(service.home.run(run_id), record.tracking_url)):
+        print(line, file=sys.stderr)
     if record.phase != "succeeded":
         raise typer.Exit(1)
 
@@ -248,10 +269,21 @@ def _configuration(words: list[str], runner: str) -> tuple[dict[str, Any], str, 
     if path is None and not words and runner == "palaestra":
         remedy = "Try: palaestra runs start configs/ppo/cartpole.yaml"
         raise ConfigError("CONFIG", None, "no configuration file given", remedy)
-    data = read_document(path) if path is not None else {}
+    examples = Path("configs/ppo") if runner == "palaestra" else None
+    data = read_document(path, examples) if path is not None else {}
     given = path.read_text(encoding="utf-8") if path is not None else ""
     config = overridden(data, words)
     return config, given, run_name(config.get("name"), path)
+
+
+def _variables(words: list[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ConfigError("--set", word, "is not NAME=VALUE", "Write for example --set OMP_NUM_THREADS=2")
+        found[name] = value
+    return found
 
 
 def _spec(**given: Any) -> RunSpec:
@@ -261,7 +293,7 @@ def _spec(**given: Any) -> RunSpec:
     try:
         return validated(RunSpec, given)
     except ConfigError as error:
-        option = {"env_id": "env", "stall_after_s": "stall_after", "tags": "tag"}.get(error.place, error.place)
+        option = _OPTIONS.get(error.place.partition(".")[0], error.place)
         raise ConfigError(f"--{option.replace('_', '-')}", error.value, error.reason, error.remedy) from None
 
 

@@ -12,8 +12,9 @@ from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 if TYPE_CHECKING:
     from palaestra.runs.client import TrainerService
     from palaestra.runs.record import RunRecord
+    from palaestra.runs.tools.wandb import Tracking
 
-__all__ = ["followed"]
+__all__ = ["followed", "tracking_lines", "waiting"]
 
 _EVERY_S = 2.0
 _KEPT = 100
@@ -24,6 +25,9 @@ def followed(service: TrainerService, run_id: str) -> RunRecord:
     """Tell on standard error until the run is over; its last row."""
     returns: list[float] = []
     told = 0.0
+    record = service.run(run_id)
+    if record.phase == "queued":
+        _tell(waiting(record))
     for item in service.stream_events(run_id):
         if isinstance(item, LifeRecord):
             if item.happening not in _QUIET:
@@ -39,6 +43,19 @@ def followed(service: TrainerService, run_id: str) -> RunRecord:
             mean = f"   return {sum(returns) / len(returns):,.1f}" if returns else ""
             _tell(f"step {event.env_step:,}{mean}")
     return service.run(run_id)
+
+
+def waiting(record: RunRecord) -> str:
+    """What to say about a run that has not begun."""
+    return f"queued: {record.reason or 'waits for its turn'}"
+
+
+def tracking_lines(tracking: Tracking) -> list[str]:
+    """Where W&B has a run, and what uploads it."""
+    lines = [f"On W&B: {tracking.url}"] if tracking.url else []
+    if tracking.sync_command:
+        lines.append(f"Upload it to W&B with: {tracking.sync_command}   ({tracking.remedy})")
+    return lines
 
 
 def _tell(text: str) -> None:

@@ -32,6 +32,11 @@ def list_runs(
     runner: Annotated[str | None, typer.Option(help="Only runs of this runner.")] = None,
     env: Annotated[str | None, typer.Option(help="Only runs in this environment.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only runs of this agent, such as cleanrl/dqn.")] = None,
+    search: Annotated[
+        str,
+        typer.Option(metavar="WORDS", help="Only runs with all of these in id, agent, environment, tags or reason."),
+    ] = "",
     everything: Annotated[bool, typer.Option("--all", help=f"All of them, not the newest {_SHOWN}.")] = False,
     archived: Annotated[bool, typer.Option("--archived", help="Those that were archived instead.")] = False,
     as_json: Json = False,
@@ -39,16 +44,20 @@ def list_runs(
     """List runs, newest first."""
     phases = None if not phase else [_phase(word) for word in phase]
     limit = None if everything or as_json else _SHOWN + 1
+    words = search.split()
     rows = asked(
-        lambda reading: reading.runs(phases=phases, runner=runner, env_id=env, tag=tag, archived=archived, limit=limit)
-    )
+        lambda reading: reading.runs(
+            phases=phases, runner=runner, env_id=env, tag=tag, agent_id=agent, search=words, archived=archived,
+            limit=limit,
+        )
+    )  # fmt: skip
     if as_json:
         from palaestra.runs.wire import run_data
 
         print(json.dumps([run_data(row) for row in rows]))
         return
     if not rows:
-        filtered = phases or runner or env or tag or archived
+        filtered = phases or runner or env or tag or agent or words or archived
         print("No run fits." if filtered else "No runs yet. Try: palaestra runs start configs/ppo/cartpole.yaml")
         return
     from palaestra.cli.runs_table import run_table
@@ -84,8 +93,13 @@ def logs(
 
     if as_json and follow:
         raise ConfigError("--json", True, "one document cannot go on", "Leave --follow out")
-    run_id = asked(lambda reading: reading.run(run)).run_id
+    record = asked(lambda reading: reading.run(run))
+    run_id = record.run_id
     reading = RunReading(Home.default())
+    if record.phase == "queued":
+        from palaestra.cli.runs_followed import waiting
+
+        print(f"{run_id} {waiting(record)}", file=sys.stderr)
     piece = reading.log(run_id, attempt=attempt) if tail is None else reading.last_lines(run_id, tail, attempt)
     texts = []
     while True:
@@ -152,8 +166,10 @@ def videos(
     """List a run's clips, newest first, and film one of its checkpoints when asked to."""
     from dataclasses import asdict
 
+    from palaestra.cli.runs_shown import slowed
     from palaestra.cli.runs_table import sized
     from palaestra.runs.media.clip import clips_of
+    from palaestra.runs.media.recording import film_pace
 
     paths = asked(lambda reading: reading.paths(run))
     if record or checkpoint is not None:
@@ -165,9 +181,12 @@ def videos(
     if as_json:
         print(json.dumps([asdict(clip) for clip in clips]))
         return
+    pace = film_pace(paths) if clips else None
     for clip in clips:
         cost = f"  {clip.report.frames} frames, {clip.report.slowdown:.2f} times slower" if clip.report else ""
         print(f"{clip.path}  {sized(clip.size_bytes)}{cost}")
+    if pace is not None:
+        print(slowed(pace))
     if not clips:
         print("No clips. Film its newest checkpoint with --record.")
 

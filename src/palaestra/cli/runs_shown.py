@@ -8,13 +8,16 @@ from typing import Any
 
 from palaestra.cli.runs_table import aligned, duration, sized, steps
 from palaestra.runs.checkpoints.listing import all_checkpoints
-from palaestra.runs.life import LifeLog, elapsed
+from palaestra.runs.life import elapsed
+from palaestra.runs.media.clip import Pace
+from palaestra.runs.media.recording import film_pace
 from palaestra.runs.reading import RunReading
 from palaestra.runs.record import RunRecord
 from palaestra.runs.sampling import read_samples
+from palaestra.runs.tools.wandb import tracking_of
 from palaestra.runs.wire import checkpoint_data, life_data, run_data
 
-__all__ = ["comparison_table", "shown", "shown_data"]
+__all__ = ["comparison_table", "shown", "shown_data", "slowed"]
 
 _LAST_LINES = 20
 _LAST_HAPPENINGS = 8
@@ -24,7 +27,7 @@ _METRICS = 16
 def shown_data(reading: RunReading, name: str) -> dict[str, Any]:
     """Everything `runs show` knows, as plain data."""
     record = reading.run(name)
-    if record.archived:
+    if record.archived or not reading.home.run(record.run_id).path.is_dir():
         return {"run": run_data(record)}
     recent = reading.recent_metrics(record.run_id, 1)
     return {
@@ -43,6 +46,8 @@ def shown(reading: RunReading, name: str) -> list[str]:
     lines = aligned([(title, text) for title, text in _facts(reading, record) if text])
     if record.archived:
         return [*lines, f"It is archived; unpack it with: palaestra runs restore {record.run_id}"]
+    if not reading.home.run(record.run_id).path.is_dir():
+        return [*lines, "! Its directory is gone: this line is all that is left of it."]
     for alarm in record.alarms:
         lines.append(f"! {alarm.code}: {alarm.text}")
     lines += _life(reading, record) + _numbers(reading, record) + _checkpoints(reading, record)
@@ -54,8 +59,7 @@ def shown(reading: RunReading, name: str) -> list[str]:
 
 def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
     paths = reading.home.run(record.run_id)
-    spent = LifeLog(paths).durations().get(record.attempt) if record.phase.ended else None
-    took = elapsed(record.started, record.ended, time.time()) if spent is None else spent
+    took = elapsed(record.started, record.ended, time.time())
     agent = record.agent_id if record.agent_id != record.runner else ""
     process = record.trainer if record.phase.has_process else None
     reason = "" if record.reason in ("", "done") else f": {record.reason}"
@@ -75,10 +79,33 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
         ("tags", ", ".join(record.tags)),
         ("process", f"{process.pid}" if process is not None else ""),
         ("machine", _machine(reading, record)),
-        ("tracking", record.tracking_url),
+        ("tracking", _tracking(reading, record)),
+        ("filming", _filming(reading, record)),
         ("size", sized(record.bytes_on_disk) if record.bytes_on_disk else ""),
         ("directory", "" if record.archived else str(paths.path)),
     ]
+
+
+def _tracking(reading: RunReading, record: RunRecord) -> str:
+    if record.archived:
+        return record.tracking_url
+    found = tracking_of(reading.home.run(record.run_id), record.tracking_url)
+    if found.sync_command:
+        return f"kept on disk; upload it with: {found.sync_command}   ({found.remedy})"
+    return found.url or ("uploaded to W&B" if found.state == "uploaded" else "")
+
+
+def _filming(reading: RunReading, record: RunRecord) -> str:
+    pace = None if record.archived else film_pace(reading.home.run(record.run_id))
+    return "" if pace is None else slowed(pace)
+
+
+def slowed(pace: Pace) -> str:
+    """What filming cost the trainer."""
+    return (
+        f"{pace.slowdown:.2f} times slower while it filmed "
+        f"({pace.sps_with:,.0f} instead of {pace.sps_without:,.0f} steps a second)"
+    )
 
 
 def _machine(reading: RunReading, record: RunRecord) -> str:

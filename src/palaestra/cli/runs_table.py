@@ -89,7 +89,7 @@ def duration(seconds: float) -> str:
 
 def sized(count: float) -> str:
     """Bytes as people say them."""
-    for unit in ("B", "KB", "MB"):
+    for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}"
         count /= 1000

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 import urllib.parse
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.spec_here import as_meant_here
 from palaestra.runs.wire import checkpoint_of, error_of, life_of, run_of
 from palaestra.telemetry.event import Record, decode
 
@@ -299,7 +301,7 @@ def _spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, more: d
 
 
 def _dumped(spec: RunSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json")
+    return as_meant_here(spec, os.environ).model_dump(mode="json")
 
 
 def _word(run_id: str) -> str:

@@ -61,10 +61,16 @@ class RunReading:
         runner: str | None = None,
         env_id: str | None = None,
         tag: str | None = None,
+        agent_id: str | None = None,
+        search: Collection[str] = (),
         archived: bool = False,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Runs that fit, newest first, each as it is at this moment."""
+        """Runs that fit, newest first, each as it is at this moment.
+
+        A search finds runs of which every word is part of the id, the agent, the environment, a tag or the reason.
+        """
+        later = phases is not None or agent_id is not None or bool(search)
         registry = reading_registry(self.home)
         if registry is None:
             known, rows = frozenset[str](), list[RunRecord]()
@@ -72,7 +78,7 @@ class RunReading:
             with closing(registry):
                 rows = registry.runs(
                     phases=_before(phases), runner=runner, env_id=env_id, tag=tag, archived=archived,
-                    limit=None if phases is not None else limit,
+                    limit=None if later else limit,
                 )  # fmt: skip
                 known = registry.ids()
         if not archived:
@@ -86,7 +92,10 @@ class RunReading:
         found = [self._as_it_is(row) for row in rows]
         if phases is not None:
             found = [row for row in found if row.phase in phases]
-        return found[:limit]
+        if agent_id is not None:
+            found = [row for row in found if row.agent_id == agent_id]
+        wanted = [word.lower() for word in search]
+        return [row for row in found if _tells(row, wanted)][:limit]
 
     def run(self, name: str) -> RunRecord:
         """The run of an id, or the only one whose id begins so. `UnknownRun` otherwise."""
@@ -106,12 +115,15 @@ class RunReading:
         raise UnknownRun("run", name, "no such run", "palaestra runs list --all shows them")
 
     def paths(self, run_id: str) -> RunPaths:
-        """Where a run lies; `ConfigError` when it is archived."""
+        """Where a run lies; `ConfigError` when it is archived, or somebody removed it."""
         record = self.run(run_id)
         if record.archived:
             remedy = f"palaestra runs restore {record.run_id}"
             raise ConfigError("run", record.run_id, "is archived and cannot be read", remedy)
-        return self.home.run(record.run_id)
+        paths = self.home.run(record.run_id)
+        if not paths.path.is_dir():
+            raise ConfigError("run", record.run_id, f"its directory {paths.path} is gone", "Put it back to read it")
+        return paths
 
     def life(self, run_id: str) -> list[LifeRecord]:
         """What happened to a run."""
@@ -268,6 +280,11 @@ def _before(phases: Collection[Phase] | None) -> Collection[Phase] | None:
     if phases is None:
         return None
     return {*phases, *(phase for phase in Phase if phase.has_process)}
+
+
+def _tells(row: RunRecord, words: Collection[str]) -> bool:
+    text = "\n".join((row.run_id, row.agent_id, row.env_id, *row.tags, row.reason)).lower() if words else ""
+    return all(word in text for word in words)
 
 
 def _several(prefix: str, ids: list[str]) -> UnknownRun:

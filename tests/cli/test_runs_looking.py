@@ -1,0 +1,143 @@
+"""What people are told of runs: found by words, waiting, kept on disk for W&B, filmed, or gone."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+from tests.runs.serving import service_thread
+
+from palaestra.errors import PalaestraError
+from palaestra.runs import TrainerService
+from palaestra.runs.layout import Home
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path.resolve() / "var" / "training")
+
+
+@pytest.fixture
+def runs(palaestra, home):
+    with service_thread(home):
+        yield lambda *words: palaestra("runs", *words)
+        trainer = TrainerService(home)
+        for record in trainer.runs():
+            if not record.phase.ended:
+                with contextlib.suppress(PalaestraError):
+                    trainer.stop_run(record.run_id, grace_s=0)
+
+
+def _started(runs, home, *words, wait=True):
+    said = runs("start", "--runner", "echo", "--json", *words)
+    assert said.code == 0, said
+    run_id = json.loads(said.out)["run_id"]
+    if wait:
+        TrainerService(home).wait(run_id, timeout_s=30)
+    return run_id
+
+
+def test_list_finds_by_agent_and_by_words(runs, home):
+    good = _started(runs, home, "steps=2", "--tag", "Baseline", "--name", "alpha")
+    bad = _started(runs, home, "steps=2", "then=exit:3", "--name", "beta")
+
+    def found(*words):
+        return [row["run_id"] for row in json.loads(runs("list", "--json", *words).out)]
+
+    assert found("--search", "baseline ALPHA") == [good]
+    assert found("--search", "exit code 3") == [bad]
+    assert found("--search", "echo-v0") == [bad, good]
+    (agent,) = {row["agent_id"] for row in json.loads(runs("list", "--json").out)}
+    assert found("--agent", agent) == [bad, good]
+    assert runs("list", "--search", "alpha beta").out == "No run fits.\n"
+    assert runs("list", "--agent", "echo/dqn").out == "No run fits.\n"
+
+
+def test_what_a_spec_can_say_the_command_line_can_say(runs, home):
+    words = ["--nice", "3", "--grace", "2.5", "--thin-every", "7", "--set", "MY_FLAVOUR=sweet=sour", "steps=1"]
+    run_id = _started(runs, home, *words)
+    spec = json.loads(home.run(run_id).spec.read_text())
+    told = [spec[name] for name in ("nice", "stop_grace_s", "thin_every", "environment")]
+    assert told == [3, 2.5, 7, {"MY_FLAVOUR": "sweet=sour"}]
+    command = json.loads(home.run(run_id).attempt(1).command.read_text())
+    assert command["environment"]["MY_FLAVOUR"] == "sweet=sour"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--set", "novalue"], "--set = 'novalue': is not NAME=VALUE"),
+        (["--set", "MY_TOKEN=x"], "--set = {'MY_TOKEN': 'x'}: MY_TOKEN looks like a secret"),
+        (["--nice", "20"], "--nice = 20"),
+        (["--grace", "-1"], "--grace = -1"),
+        (["--thin-every", "0"], "--thin-every = 0"),
+        (["steps=1e999"], "1e999 is more than a number can hold"),
+    ],
+)
+def test_options_that_cannot_be_are_named_as_they_were_typed(palaestra, words, reason):
+    said = palaestra("runs", "start", "--runner", "echo", *words)
+    assert (said.code, said.err.count("\n")) == (2, 1), said
+    assert reason in said.err
+
+
+def test_who_watches_a_run_that_waits_is_told_so(runs, home):
+    runs("drain")
+    run_id = _started(runs, home, "steps=1", wait=False)
+    assert f"{run_id} queued: " in runs("logs", run_id).err
+    threading.Timer(0.5, lambda: TrainerService(home).ask("POST", "/drain", {"on": False})).start()
+    said = runs("watch", run_id)
+    assert said.code == 0
+    assert said.err.startswith("  queued: ")
+
+
+def test_a_run_that_was_kept_on_disk_for_wandb_shows_the_command_that_uploads_it(runs, home):
+    run_id = _started(runs, home, "steps=1")
+    kept = home.run(run_id).attempt(1).work / "wandb" / "offline-run-20261116_100312-abcd"
+    kept.mkdir(parents=True)
+    (kept / "run-abcd.wandb").touch()
+    assert f"upload it with: wandb sync {kept}" in runs("show", run_id).out
+    assert f"Upload it to W&B with: wandb sync {kept}" in runs("watch", run_id).err
+
+
+def test_what_filming_cost_the_trainer_is_told(runs, home):
+    run_id = _started(runs, home, "steps=400", "rate=400", "episodes_every=1")
+    attempt = home.run(run_id).attempt(1)
+    points = TrainerService(home).metrics(run_id, "episode/return")
+    attempt.videos.mkdir()
+    clip = attempt.videos / "episode.mp4"
+    clip.touch()
+    middle = points[len(points) // 2].time
+    os.utime(clip, (middle, middle))
+    for command in ("videos", "show"):
+        assert "times slower while it filmed" in runs(command, run_id).out
+
+
+def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home):
+    run_id = _started(runs, home, "steps=2")
+    shutil.rmtree(home.run(run_id).path)
+    said = runs("show", run_id)
+    assert (said.code, "Its directory is gone" in said.out) == (0, True), said
+    for command in ("logs", "export-tensorboard", "archive"):
+        said = runs(command, run_id)
+        assert (said.code, "is gone" in said.err) == (2, True), said
+    assert not home.run(run_id).path.exists()
+
+
+def test_show_and_list_agree_on_how_long_a_run_took(runs, home):
+    run_id = _started(runs, home, "steps=2")
+    took = runs("list").out.splitlines()[1].split()[-1]
+    assert f"elapsed    {took}\n" in runs("show", run_id).out
+
+
+def test_a_closed_output_is_no_reason_for_a_traceback(runs, home):
+    run_id = _started(runs, home, "steps=2")
+    command = [sys.executable, "-m", "palaestra", "runs", "logs", run_id]
+    environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], env=environment, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
