@@ -10,6 +10,7 @@ import pytest
 
 from palaestra.learner import read_checkpoint
 from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
+from palaestra.train.run_directory import RunDirectory, runs_root
 
 SPECIFICATION_003 = """{
   "trainer": {
@@ -113,6 +114,18 @@ def test_schema_explains_every_key(palaestra):
 def test_envs_lists_what_can_be_named(palaestra):
     found = json.loads(palaestra("envs", "cartpole", "--json").out)
     assert {"CartPole-v1", "compiled/CartPole-v1"} <= {entry["id"] for entry in found}
+
+
+def test_a_run_of_the_service_is_resumed_by_the_service_only(palaestra, config):
+    run_id = json.loads(palaestra("train", config, "--json", "-q").out)["run_id"]
+    run = RunDirectory(runs_root() / run_id)
+    assert run.resume_command == f"palaestra train --resume {run_id}"
+    (run.path / "spec.json").write_text("{}")
+    refused = palaestra("train", "--resume", run_id, "trainer.total_timesteps=256")
+    assert refused.code == 2
+    told = f"error: --resume = '{run_id}': is a run of the run service. palaestra runs resume {run_id}.\n"
+    assert refused.err == told
+    assert [attempt.number for attempt in run.attempts()] == [1]
 
 
 def test_version_and_help_answer(palaestra):

@@ -69,6 +69,9 @@ def train_command(
 
     root = runs_root()
     run = RunDirectory.find(resume, root) if resume is not None else None
+    if run is not None and run.supervised and into is None:
+        # Trained beside the service, it would be in nobody's list, and the service's next attempt would meet it.
+        raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
     given = ""
     if path is not None:
         data = read_document(path, Path("configs/ppo"))
@@ -161,7 +164,7 @@ def _report(outcome: Outcome, as_json: bool) -> None:
     print(f"{'Stopped' if outcome.interrupted else 'Done'} after {outcome.steps:,} steps{score}.")
     print(f"Run {run.run_id} in {run.path}")
     if outcome.interrupted:
-        print(f"Resume with: palaestra train --resume {run.run_id}")
+        print(f"Resume with: {run.resume_command}")
     else:
         print(f"Evaluate with: palaestra eval {run.run_id} --episodes 100")
 
@@ -172,7 +175,7 @@ def _report_screens(outcome: Outcome) -> None:
     print(f"{'Stopped' if outcome.interrupted else 'Done'} after {outcome.steps:,} episodes{score}.")
     print(f"Run {run.run_id} in {run.path}")
     if outcome.interrupted:
-        print(f"Resume with: palaestra train --resume {run.run_id}")
+        print(f"Resume with: {run.resume_command}")
     else:
         print(f"Evaluate with: palaestra eval {run.run_id} --episodes 200")
         print(f"Look at it with: palaestra trajectories view {run.run_id}")

@@ -134,13 +134,23 @@ def _start(home: Home, settings: dict[str, Any]) -> None:
         # It lives on without us; told so, Python does not complain that nobody waits for it.
         process.returncode = 0
         return
-    if not line:
+    late = not line and not _ended_by_itself(process)
+    if late:
         process.kill()
     process.wait()
     if "error" in said:
         raise error_of(said["error"])
-    why = "" if line else f" within {_START_S:.0f} s"
+    why = f" within {_START_S:.0f} s" if late else ""
     raise ServiceUnreachable(f"the run service did not start{why} (exit code {process.returncode}). {_tail(home)}")
+
+
+def _ended_by_itself(process: subprocess.Popen[bytes]) -> bool:
+    """A process that closed its output without a word is on its way out."""
+    try:
+        process.wait(_ANSWER_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _first_line(descriptor: int) -> bytes:

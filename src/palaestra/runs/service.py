@@ -24,7 +24,7 @@ from pydantic import Field
 
 from palaestra import __version__
 from palaestra.config import validated
-from palaestra.errors import ConfigError, PalaestraError
+from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
 from palaestra.http_port import answering, listen, url_at
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.api.app import build_api
@@ -163,6 +163,12 @@ def main(arguments: list[str]) -> int:
     except PalaestraError as error:
         told({"error": error_data(error)})
         return 2 if isinstance(error, ConfigError) else 1
+    except Exception as error:
+        # Who waits for our first line must hear why there is none; the traceback goes where stderr leads.
+        why = f"the run service ended with a fault of its own ({type(error).__name__}: {error})"
+        with contextlib.suppress(OSError):  # whoever started us may have left long ago
+            told({"error": error_data(ServiceUnreachable(why))})
+        raise
     return 0
 
 

@@ -69,9 +69,9 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value)
-    return text if _is_utf8(text) else text.encode("utf-8", "replace").decode()
+def _text(value: Any) -> Any:
+    fits = not isinstance(value, str) or _is_utf8(value)
+    return value if fits else value.encode("utf-8", "replace").decode()
 
 
 def _whole(value: Any, otherwise: int | None) -> int | None:

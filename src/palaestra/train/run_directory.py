@@ -65,6 +65,16 @@ class RunDirectory:
         """The directory's name."""
         return self.path.name
 
+    @property
+    def supervised(self) -> bool:
+        """Whether the run service started it; only the service resumes it."""
+        return (self.path / "spec.json").is_file()
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to have it go on."""
+        return f"palaestra {'runs resume' if self.supervised else 'train --resume'} {self.run_id}"
+
     @classmethod
     def create(cls, root: Path, run_id: str, given: str, resolved: Mapping[str, Any]) -> RunDirectory:
         """A new run with its configuration written down."""
