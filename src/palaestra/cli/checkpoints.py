@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,6 @@ checkpoints_app = typer.Typer(
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _HEADINGS: tuple[str, ...] = ("CHECKPOINT", "AGENT", "ENV", "STEP", "RETURN", "SIZE", "SAVED", "STATE", "RUN")
-_CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Its id or the beginning of it, or its path.")
 
 
 @checkpoints_app.command("list")
@@ -44,10 +43,7 @@ def list_command(
     if as_json:
         print(json.dumps([_data(record) for record in shown]))
         return
-    rows = [_HEADINGS, *(_row(record) for record in shown)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    _print_table([_HEADINGS, *(_row(record) for record in shown)])
     if len(found) > len(shown):
         print(f"{len(found) - len(shown)} more with --all")
 
@@ -97,10 +93,11 @@ def import_command(
 ) -> None:
     """Copy a checkpoint from elsewhere, after making sure that it is weights and nothing that would run."""
     from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint
+    from palaestra.runs.checkpoints.probing import environment_signature
     from palaestra.runs.store.rebuild import open_registry
 
     home = _home()
-    signature = _signature(env, needed=False) if env else {}
+    signature = environment_signature(env, "--env", needed=False) if env else {}
     known = Provenance(agent_id=agent, env_id=env, env_step=step, env_signature=signature)
     record = import_checkpoint(home, source, known, trusted=trust)
     registry = open_registry(home)
@@ -116,7 +113,10 @@ def import_command(
 
 @checkpoints_app.command("deploy")
 def deploy_command(
-    name: Annotated[str, _CHECKPOINT],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[CHECKPOINT]", help="Its id or the beginning of it, or its path; not with --back."),
+    ] = None,
     env: Annotated[str | None, typer.Option(help="Where it is to act; by default where it was trained.")] = None,
     back: Annotated[bool, typer.Option("--back", help="Bring back what was deployed there before instead.")] = False,
     as_json: _Json = False,
@@ -124,13 +124,19 @@ def deploy_command(
     """Make a checkpoint the one that acts in an environment, once it has played an episode there."""
     from palaestra.runs.checkpoints.deploying import deploy, withdraw
     from palaestra.runs.checkpoints.listing import checkpoint_named
+    from palaestra.runs.checkpoints.probing import environment_signature
 
     home = _home()
-    record = checkpoint_named(home, name)
-    env_id = env or record.env_id
+    if name is None and not (back and env):
+        raise ConfigError("checkpoint", None, "none is named", "Name one, or go back with --back --env ENV")
+    record = None if name is None else checkpoint_named(home, name)
+    env_id = env or (record.env_id if record is not None else "")
     if not env_id:
-        raise CheckpointError("checkpoint", record.checkpoint_id, "it says no environment", "Give --env")
-    now = withdraw(home, env_id) if back else deploy(home, record, _signature(env_id, needed=env_id != record.env_id))
+        raise CheckpointError("checkpoint", name, "it says no environment", "Give --env")
+    if back or record is None:
+        now = withdraw(home, env_id)
+    else:
+        now = deploy(home, record, environment_signature(env_id, "--env", needed=env_id != record.env_id))
     if as_json:
         print(json.dumps(None if now is None else asdict(now)))
     elif now is None:
@@ -141,31 +147,28 @@ def deploy_command(
         print(f"{now.checkpoint_id} acts in {now.env_id}{tried}.")
 
 
+@checkpoints_app.command("deployed")
+def deployed_command(as_json: _Json = False) -> None:
+    """List what acts in every environment, and what acted there before."""
+    from palaestra.runs.checkpoints.deploying import deployments
+
+    found = deployments(_home())
+    if as_json:
+        print(json.dumps([asdict(now) for now in found]))
+        return
+    rows = [("ENV", "CHECKPOINT", "AGENT", "SINCE", "BEFORE", "STATE")]
+    for now in found:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(now.deployed))
+        before = str((now.previous or {}).get("checkpoint_id", ""))
+        state = "" if Path(now.path).exists() else "gone"
+        rows.append((now.env_id, now.checkpoint_id, now.agent_id, since, before, state))
+    _print_table(rows)
+
+
 def _home() -> Home:
     from palaestra.runs.layout import Home
 
     return Home.default()
-
-
-def _signature(env_id: str, *, needed: bool) -> Mapping[str, Any]:
-    """An environment as gymnasium makes it here; its name alone when it cannot and that is not `needed`."""
-    import os
-
-    from palaestra.config import nearest
-    from palaestra.errors import UnknownEnvironment
-    from palaestra.runs.runner import Machine
-    from palaestra.runs.runners.interpreter import choose_python, probe
-    from palaestra.runs.spec import RunSpec
-
-    machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
-    found = probe(choose_python(RunSpec(env_id=env_id)), machine, env_id=env_id).env
-    if found.get("made"):
-        return dict(found["signature"])
-    if not needed:
-        return {"env_id": env_id}
-    close = nearest(env_id, found.get("known", ()))
-    remedy = f"Nearest: {', '.join(close)}" if close else ""
-    raise UnknownEnvironment("--env", env_id, f"cannot be made ({str(found.get('reason', ''))[:200]})", remedy)
 
 
 def _remember(home: Home, record: CheckpointRecord) -> None:
@@ -178,6 +181,12 @@ def _remember(home: Home, record: CheckpointRecord) -> None:
             registry.put_checkpoint(record)
         finally:
             registry.close()
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _data(record: CheckpointRecord) -> dict[str, Any]:
@@ -199,7 +208,7 @@ def _row(record: CheckpointRecord) -> tuple[str, ...]:
         _size(record.size_bytes),
         saved,
         state,
-        record.run_id or "imported",
+        record.run_id or record.profile,
     )
 
 

@@ -17,7 +17,10 @@ __all__ = ["evaluate_command"]
 
 
 def evaluate_command(
-    run: Annotated[str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint.", show_default=False),
+    ] = None,
     episodes: Annotated[int, typer.Option(help="Exactly this many episodes.")] = 100,
     seed: Annotated[int | None, typer.Option(help="Where episodes start; by default seeds never trained on.")] = None,
     against: Annotated[
@@ -30,6 +33,9 @@ def evaluate_command(
             "--sample/--greedy",
             help="Draw actions, or take the likeliest. By default the likeliest; models on screens as their run says.",
         ),
+    ] = None,
+    deployed: Annotated[
+        str | None, typer.Option(metavar="ENV", help="Play what is deployed in ENV, instead of naming a checkpoint.")
     ] = None,
     tasks: Annotated[str, typer.Option(help="Screens: tasks separated by commas; by default the run's own.")] = "",
     samples: Annotated[int, typer.Option(help="Screens: times each task is played, for pass@k.")] = 1,
@@ -50,6 +56,7 @@ def evaluate_command(
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise ConfigError("--seed", seed, f"must lie between 0 and {MAX_SEED}")
 
+    run = _named(run, deployed)
     path = find_checkpoint(run, runs_root(), which=checkpoint)
     other = find_checkpoint(against, runs_root(), which=checkpoint) if against is not None else None
     if video is not None:
@@ -86,6 +93,21 @@ def evaluate_command(
         gap = document["difference"]
         print(_sentence(against or "", document["against"]))
         print(f"difference {gap['mean']:+.2f} (95 % interval {gap['ci95'][0]:+.2f} to {gap['ci95'][1]:+.2f})")
+
+
+def _named(run: str | None, deployed: str | None) -> str:
+    """What to play: what was named, or what is deployed in an environment."""
+    if deployed is None and run is not None:
+        return run
+    if deployed is None or run is not None:
+        raise ConfigError("RUN_OR_CHECKPOINT", run, "give one of it and --deployed", "palaestra eval --help")
+    from palaestra.runs.checkpoints.deploying import deployed as deployed_in
+    from palaestra.runs.layout import Home
+
+    now = deployed_in(Home.default(), deployed)
+    if now is None:
+        raise ConfigError("--deployed", deployed, "nothing is deployed there", "palaestra checkpoints deploy does that")
+    return now.path
 
 
 def _check_video(video: Path, frames: int, *, long: bool, screens: bool) -> None:

@@ -7,6 +7,7 @@ import time
 import urllib.request
 
 import pytest
+from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.serving import service
 
 from palaestra.errors import ConfigError
@@ -37,6 +38,7 @@ def test_weights_are_imported_and_code_is_not(served, tmp_path):
     torch.save({"layer": torch.zeros(3)}, weights)
     answer = served.ask("POST", "/checkpoints/import", {"path": str(weights), "agent_id": "mine", "env_id": "X-v0"})
     assert (answer.status, answer.json["agent_id"], answer.json["profile"]) == (201, "mine", "managed")
+    assert served.ask("GET", f"/checkpoints/{answer.json['checkpoint_id'][:6]}").json == answer.json
     canary = tmp_path / "canary"
 
     class Evil:
@@ -49,6 +51,33 @@ def test_weights_are_imported_and_code_is_not(served, tmp_path):
     assert answer.status == 422
     assert not canary.exists()
     assert served.ask("POST", "/checkpoints/ffff/deploy", {}).json["error"]["reason"] == "no such checkpoint"
+
+
+def test_names_that_are_no_names_are_refused(served):
+    for odd in ("a\0b", "a\ud800b", "a\nb"):
+        for body in ({"path": odd}, {"path": "/x", "env_id": odd}, {"path": "/x", "agent_id": odd}):
+            answer = served.ask("POST", "/checkpoints/import", body)
+            assert (answer.status, answer.json["error"]["code"]) == (422, "bad_request"), body
+        for path in ("/checkpoints/ffff/deploy", "/deployments/back"):
+            assert served.ask("POST", path, {"env_id": odd}).status == 422
+
+
+def test_what_is_imported_for_an_environment_knows_its_spaces_acts_there_and_goes_again(served, tmp_path):
+    own_checkpoint(tmp_path / "own")
+    body = {"path": str(tmp_path / "own"), "env_id": "CartPole-v1"}
+    record = served.ask("POST", "/checkpoints/import", body).json
+    assert record["env_signature"]["max_episode_steps"] == 500
+    answer = served.ask("POST", f"/checkpoints/{record['checkpoint_id']}/deploy", {"env_id": "Pendulum-v1"})
+    assert "Switch to CartPole-v1" in answer.json["error"]["text"]
+    assert served.ask("GET", "/deployments").json == []
+    now = served.ask("POST", f"/checkpoints/{record['checkpoint_id']}/deploy", {}).json
+    assert (now["path"], now["env_id"]) == (record["path"], "CartPole-v1")
+    assert served.ask("GET", "/deployments").json == [now]
+    answer = served.ask("POST", "/deployments/back", {"env_id": "CartPole-v1"})
+    assert (answer.status, answer.json) == (200, None)
+    assert served.ask("GET", "/deployments").json == []
+    answer = served.ask("POST", "/deployments/back", {"env_id": "CartPole-v1"})
+    assert (answer.status, answer.json["error"]["reason"]) == (422, "nothing is deployed there")
 
 
 def test_tracking_says_that_there_is_none(served):

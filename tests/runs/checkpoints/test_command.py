@@ -3,16 +3,24 @@
 import json
 
 import pytest
+import typer
 from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
 from typer.testing import CliRunner
 
 from palaestra.cli.checkpoints import checkpoints_app
+from palaestra.cli.evaluating import evaluate_command
 from palaestra.errors import CheckpointError, ConfigError
 
 
 def typed(*words):
     return CliRunner().invoke(checkpoints_app, [str(word) for word in words], catch_exceptions=False)
+
+
+def evaluated(*words):
+    app = typer.Typer()
+    app.command()(evaluate_command)
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
 
 
 def answer(*words):
@@ -76,10 +84,30 @@ def test_one_is_deployed_by_the_beginning_of_its_id(home, own_run):
     assert (now["env_id"], now["checkpoint_id"]) == ("CartPole-v1", row["checkpoint_id"])
     with pytest.raises(CheckpointError, match="Switch to CartPole-v1"):
         typed("deploy", row["checkpoint_id"], "--env", "Pendulum-v1")
-    assert typed("deploy", row["checkpoint_id"], "--back").stdout == "Nothing is deployed in CartPole-v1 any more.\n"
+    (listed,) = answer("deployed")
+    assert listed == now
+    assert typed("deployed").stdout.splitlines()[1].split()[:3] == [
+        "CartPole-v1",
+        row["checkpoint_id"],
+        row["agent_id"],
+    ]
+    said = evaluated("--deployed", "CartPole-v1", "--episodes", "1", "--json")
+    assert json.loads(said.stdout)["checkpoint"] == now["path"]
+    assert typed("deploy", "--back", "--env", "CartPole-v1").stdout == "Nothing is deployed in CartPole-v1 any more.\n"
+    assert answer("deployed") == []
 
 
 def test_unknown_and_missing_names_are_refused(home):
-    for words in (("verify",), ("verify", "feed"), ("deploy", "feed"), ("deploy", "")):
-        with pytest.raises(ConfigError, match=r"no such checkpoint|nothing to verify"):
+    for words in (
+        ("verify",),
+        ("verify", "feed"),
+        ("deploy", "feed"),
+        ("deploy", ""),
+        ("deploy",),
+        ("deploy", "--back"),
+    ):
+        with pytest.raises(ConfigError, match=r"no such checkpoint|nothing to verify|none is named"):
             typed(*words)
+    for words in ((), ("a", "--deployed", "b"), ("--deployed", "CartPole-v1")):
+        with pytest.raises(ConfigError, match=r"give one of it|nothing is deployed there"):
+            evaluated(*words)

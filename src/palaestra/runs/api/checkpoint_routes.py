@@ -1,31 +1,28 @@
 """Routes that list, verify, import and deploy checkpoints."""
 
 # Annotations are evaluated here: FastAPI reads them.
-import os
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Path, Query
 
-from palaestra.errors import UnknownEnvironment
+from palaestra.errors import CheckpointError
 from palaestra.runs.api.documents import (
     CheckpointDocument,
     Deploying,
     DeploymentDocument,
+    GoingBack,
     Importing,
     VerdictDocument,
 )
-from palaestra.runs.checkpoints.deploying import deploy
+from palaestra.runs.checkpoints.deploying import Deployment, deploy, deployments, withdraw
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint
 from palaestra.runs.checkpoints.listing import all_checkpoints, checkpoint_named
+from palaestra.runs.checkpoints.probing import environment_signature
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
-from palaestra.runs.runner import Machine
-from palaestra.runs.runners.interpreter import choose_python, probe
-from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.wire import checkpoint_data
 
@@ -45,6 +42,11 @@ def add_checkpoint_routes(app: FastAPI, home: Home, registry: Registry) -> None:
         """Checkpoints that fit, newest first."""
         return [_document(one) for one in all_checkpoints(home, run_id=run, agent_id=agent, env_id=env)]
 
+    @app.get("/checkpoints/{checkpoint_id}", operation_id="show_checkpoint", tags=["checkpoints"])
+    def show_checkpoint(checkpoint_id: _CheckpointId) -> CheckpointDocument:
+        """One checkpoint."""
+        return _document(checkpoint_named(home, checkpoint_id))
+
     @app.post("/checkpoints/{checkpoint_id}/verify", operation_id="verify_checkpoint", tags=["checkpoints"])
     def verify_checkpoint(checkpoint_id: _CheckpointId) -> VerdictDocument:
         """Read every byte and compare it with what was saved."""
@@ -57,7 +59,10 @@ def add_checkpoint_routes(app: FastAPI, home: Home, registry: Registry) -> None:
     @app.post("/checkpoints/import", status_code=201, operation_id="import_checkpoint", tags=["checkpoints"])
     def take_in(asked: Importing) -> CheckpointDocument:
         """Copy a checkpoint of the service's machine, once it is certain that it is weights and nothing that runs."""
-        known = Provenance(agent_id=asked.agent_id, env_id=asked.env_id, env_step=asked.env_step)
+        signature = environment_signature(asked.env_id, "env_id", needed=False) if asked.env_id else {}
+        known = Provenance(
+            agent_id=asked.agent_id, env_id=asked.env_id, env_step=asked.env_step, env_signature=signature
+        )
         record = import_checkpoint(home, FilePath(asked.path), known)
         registry.put_checkpoint(record)
         return _document(record)
@@ -66,19 +71,27 @@ def add_checkpoint_routes(app: FastAPI, home: Home, registry: Registry) -> None:
     def deploy_checkpoint(checkpoint_id: _CheckpointId, asked: Deploying) -> DeploymentDocument:
         """Make a checkpoint the one that acts in an environment, once it has played an episode there."""
         record = checkpoint_named(home, checkpoint_id)
-        same = asked.env_id in (None, record.env_id)
-        signature = {"env_id": record.env_id} if same else _signature(str(asked.env_id))
-        return DeploymentDocument.model_validate(asdict(deploy(home, record, signature)))
+        env_id = asked.env_id or record.env_id
+        if not env_id:
+            raise CheckpointError("checkpoint", record.checkpoint_id, "it says no environment", "Give env_id")
+        signature = environment_signature(env_id, "env_id", needed=env_id != record.env_id)
+        return _deployment(deploy(home, record, signature))
+
+    @app.get("/deployments", operation_id="deployments", tags=["checkpoints"])
+    def listed() -> list[DeploymentDocument]:
+        """What acts in every environment."""
+        return [_deployment(now) for now in deployments(home)]
+
+    @app.post("/deployments/back", operation_id="withdraw_deployment", tags=["checkpoints"])
+    def back(asked: GoingBack) -> DeploymentDocument | None:
+        """Bring back what acted in an environment before; null when nothing did, and nothing does any more."""
+        before = withdraw(home, asked.env_id)
+        return None if before is None else _deployment(before)
 
 
 def _document(record: CheckpointRecord) -> CheckpointDocument:
     return CheckpointDocument.model_validate(checkpoint_data(record))
 
 
-def _signature(env_id: str) -> Mapping[str, Any]:
-    """Another environment as gymnasium makes it here."""
-    machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
-    found = probe(choose_python(RunSpec(env_id=env_id)), machine, env_id=env_id).env
-    if not found.get("made"):
-        raise UnknownEnvironment("env_id", env_id, "cannot be made here", "palaestra envs lists those that can")
-    return dict(found["signature"])
+def _deployment(now: Deployment) -> DeploymentDocument:
+    return DeploymentDocument.model_validate(asdict(now))

@@ -3,22 +3,33 @@
 # Annotations are evaluated here: pydantic reads them.
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from palaestra.runs.phase import Phase
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.storable import text_fault
 
 __all__ = [
     "Agreement", "CheckpointDocument", "ClipDocument", "Comparison", "Deploying", "DeploymentDocument", "Doomed",
-    "Drain", "DrainState", "Error", "Export", "Filming", "FindingDocument", "Gc", "Health", "Importing", "Into",
-    "LifeDocument", "LogDocument", "MetricDocument", "Points", "PreviewDocument", "RunDocument", "RunnerDocument",
-    "SampleDocument",
-    "Showing", "Start", "Stop", "Submission", "ToolDocument", "TrackingDocument", "VerdictDocument",
+    "Drain", "DrainState", "Error", "Export", "Filming", "FindingDocument", "Gc", "GoingBack", "Health", "Importing",
+    "Into", "LifeDocument", "LogDocument", "MetricDocument", "Points", "PreviewDocument", "RunDocument",
+    "RunnerDocument", "SampleDocument", "Showing", "Start", "Stop", "Submission", "ToolDocument",
+    "TrackingDocument", "VerdictDocument",
 ]  # fmt: skip
 
 RUN_ID = r"^[a-z0-9][a-z0-9._-]*$"
 """What an id looks like."""
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+def _stored(text: str) -> str:
+    fault = text_fault(text)
+    if fault:
+        raise ValueError(fault)
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_stored)]
 
 
 class _Answer(BaseModel):
@@ -386,22 +397,28 @@ class Into(_Body):
 class Importing(_Body):
     """A checkpoint from elsewhere."""
 
-    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    path: Annotated[_Text, Field(min_length=1, max_length=4096)]
     """On the service's machine."""
-    agent_id: Annotated[str, Field(max_length=200)] = ""
-    env_id: Annotated[str, Field(max_length=200)] = ""
+    agent_id: Annotated[_Text, Field(max_length=200)] = ""
+    env_id: Annotated[_Text, Field(max_length=200)] = ""
     env_step: Annotated[int | None, Field(ge=0, lt=2**63)] = None
 
 
 class Deploying(_Body):
     """Where a checkpoint is to act."""
 
-    env_id: Annotated[str | None, Field(max_length=200)] = None
+    env_id: Annotated[_Text | None, Field(max_length=200)] = None
     """Null is where it was trained."""
 
 
 class Filming(_Body):
     """How to film."""
+class GoingBack(_Body):
+    """Where what acted before is to act again."""
+
+    env_id: Annotated[_Text, Field(min_length=1, max_length=200)]
+
+
 
     checkpoint_id: Annotated[str | None, Field(pattern=r"^[0-9a-f]+$", max_length=64)] = None
     """Null is the run's newest."""
