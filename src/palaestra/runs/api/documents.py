@@ -411,14 +411,14 @@ class Deploying(_Body):
     """Null is where it was trained."""
 
 
-class Filming(_Body):
-    """How to film."""
 class GoingBack(_Body):
     """Where what acted before is to act again."""
 
     env_id: Annotated[_Text, Field(min_length=1, max_length=200)]
 
 
+class Filming(_Body):
+    """How to film."""
 
     checkpoint_id: Annotated[str | None, Field(pattern=r"^[0-9a-f]+$", max_length=64)] = None
     """Null is the run's newest."""
