@@ -104,7 +104,7 @@ class TrainerService:
         return run_of(self._call("GET", f"/runs/{_word(run_id)}"))
 
     def runs(self, **filters: Any) -> list[RunRecord]:
-        """Runs that fit, newest first: `phase`, `runner`, `env`, `tag`, `archived`, `limit`."""
+        """Runs that fit, newest first; the filters are those of `GET /runs`."""
         return [run_of(row) for row in self._call("GET", "/runs", query=filters)]
 
     def wait(
@@ -128,7 +128,7 @@ class TrainerService:
         """Lines of a run's output, without their ends; with `follow`, until the run is over."""
         word, more = _word(run_id), {"attempt": attempt}
         if follow:
-            for _, _, data in self._stream(f"/runs/{word}/log/stream", {"offset": offset, **more}, str(offset)):
+            for _, _, data in self._stream(f"/runs/{word}/log/stream", {"offset": offset, **more}, ""):
                 yield from json.loads(data)["text"].splitlines()
             return
         while True:

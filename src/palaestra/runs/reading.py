@@ -64,12 +64,14 @@ class RunReading:
         agent_id: str | None = None,
         search: Collection[str] = (),
         archived: bool = False,
+        before: str | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Runs that fit, newest first, each as it is at this moment.
+        """Runs that fit, newest first, each as it is at this moment; of pages, those older than the run `before`.
 
         A search finds runs of which every word is part of the id, the agent, the environment, a tag or the reason.
         """
+        mark = None if before is None else _age(self.run(before))
         later = phases is not None or agent_id is not None or bool(search)
         registry = reading_registry(self.home)
         if registry is None:
@@ -77,7 +79,7 @@ class RunReading:
         else:
             with closing(registry):
                 rows = registry.runs(
-                    phases=_before(phases), runner=runner, env_id=env_id, tag=tag, archived=archived,
+                    phases=_before(phases), runner=runner, env_id=env_id, tag=tag, archived=archived, before=mark,
                     limit=None if later else limit,
                 )  # fmt: skip
                 known = registry.ids()
@@ -88,7 +90,9 @@ class RunReading:
                 if runner in (None, row.runner) and env_id in (None, row.env_id) and (tag is None or tag in row.tags)
             ]  # fmt: skip
             if strangers:
-                rows.sort(key=lambda row: (row.created, row.run_id), reverse=True)
+                rows.sort(key=_age, reverse=True)
+            if mark is not None:
+                rows = [row for row in rows if _age(row) < mark]
         found = [self._as_it_is(row) for row in rows]
         if phases is not None:
             found = [row for row in found if row.phase in phases]
@@ -273,6 +277,11 @@ def read_lines(attempt: AttemptPaths, offset: int, limit: int, redact: Redactor,
     if cut and start > 0:
         taken = taken[taken.find(b"\n") + 1 :]
     return LogPiece(redact(taken.decode("utf-8", "replace")), start + end, size)
+
+
+def _age(row: RunRecord) -> tuple[float, str]:
+    """What runs are sorted by."""
+    return row.created, row.run_id
 
 
 def _before(phases: Collection[Phase] | None) -> Collection[Phase] | None:

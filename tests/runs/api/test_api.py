@@ -37,6 +37,42 @@ def test_a_run_is_started_and_found_again(served):
     assert served.ask("GET", f"/runs/{run_id}/spec").json["config"] == {"steps": 2}
 
 
+def test_runs_are_found_by_agent_and_words_and_read_page_by_page(served):
+    ids = [served.trainer.start_run({"steps": 1}, runner="echo", tags=["paged", f"n{n}"]) for n in range(5)]
+    for run_id in ids:
+        served.trainer.wait(run_id, timeout_s=30)
+    newest_first = [row.run_id for row in served.trainer.runs(tag="paged")]
+    assert sorted(newest_first) == sorted(ids)
+    first = [run["run_id"] for run in served.ask("GET", "/runs?tag=paged&limit=2").json]
+    rest = [run["run_id"] for run in served.ask("GET", f"/runs?tag=paged&before={first[-1]}").json]
+    assert first + rest == newest_first
+    assert [run["run_id"] for run in served.ask("GET", "/runs?search=PAGED%20n3").json] == [ids[3]]
+    assert len(served.ask("GET", "/runs?tag=paged&agent=echo/echo").json) == 5
+    assert served.ask("GET", "/runs?agent=echo/other").json == []
+    assert served.ask("GET", "/runs?before=nobody").status == 404
+
+
+def test_the_bytes_of_a_clip_are_sent_and_of_nothing_else(served):
+    run_id = served.done()
+    attempt = served.home.run(run_id).attempt(1)
+    attempt.videos.mkdir()
+    (attempt.videos / "a.webm").write_bytes(b"0123456789")
+    (clip,) = served.ask("GET", f"/runs/{run_id}/videos").json
+    assert clip["name"] == "attempt_1/videos/a.webm"
+    place = f"/runs/{run_id}/videos/{clip['name']}"
+    whole = served.ask("GET", place)
+    assert (whole.status, whole.headers["Content-Type"], whole.body) == (200, "video/webm", b"0123456789")
+    part = served.ask("GET", place, headers={"Range": "bytes=2-4"})
+    assert (part.status, part.headers["Content-Range"], part.body) == (206, "bytes 2-4/10", b"234")
+    assert served.ask("GET", place, headers={"Range": "bytes=-3"}).body == b"789"
+    behind = served.ask("GET", place, headers={"Range": "bytes=10-"})
+    assert (behind.status, behind.headers["Content-Range"], "error" in behind.json) == (416, "bytes */10", True)
+    assert served.ask("GET", place, headers={"Range": "lines=1-2"}).json["error"]["place"] == "Range"
+    for other in ("attempt_1/stdout.log", "spec.json", "attempt_1/videos/../stdout.log", "../../registry.sqlite"):
+        answer = served.ask("GET", f"/runs/{run_id}/videos/{urllib.parse.quote(other, safe='')}")
+        assert (answer.status, answer.json["error"]["code"]) == (404, "unknown_run"), other
+
+
 def test_refusals_carry_place_reason_and_remedy(served):
     answer = served.ask("POST", "/runs", {"spec": {"runner": "ecko"}})
     assert answer.status == 422
@@ -156,6 +192,10 @@ def test_output_is_read_in_pieces_that_join_without_a_gap(served):
     middle = streamed[1][0]
     rest = _events(served.ask("GET", f"/runs/{run_id}/log/stream", headers={"Last-Event-ID": middle}).body)
     assert rest == streamed[2:]
+    for wrong in ("abc", "-1", "9" * 30):
+        answer = served.ask("GET", f"/runs/{run_id}/log/stream", headers={"Last-Event-ID": wrong})
+        assert (answer.status, answer.json["error"]["place"]) == (422, "Last-Event-ID")
+    assert "".join(line + "\n" for line in served.trainer.stream_log(run_id, offset=-100)) in whole
     tail = served.ask("GET", f"/runs/{run_id}/log?offset=-100").json["text"]
     assert whole.endswith(tail)
 

@@ -22,6 +22,7 @@ _MEANING = {
     404: "no such run",
     409: "not in this phase (`illegal_transition`), or nobody agreed to the command (`consent_needed`)",
     413: "too large",
+    416: "there are no such bytes",
     422: "bad input, or refused by the preflight (`refused`); nothing changed",
     500: "a mistake of the service; its log has more",
 }

@@ -273,6 +273,8 @@ class ClipReportDocument(_Answer):
 class ClipDocument(_Answer):
     """One video file of a run."""
 
+    name: str
+    """What to ask for to get its bytes."""
     path: str
     attempt: int
     size_bytes: int

@@ -54,17 +54,26 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
         """Whether the service answers. Needs no token."""
         return Health(status="draining" if supervisor.draining else "ok", version=__version__, pid=os.getpid())
 
-    @app.get("/runs", operation_id="list_runs", tags=["runs"], response_model=list[RunDocument])
+    @app.get("/runs", operation_id="list_runs", tags=["runs"], responses=errors(404), response_model=list[RunDocument])
     def list_runs(
         phase: Annotated[list[Phase] | None, Query(max_length=len(Phase))] = None,
         runner: _Word = None,
         env: _Word = None,
         tag: _Word = None,
+        agent: _Word = None,
+        search: _Word = None,
         archived: bool = False,
+        before: Annotated[_RunName | None, Query()] = None,
         limit: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     ) -> Any:
-        """Runs that fit, newest first."""
-        rows = reading.runs(phases=phase, runner=runner, env_id=env, tag=tag, archived=archived, limit=limit)
+        """Runs that fit, newest first; for the next page, `before` is the last run of this one.
+
+        `search` finds runs of which every word is part of the id, the agent, the environment, a tag or the reason.
+        """
+        rows = reading.runs(
+            phases=phase, runner=runner, env_id=env, tag=tag, agent_id=agent, search=(search or "").split(),
+            archived=archived, before=before, limit=limit,
+        )  # fmt: skip
         return [run_data(_newest(supervisor, row)) for row in rows]
 
     @app.get("/runs/{run_id}", operation_id="show_run", tags=["runs"], responses=errors(404))

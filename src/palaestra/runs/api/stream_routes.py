@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Header, Query
 
+from palaestra.errors import ConfigError
 from palaestra.runs.api.answers import RunId, streamed
 from palaestra.runs.api.streaming import EventStream, happenings_of_all, log_of, stream_of
 from palaestra.runs.following import Position, replay
@@ -15,6 +16,8 @@ from palaestra.runs.supervisor import Supervisor
 __all__ = ["add_stream_routes"]
 
 _LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=80)]
+_DIGITS = 18
+"""Of the longest output that can be."""
 
 
 def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, closing: asyncio.Event) -> None:
@@ -52,8 +55,8 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading,
         last_event_id: _LastId = None,
     ) -> EventStream:
         """Lines of the output from a byte on, as they come. The id is the offset behind them."""
-        if last_event_id is not None and last_event_id.isdecimal() and last_event_id.isascii():
-            offset = int(last_event_id[:18])
+        if last_event_id is not None:
+            offset = _offset(last_event_id)
         full = (await asyncio.to_thread(reading.paths, run_id)).run_id
         await asyncio.to_thread(reading.attempt, full, attempt)
 
@@ -64,5 +67,15 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading,
 
     @app.get("/stream", operation_id="stream", tags=["streams"], response_class=EventStream, responses=streamed())
     async def stream() -> EventStream:
-        """What happens to any run, from now on. List the runs after connecting, and nothing is missed."""
+        """What happens to any run, from now on. List the runs after connecting, and nothing is missed.
+
+        It has no ids and cannot go on behind one: what happened meanwhile is in the list, and in each run's own stream.
+        """
         return EventStream(happenings_of_all(supervisor.lives(), closing))
+
+
+def _offset(last_event_id: str) -> int:
+    if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) <= _DIGITS):
+        remedy = "Send the id of the last event, or none"
+        raise ConfigError("Last-Event-ID", last_event_id, "is not a place in an output", remedy)
+    return int(last_event_id)

@@ -5,7 +5,8 @@ import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Path, Query
+from fastapi import FastAPI, Header, Path, Query
+from fastapi.responses import FileResponse
 from pydantic import StringConstraints
 
 from palaestra.config import nearest, validated
@@ -21,8 +22,10 @@ from palaestra.runs.api.documents import (
     ToolDocument,
     TrackingDocument,
 )
+from palaestra.runs.api.video_file import clip_answers, clip_file, clip_name
 from palaestra.runs.doctor import examine
 from palaestra.runs.filming import film_run
+from palaestra.runs.layout import RunPaths
 from palaestra.runs.media.clip import Clip, clips_of
 from palaestra.runs.reading import RunReading
 from palaestra.runs.spec import RunSpec
@@ -34,6 +37,7 @@ from palaestra.runs.wire import plain
 __all__ = ["add_tool_routes"]
 
 _Word = Annotated[str | None, Query(max_length=200)]
+_Range = Annotated[str | None, Header(alias="Range", max_length=80)]
 _RunNames = Annotated[
     list[Annotated[str, StringConstraints(pattern=RUN_ID, max_length=90)]] | None, Query(max_length=50)
 ]
@@ -73,12 +77,22 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, t
     @app.get("/runs/{run_id}/videos", operation_id="videos", tags=["tools"], responses=errors(404))
     def videos(run_id: RunId) -> list[ClipDocument]:
         """Clips of a run, newest first."""
-        return [_clip(clip) for clip in clips_of(reading.paths(run_id))]
+        run = reading.paths(run_id)
+        return [_clip(clip, run) for clip in clips_of(run)]
+
+    @app.get(
+        "/runs/{run_id}/videos/{name:path}", operation_id="video", tags=["tools"], response_class=FileResponse,
+        responses=clip_answers(),
+    )  # fmt: skip
+    def video(run_id: RunId, name: Annotated[str, Path(max_length=1000)], wanted: _Range = None) -> FileResponse:
+        """The bytes of a clip, by its `name` in the list; a part of them when a `Range` is asked for."""
+        return clip_file(reading.paths(run_id), name, wanted)
 
     @app.post("/runs/{run_id}/videos", status_code=201, operation_id="film", tags=["tools"], responses=errors(404))
     def film(run_id: RunId, asked: Filming) -> ClipDocument:
         """Play a checkpoint and film it, in processes of their own. Answers when the clip is there."""
-        return _clip(film_run(reading.home, reading.paths(run_id), asked.checkpoint_id, asked.frames))
+        run = reading.paths(run_id)
+        return _clip(film_run(reading.home, run, asked.checkpoint_id, asked.frames), run)
 
     @app.post("/tools/tensorboard", operation_id="tensorboard", tags=["tools"], responses=errors(404))
     def tensorboard(asked: Showing) -> ToolDocument:
@@ -101,5 +115,5 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, t
         return [ToolDocument(url=shown.url, run_ids=list(shown.run_ids)) for shown in ended]
 
 
-def _clip(clip: Clip) -> ClipDocument:
-    return ClipDocument.model_validate(plain(asdict(clip)))
+def _clip(clip: Clip, run: RunPaths) -> ClipDocument:
+    return ClipDocument.model_validate({"name": clip_name(clip, run), **plain(asdict(clip))})

@@ -86,9 +86,10 @@ class Registry:
         env_id: str | None = None,
         tag: str | None = None,
         archived: bool = False,
+        before: tuple[float, str] | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Runs that fit, newest first."""
+        """Runs that fit, newest first; `before` is when the newest wanted one's successor was made, and its id."""
         where, values = ["archived = ?"], [int(archived)]  # type: list[str], list[Any]
         for column, value in (("runner", runner), ("env_id", env_id)):
             if value is not None:
@@ -100,6 +101,9 @@ class Registry:
         if tag is not None:
             where.append("EXISTS (SELECT 1 FROM json_each(runs.tags) WHERE json_each.value = ?)")
             values.append(tag)
+        if before is not None:
+            where.append("(created, run_id) < (?, ?)")
+            values.extend(before)
         values.append(-1 if limit is None else limit)
         query = (
             f"SELECT {','.join(_RUN)} FROM runs WHERE {' AND '.join(where)} ORDER BY created DESC, run_id DESC LIMIT ?"
