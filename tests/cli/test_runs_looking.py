@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from tests.runs.serving import service_thread
+from tests.runs.serving import service, service_thread
 
 from palaestra.errors import PalaestraError
 from palaestra.runs import TrainerService
@@ -141,3 +141,10 @@ def test_a_closed_output_is_no_reason_for_a_traceback(runs, home):
         ["sh", "-c", '"$@" >&-', "sh", *command], env=environment, stderr=subprocess.PIPE, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_serve_stop_ends_the_service_and_says_so(palaestra, home):
+    assert palaestra("serve", "--stop").out == f"No service runs for {home.path}.\n"
+    with service(home) as said:
+        assert json.loads(palaestra("serve", "--stop", "--json").out) == {"ended": said["pid"]}
+        assert palaestra("serve", "--stop").out == f"No service runs for {home.path}.\n"

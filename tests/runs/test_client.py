@@ -2,13 +2,16 @@
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 
 import pytest
 from tests.runs.serving import end_service, service, service_thread
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
 from palaestra.runs import TrainerService
+from palaestra.runs.connect import end_service as stop_service
 from palaestra.runs.connect import ensure_service, find_service
 from palaestra.runs.durable import read_json
 from palaestra.runs.orchestrator import TrainerOrchestrator
@@ -166,3 +169,63 @@ def test_the_environment_of_the_client_says_who_trains_whatever_that_of_the_serv
         findings = {one["check"]: one for one in trainer.prepare_training(spec).findings}
     assert findings["script"]["level"] == "ok"
     assert str(own) in findings["python"]["text"]
+
+
+HOLDER = """
+import sys
+from palaestra.runs.layout import Home
+from palaestra.runs.service_lock import ServiceLock
+with ServiceLock(Home.default()) as lock:
+    lock.serving("http://127.0.0.1:1")
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_client_waits_for_a_service_that_is_just_leaving_and_starts_the_next(home):
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as leaving:
+        assert leaving.stdout.readline() == "held\n"
+        gone = threading.Timer(0.5, lambda: leaving.communicate("\n", timeout=30))
+        gone.start()
+        try:
+            assert ensure_service(home).url != "http://127.0.0.1:1"
+        finally:
+            gone.join()
+            end_service(home)
+
+
+def test_a_service_is_asked_to_leave_and_its_runs_go_on(home):
+    assert stop_service(home) is None
+    gate = home.base / "go"
+    try:
+        with service(home) as said:
+            trainer = TrainerService(home)
+            run_id = trainer.start_run({"steps": 5, "until": str(gate)}, runner="echo")
+            trainer.wait(run_id, phases=[Phase.RUNNING], timeout_s=30)
+            assert stop_service(home) == said["pid"]
+            assert find_service(home) is None
+        gate.touch()
+        # The next one adopts it.
+        assert trainer.wait(run_id, timeout_s=30).phase is Phase.SUCCEEDED
+    finally:
+        end_service(home)
+
+
+def test_an_orchestrator_is_not_ended_for_a_service(home):
+    with TrainerOrchestrator(home), pytest.raises(StateHeld, match=f"is held by process {os.getpid()}, which is an"):
+        stop_service(home)
+
+
+def test_a_token_that_the_service_does_not_take_is_told_with_the_file_and_the_way_out(home):
+    with service(home) as said:
+        token = home.token.read_text()
+        home.token.write_text("0" * 64)
+        with pytest.raises(ServiceUnreachable, match=rf"does not take what {home.token} holds.*palaestra serve --stop"):
+            TrainerService(home).runs()
+        home.token.unlink()
+        with pytest.raises(ServiceUnreachable, match=rf"{said['url']}, and {home.token} cannot be read.*serve --stop"):
+            TrainerService(home).runs()
+        home.token.write_text(token)
+        home.endpoint.write_text("no address at all")
+        assert TrainerService(home).runs() == []

@@ -6,9 +6,12 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from palaestra.runs.layout import Home
 
 __all__ = ["serve"]
 
@@ -19,6 +22,7 @@ def serve(
         typer.Argument(metavar="[KEY=VALUE]...", help="For example port=8710 max_running=4 retention.keep_last=100."),
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON with the same keys.")] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="End the service that runs, and wait until it is gone.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Say where as one JSON document.")] = False,
 ) -> None:
     """Serve runs until interrupted. Runs go on without it, and the next service adopts them.
@@ -28,6 +32,10 @@ def serve(
     """
     from palaestra.document import overridden, read_document
     from palaestra.runs.layout import Home
+
+    if stop:
+        _end(Home.default(), as_json)
+        return
     from palaestra.runs.service import run_service, service_config
 
     given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
@@ -44,3 +52,13 @@ def serve(
 
     run_service(service_config(home, given), home, told)
     print("The service has ended; runs go on.", file=sys.stderr)
+
+
+def _end(home: Home, as_json: bool) -> None:
+    from palaestra.runs.connect import end_service
+
+    pid = end_service(home)
+    if as_json:
+        print(json.dumps({"ended": pid}))
+    else:
+        print(f"No service runs for {home.path}." if pid is None else "The service has ended; runs go on.")

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from palaestra.errors import PalaestraError, ServiceUnreachable
-from palaestra.runs.connect import Endpoint, ensure_service
+from palaestra.runs.connect import RESTART, Endpoint, ensure_service
 from palaestra.runs.ingest.metric_point import MetricPoint
 from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
@@ -219,10 +219,15 @@ class TrainerService:
             if response.status < 400:
                 return connection, response
             try:
+                if response.status == 401 and self._given is None:
+                    raise ServiceUnreachable(f"the run service at {endpoint.url} does not take {self._token_now()}")
                 raise _refusal(response, response.read())
             finally:
                 connection.close()
         raise AssertionError("unreachable")
+
+    def _token_now(self) -> str:
+        return f"what {self.home.token} holds: it was changed since the service started. {RESTART}"
 
     def _endpoint(self, fresh: bool) -> Endpoint:
         if self._given is not None:

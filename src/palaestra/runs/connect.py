@@ -1,7 +1,7 @@
-"""Finding the run service of a state directory, and starting it when there is none.
+"""Finding the run service of a state directory, starting it when there is none, and ending it.
 
-Who looks first starts it; who looks at the same time waits for that. Standard library only, so that a client costs
-nothing to import.
+Who looks first starts it; who looks at the same time waits for that, and who looks while one is leaving waits until it
+has left. Standard library only, so that a client costs nothing to import.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -28,12 +29,15 @@ from palaestra.runs.facts import last_lines
 from palaestra.runs.layout import Home
 from palaestra.runs.wire import error_of
 
-__all__ = ["Endpoint", "ensure_service", "find_service"]
+__all__ = ["Endpoint", "Holder", "end_service", "ensure_service", "find_service", "holder_of"]
 
 IDLE_EXIT_S = 900.0
+RESTART = "End it with: palaestra serve --stop. The next command starts another; runs go on meanwhile."
 _START_S = 60.0
+_STARTS = 3
 _ANSWER_S = 5.0
 _HOLDER_S = 5.0
+_LEAVE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,29 @@ class Endpoint:
         return parts.hostname or "127.0.0.1", parts.port or 80
 
 
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a state directory: a service, or the orchestrator of somebody's program."""
+
+    identity: ProcessIdentity
+    url: str
+    """Where it answers; empty for an orchestrator, and for a service that has just begun."""
+
+
+def holder_of(home: Home) -> Holder | None:
+    """Who holds a state directory; None when nobody of this machine does."""
+    told = read_json(home.lock)
+    identity = ProcessIdentity.read(told)
+    if told is None or identity is None or not identity.lives():
+        return None
+    return Holder(identity, str(told.get("url") or ""))
+
+
 def find_service(home: Home) -> Endpoint | None:
     """The service of a state directory; None when none answers."""
     told = read_json(home.endpoint)
+    if told is None and home.endpoint.exists():
+        told = read_json(home.lock)  # damaged by somebody; the holder of the lock says the same
     if told is None:
         return None
     identity = ProcessIdentity.read(told)
@@ -76,14 +100,18 @@ def ensure_service(home: Home, *, start: bool = True, settings: dict[str, Any] |
         found = find_service(home)
         if found is not None:
             return found
-        try:
-            _start(home, {"idle_exit_s": IDLE_EXIT_S, **(settings or {})})
-        except StateHeld:
-            # Somebody started one by hand at this moment, and it will answer soon; an orchestrator never does.
-            found = _awaited(home)
-            if found is None:
-                raise
-            return found
+        for left in range(_STARTS, 0, -1):
+            try:
+                _start(home, {"idle_exit_s": IDLE_EXIT_S, **(settings or {})})
+                break
+            except StateHeld:
+                # Somebody started one by hand at this moment, and it will answer soon; an orchestrator never does.
+                found = _awaited(home)
+                if found is not None:
+                    return found
+                _refuse_if_held(home)
+                if holder_of(home) is not None or left == 1:
+                    raise
     found = find_service(home)
     if found is None:
         raise ServiceUnreachable(f"the run service of {home.path} started and does not answer. {_tail(home)}")
@@ -173,13 +201,57 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _awaited(home: Home) -> Endpoint | None:
-    end = time.monotonic() + _HOLDER_S
-    while time.monotonic() < end:
+    """The service of whoever holds the directory, once it answers; None when it left, or does not."""
+    began = time.monotonic()
+    while (holder := holder_of(home)) is not None:
         found = find_service(home)
         if found is not None:
             return found
+        # One that says where it answers, and has taken its address away, is on its way out.
+        leaving = holder.url and not home.endpoint.exists()
+        if time.monotonic() - began >= (_LEAVE_S if leaving else _HOLDER_S):
+            return None
         time.sleep(0.05)
     return None
+
+
+def _refuse_if_held(home: Home) -> None:
+    """Say what is wrong with a service that answers and that we cannot speak to."""
+    holder = holder_of(home)
+    if holder is None or not holder.url or not _answers(Endpoint(holder.url, "")):
+        return
+    text = f"the run service (process {holder.identity.pid}) answers at {holder.url}, and {home.token} cannot be read."
+    raise ServiceUnreachable(f"{text} {RESTART}")
+
+
+def end_service(home: Home, timeout_s: float = _LEAVE_S) -> int | None:
+    """Ask the service of a state directory to end, and wait until it is gone; runs go on.
+
+    Its pid, or None when there was none. `StateHeld` when the holder is no service.
+    """
+    holder = holder_of(home)
+    if holder is None:
+        return None
+    pid = holder.identity.pid
+    if not holder.url:
+        reason = f"is held by process {pid}, which is an orchestrator or a service that has just begun"
+        raise StateHeld("state directory", str(home.path), reason, f"Try again, or end process {pid} yourself")
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return pid
+    try:
+        # Looked at once more now that the number cannot go to somebody else.
+        if holder.identity.lives():
+            signal.pidfd_send_signal(watched, signal.SIGTERM)
+        if not select.select([watched], [], [], timeout_s)[0]:
+            text = f"the run service (process {pid}) has not ended within {timeout_s:.0f} s"
+            raise ServiceUnreachable(f"{text}. {_tail(home)}")
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(watched)
+    return pid
 
 
 def _log_file(home: Home) -> Path:

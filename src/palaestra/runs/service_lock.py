@@ -78,6 +78,7 @@ def _held(home: Home, content: bytes) -> StateHeld:
         return StateHeld("state directory", str(home.path), "is held by another service", "Try again in a moment")
     serving = f", serving {url}" if url else ""
     reason = f"is held by process {pid} on host {host} since {since}{serving}"
-    return StateHeld(
-        "state directory", str(home.path), reason, f"Use that one (palaestra runs list), or stop it with kill {pid}"
+    remedy = (
+        "Use that one (palaestra runs list), or end it with: palaestra serve --stop" if url else f"End process {pid}"
     )
+    return StateHeld("state directory", str(home.path), reason, remedy)

@@ -75,7 +75,10 @@ class Entrance:
         scheme, _, given = found.get(b"authorization", b"").partition(b" ")
         # Compared in full whatever the first bytes are, so that the time taken tells nothing.
         if not hmac.compare_digest(given.strip(), self._token) or scheme.lower() != b"bearer":
-            text = "the request carries no token, or a wrong one. Send Authorization: Bearer and the text of the file."
+            text = (
+                "the request carries no token, or a wrong one. "
+                "Send Authorization: Bearer and what stands in service/token of the state directory."
+            )
             return 401, "unauthorised", text
         announced = found.get(b"content-length", b"0")
         if not announced.isdigit() or int(announced) > MAX_BODY_BYTES:
