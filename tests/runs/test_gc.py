@@ -7,11 +7,10 @@ import pytest
 from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.supervising import echo, ends, supervising
 
-from palaestra.errors import ConfigError
+from palaestra.errors import ConfigError, UnknownRun
 from palaestra.runs.checkpoints.catalogue import Catalogue
-from palaestra.runs.checkpoints.deploying import Deployment, _exchanged, deployed, in_use
+from palaestra.runs.checkpoints.deploying import Deployment, _exchanged, in_use
 from palaestra.runs.checkpoints.hashing import hashed
-from palaestra.runs.checkpoints.importing import Provenance
 
 DAY = 86_400.0
 
@@ -107,5 +106,26 @@ def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
             return run_id
 
     run_id = asyncio.run(body())
-    assert [str(path).split("/")[-4:-2] for path in in_use(home)] == [[run_id, "attempt_1"]]
-    assert deployed(home, "CartPole-v1").agent_id == Provenance(agent_id="palaestra/ppo").agent_id
+    assert [path.parents[2].name for path in in_use(home)] == [run_id]
+
+
+def test_a_run_that_was_put_away_is_restored_by_the_beginning_of_its_id(home):
+    async def body():
+        async with supervising(home) as supervisor:
+            packed, thrown = await _ended(supervisor, name="packed"), await _ended(supervisor, name="thrown")
+            both = await _ended(supervisor, name="packed")
+            await supervisor.archive(packed)
+            await supervisor.delete(thrown)
+            assert (await supervisor.restore("pack")).run_id == packed
+            assert (await supervisor.restore("thr")).run_id == thrown
+            for run_id in (packed, both):
+                await supervisor.archive(run_id)
+            await supervisor.delete(both)
+            with pytest.raises(UnknownRun, match=r"several runs begin so\. Which of packed-"):
+                await supervisor.restore("packed-")
+            with pytest.raises(UnknownRun, match="neither archived nor in the trash"):
+                await supervisor.restore("nobody")
+            assert not (await supervisor.restore(both)).archived
+            assert not home.run(packed).path.exists()
+
+    asyncio.run(body())

@@ -167,7 +167,7 @@ def archive(runs: Runs, as_json: Json = False) -> None:
 
 
 def restore(runs: Runs, as_json: Json = False) -> None:
-    """Unpack archived runs, or bring back deleted ones (by their whole ids)."""
+    """Unpack archived runs, or bring back deleted ones."""
     service = _service()
     _put_away([service.ask("POST", f"/runs/{_safe(run)}/restore", {}) for run in runs], "restored", as_json)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from palaestra.errors import ConfigError, IllegalTransition
+from palaestra.errors import ConfigError, IllegalTransition, UnknownRun
 from palaestra.runs.admission import size_of
-from palaestra.runs.archiving import pack, purgeable, shorten_log, surplus_of, throw_away, undelete, unpack
+from palaestra.runs.archiving import pack, purgeable, shorten_log, surplus_of, throw_away, thrown_away, undelete, unpack
 from palaestra.runs.checkpoints.deploying import in_use
 from palaestra.runs.layout import Home
 from palaestra.runs.media.clip import clips_of, prune
@@ -49,6 +49,16 @@ class Attic:
             return record
         self._check_unused(record)
         return self._put(pack(self._home, record, self._clock()))
+
+    def meant(self, name: str) -> str:
+        """The id of the one run that was put away and whose id begins so; the name itself when there is none."""
+        away = {run.run_id for run in self._registry.runs(archived=True)} | set(thrown_away(self._home))
+        if name in away or self._registry.get(checked_run_id(name)) is not None:
+            return name
+        found = sorted(run_id for run_id in away if run_id.startswith(name))
+        if len(found) > 1:
+            raise UnknownRun("run", name, "several runs begin so", f"Which of {', '.join(found[:5])}?")
+        return found[0] if found else name
 
     def restore(self, run_id: str) -> RunRecord:
         """Unpack a run, or bring back one that was thrown away, unpacked in either case."""

@@ -212,7 +212,8 @@ class Supervisor:
         return await self._put_away(run_id, self._attic.archive)
 
     async def restore(self, run_id: str) -> RunRecord:
-        """Unpack an archived run, or bring back a deleted one."""
+        """Unpack an archived run, or bring back a deleted one; the beginning of its id is enough."""
+        run_id = await asyncio.to_thread(self._attic.meant, run_id)
         with self._alone(run_id):
             return await asyncio.to_thread(self._attic.restore, run_id)
 

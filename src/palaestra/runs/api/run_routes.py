@@ -138,7 +138,7 @@ def _add_keeping(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
 
     @app.post("/runs/{run_id}/restore", operation_id="restore_run", tags=["keeping"], responses=errors(404, 409))
     async def restore_run(run_id: RunId) -> RunDocument:
-        """Unpack an archived run, or bring back a deleted one (by its whole id)."""
+        """Unpack an archived run, or bring back a deleted one."""
         return _document(await supervisor.restore(run_id))
 
     @app.delete("/runs/{run_id}", operation_id="delete_run", tags=["keeping"], responses=errors(404, 409))
