@@ -306,6 +306,24 @@ def test_a_rebuilt_row_of_an_ended_run_is_the_row_that_was(home):
     assert replace(told, created=record.created, warden=record.warden, trainer=record.trainer) == record
 
 
+def test_a_run_that_ended_unseen_ended_when_it_last_showed_itself(home):
+    run_id, trainer = _left_running(home)
+    attempt = home.run(run_id).attempt(1)
+    for identity in (observe(attempt).warden, trainer):
+        os.kill(identity.pid, 9)
+    asyncio.run(until(lambda: not observe(attempt).alive, "both to be gone"))
+    for path in (attempt.stdout, attempt.journal):
+        os.utime(path, (trainer_began := home.run(run_id).spec.stat().st_mtime + 1000,) * 2)
+
+    async def body():
+        async with supervising(home, clock=lambda: trainer_began + 30_000) as supervisor:
+            return await ends(supervisor, run_id)
+
+    record = asyncio.run(body())
+    assert (record.phase, record.ended) == (Phase.LOST, trainer_began)
+    assert read_run(home.run(run_id)).ended == trainer_began
+
+
 def test_a_rebuilt_row_of_a_run_that_waits_is_the_row_that_was(home):
     async def body():
         async with leaving(home) as supervisor:

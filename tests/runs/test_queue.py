@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.runs.queue import Launch, Running, Slots, Waiting, never_fits, next_launches
+from palaestra.runs.queue import Launch, Running, Slots, Waiting, never_fits, next_launches, why_waiting
 
 
 def _ids(*arguments, **options):
@@ -69,3 +69,20 @@ def test_never_more_than_there_is_and_always_somebody_when_there_is_room(waiting
     assert all(len(launch.gpus) == next(w.gpus for w in waiting if w.run_id == launch.run_id) for launch in launches)
     if any(run.gpus == 0 for run in waiting):
         assert launches
+
+
+def test_a_run_that_waits_is_told_what_for():
+    waiting = [Waiting("a", since=1), Waiting("b", since=2)]
+    assert why_waiting(waiting, [Running("x")], Slots(2)) == {"b": "waits for a slot (2 of 2 in use)"}
+    assert why_waiting(waiting, [], Slots(2)) == {}
+    assert set(why_waiting(waiting, [], Slots(2), draining=True).values()) == {
+        "the service is draining: palaestra runs drain --off"
+    }
+
+
+def test_a_run_that_waits_for_gpus_is_told_how_many_are_free():
+    waiting = [Waiting("large", since=1, gpus=2), Waiting("small", since=2, gpus=1)]
+    assert why_waiting(waiting, [Running("x", ("0",))], Slots(9, ("0", "1"))) == {
+        "large": "waits for 2 GPUs (1 of 2 free)",
+        "small": "waits for 1 GPU (1 of 2 free, kept for a run before it)",
+    }

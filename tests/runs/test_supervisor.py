@@ -15,6 +15,7 @@ from palaestra.errors import ConsentNeeded, IllegalTransition, LaunchRefused, Un
 from palaestra.runs.durable import write_json
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
+from palaestra.runs.reading import RunReading
 from palaestra.runs.record import LifeRecord
 from palaestra.runs.runner import Finding, RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
@@ -159,6 +160,36 @@ def test_draining_starts_nothing_and_ends_nothing(home):
             assert (await ends(supervisor, waiting.run_id)).phase is Phase.SUCCEEDED
 
     asyncio.run(body())
+
+
+def test_a_run_that_waits_says_why_to_whoever_looks(home):
+    async def body():
+        async with leaving(home, max_running=1) as supervisor:
+            running = await supervisor.submit(echo(steps=1, then="hang"))
+            await reaches(supervisor, running.run_id, Phase.RUNNING)
+            waiting = (await supervisor.submit(echo(steps=1))).run_id
+            for look in (supervisor.known, RunReading(home).run):
+                assert look(waiting).reason == "waits for a slot (1 of 1 in use)"
+            await supervisor.drain(True)
+            for look in (supervisor.known, RunReading(home).run):
+                assert look(waiting).reason == "the service is draining: palaestra runs drain --off"
+            assert supervisor.registry.get(waiting).reason == ""
+            await supervisor.stop(running.run_id)
+            return waiting
+
+    run_id = asyncio.run(body())
+    data = json.loads((home.service / "queue.json").read_text())
+    write_json(home.service / "queue.json", {**data, "by": {"pid": 1, "started": 0, "boot_id": "another"}})
+    assert RunReading(home).run(run_id).reason == "waits for a service; palaestra serve starts one"
+
+    async def next_service():
+        async with supervising(home) as supervisor:
+            assert supervisor.draining
+            assert supervisor.known(run_id).phase is Phase.QUEUED
+            await supervisor.drain(False)
+            assert (await ends(supervisor, run_id)).phase is Phase.SUCCEEDED
+
+    asyncio.run(next_service())
 
 
 def test_gpus_are_leased_to_one_run_at_a_time(home, monkeypatch):
@@ -412,6 +443,7 @@ def test_runs_outlive_a_service_and_are_adopted_by_the_next(home):
             assert supervisor.report.ended == (short,)
             assert supervisor.report.queued == (waiting,)
             assert supervisor.registry.get(hanging).phase is Phase.RUNNING
+            await supervisor.drain(False)
             (home.path / "go").touch()
             for run_id in (hanging, waiting, short):
                 assert (await ends(supervisor, run_id)).phase is Phase.SUCCEEDED

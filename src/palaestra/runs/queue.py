@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Launch", "Running", "Slots", "Waiting", "never_fits", "next_launches"]
+__all__ = ["Launch", "Running", "Slots", "Waiting", "never_fits", "next_launches", "why_waiting"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,30 @@ def next_launches(
         launches.append(Launch(run.run_id, tuple(free[: run.gpus])))
         free = free[run.gpus :]
     return launches
+
+
+def why_waiting(
+    waiting: Sequence[Waiting], running: Sequence[Running], slots: Slots, draining: bool = False
+) -> dict[str, str]:
+    """Of every run that does not start now, what it waits for."""
+    if draining:
+        return {run.run_id: "the service is draining: palaestra runs drain --off" for run in waiting}
+    launches = next_launches(waiting, running, slots)
+    starting = {launch.run_id for launch in launches}
+    taken = len(running) + len(launches)
+    leased = sum(len(run.gpus) for run in running) + sum(len(launch.gpus) for launch in launches)
+    free = len(slots.gpus) - leased
+    reasons = {}
+    for run in waiting:
+        if run.run_id in starting:
+            continue
+        if taken >= slots.max_running:
+            reasons[run.run_id] = f"waits for a slot ({taken} of {slots.max_running} in use)"
+        else:
+            kept = ", kept for a run before it" if free >= run.gpus else ""
+            wanted = f"{run.gpus} GPU{'s' if run.gpus > 1 else ''}"
+            reasons[run.run_id] = f"waits for {wanted} ({free} of {len(slots.gpus)} free{kept})"
+    return reasons
 
 
 def never_fits(gpus: int, slots: Slots) -> str:

@@ -19,6 +19,7 @@ from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, ending_of
+from palaestra.runs.queue_file import QueueFile
 from palaestra.runs.record import LifeRecord, RunRecord
 from palaestra.runs.run_id import checked_run_id
 from palaestra.runs.secret import Redactor
@@ -52,6 +53,7 @@ class RunReading:
 
     def __init__(self, home: Home) -> None:
         self.home = home
+        self._queue = QueueFile(home)
         self._redact = Redactor.of_environment(os.environ)
 
     def runs(
@@ -240,7 +242,9 @@ class RunReading:
 
     def _as_it_is(self, row: RunRecord) -> RunRecord:
         """A row that says something lives, held against what lives."""
-        if row.phase.ended or row.phase is Phase.QUEUED:
+        if row.phase is Phase.QUEUED:
+            return dataclasses.replace(row, reason=row.reason or self._queue.reason(row.run_id))
+        if row.phase.ended:
             return row
         if not row.supervised:
             return read_unsupervised(self.home.run(row.run_id)) or row

@@ -346,12 +346,12 @@ class Supervised:
         started = self.book.record.started
         # From a clock that nobody sets, where one was read: the length of a run must not depend on the wall's.
         measured = isinstance(duration, int | float) and started is not None
-        ended = started + duration if measured and started is not None and duration is not None else around.clock()
+        ended = started + duration if measured and started is not None and duration is not None else self._unseen_end()
         await self.book.happened(
             ending.happening,
             reason=ending.reason,
             code=ending.code,
-            facts={**_facts(exit_, known.last_lines, ending), **columns},
+            facts={**_facts(exit_, known.last_lines, ending), **columns, "ended": ended},
             ended=ended,
             alarms=(),
             **columns,
@@ -359,6 +359,17 @@ class Supervised:
         self._over()
         if progress.problem:
             around.spawn(self._drain_later(attempt, plan))
+
+    def _unseen_end(self) -> float:
+        """When an attempt ended that nobody saw exit: now, or, when that was before our time, at its last sign."""
+        now = self._around.clock()
+        if self._child is not None:
+            return now
+        attempt, signs = self.book.paths.attempt(self.book.record.attempt), []
+        for path in (attempt.stdout, attempt.journal):
+            with contextlib.suppress(OSError):
+                signs.append(path.stat().st_mtime)
+        return min(now, max([self.book.record.started or now, *signs]))
 
     async def _drain_later(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
         """What did not fit on the disk when the run ended is taken in when it does."""

@@ -34,7 +34,8 @@ from palaestra.runs.news import News
 from palaestra.runs.phase import Happening
 from palaestra.runs.preflight import Preview, preflight
 from palaestra.runs.queue import Running as Slot
-from palaestra.runs.queue import Slots, Waiting, next_launches
+from palaestra.runs.queue import Slots, Waiting, next_launches, why_waiting
+from palaestra.runs.queue_file import QueueFile
 from palaestra.runs.record import LifeRecord, RunRecord
 from palaestra.runs.retention import Doom
 from palaestra.runs.run_book import RunBook
@@ -79,6 +80,8 @@ class Supervisor:
         self._generation = registry.generation
         self._slots = Slots(self._config.max_running)
         self._draining = False
+        self._queue = QueueFile(home)
+        self._why: dict[str, str] = {}
         self._news = News()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: Pump | None = None
@@ -105,6 +108,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         gpus = await asyncio.to_thread(detected_gpus)
         self._slots = Slots(self._config.max_running, tuple(gpu.index for gpu in gpus))
+        self._draining = self._queue.draining()
         self._pump = Pump(self._publish, self._config.poll_every_s)
         self._home.runs.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(remove_unfinished, self._home)
@@ -203,7 +207,7 @@ class Supervisor:
         return spec
 
     async def drain(self, on: bool) -> None:
-        """Start nothing new, or start again."""
+        """Start nothing new, or start again; the next service keeps to it."""
         self._draining = on
         self._kick()
 
@@ -321,7 +325,11 @@ class Supervisor:
                 waiting.append(Waiting(record.run_id, record.priority, record.created, gpus))
             else:
                 running.append(Slot(run.book.run_id, run.gpus))
-        for launch in next_launches(waiting, running, self._slots, self._draining or self._pump is None):
+        if self._pump is None:
+            return
+        self._why = why_waiting(waiting, running, self._slots, self._draining)
+        self._queue.write(self._draining, self._why)
+        for launch in next_launches(waiting, running, self._slots, self._draining):
             run = self._runs[launch.run_id]
             run.gpus, run.due = launch.gpus, True
             self._spawn(run.launch())
@@ -415,7 +423,8 @@ class Supervisor:
         """What a run is at the moment. `UnknownRun` when there is none."""
         run = self._runs.get(run_id)
         if run is not None:
-            return run.book.record
+            told = run.book.record
+            return replace(told, reason=told.reason or self._why.get(run_id, "")) if run.waits else told
         # One that was started without us a moment ago has no row yet.
         record = self._registry.get(checked_run_id(run_id)) or read_unsupervised(self._home.run(run_id))
         if record is None:

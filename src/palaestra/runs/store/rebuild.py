@@ -185,6 +185,8 @@ def _ended(launched: LifeRecord | None, last: LifeRecord | None) -> float | None
     """When the trainer ended, as its warden measured it; else when that was written down."""
     if last is None:
         return None
+    if isinstance(last.facts.get("ended"), int | float):
+        return float(last.facts["ended"])
     duration = last.facts.get("duration_s")
     measured = isinstance(duration, int | float) and launched is not None and launched.attempt == last.attempt
     return launched.time + duration if measured and launched is not None and duration is not None else last.time
