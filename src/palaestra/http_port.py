@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -34,7 +35,7 @@ class SignalFreeServer(uvicorn.Server):
 
 
 def listen(host: str, port: int, place: str) -> socket.socket:
-    """The socket, before anything is started; `ConfigError` about `place` when the address cannot be had."""
+    """The socket, before anything is started; `ConfigError` about `place`, or the host beside it, when it cannot be."""
     # Named as TCP, or asyncio takes it for something else and leaves Nagle's algorithm on: 40 ms an answer.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -45,6 +46,10 @@ def listen(host: str, port: int, place: str) -> socket.socket:
     except (OSError, OverflowError) as error:
         sock.close()
         reason = f"cannot listen there ({getattr(error, 'strerror', None) or error})"
+        if isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+            where = f"{place.rpartition('.')[0]}.host"
+            remedy = "Give a name or an address of this machine, such as 127.0.0.1"
+            raise ConfigError(where, host, reason, remedy) from None
         raise ConfigError(place, f"{host}:{port}", reason, "Choose another port, or 0 for a free one") from None
     sock.setblocking(False)
     return sock

@@ -71,7 +71,7 @@ def test_the_interpreter_is_the_given_one_the_checkouts_own_or_ours(tmp_path, mo
     assert choose_python(RunSpec(), checkout).path == str(checkout / "elsewhere" / "bin" / "python")
 
 
-@pytest.mark.parametrize("given", ["no-such-python", "/nowhere/bin/python", "/etc", "/etc/passwd"])
+@pytest.mark.parametrize("given", ["", " ", "no-such-python", "/nowhere/bin/python", "/etc", "/etc/passwd"])
 def test_an_interpreter_that_is_not_there_is_refused(given):
     with pytest.raises(ConfigError) as refused:
         choose_python(RunSpec(python=given))

@@ -111,7 +111,7 @@ class CleanrlRunner:
             wish = _understood(spec, machine)
             interpreter = choose_python(spec, wish.checkout)
         except ConfigError as error:
-            shown = f"{error.value}: " if error.value is not None else ""
+            shown = f"{error.value}: " if error.value not in (None, "") else ""
             return [Finding(error.place, "refused", f"{shown}{error.reason}", error.remedy)]
         refused = flag_findings(wish.script.arguments, wish.values, wish.script.path.name)
         if refused:

@@ -26,6 +26,7 @@ from palaestra.runs.runner import (
     StdoutLines,
 )
 from palaestra.runs.runners.environment import trainer_environment
+from palaestra.runs.runners.interpreter import choose_python, probe, python_findings
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["EchoConfig", "EchoRunner"]
@@ -87,17 +88,21 @@ class EchoRunner:
         return EchoConfig.model_json_schema()
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
-        """Only the configuration can be wrong."""
+        """Only the configuration can be wrong, and an interpreter that was asked for."""
         try:
             validated(EchoConfig, spec.config)
+            python = choose_python(spec)
         except ConfigError as error:
-            return [Finding("flag", "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
-        return [Finding("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")]
+            check = "python" if error.place == "python" else "flag"
+            return [Finding(check, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
+        if spec.python is None:
+            return [Finding("python", "ok", f"{sys.version.split()[0]} at {python.path}")]
+        return python_findings(python, probe(python, machine), {}, oldest=(3, 8))
 
     def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
         """One flag per key that differs from its default."""
         config = validated(EchoConfig, spec.config)
-        argv = [sys.executable, str(PROGRAM), "--journal", str(place.attempt_dir / "metrics.jsonl")]
+        argv = [choose_python(spec).path, str(PROGRAM), "--journal", str(place.attempt_dir / "metrics.jsonl")]
         if place.resume_from:
             argv.append(f"--resume-from={place.resume_from}")
         for key, value in config.model_dump(exclude_defaults=True).items():

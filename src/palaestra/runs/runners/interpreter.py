@@ -79,6 +79,10 @@ def choose_python(spec: RunSpec, checkout: Path | None = None) -> Interpreter:
 
 
 def _named(given: str, invoked_from: Path) -> str:
+    if not given.strip():
+        raise ConfigError(
+            "python", given, "names no interpreter", "Leave it out, or give an interpreter or a virtualenv"
+        )
     path = Path(given).expanduser()
     if path.parent == Path(".") and not (invoked_from / path).exists():
         found = shutil.which(given)
