@@ -9,6 +9,7 @@ import pytest
 from tests.runs.attempts import until, within
 from tests.runs.supervising import echo, ends, happenings, leaving, reaches, supervising
 
+from palaestra.cli.runs_table import note
 from palaestra.config import validated
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused
 from palaestra.runs.durable import read_json
@@ -322,6 +323,30 @@ def test_a_run_that_ended_unseen_ended_when_it_last_showed_itself(home):
     record = asyncio.run(body())
     assert (record.phase, record.ended) == (Phase.LOST, trainer_began)
     assert read_run(home.run(run_id)).ended == trainer_began
+
+
+def test_a_run_that_succeeded_without_an_episode_says_so_for_ever(home):
+    async def body():
+        async with supervising(home, no_episode_steps=100) as supervisor:
+            told = {}
+            for name, spec in {
+                "silent": echo(steps=60, episodes_every=0),
+                "short": echo(steps=9, episodes_every=0),
+                "loud": echo(steps=60),
+                "unasked": echo(steps=60, episodes_every=0, no_episode_steps=0),
+                "failed": echo(steps=60, episodes_every=0, then="exit:1"),
+            }.items():
+                told[name] = await ends(supervisor, (await supervisor.submit(spec)).run_id)
+            return told
+
+    told = asyncio.run(body())
+    assert (told["silent"].reason, told["silent"].code) == ("600 steps and no finished episode", "no_episodes")
+    assert told["silent"].phase is Phase.SUCCEEDED
+    assert {told[name].reason for name in ("short", "loud", "unasked")} == {"done"}
+    assert told["failed"].reason.startswith("exit code 1")
+    assert note(told["silent"]) == "! 600 steps and no finished episode"
+    assert note(told["loud"]) == ""
+    assert read_run(home.run(told["silent"].run_id)).code == "no_episodes"
 
 
 def test_a_rebuilt_row_of_a_run_that_waits_is_the_row_that_was(home):

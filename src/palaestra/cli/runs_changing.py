@@ -60,6 +60,9 @@ def start(
     stall_after: Annotated[float, typer.Option(metavar="S", help="Silence that is called a stall.")] = 600.0,
     stall_stop: Annotated[bool, typer.Option("--stall-stop", help="Stop it then.")] = False,
     grace: Annotated[float | None, typer.Option(metavar="S", help="How long a stop lets it end by itself.")] = None,
+    no_episode_steps: Annotated[
+        int | None, typer.Option(metavar="STEPS", help="So many without a finished episode are an alarm; 0 never.")
+    ] = None,
     thin_every: Annotated[int, typer.Option(metavar="STEPS", help="Keep one value per metric and so many steps.")] = 1,
     variables: Annotated[
         list[str] | None,
@@ -75,6 +78,7 @@ def start(
     spec = _spec(
         runner=runner, script=script, env_id=env, seed=seed, python=python, name=name or stem, priority=priority,
         gpus=gpus, memory_mb=memory_mb, nice=nice, stop_grace_s=grace, thin_every=thin_every,
+        no_episode_steps=no_episode_steps,
         environment=_variables(variables or []), warm_start=_weights(warm_start), track=track, video=video,
         tags=tuple(tag or ()), stall_after_s=stall_after, stall_action="stop" if stall_stop else "tell",
         config=config, given=given, invoked_from=Path.cwd(),

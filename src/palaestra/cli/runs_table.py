@@ -52,6 +52,8 @@ def note(row: RunRecord) -> str:
     """What a person should know of a run beyond its phase."""
     if row.alarms:
         text = f"! {row.alarms[0].text}"
+    elif row.code == "no_episodes":
+        text = f"! {row.reason}"
     elif row.phase in (Phase.SUCCEEDED, Phase.RUNNING) or row.reason == str(row.phase):
         text = "" if row.supervised else "started without the service"
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from palaestra.runs.record import Alarm
 
-__all__ = ["Limits", "Signs", "Watch", "alarms", "noticed", "still_the_same"]
+__all__ = ["Limits", "Signs", "Watch", "alarms", "no_episodes", "noticed", "still_the_same"]
 
 TRACEBACK_AFTER_S = 10.0
 DISAGREE_AFTER_S = 10.0
@@ -79,9 +79,9 @@ def alarms(watch: Watch, now: float, wall: float, limits: Limits) -> tuple[Alarm
     found: list[tuple[str, str]] = []
     if silent >= limits.stall_after_s:
         found.append(("stalled", f"no output and no event for {int(silent)} s"))
-    if limits.no_episode_steps and signs.env_step >= limits.no_episode_steps and not signs.episodes:
-        text = f"{signs.env_step:,} steps and no finished episode: the environment may never end, or nobody counts"
-        found.append(("no_episodes", text))
+    endless = no_episodes(signs.env_step, signs.episodes, limits)
+    if endless:
+        found.append(("no_episodes", f"{endless}: the environment may never end, or nobody counts"))
     if watch.traceback_at is not None and now - watch.traceback_at >= TRACEBACK_AFTER_S:
         found.append(("traceback", "its output holds a Python traceback, and it goes on; look at its log"))
     if signs.disk_full:
@@ -96,6 +96,13 @@ def alarms(watch: Watch, now: float, wall: float, limits: Limits) -> tuple[Alarm
     if signs.drift:
         found.append(("drift", signs.drift))
     return tuple(Alarm(code, text, wall) for code, text in dict(reversed(found)).items())[::-1]
+
+
+def no_episodes(env_step: int, episodes: int, limits: Limits) -> str:
+    """That so many steps should have ended an episode; empty when they have, or nobody asks."""
+    if not limits.no_episode_steps or env_step < limits.no_episode_steps or episodes:
+        return ""
+    return f"{env_step:,} steps and no finished episode"
 
 
 def still_the_same(before: Iterable[Alarm], now: Iterable[Alarm]) -> tuple[Alarm, ...]:

@@ -85,7 +85,7 @@ class AttemptWatch:
         signs = Signs(
             bytes_seen=progress.output_bytes + progress.source_bytes,
             events=progress.seq,
-            env_step=progress.env_step,
+            env_step=self._before.steps_since(progress),
             episodes=progress.episodes,
             episode_lines=progress.episode_lines,
             tracebacks=progress.tracebacks,

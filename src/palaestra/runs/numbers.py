@@ -34,6 +34,10 @@ class Numbers:
                 )
         return found
 
+    def steps_since(self, progress: Progress) -> int:
+        """Steps that the present attempt has taken."""
+        return max(0, progress.env_step - self.env_step)
+
     def and_then(self, progress: Progress) -> dict[str, Any]:
         """Columns of the row. A resumed trainer counts its steps on and its episodes anew."""
         mean = progress.episode_return

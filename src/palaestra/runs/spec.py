@@ -78,6 +78,9 @@ class RunSpec(Section):
     """Silence (no event, no output) after which the run is called stalled."""
     stall_action: Literal["tell", "stop"] = "tell"
     """What to do then: raise an alarm, or stop it, which ends it as `stalled`."""
+    no_episode_steps: int | None = Field(default=None, ge=0, le=LARGEST)
+    """Steps without a finished episode that are worth an alarm; 0 never, for trainers that have none; None is what the
+    service says."""
     thin_every: int = Field(default=1, ge=1, le=LARGEST)
     """Keep one record per metric and this many steps, for trainers that log every gradient step."""
     tags: tuple[str, ...] = Field(default=(), max_length=100)

@@ -8,12 +8,12 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
 from palaestra.runs.admission import prepare_attempt, read_spec, size_of
-from palaestra.runs.alarms import Limits
+from palaestra.runs.alarms import Limits, no_episodes
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.attempt_watch import AttemptWatch
 from palaestra.runs.child import Child, end_everything
@@ -277,7 +277,7 @@ class Supervised:
             self.book,
             child,
             lambda: around.pump.progress(self.book.run_id),
-            Limits(spec.stall_after_s, around.no_episode_steps),
+            self._limits(),
             every_s=around.alarm_every_s,
             clock=around.clock,
             before=self._before,
@@ -337,6 +337,10 @@ class Supervised:
         size = await asyncio.to_thread(size_of, self.book.paths.path)
         exit_ = observe(attempt).exit or {}
         ending = ending_of(known)
+        endless = no_episodes(self._before.steps_since(progress), progress.episodes, self._limits())
+        if endless and ending.happening is Happening.SUCCEEDED:
+            # Whoever trains in silence ends with code 0, too; the alarm may never have been seen.
+            ending = replace(ending, reason=endless, code="no_episodes")
         if self.book.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
             # It was over before anybody looked.
             await self.book.happened(Happening.FIRST_SIGN)
@@ -405,6 +409,10 @@ class Supervised:
 
     def _stop_stalled(self) -> None:
         self._around.spawn(self.stop("stalled", None))
+
+    def _limits(self) -> Limits:
+        own = self._spec.no_episode_steps
+        return Limits(self._spec.stall_after_s, self._around.no_episode_steps if own is None else own)
 
     def _grace(self, attempt: AttemptPaths) -> float:
         if self._spec.stop_grace_s is not None:
