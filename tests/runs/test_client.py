@@ -217,7 +217,8 @@ def test_an_orchestrator_is_not_ended_for_a_service(home):
         stop_service(home)
 
 
-def test_a_token_that_the_service_does_not_take_is_told_with_the_file_and_the_way_out(home):
+def test_a_token_that_the_service_does_not_take_is_told_with_the_file_and_the_way_out(home, monkeypatch):
+    monkeypatch.setattr("palaestra.runs.connect._HOLDER_S", 0.0)
     with service(home) as said:
         token = home.token.read_text()
         home.token.write_text("0" * 64)

@@ -9,15 +9,20 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from palaestra.errors import PalaestraError
+from palaestra.runs.connect import find_service, holder_of
 from palaestra.runs.durable import read_json
 from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.layout import Home
 from palaestra.runs.runner import Finding, Machine
+from palaestra.runs.runners.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.runners.table import broken_runners, registered_runners
+from palaestra.runs.secret import is_secret_name
+from palaestra.runs.service_config import SETTINGS_FILE, service_config
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_reading
 
@@ -36,6 +41,16 @@ _PACKAGES: dict[str, tuple[str, str, Literal["warning", "refused"]]] = {
     "mujoco": ("the environments of MuJoCo", "mujoco", "warning"),
     "transformers": ("vision-language models", "vlm", "warning"),
     "miniwob": ("screen tasks", "ui", "warning"),
+}
+_RESTART = "palaestra serve --stop; the next command starts another, and runs go on meanwhile"
+_SENT = "Nothing to do: runs that are started here take what is set here"
+# Variables of which a trainer gets the service's, and what to do when this shell has another.
+_MATTERING = {
+    "PALAESTRA_CLEANRL": _SENT,
+    "UV_PROJECT_ENVIRONMENT": _SENT,
+    "WANDB_API_KEY": _RESTART,
+    "WANDB_BASE_URL": _RESTART,
+    "CUDA_VISIBLE_DEVICES": _RESTART,
 }
 # What a runner would be asked to do here, to hear what it lacks.
 _TRIALS = {
@@ -64,9 +79,36 @@ def _machine(home: Home) -> Iterator[Finding]:
     gpus = detected_gpus()
     shown = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.memory_mb:,} MB)" for gpu in gpus)
     yield Finding("gpu", "ok", shown or "none: runs train on the processor")
+    if gpus and importlib.util.find_spec("torch") is not None:
+        mine = Interpreter(sys.executable, "this one")
+        lacks = cuda_findings(mine, probe(mine, _here(tuple(gpu.index for gpu in gpus)), cuda=True))
+        yield from (replace(one, check="cuda", level="warning") if one.level == "refused" else one for one in lacks)
+    uv = shutil.which("uv")
+    yield Finding("uv", "ok", uv or "not found: needed only to set up checkouts that bring a uv.lock")
+
+
+def _here(gpus: tuple[str, ...] = ()) -> Machine:
+    return Machine(environment=dict(os.environ), free_disk_bytes=1 << 40, gpus=gpus)
 
 
 def _state(home: Home) -> Iterator[Finding]:
+    yield from _registry(home)
+    yield from _settings(home)
+    yield from _service(home)
+    if home.token.exists() and home.token.stat().st_mode & 0o077:
+        yield Finding("token", "refused", f"{home.token} can be read by others", f"chmod 600 {home.token}")
+
+
+def _registry(home: Home) -> Iterator[Finding]:
+    if home.registry.exists() and not home.registry.is_file():
+        remedy = f"Move it away; the next service makes one from the run directories: mv {home.registry} elsewhere"
+        yield Finding("registry", "refused", f"{home.registry} is not a file", remedy)
+        return
+    if home.registry.exists() and not os.access(home.registry, os.R_OK | os.W_OK):
+        yield Finding(
+            "registry", "refused", f"{home.registry} cannot be read and written", f"chmod 644 {home.registry}"
+        )
+        return
     try:
         connection = open_reading(home.registry)
         if connection is None:
@@ -80,13 +122,60 @@ def _state(home: Home) -> Iterator[Finding]:
         yield Finding("registry", "warning", str(error), remedy)
     except PalaestraError as error:
         yield Finding("registry", "refused", str(error))
-    told = read_json(home.endpoint)
-    if told is not None:
-        yield Finding("service", "ok", f"{told.get('url')} (process {told.get('pid')})")
+
+
+def _settings(home: Home) -> Iterator[Finding]:
+    path = home.path / SETTINGS_FILE
+    if not path.exists():
+        return
+    try:
+        service_config(home, {})
+    except PalaestraError as error:
+        yield Finding("settings", "refused", f"no service starts with {path}: {error}", "Mend it, or move it away")
+        return
+    since = (read_json(home.lock) or {}).get("since")
+    if holder_of(home) is not None and isinstance(since, int | float) and path.stat().st_mtime > since:
+        text = f"{path} was changed after the service started, which goes on with what stood there"
+        yield Finding("settings", "warning", text, _RESTART)
     else:
-        yield Finding("service", "ok", "not running; it starts by itself when a run is started")
-    if home.token.exists() and home.token.stat().st_mode & 0o077:
-        yield Finding("token", "refused", f"{home.token} can be read by others", f"chmod 600 {home.token}")
+        yield Finding("settings", "ok", str(path))
+
+
+def _service(home: Home) -> Iterator[Finding]:
+    holder = holder_of(home)
+    if holder is None:
+        killed = " (the last one was killed)" if home.endpoint.exists() else ""
+        yield Finding("service", "ok", f"not running{killed}; it starts by itself when a run is started")
+        return
+    pid = holder.identity.pid
+    if not holder.url:
+        text = f"process {pid} holds {home.path} and serves nobody: an orchestrator, or a service that has just begun"
+        yield Finding("service", "ok", text)
+        return
+    if pid != os.getpid() and find_service(home) is None:
+        yield Finding("service", "warning", f"process {pid} at {holder.url} does not answer us", _RESTART)
+        return
+    yield Finding("service", "ok", f"{holder.url} (process {pid})")
+    theirs = _environment_of(pid)
+    for name in _MATTERING if theirs is not None and pid != os.getpid() else ():
+        one, other = (theirs or {}).get(name), os.environ.get(name)
+        if one != other and not (one and other and is_secret_name(name)):
+            text = f"{_told(name, one)} for the service and {_told(name, other)} here"
+            yield Finding("environment", "warning", f"{name} is {text}", _MATTERING[name])
+
+
+def _environment_of(pid: int) -> dict[str, str] | None:
+    try:
+        words = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
+    except OSError:
+        return None
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _told(name: str, value: str | None) -> str:
+    if value is None:
+        return "not set"
+    return "set" if is_secret_name(name) else repr(value)
 
 
 def _packages() -> Iterator[Finding]:
@@ -108,7 +197,7 @@ def _version(package: str) -> str:
 
 
 def _runners(home: Home) -> Iterator[Finding]:
-    machine = Machine(environment=dict(os.environ), free_disk_bytes=1 << 40)
+    machine = _here()
     for name, runner in registered_runners().items():
         trial = _TRIALS.get(name)
         if trial is None:

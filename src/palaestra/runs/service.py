@@ -18,51 +18,35 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Literal, TypeAlias
-
-from pydantic import Field
+from typing import Any, TypeAlias
 
 from palaestra import __version__
-from palaestra.config import validated
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
 from palaestra.http_port import answering, listen, url_at
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.api.app import build_api
 from palaestra.runs.api.entrance import Entrance
+from palaestra.runs.camera_crew import CameraCrew
 from palaestra.runs.checkpoints.catalogue import Catalogue
 from palaestra.runs.durable import write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
 from palaestra.runs.runners.table import registered_runners
 from palaestra.runs.secret import Redactor
+from palaestra.runs.service_config import ServiceConfig, service_config
 from palaestra.runs.service_lock import ServiceLock
-from palaestra.runs.spec_file import read_config
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import error_data
 
 __all__ = ["ServiceConfig", "main", "run_service", "serve", "service_config"]
 
-SETTINGS_FILE = "service.yaml"
 _LOOK_EVERY_S = 1.0
 _LOG_BYTES = 10 << 20
 _LOGS_KEPT = 3
 
 _log = logging.getLogger("palaestra.runs.service")
-
-
-class ServiceConfig(SupervisorConfig):
-    """How the service listens, and how runs are looked after."""
-
-    host: str = "127.0.0.1"
-    """Where to listen. Anything but this machine's own address lets others in who know the token."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """0 takes a free one; clients find it in the state directory."""
-    idle_exit_s: float | None = Field(default=None, gt=0)
-    """Leave when nothing runs, waits or asks for this long; null stays."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """What goes into service.log."""
 
 
 _Told: TypeAlias = Callable[[Mapping[str, object]], None]
@@ -88,7 +72,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         token = read_token(home)
         url = url_at(config.host, sock)
         registry = await asyncio.to_thread(open_registry, home)
-        catalogue = Catalogue(registry)
+        catalogue = CameraCrew(Catalogue(registry), home, registry)
         supervisor = Supervisor(home, registry, registered_runners(), config, catalogue=catalogue)
         tensorboards, closing = TensorBoards(home), asyncio.Event()
         catching_up: asyncio.Task[None] | None = None
@@ -108,8 +92,13 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
                     mode=0o600,
                 )
                 told({"url": url, "pid": os.getpid()})
+
+                def idle() -> bool:
+                    in_use = tensorboards.in_use or catalogue.busy
+                    return not in_use and _idle(config, supervisor, entrance)
+
                 try:
-                    await _until(stop, serving, lambda: not tensorboards.in_use and _idle(config, supervisor, entrance))
+                    await _until(stop, serving, idle)
                 finally:
                     home.endpoint.unlink(missing_ok=True)
                     closing.set()
@@ -118,12 +107,13 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
             if catching_up is not None:
                 await catching_up
             await supervisor.close()
+            await asyncio.to_thread(catalogue.close)
             await asyncio.to_thread(tensorboards.close)
             registry.close()
             _log.info("ended; runs go on")
 
 
-async def _catch_up(catalogue: Catalogue, home: Home, closing: asyncio.Event) -> None:
+async def _catch_up(catalogue: CameraCrew, home: Home, closing: asyncio.Event) -> None:
     try:
         await asyncio.to_thread(catalogue.catch_up, home, closing.is_set)
     except Exception:  # noqa: BLE001 - the service must not fall over a directory that cannot be read
@@ -170,13 +160,6 @@ def main(arguments: list[str]) -> int:
             told({"error": error_data(ServiceUnreachable(why))})
         raise
     return 0
-
-
-def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
-    """What was given on top of what `service.yaml` of the state directory says, if there is one."""
-    path = home.path / SETTINGS_FILE
-    lasting = read_config(path)[0] if path.exists() else {}
-    return validated(ServiceConfig, {**lasting, **given}, place="service")
 
 
 async def _until(stop: asyncio.Event, serving: asyncio.Task[None], idle: Callable[[], bool]) -> None:

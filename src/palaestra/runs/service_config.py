@@ -1,0 +1,37 @@
+"""How the service listens and looks after runs, and the file in which that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from palaestra.config import validated
+from palaestra.runs.layout import Home
+from palaestra.runs.spec_file import read_config
+from palaestra.runs.supervisor_config import SupervisorConfig
+
+__all__ = ["SETTINGS_FILE", "ServiceConfig", "service_config"]
+
+SETTINGS_FILE = "service.yaml"
+
+
+class ServiceConfig(SupervisorConfig):
+    """How the service listens, and how runs are looked after."""
+
+    host: str = "127.0.0.1"
+    """Where to listen. Anything but this machine's own address lets others in who know the token."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """0 takes a free one; clients find it in the state directory."""
+    idle_exit_s: float | None = Field(default=None, gt=0)
+    """Leave when nothing runs, waits or asks for this long; null stays."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What goes into service.log."""
+
+
+def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
+    """What was given on top of what `service.yaml` of the state directory says, if there is one."""
+    path = home.path / SETTINGS_FILE
+    lasting = read_config(path)[0] if path.exists() else {}
+    return validated(ServiceConfig, {**lasting, **given}, place="service")
