@@ -13,6 +13,7 @@ from palaestra.runs.checkpoints.catalogue import checkpoints_of
 from palaestra.runs.checkpoints.deploying import deploy, deployed, deployments, in_use, withdraw
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.importing import import_checkpoint, imported
+from palaestra.runs.checkpoints.listing import checkpoint_named
 from palaestra.runs.durable import write_json
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
@@ -70,6 +71,8 @@ def test_what_is_deployed_and_what_was_before_outlive_their_run(home):
 
     now = deploy(home, second, CARTPOLE)
     again = deploy(home, second, CARTPOLE)
+    home.run("r").path.joinpath("resolved.json").write_text('{"env": {"id": "CartPole-v1"}}')
+    assert checkpoint_named(home, second.checkpoint_id).path == second.path
     shutil.rmtree(home.run("r").path)
 
     store = home.path / "checkpoints"

@@ -38,10 +38,9 @@ def all_checkpoints(
 
 def checkpoint_named(home: Home, name: str) -> CheckpointRecord:
     """The one checkpoint whose id begins so, or that lies there; `ConfigError` when there is none, or several."""
-    everything = all_checkpoints(home)
-    matches = {
-        row.sha256: row for row in reversed(everything) if row.checkpoint_id.startswith(name) or row.path == name
-    }
+    # Of the same bytes in several places, those of a run tell more than a copy that was kept; the newest of them is it.
+    ordered = sorted(reversed(all_checkpoints(home)), key=lambda row: bool(row.run_id))
+    matches = {row.sha256: row for row in ordered if row.checkpoint_id.startswith(name) or row.path == name}
     if len(matches) == 1 and name:
         return next(iter(matches.values()))
     if len(matches) > 1:
