@@ -127,6 +127,13 @@ def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home
     assert not home.run(run_id).path.exists()
 
 
+def test_who_puts_a_run_away_that_goes_on_is_told_how_to_stop_it(runs, home):
+    run_id = _started(runs, home, "steps=1", "then=hang", wait=False)
+    for words in (["archive", run_id], ["delete", run_id, "--yes"]):
+        said = runs(*words)
+        assert (said.code, f"Stop it with: palaestra runs stop {run_id}" in said.err) == (1, True), said
+
+
 def test_show_and_list_agree_on_how_long_a_run_took(runs, home):
     run_id = _started(runs, home, "steps=2")
     took = runs("list").out.splitlines()[1].split()[-1]

@@ -311,6 +311,9 @@ def _weights(checkpoint: str | None) -> str | None:
 def _submitted(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
     try:
         return service.submit(spec)
+    except KeyboardInterrupt:
+        print("The run may have been queued all the same; palaestra runs list shows it.", file=sys.stderr)
+        raise
     except ConsentNeeded:
         prepared = service.prepare_training(spec)
         _preview(prepared, False, to=sys.stderr)

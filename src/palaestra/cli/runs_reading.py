@@ -153,6 +153,8 @@ def export_tensorboard(
         print(json.dumps({"directory": str(report.directory), "points": report.points}))
         return
     print(f"{report.points:,} points in {report.directory}")
+    if not report.points:
+        print("The journal of the run holds no numbers.", file=sys.stderr)
     print(f"Look at them with: tensorboard --logdir {report.directory}")
 
 

@@ -437,7 +437,10 @@ class Supervisor:
             await self._left(run_id)
             record = self.known(run_id)
             if not record.phase.ended:
-                raise IllegalTransition(f"{run_id} is {record.phase}: only a run that has ended can be put away")
+                if not record.supervised:
+                    raise self._not_ours(record)
+                text = f"{run_id} is {record.phase}: only a run that has ended can be put away"
+                raise IllegalTransition(f"{text}. Stop it with: palaestra runs stop {run_id}")
             return await asyncio.to_thread(work, record)
 
     async def _left(self, run_id: str) -> None:
