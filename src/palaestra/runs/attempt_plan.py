@@ -37,6 +37,7 @@ class AttemptPlan:
     script_sha256: str = ""
     gpus: tuple[str, ...] = ()
     """Those that the attempt has for itself."""
+    film: bool = False
 
     @classmethod
     def of(cls, plan: LaunchPlan, gpus: tuple[str, ...] = ()) -> AttemptPlan:
@@ -52,6 +53,7 @@ class AttemptPlan:
             env_signature=dict(plan.env_signature),
             script_sha256=plan.script_sha256,
             gpus=gpus,
+            film=plan.film,
         )
 
     @classmethod

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from palaestra.config import validated
+from palaestra.runs.camera_crew import CameraCrew
 from palaestra.runs.checkpoints.catalogue import Catalogue
 from palaestra.runs.layout import Home
 from palaestra.runs.record import RunRecord
@@ -61,7 +62,8 @@ class TrainerOrchestrator:
             stack.callback(thread.join)
             stack.callback(loop.call_soon_threadsafe, loop.stop)
             self._loop = loop
-            catalogue = Catalogue(registry)
+            catalogue = CameraCrew(Catalogue(registry), self._home, registry)
+            stack.callback(catalogue.close)
             runners = self.registered_runners()
             supervisor = Supervisor(self._home, registry, runners, self._config, catalogue=catalogue)
             stack.callback(lambda: self._wait(supervisor.close()))

@@ -81,6 +81,8 @@ def preflight(
         if plan is not None and (fault := plan_fault(plan)):
             findings.append(Finding("plan", "refused", fault, "Give a value that can be stored"))
             plan = None
+    if plan is not None and spec.video:
+        findings.append(_filming(plan))
     if plan is not None and (changed := drift(plan)):
         remedy = "Nothing to do when you changed it; `palaestra runs compare` shows both"
         findings.append(Finding("drift", "warning", changed, remedy))
@@ -98,9 +100,14 @@ def _capabilities(spec: RunSpec, runner: Runner, place: Place) -> Iterator[Findi
     for what, (wanted, able, remedy) in asked.items():
         if wanted and not able:
             yield Finding("capability", "refused", f"runner {runner.name} cannot {what}", remedy)
-    if spec.video and can.video:
+
+
+def _filming(plan: LaunchPlan) -> Finding:
+    if plan.film:
+        text = "every new checkpoint is filmed beside the training, which takes what is idle of a core"
+    else:
         text = "filming slows the trainer down; `palaestra runs videos` says by how much"
-        yield Finding("video", "warning", text, "Leave --video out and film a checkpoint: runs videos RUN --record")
+    return Finding("video", "warning", text, "Leave --video out and film a checkpoint: runs videos RUN --record")
 
 
 def _disk(machine: Machine, min_free_disk_mb: int) -> Iterator[Finding]:

@@ -38,6 +38,7 @@ class RunnerCapabilities:
     """What it may speak to over the network, such as `wandb`."""
     live_beliefs: bool = False
     video: bool = False
+    """Clips can be had of it while it trains."""
     tracking: bool = False
     runs_foreign_code: bool = False
     """Executes files that neither we nor an installed package brought: the operator must agree to the command."""
@@ -118,6 +119,8 @@ class LaunchPlan:
     checkpoints: tuple[str, ...] = ()
     """Patterns below the working directory where checkpoints appear, for trainers that do not announce them."""
     videos: tuple[str, ...] = ()
+    film: bool = False
+    """Whether its checkpoints are filmed beside it, for trainers that do not film themselves."""
     stop_grace_s: float = 10.0
     env_id: str = ""
     algorithm: str = ""

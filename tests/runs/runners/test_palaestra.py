@@ -134,6 +134,19 @@ def test_a_warm_start_names_the_checkpoint_and_a_resume_the_run(runner, place, m
     assert resumed.argv[-2:] == ("--resume", str(place.run_dir))
 
 
+def test_its_checkpoints_are_filmed_when_asked_for_and_can_be_drawn(runner, place, machine, there):
+    pytest.importorskip("imageio_ffmpeg")
+    spec = RunSpec(config=CONFIG, video=True, invoked_from=there)
+
+    assert {finding.level for finding in runner.preflight(spec, machine)} == {"ok"}
+    assert runner.plan(spec, place, machine).film
+    assert not runner.plan(spec.model_copy(update={"video": False}), place, machine).film
+    drawn_by_nobody = spec.model_copy(update={"env_id": "compiled/CartPole-v1"})
+    assert (
+        runner.preflight(drawn_by_nobody, machine)[-1].text == "compiled/CartPole-v1 draws nothing that could be filmed"
+    )
+
+
 def test_a_gpu_for_a_torch_that_sees_none_is_refused(runner, machine):
     blind = Machine({**machine.environment, "CUDA_VISIBLE_DEVICES": ""}, 10**12, gpus=("0",))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import palaestra
@@ -19,14 +22,25 @@ from palaestra.runs.record import CheckpointRecord
 __all__ = ["film_pace", "record_clip"]
 
 LIMIT_S = 600.0
+_LOOK_EVERY_S = 0.5
 _ROOT = str(Path(palaestra.__file__).parents[1])
 _RETURNS = "episode/return"
 
 
 def record_clip(
-    run: RunPaths, checkpoint: CheckpointRecord, *, frames: int = MAX_FRAMES, keep: int = KEEP, limit_s: float = LIMIT_S
+    run: RunPaths,
+    checkpoint: CheckpointRecord,
+    *,
+    frames: int = MAX_FRAMES,
+    keep: int = KEEP,
+    limit_s: float = LIMIT_S,
+    nice: int = 0,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Clip:
-    """Film a checkpoint into its attempt's `videos/`; blocks. Older clips than the newest `keep` go."""
+    """Film a checkpoint into its attempt's `videos/`; blocks. Older clips than the newest `keep` go.
+
+    `nice` lets it step back for others; when `cancelled` says so, it is given up.
+    """
     if checkpoint.format != "palaestra":
         remedy = "Ask its trainer for clips with --video"
         raise ConfigError("checkpoint", checkpoint.checkpoint_id, f"of the format {checkpoint.format}", remedy)
@@ -42,10 +56,19 @@ def record_clip(
         argv, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip
+    deadline = time.monotonic() + limit_s
     try:
-        out, complaints = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise ConfigError("video", str(file), f"was not ready after {limit_s:.0f} s", "Film fewer frames") from None
+        if nice:
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, nice)
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                out, complaints = process.communicate(timeout=_LOOK_EVERY_S)
+                break
+            if cancelled():
+                raise ConfigError("video", str(file), "was given up")
+            if time.monotonic() > deadline:
+                raise ConfigError("video", str(file), f"was not ready after {limit_s:.0f} s", "Film fewer frames")
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import palaestra
+from palaestra.document import is_ui_document
 from palaestra.errors import ConfigError
+from palaestra.runs.media.encoder import require_encoder
 from palaestra.runs.runner import Finding, JournalFile, LaunchPlan, Machine, Place, RunnerCapabilities
 from palaestra.runs.runners.environment import passed_on, trainer_environment
 from palaestra.runs.runners.interpreter import Interpreter, choose_python, cuda_findings, probe
@@ -61,6 +63,7 @@ class PalaestraRunner:
         warm_start=True,
         resume=True,
         external_services=("wandb",),
+        video=True,
         tracking=True,
     )
 
@@ -94,6 +97,7 @@ class PalaestraRunner:
             Finding("env", "ok", found["env_id"]),
             Finding("config", "ok", f"{found['algorithm']}{length}"),
             *(cuda_findings(interpreter, probe(interpreter, machine, cuda=True)) if spec.gpus else []),
+            *(_film_findings(spec, found["env_id"]) if spec.video else []),
         ]
 
     def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
@@ -113,6 +117,7 @@ class PalaestraRunner:
             cwd=spec.invoked_from,
             place=place,
             sources=(JournalFile(),),
+            film=spec.video,
             # It finishes its update and saves a checkpoint, which for a large model takes a while.
             stop_grace_s=60.0,
             env_id=found["env_id"],
@@ -145,6 +150,17 @@ class PalaestraRunner:
             refused = found["refused"]
             raise ConfigError(refused["place"], refused["value"], refused["reason"], refused["remedy"])
         return found
+
+
+def _film_findings(spec: RunSpec, env_id: str) -> list[Finding]:
+    """Whether its checkpoints can be filmed, which happens in our own interpreter."""
+    if is_ui_document(spec.config) or env_id.startswith("compiled/"):
+        return [Finding("video", "refused", f"{env_id} draws nothing that could be filmed", "Leave --video out")]
+    try:
+        require_encoder()
+    except ConfigError as error:
+        return [Finding("video", "refused", error.reason, error.remedy)]
+    return []
 
 
 def _gateway_token(machine: Machine) -> dict[str, str]:
