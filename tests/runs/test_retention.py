@@ -6,6 +6,7 @@ import shutil
 import socket
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -162,6 +163,22 @@ def test_a_deleted_run_comes_back_until_it_is_purged(home, ended):
     shutil.rmtree(bin_)
     with pytest.raises(UnknownRun):
         undelete(home, "e-1")
+
+
+def test_who_is_interrupted_while_throwing_away_a_packed_run_finds_its_links_again(home, ended, monkeypatch):
+    link = home.run("e-1").attempt(1).work / "abs"
+    link.symlink_to("/etc/passwd")
+    packed = pack(home, ended, NOW)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", interrupted)
+        throw_away(home, packed, NOW)
+    assert thrown_away(home) == {}
+    unpack(home, packed)
+    assert os.readlink(link) == "/etc/passwd"
 
 
 def test_of_several_that_were_thrown_away_the_last_comes_back(home, ended):

@@ -64,8 +64,7 @@ def unpack(home: Home, record: RunRecord) -> RunRecord:
 
 def throw_away(home: Home, record: RunRecord, now: float) -> Path:
     """Move a run, packed or not, to the trash; where it is now."""
-    package = _package(home, record.run_id)
-    return _binned(home, record.run_id, now, home.run(record.run_id).path, package, _note(package))
+    return _binned(home, record.run_id, now, home.run(record.run_id).path, _package(home, record.run_id))
 
 
 def thrown_away(home: Home) -> dict[str, Path]:
@@ -172,7 +171,7 @@ def _make_way(home: Home, record: RunRecord, now: float) -> None:
         except UNREADABLE:
             useless = False
         if not useless:
-            _binned(home, record.run_id, now, package, _note(package))
+            _binned(home, record.run_id, now, package)
 
 
 def _binned(home: Home, run_id: str, now: float, *parts: Path) -> Path:
@@ -182,9 +181,14 @@ def _binned(home: Home, run_id: str, now: float, *parts: Path) -> Path:
         number += 1
         bin_ = bin_.with_name(f"{run_id}.{int(now)}-{number}")
     bin_.mkdir(parents=True)
+    note = _note(_package(home, run_id))
+    # Wherever the package is when somebody kills us, its note is beside it.
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(note, bin_ / note.name)
     for part in parts:
         with contextlib.suppress(FileNotFoundError):
             part.rename(bin_ / part.name)
+    note.unlink(missing_ok=True)
     return bin_
 
 
