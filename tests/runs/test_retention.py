@@ -173,9 +173,10 @@ def test_who_is_interrupted_while_throwing_away_a_packed_run_finds_its_links_aga
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", interrupted)
-        throw_away(home, packed, NOW)
+        with pytest.raises(KeyboardInterrupt):
+            throw_away(home, packed, NOW)
     assert thrown_away(home) == {}
     unpack(home, packed)
     assert os.readlink(link) == "/etc/passwd"
