@@ -1,8 +1,10 @@
 """Odd values, damaged files and faults of ours: one run may suffer, never the service, the others or a slot."""
 
 import asyncio
+import contextlib
 import json
 import os
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -194,6 +196,41 @@ def test_a_live_attempt_whose_process_file_is_lost_is_adopted_and_not_started_tw
     assert happenings(home, run_id).count("launched") == 1
 
 
+def test_an_attempt_that_ran_and_of_which_nothing_is_known_is_lost_and_not_run_again(home):
+    run_id, trainer = _left_running(home)
+    attempt = home.run(run_id).attempt(1)
+    for identity in (observe(attempt).warden, trainer):
+        os.kill(identity.pid, 9)
+    asyncio.run(until(lambda: not observe(attempt).alive, "both to be gone"))
+    attempt.process.unlink()
+
+    async def body():
+        async with supervising(home) as supervisor:
+            assert supervisor.report.ended == (run_id,)
+            return await ends(supervisor, run_id)
+
+    record = asyncio.run(body())
+    assert (record.phase, record.attempt) == (Phase.LOST, 1)
+    assert happenings(home, run_id).count("launched") == 1
+
+
+def test_what_is_written_waits_for_a_registry_that_somebody_holds_and_says_so(home, caplog, monkeypatch):
+    monkeypatch.setattr("palaestra.runs.run_book._TRY_AGAIN_S", 0.05)
+    monkeypatch.setattr("palaestra.runs.store.database._BUSY_S", 0.05)
+
+    async def body():
+        async with supervising(home) as supervisor:
+            with contextlib.closing(sqlite3.connect(home.registry, isolation_level=None)) as browser:
+                browser.execute("BEGIN IMMEDIATE")
+                submitting = asyncio.create_task(supervisor.submit(echo(steps=1)))
+                await until(lambda: "the registry is held by another process" in caplog.text, "the word")
+                browser.execute("ROLLBACK")
+            return await ends(supervisor, (await submitting).run_id)
+
+    assert asyncio.run(body()).phase is Phase.SUCCEEDED
+    assert "space" not in caplog.text
+
+
 def test_a_trainer_without_warden_and_process_file_is_found_by_its_label(home):
     run_id, trainer = _left_running(home)
     attempt = home.run(run_id).attempt(1)
@@ -255,8 +292,10 @@ def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
             other = home.run(run_id).attempt(2)
             other.path.mkdir()
             told = r"trains in its attempt 2\. Wait for it, or end it with kill"
-            with Journal(other.journal), pytest.raises(LaunchRefused, match=told):
-                await _pretending(supervisor.resume(run_id))
+            with Journal(other.journal):
+                for change in (supervisor.resume, supervisor.archive, supervisor.delete):
+                    with pytest.raises(LaunchRefused, match=told):
+                        await _pretending(change(run_id))
             await supervisor.resume(run_id)
             await until(lambda: supervisor.idle)
             return supervisor.registry.get(run_id)

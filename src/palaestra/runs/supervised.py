@@ -34,7 +34,7 @@ from palaestra.runs.sampling import Sampler
 from palaestra.runs.secret import Redactor
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.survivors import in_use, newer_attempt, next_attempt, other_holder, put_on_record, survivors
+from palaestra.runs.survivors import check_unused, has_run, newer_attempt, next_attempt, put_on_record, survivors
 from palaestra.telemetry.event import CheckpointSaved, Record
 
 __all__ = ["Supervised", "Surroundings"]
@@ -122,7 +122,7 @@ class Supervised:
             if child is not None:
                 await self._take_over(child, plan)
                 return "adopted"
-            if seen.exit is None and seen.warden is None and seen.trainer is None:
+            if seen.exit is None and seen.warden is None and seen.trainer is None and not has_run(attempt):
                 # It was killed between the decision and the deed: nothing has run, so this is not an end.
                 await end_everything(str((read_json(attempt.path / "launch.json") or {}).get("label", "")), None)
                 self._around.spawn(self._start_again(attempt.number))
@@ -239,10 +239,7 @@ class Supervised:
                 await self._start(number, again=True)
 
     async def _plan(self, number: int) -> LaunchPlan:
-        for attempt in await asyncio.to_thread(self.book.paths.attempts):
-            holder = await asyncio.to_thread(other_holder, attempt)
-            if holder is not None:
-                raise in_use(self.book.run_id, attempt.number, holder)
+        await asyncio.to_thread(check_unused, self.book.paths)
         place = await asyncio.to_thread(self._around.place, self.book.run_id, number)
         preview = await self._around.look_ahead(self._spec, place, self.gpus)
         consent: str | None = None

@@ -46,7 +46,7 @@ from palaestra.runs.store.rebuild import recover
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervised import Supervised, Surroundings
 from palaestra.runs.supervisor_config import Catalogue, SupervisorConfig
-from palaestra.runs.survivors import in_use, next_attempt, other_holder
+from palaestra.runs.survivors import check_unused, next_attempt
 from palaestra.runs.unsupervised import journal_holder, read_unsupervised
 from palaestra.telemetry.event import Record
 
@@ -196,10 +196,7 @@ class Supervisor:
             raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
         spec = read_spec(self._home.run(run_id))
         paths = self._home.run(run_id)
-        for attempt in paths.attempts():
-            holder = other_holder(attempt)
-            if holder is not None:
-                raise in_use(run_id, attempt.number, holder)
+        await asyncio.to_thread(check_unused, paths)
         place = await asyncio.to_thread(self._place, run_id, next_attempt(paths, record.attempt))
         if place.resume_from is None:
             raise LaunchRefused("run", run_id, "has no checkpoint to go on from", "Start it anew")
@@ -383,7 +380,10 @@ class Supervisor:
             known = self._registry.get(path.name)
             if known is not None and (known.supervised or known.phase.ended):
                 continue
-            found = read_unsupervised(self._home.run(path.name))
+            try:
+                found = read_unsupervised(self._home.run(path.name))
+            except OSError:
+                continue  # no directory, or not ours to read
             if found is not None and found != known:
                 self._registry.put(found)
 
@@ -425,8 +425,10 @@ class Supervisor:
         if run is not None:
             told = run.book.record
             return replace(told, reason=told.reason or self._why.get(run_id, "")) if run.waits else told
-        # One that was started without us a moment ago has no row yet.
-        record = self._registry.get(checked_run_id(run_id)) or read_unsupervised(self._home.run(run_id))
+        record = self._registry.get(checked_run_id(run_id))
+        if record is None or not (record.supervised or record.phase.ended):
+            # Started without us: a moment ago, so that it has no row, or ended a moment ago, so that the row is old.
+            record = read_unsupervised(self._home.run(run_id)) or record
         if record is None:
             close = self._registry.beginning_with(run_id[:8])
             raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
@@ -441,6 +443,7 @@ class Supervisor:
                     raise self._not_ours(record)
                 text = f"{run_id} is {record.phase}: only a run that has ended can be put away"
                 raise IllegalTransition(f"{text}. Stop it with: palaestra runs stop {run_id}")
+            await asyncio.to_thread(check_unused, self._home.run(run_id))
             return await asyncio.to_thread(work, record)
 
     async def _left(self, run_id: str) -> None:

@@ -23,8 +23,8 @@ from palaestra.runs.unsupervised import journal_holder
 
 __all__ = [
     "Survivors",
+    "check_unused",
     "has_run",
-    "in_use",
     "newer_attempt",
     "next_attempt",
     "other_holder",
@@ -75,15 +75,23 @@ def put_on_record(attempt: AttemptPaths, found: Survivors) -> None:
     write_json(attempt.process, {"schema": 1, **identities, "label": found.label})
 
 
-def in_use(run_id: str, number: int, holder: ProcessIdentity) -> LaunchRefused:
-    """Somebody whom no service started trains in the run."""
-    reason = f"process {holder.pid} trains in its attempt {number}"
-    return LaunchRefused("run", run_id, reason, f"Wait for it, or end it with kill {holder.pid}")
+def check_unused(run: RunPaths) -> None:
+    """`LaunchRefused` while somebody whom no service started trains in the run."""
+    for attempt in run.attempts():
+        holder = other_holder(attempt)
+        if holder is not None:
+            reason = f"process {holder.pid} trains in its attempt {attempt.number}"
+            raise LaunchRefused("run", run.run_id, reason, f"Wait for it, or end it with kill {holder.pid}")
 
 
 def has_run(attempt: AttemptPaths) -> bool:
     """Whether a trainer ever began in it; a directory that was merely prepared may be used."""
-    return any(path.exists() for path in (attempt.process, attempt.exit, attempt.journal))
+    if any(path.exists() for path in (attempt.process, attempt.exit, attempt.journal)):
+        return True
+    try:
+        return attempt.stdout.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def next_attempt(run: RunPaths, known: int) -> int:
