@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from tests.runs.serving import service_thread
 from palaestra.errors import PalaestraError
 from palaestra.runs import TrainerService
 from palaestra.runs.layout import Home
+from palaestra.runs.phase import Phase
+from palaestra.runs.store.registry import Registry
 
 
 @pytest.fixture
@@ -227,6 +230,23 @@ def test_a_run_of_train_alone_has_numbers_for_the_clients_of_a_service(palaestra
         trainer = TrainerService(home)
         assert trainer.run(trained["run_id"]).env_step == 256
         assert trainer.recent_metrics(trained["run_id"], 1, ["policy_loss"])["policy_loss"][-1].step == 256
+
+
+def test_a_run_of_train_alone_that_went_on_is_shown_as_it_is_now_and_not_as_a_service_saw_it(palaestra, config, home):
+    trained = json.loads(palaestra("train", config, "--json", "-q").out)
+    run_id = trained["run_id"]
+    with service_thread(home):
+        trainer = TrainerService(home)
+        assert trainer.run(run_id).env_step == 256
+        before = {row["path"] for row in trainer.ask("GET", "/checkpoints", run=run_id)}
+        assert palaestra("train", "--resume", run_id, "trainer.total_timesteps=320", "-q").code == 0
+        after = {row["path"] for row in trainer.ask("GET", "/checkpoints", run=run_id)}
+        assert after > before
+        registry = Registry.open(home.registry)
+        registry.put(replace(registry.get(run_id), phase=Phase.RUNNING))
+        registry.close()
+        assert trainer.run(run_id).env_step == 320
+        assert palaestra("runs", "delete", run_id, "--yes").out == f"{run_id} deleted\n"
 
 
 def test_a_damaged_registry_is_rebuilt_before_it_is_read(palaestra, home):

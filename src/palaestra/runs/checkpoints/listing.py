@@ -25,12 +25,16 @@ def all_checkpoints(
     listed = {row.run_id for row in rows.values()}
     found = [*rows.values(), *(row for row in imported(home) if row.path not in rows)]
     for directory in sorted(home.runs.iterdir()) if home.runs.is_dir() else []:
-        if directory.name in listed or directory.name.startswith(".") or run_id not in (None, directory.name):
+        if directory.name.startswith(".") or run_id not in (None, directory.name):
+            continue
+        # Nobody announces those of a run that `palaestra train` makes alone: rows are what a service found one day.
+        if directory.name in listed and home.run(directory.name).spec.exists():
             continue
         attempts = attempts_with_checkpoints(home.run(directory.name))
         run = read_run(home.run(directory.name)) if attempts else None
         if run is not None:
-            found += [row for attempt in attempts for row in checkpoints_of(run, attempt)]
+            lying = (row for attempt in attempts for row in checkpoints_of(run, attempt))
+            found += [row for row in lying if row.path not in rows]
     wanted = {"run_id": run_id, "agent_id": agent_id, "env_id": env_id}
     fitting = [row for row in found if all(v is None or getattr(row, name) == v for name, v in wanted.items())]
     return sorted(fitting, key=lambda row: (row.created, row.path), reverse=True)
