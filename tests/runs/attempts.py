@@ -12,7 +12,7 @@ from palaestra.runs.facts import end_facts
 from palaestra.runs.phase import ending_of
 from palaestra.runs.runner import LaunchPlan, Place
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def attempt_in(home, run_id="run", number=1):
