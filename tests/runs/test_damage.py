@@ -413,3 +413,4 @@ def test_a_registry_that_is_removed_under_the_service_is_made_anew(home, caplog)
 
     asyncio.run(body())
     assert "the registry was removed; it was rebuilt from 2 run directories" in caplog.text
+    assert not list(home.path.glob("registry.corrupt-*"))

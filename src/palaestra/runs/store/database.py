@@ -93,16 +93,21 @@ def open_reading(path: Path) -> sqlite3.Connection | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged database out of the way, its log with it; where it is now."""
+    """Move a damaged database out of the way, its log with it; where it is now. Of one that is gone the log goes."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     aside = path.with_name(f"{path.stem}.corrupt-{stamp}{path.suffix}")
     number = 1
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.stem}.corrupt-{stamp}-{number}{path.suffix}")
+    gone = not path.exists()
     for tail in ("", "-wal", "-shm"):
+        found = path.with_name(path.name + tail)
         with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + tail).rename(aside.with_name(aside.name + tail))
+            if gone:
+                found.unlink()
+            else:
+                found.rename(aside.with_name(aside.name + tail))
     return aside
 
 
