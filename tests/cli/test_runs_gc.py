@@ -1,0 +1,33 @@
+"""`palaestra runs gc` when something cannot be done."""
+
+import json
+import shutil
+
+from tests.runs.serving import service_thread
+
+from palaestra.runs import TrainerService
+from palaestra.runs.layout import Home
+
+
+def test_what_cannot_be_done_is_named_the_rest_is_done_and_the_exit_code_is_1(palaestra, tmp_path):
+    home = Home(tmp_path.resolve() / "var" / "training")
+    with service_thread(home, retention={"archive_after_days": 0}):
+        ids = []
+        for name in ("a", "longer-name"):
+            said = palaestra("runs", "start", "--runner", "echo", "--name", name, "--json", "steps=1")
+            ids.append(json.loads(said.out)["run_id"])
+            TrainerService(home).wait(ids[-1], timeout_s=30)
+        shutil.rmtree(home.run(ids[0]).path)
+
+        told = palaestra("runs", "gc")
+        done = palaestra("runs", "gc", "--yes")
+        again = palaestra("runs", "gc", "--yes", "--json")
+
+    lines = told.out.splitlines()[:2]
+    assert [line.split()[1] for line in lines] == ids
+    assert len({line.index("ended") for line in lines}) == 1
+    assert (told.code, done.code, again.code) == (0, 1, 1)
+    assert done.out.splitlines()[-1].startswith("Did 1 of 2, ")
+    assert done.err.startswith(f"error: archive {ids[0]}: ")
+    assert [(doom["run_id"], "holds no run" in doom["failed"]) for doom in json.loads(again.out)] == [(ids[0], True)]
+    assert (home.path / "archive" / f"{ids[1]}.tar.gz").exists()
