@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -155,3 +156,27 @@ def test_serve_stop_ends_the_service_and_says_so(palaestra, home):
     with service(home) as said:
         assert json.loads(palaestra("serve", "--stop", "--json").out) == {"ended": said["pid"]}
         assert palaestra("serve", "--stop").out == f"No service runs for {home.path}.\n"
+
+
+def test_settings_that_the_service_has_not_read_are_told_where_they_matter(palaestra, home):
+    with service(home):
+        settings = home.path / "service.yaml"
+        settings.write_text("retention: {keep_last: 1}\n")
+        os.utime(settings, (2**31, 2**31))
+        said = palaestra("runs", "gc")
+    assert said.out == "Nothing to do.\n"
+    assert "was changed after the service started" in said.err
+    assert "palaestra serve --stop" in said.err
+
+
+def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home):
+    run_id = _started(runs, home, "steps=1", "then=hang", wait=False)
+    command = [sys.executable, "-m", "palaestra", "runs", "watch", run_id]
+    environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as watching:
+        while "launched" not in watching.stderr.readline():
+            assert watching.poll() is None
+        watching.send_signal(signal.SIGINT)
+        told = watching.stderr.read()
+    assert watching.returncode == 130
+    assert f"{run_id} goes on; stop it with: palaestra runs stop {run_id}" in told

@@ -193,8 +193,13 @@ def gc(
     The policy is part of the service's settings, for example retention: {keep_last: 100} in var/training/service.yaml.
     """
     from palaestra.cli.runs_table import sized
+    from palaestra.runs.service_config import settings_changed
 
-    found = _service().ask("POST", "/gc", {"dry_run": not yes})
+    service = _service()
+    found = service.ask("POST", "/gc", {"dry_run": not yes})
+    changed = settings_changed(service.home)
+    if changed:
+        print(f"{changed}. End it with: palaestra serve --stop", file=sys.stderr)
     failed = [doom for doom in found if doom.get("failed")]
     total = sized(sum(doom["bytes"] for doom in found if not doom.get("failed")))
     if as_json:

@@ -15,14 +15,13 @@ from typing import Literal
 
 from palaestra.errors import PalaestraError
 from palaestra.runs.connect import find_service, holder_of
-from palaestra.runs.durable import read_json
 from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.layout import Home
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.runners.table import broken_runners, registered_runners
 from palaestra.runs.secret import is_secret_name
-from palaestra.runs.service_config import SETTINGS_FILE, service_config
+from palaestra.runs.service_config import SETTINGS_FILE, service_config, settings_changed
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_reading
 
@@ -133,10 +132,9 @@ def _settings(home: Home) -> Iterator[Finding]:
     except PalaestraError as error:
         yield Finding("settings", "refused", f"no service starts with {path}: {error}", "Mend it, or move it away")
         return
-    since = (read_json(home.lock) or {}).get("since")
-    if holder_of(home) is not None and isinstance(since, int | float) and path.stat().st_mtime > since:
-        text = f"{path} was changed after the service started, which goes on with what stood there"
-        yield Finding("settings", "warning", text, _RESTART)
+    changed = settings_changed(home)
+    if changed:
+        yield Finding("settings", "warning", changed, _RESTART)
     else:
         yield Finding("settings", "ok", str(path))
 

@@ -8,11 +8,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from palaestra.config import validated
+from palaestra.runs.connect import holder_of
+from palaestra.runs.durable import read_json
 from palaestra.runs.layout import Home
 from palaestra.runs.spec_file import read_config
 from palaestra.runs.supervisor_config import SupervisorConfig
 
-__all__ = ["SETTINGS_FILE", "ServiceConfig", "service_config"]
+__all__ = ["SETTINGS_FILE", "ServiceConfig", "service_config", "settings_changed"]
 
 SETTINGS_FILE = "service.yaml"
 
@@ -35,3 +37,13 @@ def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
     path = home.path / SETTINGS_FILE
     lasting = read_config(path)[0] if path.exists() else {}
     return validated(ServiceConfig, {**lasting, **given}, place="service")
+
+
+def settings_changed(home: Home) -> str:
+    """A sentence when `service.yaml` was changed after the service that runs had read it; else empty."""
+    path = home.path / SETTINGS_FILE
+    since = (read_json(home.lock) or {}).get("since")
+    if not path.exists() or holder_of(home) is None or not isinstance(since, int | float):
+        return ""
+    changed = path.stat().st_mtime > since
+    return f"{path} was changed after the service started, which goes on with what stood there" if changed else ""
