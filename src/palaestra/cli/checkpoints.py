@@ -92,13 +92,15 @@ def import_command(
     as_json: _Json = False,
 ) -> None:
     """Copy a checkpoint from elsewhere, after making sure that it is weights and nothing that would run."""
-    from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint
+    from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint, imported
     from palaestra.runs.checkpoints.probing import environment_signature
     from palaestra.runs.store.rebuild import open_registry
 
     home = _home()
-    signature = environment_signature(env, "--env", needed=False) if env else {}
-    known = Provenance(agent_id=agent, env_id=env, env_step=step, env_signature=signature)
+    known = Provenance(agent_id=agent, env_id=env, env_step=step).checked("--agent", "--env", "--step")
+    if env:
+        known = replace(known, env_signature=environment_signature(env, "--env", needed=False))
+    there = {record.sha256: record for record in imported(home)}
     record = import_checkpoint(home, source, known, trusted=trust)
     registry = open_registry(home)
     try:
@@ -107,6 +109,8 @@ def import_command(
         registry.close()
     if as_json:
         print(json.dumps(_data(record)))
+    elif record.sha256 in there:
+        print(f"{record.checkpoint_id} is known already{_told_anew(there[record.sha256], record)}")
     else:
         print(f"{record.checkpoint_id} imported ({record.format}, {_size(record.size_bytes)}) to {record.path}")
 
@@ -187,6 +191,16 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _told_anew(before: CheckpointRecord, now: CheckpointRecord) -> str:
+    """What an import has changed on the record of a checkpoint that was there."""
+    facts = {"agent": "agent_id", "env": "env_id", "step": "env_step"}
+    pairs = {word: (getattr(before, name), getattr(now, name)) for word, name in facts.items()}
+    changes = [f"{word} was {old!r} and is now {new!r}" for word, (old, new) in pairs.items() if old != new]
+    if changes:
+        return f": {', '.join(changes)}"
+    return f", with agent {now.agent_id!r}, env {now.env_id!r} and step {now.env_step}; nothing was changed"
 
 
 def _data(record: CheckpointRecord) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from palaestra.runs.record import Alarm, RunRecord
+from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
 
-__all__ = ["LARGEST", "storable", "text_fault", "value_fault"]
+__all__ = ["LARGEST", "storable", "storable_checkpoint", "text_fault", "value_fault"]
 
 LARGEST = 2**63 - 1
 """The largest number that the registry can hold."""
@@ -58,6 +58,18 @@ def storable(record: RunRecord) -> RunRecord:
     if not all(_is_utf8(alarm.text) for alarm in record.alarms):
         changes["alarms"] = tuple(Alarm(alarm.code, _text(alarm.text), alarm.since) for alarm in record.alarms)
     changed = {name: value for name, value in changes.items() if value is not getattr(record, name)}
+    return replace(record, **changed) if changed else record
+
+
+def storable_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
+    """The row of a checkpoint as the index can hold it; `ValueError` when it is of other kinds than a row is."""
+    if not all(isinstance(getattr(record, name), str) for name in ("checkpoint_id", "path", "sha256")):
+        raise ValueError("its id, path or hash is no text")
+    if not isinstance(record.created, int | float) or not isinstance(record.verified, int | float | None):
+        raise ValueError("a time in it is no number")
+    changes: dict[str, Any] = {name: _whole(getattr(record, name), 0) for name in ("attempt", "env_step", "size_bytes")}
+    changes |= {name: _text(str(getattr(record, name))) for name in ("run_id", "agent_id", "env_id", "format")}
+    changed = {name: value for name, value in changes.items() if value != getattr(record, name)}
     return replace(record, **changed) if changed else record
 
 

@@ -65,6 +65,37 @@ def test_one_is_imported_listed_and_verified(home, tmp_path):
     assert "damaged" in typed("list").stdout
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--step", "99999999999999999999999", "is no count of steps"),
+        ("--step", "-5", "is no count of steps"),
+        ("--agent", "a\nb", "control character"),
+        ("--env", "\udcff", "is not valid UTF-8"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_anything_is_written(home, tmp_path, option, value, reason):
+    source = evil.torch_zip(tmp_path / "a.pt")
+
+    with pytest.raises(CheckpointError, match=f"^{option} = .*{reason}"):
+        typed("import", source, option, value)
+    assert not (home.path / "checkpoints").exists()
+
+
+def test_one_that_is_known_is_called_so_and_takes_what_is_said_of_it_now(home, tmp_path):
+    source = evil.torch_zip(tmp_path / "a.pt")
+    first = answer("import", source, "--agent", "cleanrl/dqn", "--step", 500)
+
+    assert typed("import", source).stdout.endswith(
+        " is known already, with agent 'cleanrl/dqn', env '' and step 500; nothing was changed\n"
+    )
+    said = typed("import", source, "--step", 700, "--env", "nowhere-v1").stdout
+    assert said.endswith(" is known already: env was '' and is now 'nowhere-v1', step was 500 and is now 700\n")
+    (row,) = answer("list")
+    assert row == {**first, "env_step": 700, "env_id": "nowhere-v1", "env_signature": row["env_signature"]}
+    assert row["env_signature"]["env_id"] == "nowhere-v1"
+
+
 def test_an_evil_one_is_refused_with_the_reason_and_a_remedy(home, tmp_path):
     canary = tmp_path / "canary"
     source = tmp_path / "evil.pt"

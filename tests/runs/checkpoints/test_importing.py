@@ -143,6 +143,38 @@ def test_pipes_devices_missing_files_and_strange_names_are_handled(home, tmp_pat
     assert len(left_behind(home)) == 1
 
 
+def test_what_is_no_checkpoint_at_all_is_told_in_plain_words(home, tmp_path):
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "letter.txt").write_text("Dear Sir,\n")
+    (tmp_path / "letter.pt").symlink_to(tmp_path / "letter.txt")
+    (tmp_path / "half.pt").write_bytes(b"\x80\x04\x95")
+    for name, reason in (
+        ("empty.pt", "is empty. Known are safetensors"),
+        ("letter.pt", "is no format of checkpoints that we know. Known are"),
+        ("half.pt", "is a bare pickle, and a damaged one or cut short. Save"),
+        ("none.pt", "No such file or directory. Check the path."),
+    ):
+        with pytest.raises(CheckpointError) as refused:
+            import_checkpoint(home, tmp_path / name)
+        assert f"{name}': {reason}" in str(refused.value)
+
+
+def test_a_record_that_cannot_be_stored_is_named_and_keeps_no_registry_from_opening(home, tmp_path, caplog):
+    record = import_checkpoint(home, evil.torch_zip(tmp_path / "a.pt"))
+    note = home.path / "checkpoints" / record.checkpoint_id / "record.json"
+    told = json.loads(note.read_text())
+    for number, odd in enumerate([{"env_step": 10**23}, {"metric": [1]}, {"created": None}]):
+        copy = home.path / "checkpoints" / f"odd{number}"
+        copy.mkdir()
+        (copy / "record.json").write_text(json.dumps({**told, **odd, "path": str(copy / "a.pt")}))
+
+    registry = open_registry(home)
+
+    assert sorted(row.env_step for row in registry.checkpoints()) == [0, 2**63 - 1]
+    assert {"odd1", "odd2"} == {path.rpartition("/")[2].split(":")[0] for path in caplog.messages}
+    registry.close()
+
+
 def test_a_registry_that_is_lost_finds_imported_checkpoints_again(home, tmp_path):
     record = import_checkpoint(home, evil.torch_zip(tmp_path / "a.pt"))
 

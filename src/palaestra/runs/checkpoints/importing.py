@@ -14,7 +14,7 @@ import stat
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.storable import LARGEST, storable_checkpoint, text_fault
 
 __all__ = ["Provenance", "import_checkpoint", "imported", "keep_checkpoint"]
 
 PLACE = "checkpoint"
 _TEXTS = frozenset({".json", ".txt", ".jinja", ".md", ".yaml"})
 """Files of a checkpoint directory that loaders read as text."""
+_LONGEST_NAME = 200
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
 
@@ -44,6 +46,16 @@ class Provenance:
     env_step: int | None = None
     env_signature: Mapping[str, Any] = field(default_factory=dict)
 
+    def checked(self, agent: str = "agent_id", env: str = "env_id", step: str = "env_step") -> Provenance:
+        """This, when it can be stored; `CheckpointError` names the place as whoever gave it knows it."""
+        for place, text in ((agent, self.agent_id), (env, self.env_id)):
+            fault = text_fault(text, _LONGEST_NAME)
+            if fault:
+                raise CheckpointError(place, text, fault, "Give a name on one line")
+        if self.env_step is not None and not 0 <= self.env_step <= LARGEST:
+            raise CheckpointError(step, self.env_step, "is no count of steps", f"Give 0 to {LARGEST}")
+        return self
+
 
 def import_checkpoint(
     home: Home,
@@ -53,7 +65,11 @@ def import_checkpoint(
     trusted: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> CheckpointRecord:
-    """Copy a checkpoint into the state directory. `CheckpointError` when it is refused; `trusted` allows addresses."""
+    """Copy a checkpoint into the state directory. `CheckpointError` when it is refused; `trusted` allows addresses.
+
+    One whose bytes are there already stays as it is; what is known of it is what was said last.
+    """
+    known = (known or Provenance()).checked()
     directory = home.path / "checkpoints"
     unfinished = _unfinished(directory)
     try:
@@ -72,11 +88,12 @@ def import_checkpoint(
                 "Import it with --trust if you know that code",
             )  # fmt: skip
         found = hashed(copy)
-        record = _record(copy, found.sha256, found.size_bytes, form, own, known or Provenance(), clock())
-        return _settled(directory, unfinished, copy, record)
+        record = _record(copy, found.sha256, found.size_bytes, form, own, known, clock())
+        return _known_better(directory, record, known) or _settled(directory, unfinished, copy, record)
     except OSError as error:
-        where = error.filename or source
-        raise CheckpointError(PLACE, str(source), f"{where}: {error.strerror or error}", "Nothing was kept") from None
+        where = "" if error.filename in (None, str(source)) else f"{error.filename}: "
+        remedy = "Check the path" if isinstance(error, FileNotFoundError | NotADirectoryError) else ""
+        raise CheckpointError(PLACE, str(source), f"{where}{error.strerror or error}", remedy) from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -210,32 +227,48 @@ def _record(
     own = own or OwnCheckpoint()
     env_id = known.env_id or own.env_id
     agent = f"palaestra/{own.algorithm}" if own.algorithm else ""
-    return CheckpointRecord(
-        checkpoint_id=sha256[:16],
-        run_id="",
-        agent_id=known.agent_id or agent,
-        env_id=env_id,
-        attempt=0,
-        env_step=own.env_step if known.env_step is None else known.env_step,
-        path=str(copy),
-        sha256=sha256,
-        size_bytes=size,
-        format="torch_zip" if form == "sb3_zip" else form,
-        created=now,
-        metric=own.score,
-        profile="managed",
-        env_signature=signature_of({"env_id": env_id, **own.env_signature, **known.env_signature}),
-        metrics_digest=own.digest(),
-        verified=now,
+    return storable_checkpoint(
+        CheckpointRecord(
+            checkpoint_id=sha256[:16],
+            run_id="",
+            agent_id=known.agent_id or agent,
+            env_id=env_id,
+            attempt=0,
+            env_step=own.env_step if known.env_step is None else known.env_step,
+            path=str(copy),
+            sha256=sha256,
+            size_bytes=size,
+            format="torch_zip" if form == "sb3_zip" else form,
+            created=now,
+            metric=own.score,
+            profile="managed",
+            env_signature=signature_of({"env_id": env_id, **own.env_signature, **known.env_signature}),
+            metrics_digest=own.digest(),
+            verified=now,
+        )
     )
 
 
+def _known_better(directory: Path, record: CheckpointRecord, known: Provenance) -> CheckpointRecord | None:
+    """The one with these bytes that is there already, with what is said of it now on its record; None without one."""
+    note = directory / record.checkpoint_id / "record.json"
+    there = _read(note)
+    if there is None or there.sha256 != record.sha256 or not Path(there.path).exists():
+        return None
+    said: dict[str, Any] = {"agent_id": known.agent_id} if known.agent_id else {}
+    if known.env_id:
+        said |= {"env_id": known.env_id, "env_signature": record.env_signature}
+    if known.env_step is not None:
+        said["env_step"] = known.env_step
+    now = replace(there, **said)
+    if now != there:
+        write_json(note, {"schema": 1, **asdict(now)})
+    return now
+
+
 def _settled(directory: Path, unfinished: Path, copy: Path, record: CheckpointRecord) -> CheckpointRecord:
-    """Moved to where it stays, with its record beside it; one that is there already is that one."""
+    """Moved to where it stays, with its record beside it."""
     final = directory / record.checkpoint_id
-    there = _read(final / "record.json")
-    if there is not None and there.sha256 == record.sha256 and Path(there.path).exists():
-        return there
     settled = CheckpointRecord(**{**asdict(record), "path": str(final / copy.name)})
     write_json(unfinished / "record.json", {"schema": 1, **asdict(settled)})
     _sync(unfinished)
@@ -250,8 +283,8 @@ def _read(note: Path) -> CheckpointRecord | None:
     if data is None or data.pop("schema", 1) != 1:
         return None
     try:
-        return CheckpointRecord(**data)
-    except TypeError:
+        return storable_checkpoint(CheckpointRecord(**data))
+    except (TypeError, ValueError):
         return None
 
 

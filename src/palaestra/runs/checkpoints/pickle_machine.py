@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["PickleRefused", "pickle_globals"]
+__all__ = ["NoPickle", "PickleRefused", "pickle_globals"]
 
 _DTYPES = (
     "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 complex128 "
@@ -59,6 +59,10 @@ class PickleRefused(Exception):
     """A pickle that may do something, or cannot be followed."""
 
 
+class NoPickle(PickleRefused):
+    """Bytes that are no pickle, or one that was cut short or damaged."""
+
+
 class _Global(NamedTuple):
     module: str
     name: str
@@ -95,7 +99,7 @@ def pickle_globals(data: bytes) -> tuple[str, ...]:
     except PickleRefused:
         raise
     except _BROKEN as error:
-        raise PickleRefused(f"it is no pickle that can be followed ({type(error).__name__}: {error})"[:300]) from None
+        raise NoPickle(f"it is no pickle that can be followed ({type(error).__name__}: {error})"[:300]) from None
     if end != len(data):
         raise PickleRefused(f"{len(data) - end} bytes lie behind its end")
     return tuple(sorted(machine.named))

@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from palaestra.runs.checkpoints.pickle_machine import PickleRefused, pickle_globals
+from palaestra.runs.checkpoints.pickle_machine import NoPickle, PickleRefused, pickle_globals
 
 __all__ = ["SB3_WEIGHTS", "ScanReport", "scan"]
 
@@ -49,6 +49,9 @@ class ScanReport:
     """Why it is not safe, as the end of a sentence that begins with its name."""
 
 
+_STRANGE = ScanReport(False, "unknown", reason="is no format of checkpoints that we know")
+
+
 class _Unsafe(Exception):
     pass
 
@@ -57,6 +60,8 @@ def scan(path: Path) -> ScanReport:
     """Look at a file. `OSError` when it cannot be read."""
     with open(path, "rb") as file:
         beginning = file.read(16)
+        if not beginning:
+            return ScanReport(False, "unknown", reason="is empty")
         file.seek(0)
         if beginning.startswith(b"PK\x03\x04"):
             return _scan_zip(file)
@@ -64,13 +69,18 @@ def scan(path: Path) -> ScanReport:
             return _scan_safetensors(file, path.stat().st_size)
         if beginning[:1] == b"\x80" or path.suffix in (".pkl", ".pickle", ".pt", ".pth"):
             return _scan_bare(file)
-    return ScanReport(False, "unknown", reason="is no format of checkpoints that we know")
+    return _STRANGE
 
 
 def _scan_bare(file: IO[bytes]) -> ScanReport:
     """Files of nothing but pickles: never taken in, but told what they would do."""
+    data = file.read(MAX_PICKLE_BYTES)
     try:
-        found = pickle_globals(file.read(MAX_PICKLE_BYTES))
+        found = pickle_globals(data)
+    except NoPickle:
+        if data.startswith(b"\x80"):
+            return ScanReport(False, "pickle", reason="is a bare pickle, and a damaged one or cut short")
+        return _STRANGE
     except PickleRefused as error:
         return ScanReport(False, "pickle", reason=f"is a bare pickle: {error}")
     return ScanReport(False, "pickle", found, "is a bare pickle, which no loader of weights reads")

@@ -18,7 +18,7 @@ from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
 from palaestra.runs.secret import Redactor
 from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
-from palaestra.runs.store.registry import Registry
+from palaestra.runs.store.registry import ROW_FAULTS, Registry
 from palaestra.runs.unsupervised import read_unsupervised
 
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
@@ -96,9 +96,12 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
     imported = 0
     for note in sorted((home.path / "checkpoints").glob("*/record.json")):
         checkpoint = _checkpoint(note)
-        if checkpoint is not None:
-            registry.put_checkpoint(checkpoint)
-            imported += 1
+        try:
+            if checkpoint is not None:
+                registry.put_checkpoint(checkpoint)
+                imported += 1
+        except ROW_FAULTS as error:
+            _log.warning("%s: its row cannot be written: %s", note.parent, error)
     return RebuildReport(len(found), imported, tuple(unreadable))
 
 

@@ -17,10 +17,10 @@ from palaestra.proc import ProcessIdentity
 from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
-from palaestra.runs.storable import storable
+from palaestra.runs.storable import storable, storable_checkpoint
 from palaestra.runs.store.database import RegistryCorrupt, is_sound, open_reading, open_writing, set_aside
 
-__all__ = ["Registry", "reading_registry"]
+__all__ = ["ROW_FAULTS", "Registry", "reading_registry"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +59,13 @@ class Registry:
         """Add or replace several, all or none; but a row that cannot be written keeps no other one out."""
         try:
             self._put([_run_row(record) for record in records])
-        except _ROW_FAULTS:
+        except ROW_FAULTS:
             if len(records) < 2:
                 raise
             for record in records:
                 try:
                     self._put([_run_row(record)])
-                except _ROW_FAULTS as error:
+                except ROW_FAULTS as error:
                     _log.warning("%s: its row cannot be written: %s", record.run_id, error)
 
     def _put(self, rows: list[list[Any]]) -> None:
@@ -225,7 +225,7 @@ def reading_registry(home: Home) -> Registry | None:
     return None if connection is None else Registry(connection, home.registry)
 
 
-_ROW_FAULTS = (OverflowError, UnicodeError, TypeError, ValueError, sqlite3.IntegrityError, sqlite3.InterfaceError,
+ROW_FAULTS = (OverflowError, UnicodeError, TypeError, ValueError, sqlite3.IntegrityError, sqlite3.InterfaceError,
                sqlite3.ProgrammingError, sqlite3.DataError)  # fmt: skip
 """What one row can be guilty of, unlike a disk that is full or a file that is damaged."""
 
@@ -288,6 +288,7 @@ def _run(row: Sequence[Any]) -> RunRecord:
 
 
 def _checkpoint_row(record: CheckpointRecord) -> list[Any]:
+    record = storable_checkpoint(record)
     plain: dict[str, Any] = {
         "best": int(record.best),
         "env_signature": json.dumps(record.env_signature),
