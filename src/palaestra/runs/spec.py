@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
 from palaestra.config import Section
 from palaestra.runs.secret import is_secret_name
@@ -70,7 +70,7 @@ class RunSpec(Section):
     """A checkpoint (id or path) whose weights it begins with, where the runner can."""
     track: Literal["off", "offline", "online"] = "off"
     """W&B, where the runner can."""
-    video: bool = False
+    video: StrictBool = False
     """Record short clips while training, where the runner can; slower, and the report says by how much."""
     stop_grace_s: float | None = Field(default=None, ge=0, le=3600)
     """How long it may take to end after it was asked to; None is the runner's own."""
@@ -85,6 +85,16 @@ class RunSpec(Section):
     """Keep one record per metric and this many steps, for trainers that log every gradient step."""
     tags: tuple[str, ...] = Field(default=(), max_length=100)
     """Words to find it by."""
+
+    @field_validator(
+        "seed", "priority", "gpus", "memory_mb", "nice", "stop_grace_s", "stall_after_s", "no_episode_steps",
+        "thin_every", mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool | str):
+            raise ValueError("is not a number")
+        return value
 
     @field_validator("name")
     @classmethod

@@ -81,6 +81,8 @@ def test_refusals_carry_place_reason_and_remedy(served):
     assert error["remedy"] == "Did you mean 'echo'?"
     answer = served.ask("POST", "/runs", {"spec": {"runnr": "echo"}})
     assert answer.json["error"]["text"] == "spec.runnr = 'echo': unknown key. Did you mean 'runner'?"
+    answer = served.ask("POST", "/runs", {"spec": {"runner": "echo", "gpus": True}})
+    assert answer.json["error"]["text"] == "spec.gpus = True: is not a number."
     assert served.ask("GET", "/runs/nobody").json["error"]["code"] == "unknown_run"
     assert served.ask("PUT", "/runs", {}).headers["Allow"] == "GET, POST"
     assert served.ask("GET", "/nowhere").json["error"]["code"] == "no_route"
