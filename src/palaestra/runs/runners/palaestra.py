@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import palaestra
-from palaestra.document import is_ui_document
 from palaestra.errors import ConfigError
 from palaestra.runs.media.encoder import require_encoder
 from palaestra.runs.runner import Finding, JournalFile, LaunchPlan, Machine, Place, RunnerCapabilities
@@ -154,6 +153,8 @@ class PalaestraRunner:
 
 def _film_findings(spec: RunSpec, env_id: str) -> list[Finding]:
     """Whether its checkpoints can be filmed, which happens in our own interpreter."""
+    from palaestra.document import is_ui_document  # reads YAML, which naming the runners must not load
+
     if is_ui_document(spec.config) or env_id.startswith("compiled/"):
         return [Finding("video", "refused", f"{env_id} draws nothing that could be filmed", "Leave --video out")]
     try:
