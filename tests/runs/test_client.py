@@ -10,7 +10,7 @@ import pytest
 from tests.runs.serving import end_service, service, service_thread
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
-from palaestra.runs import TrainerService
+from palaestra.runs import TrainerService, client, connect
 from palaestra.runs.connect import end_service as stop_service
 from palaestra.runs.connect import ensure_service, find_service
 from palaestra.runs.durable import read_json
@@ -230,3 +230,30 @@ def test_a_token_that_the_service_does_not_take_is_told_with_the_file_and_the_wa
         home.token.write_text(token)
         home.endpoint.write_text("no address at all")
         assert TrainerService(home).runs() == []
+
+
+def test_a_service_that_falls_silent_is_named(home, monkeypatch, caplog):
+    with service(home) as said:
+        trainer = TrainerService(home)
+        assert trainer.runs() == []
+        monkeypatch.setattr(client, "_SILENCE_S", 0.1)
+        monkeypatch.setattr(client, "_SOON_S", 0.3)
+        os.kill(said["pid"], signal.SIGSTOP)
+        try:
+            with pytest.raises(ServiceUnreachable, match=rf"process {said['pid']}\) has not answered GET /runs for"):
+                trainer.runs()
+        finally:
+            os.kill(said["pid"], signal.SIGCONT)
+    assert f"the run service (process {said['pid']}) has not answered for 0 s; still waiting" in caplog.messages
+
+
+def test_a_service_that_is_stopped_is_told_from_one_that_serves(home, monkeypatch):
+    with service(home) as said:
+        monkeypatch.setattr(connect, "_ANSWER_S", 0.2)
+        monkeypatch.setattr(connect, "_HOLDER_S", 0.2)
+        os.kill(said["pid"], signal.SIGSTOP)
+        try:
+            with pytest.raises(ServiceUnreachable, match=f"is stopped and answers nobody.*kill -CONT {said['pid']}"):
+                ensure_service(home)
+        finally:
+            os.kill(said["pid"], signal.SIGCONT)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
+import select
 import time
 import urllib.parse
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from palaestra.errors import PalaestraError, ServiceUnreachable
-from palaestra.runs.connect import RESTART, Endpoint, ensure_service
+from palaestra.runs.connect import RESTART, Endpoint, ensure_service, holder_of
 from palaestra.runs.ingest.metric_point import MetricPoint
 from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
@@ -33,8 +35,13 @@ from palaestra.telemetry.event import Record, decode
 
 __all__ = ["Prepared", "TrainerService"]
 
+_log = logging.getLogger(__name__)
 _PATIENCE_S = 900.0
 """A stop answers when the run is gone, and a preflight may probe interpreters."""
+_SOON_S = 60.0
+"""Whatever the service only has to look up."""
+_SILENCE_S = 10.0
+"""Waiting that is worth a word."""
 _QUIET_S = 30.0
 """A stream says something every ten seconds, if only that it is there."""
 _TRIES = 5
@@ -175,7 +182,8 @@ class TrainerService:
     def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
     ) -> Any:
-        connection, response = self._asked(method, path, body, query or {}, {}, _PATIENCE_S)
+        quick = path == "/drain" or (method == "GET" and path != "/doctor")
+        connection, response = self._asked(method, path, body, query or {}, {}, _SOON_S if quick else _PATIENCE_S)
         try:
             answer = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -210,7 +218,12 @@ class TrainerService:
                     raise ServiceUnreachable(f"{endpoint.url} does not answer ({error})") from None
                 continue
             try:
+                self._listen(connection, endpoint, timeout_s)
                 response = connection.getresponse()
+            except TimeoutError:
+                connection.close()
+                text = f"{self._who(endpoint)} has not answered {method} {path} for {timeout_s:.0f} s"
+                raise ServiceUnreachable(f"{text}. {RESTART}") from None
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 if method == "GET" and not fresh and self._given is None:
@@ -225,6 +238,19 @@ class TrainerService:
             finally:
                 connection.close()
         raise AssertionError("unreachable")
+
+    def _listen(self, connection: http.client.HTTPConnection, endpoint: Endpoint, timeout_s: float) -> None:
+        """Return when an answer begins, or after a word about how long that takes."""
+        if timeout_s <= _SILENCE_S:
+            return
+        waiting = select.poll()
+        waiting.register(connection.sock, select.POLLIN)
+        if not waiting.poll(1000 * _SILENCE_S):
+            _log.warning("%s has not answered for %.0f s; still waiting", self._who(endpoint), _SILENCE_S)
+
+    def _who(self, endpoint: Endpoint) -> str:
+        holder = None if self._given is not None else holder_of(self.home)
+        return f"the run service ({endpoint.url if holder is None else f'process {holder.identity.pid}'})"
 
     def _token_now(self) -> str:
         return f"what {self.home.token} holds: it was changed since the service started. {RESTART}"

@@ -216,12 +216,27 @@ def _awaited(home: Home) -> Endpoint | None:
 
 
 def _refuse_if_held(home: Home) -> None:
-    """Say what is wrong with a service that answers and that we cannot speak to."""
+    """Say what is wrong with a service that does not answer, or that we cannot speak to."""
     holder = holder_of(home)
-    if holder is None or not holder.url or not _answers(Endpoint(holder.url, "")):
+    if holder is None or not holder.url:
         return
-    text = f"the run service (process {holder.identity.pid}) answers at {holder.url}, and {home.token} cannot be read."
-    raise ServiceUnreachable(f"{text} {RESTART}")
+    pid = holder.identity.pid
+    if _answers(Endpoint(holder.url, "")):
+        text = f"the run service (process {pid}) answers at {holder.url}, and {home.token} cannot be read."
+        raise ServiceUnreachable(f"{text} {RESTART}")
+    if _is_stopped(pid):
+        text = f"the run service (process {pid}) is stopped and answers nobody. Let it go on with: kill -CONT {pid}"
+        raise ServiceUnreachable(text)
+    text = f"the run service (process {pid}) does not answer at {holder.url}"
+    raise ServiceUnreachable(f"{text}. {RESTART} {_tail(home)}")
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger holds a process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
 
 
 def end_service(home: Home, timeout_s: float = _LEAVE_S) -> int | None:
