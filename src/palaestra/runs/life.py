@@ -11,7 +11,7 @@ from typing import Any
 from palaestra.proc import boot_id
 from palaestra.runs.durable import append_line
 from palaestra.runs.layout import RunPaths
-from palaestra.runs.phase import Happening, Phase
+from palaestra.runs.phase import Phase
 from palaestra.runs.record import LifeRecord
 
 __all__ = ["LifeLog", "elapsed", "phase_of"]
@@ -61,20 +61,6 @@ class LifeLog:
             elif record.seq > after:
                 records.append(record)
         return records
-
-    def durations(self) -> dict[int, float]:
-        """How long each attempt has taken between its first and last happening, by a clock that nobody sets."""
-        spans: dict[int, tuple[str, float, float]] = {}
-        for data in self._lines():
-            if data is None or _record(data) is None:
-                continue
-            boot, now, attempt = str(data.get("boot_id", "")), float(data.get("boottime", 0.0)), int(data["attempt"])
-            begun = data["happening"] == Happening.LAUNCHED
-            if begun:
-                spans[attempt] = (boot, now, now)
-            elif attempt in spans and spans[attempt][0] == boot:
-                spans[attempt] = (boot, spans[attempt][1], now)
-        return {attempt: last - first for attempt, (_, first, last) in spans.items()}
 
     def _lines(self) -> list[dict[str, Any] | None]:
         try:

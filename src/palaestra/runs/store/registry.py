@@ -154,15 +154,6 @@ class Registry:
         query = f"SELECT {','.join(_CHECKPOINT)} FROM checkpoints WHERE {where} ORDER BY created DESC, path DESC"
         return [_checkpoint(row) for row in self._rows(query, [value for _, value in wanted])]
 
-    def checkpoint(self, prefix: str) -> CheckpointRecord | None:
-        """The newest checkpoint whose id begins so."""
-        query = (
-            f"SELECT {','.join(_CHECKPOINT)} FROM checkpoints WHERE checkpoint_id >= ? AND checkpoint_id < ? "
-            "ORDER BY created DESC LIMIT 1"
-        )
-        found = self._rows(query, [prefix, prefix + "\U0010ffff"])
-        return _checkpoint(found[0]) if found else None
-
     def replace(self) -> Path:
         """Put an empty file in the place of a damaged one; where the damaged one is now."""
         with self._lock:
