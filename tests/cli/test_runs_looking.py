@@ -180,3 +180,22 @@ def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home):
         told = watching.stderr.read()
     assert watching.returncode == 130
     assert f"{run_id} goes on; stop it with: palaestra runs stop {run_id}" in told
+
+
+def test_who_is_interrupted_while_starting_is_told_which_run_may_come_of_it(runs, home, tmp_path):
+    """An interpreter that takes its time holds up the preflight for as long as the test needs."""
+    slow, gate = tmp_path / "slow-python", tmp_path / "gate"
+    os.mkfifo(gate)
+    slow.write_text(f"#!/bin/sh\necho here > {gate}\ncat {gate} > /dev/null\nexit 1\n")
+    slow.chmod(0o755)
+    command = [sys.executable, "-m", "palaestra", "runs", "start", "env.id=CartPole-v1", "--name", "late"]
+    environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
+    with subprocess.Popen([*command, "--python", slow], env=environment, stderr=subprocess.PIPE, text=True) as starting:
+        assert gate.read_text() == "here\n"
+        starting.send_signal(signal.SIGINT)
+        told = starting.stderr.read()
+        gate.write_text("go on")
+    assert starting.returncode == 130
+    run_id = told.split()[-1]
+    assert run_id.startswith("late-")
+    assert f"may yet queue it as {run_id}; stop it with: palaestra runs stop {run_id}" in told

@@ -314,16 +314,32 @@ def _weights(checkpoint: str | None) -> str | None:
 
 
 def _submitted(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
+    from palaestra.runs.run_id import fresh_run_id
+
+    # Named here, so that whoever is interrupted while the service looks at it knows what to stop.
+    run_id, digest = fresh_run_id(spec.name or spec.env_id or spec.script or spec.runner), None
     try:
-        return service.submit(spec)
+        return service.submit(spec, run_id=run_id)
     except KeyboardInterrupt:
-        print("The run may have been queued all the same; palaestra runs list shows it.", file=sys.stderr)
+        _tell_of_interrupted(service, run_id)
         raise
     except ConsentNeeded:
         prepared = service.prepare_training(spec)
         _preview(prepared, False, to=sys.stderr)
         _agreed("run this foreign code", yes)
-        return service.submit(spec, prepared.digest, prepared.run_id)
+        run_id, digest = prepared.run_id or run_id, prepared.digest
+    try:
+        return service.submit(spec, digest, run_id)
+    except KeyboardInterrupt:
+        _tell_of_interrupted(service, run_id)
+        raise
+
+
+def _tell_of_interrupted(service: TrainerService, run_id: str) -> None:
+    """The request was sent and goes its way: say what it has become by now, and how to end that."""
+    there = service.home.run(run_id).path.is_dir()
+    said = f"{run_id} was queued" if there else f"The request was sent, and the service may yet queue it as {run_id}"
+    print(f"{said}; stop it with: palaestra runs stop {run_id}", file=sys.stderr)
 
 
 def _agreed(what: str, yes: bool) -> None:
