@@ -254,6 +254,8 @@ def _fuzzed(served, directory, *words, without):
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{served.url}/openapi.json", "--seed", "1",
             "-H", f"Authorization: Bearer {served.token}", "--no-color", *CHECKED, *left_out, *words,
+            # A preflight looks into interpreters, which takes a while on a busy machine.
+            "--request-timeout", "120",
         ],
         cwd=directory, capture_output=True, text=True,
     )  # fmt: skip
