@@ -37,5 +37,5 @@ def test_only_the_command_that_is_asked_for_is_imported():
         "print(sorted(name for name in sys.modules if name.startswith('palaestra.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    wanted = [f"palaestra.cli.{name}" for name in ("app", "command_table", "runs", "runs_reading")]
+    wanted = [f"palaestra.cli.{name}" for name in ("app", "command_table", "runs", "runs_reading", "terminal")]
     assert done.stdout == f"{wanted}\n"

@@ -17,6 +17,7 @@ import typer
 from palaestra import __version__
 from palaestra.cli.command_table import Commands, fill
 from palaestra.cli.runs import RUNS
+from palaestra.cli.terminal import printable
 from palaestra.errors import ConfigError, PalaestraError, SessionRefused
 
 __all__ = ["main"]
@@ -71,16 +72,30 @@ def _app(words: Sequence[str]) -> typer.Typer:
 
 def _tell(problem: str) -> None:
     # An environment's own exception may span lines; a refusal is one line, so that scripts can read it.
-    print("error: " + " ".join(problem.splitlines()), file=sys.stderr)
+    print("error: " + printable(" ".join(problem.splitlines())), file=sys.stderr)
 
 
 def _speak() -> None:
     """Have somewhere to print to, and no letter that cannot be printed there."""
     if sys.stdout is None:  # somebody closed it: `palaestra … >&-`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:  # nor may what belongs there go to the other
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _of_a_place_that_is_gone(error: OSError) -> ConfigError | None:
+    """What ails whoever is in a directory that somebody removed: the system names no file then."""
+    if error.filename is not None or not isinstance(error, FileNotFoundError):
+        return None
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        here = os.environ.get("PWD", "")
+        return ConfigError("working directory", here, "was removed", "Go to one that is there, for example with: cd ~")
+    return None
 
 
 def main() -> None:
@@ -102,7 +117,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # after BrokenPipeError, which is one
-        _tell(f"{error}")
+        _tell(str(_of_a_place_that_is_gone(error) or error))
         sys.exit(1)
     except MemoryError as error:
         _tell(f"out of memory ({error}). Use fewer environments or shorter rollouts.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palaestra.cli.terminal import printable, strict_json
 from palaestra.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def list_command(
     found = all_checkpoints(_home(), run_id=run, agent_id=agent, env_id=env)
     shown = found if everything or as_json else found[:30]
     if as_json:
-        print(json.dumps([_data(record) for record in shown]))
+        print(strict_json([_data(record) for record in shown]))
         return
     _print_table([_HEADINGS, *(_row(record) for record in shown)])
     if len(found) > len(shown):
@@ -72,7 +72,7 @@ def verify_command(
             said = f"fits ({_size(record.size_bytes)})" if verdict.fits else f"does not fit: {verdict.problem}"
             print(f"{record.checkpoint_id} {said}")
     if as_json:
-        print(json.dumps(answers))
+        print(strict_json(answers))
     if not good:
         raise typer.Exit(1)
 
@@ -108,7 +108,7 @@ def import_command(
     finally:
         registry.close()
     if as_json:
-        print(json.dumps(_data(record)))
+        print(strict_json(_data(record)))
     elif record.sha256 in there:
         print(f"{record.checkpoint_id} is known already{_told_anew(there[record.sha256], record)}")
     else:
@@ -142,7 +142,7 @@ def deploy_command(
     else:
         now = deploy(home, record, environment_signature(env_id, "--env", needed=env_id != record.env_id))
     if as_json:
-        print(json.dumps(None if now is None else asdict(now)))
+        print(strict_json(None if now is None else asdict(now)))
     elif now is None:
         print(f"Nothing is deployed in {env_id} any more.")
     else:
@@ -158,7 +158,7 @@ def deployed_command(as_json: _Json = False) -> None:
 
     found = deployments(_home())
     if as_json:
-        print(json.dumps([asdict(now) for now in found]))
+        print(strict_json([asdict(now) for now in found]))
         return
     rows = [("ENV", "CHECKPOINT", "AGENT", "SINCE", "BEFORE", "STATE")]
     for now in found:
@@ -188,6 +188,7 @@ def _remember(home: Home, record: CheckpointRecord) -> None:
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    rows = [tuple(printable(cell) for cell in row) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

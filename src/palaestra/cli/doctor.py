@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from palaestra.cli.terminal import printable, strict_json
 
 __all__ = ["doctor", "finding_lines"]
 
@@ -19,7 +20,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
     found = [asdict(finding) for finding in examine(Home.default())]
     if as_json:
-        print(json.dumps(found))
+        print(strict_json(found))
     else:
         for line in finding_lines(found):
             print(line)
@@ -32,7 +33,8 @@ def finding_lines(findings: Sequence[Mapping[str, str]]) -> list[str]:
     width = max((len(finding["check"]) for finding in findings), default=0)
     lines = []
     for finding in findings:
-        lines.append(f"{finding['level']:<8} {finding['check']:<{width}}  {' '.join(finding['text'].split())}")
+        text = printable(" ".join(finding["text"].split()))
+        lines.append(f"{finding['level']:<8} {finding['check']:<{width}}  {text}")
         if finding["remedy"] and finding["level"] != "ok":
             lines.append(f"{'':<8} {'':<{width}}  → {finding['remedy']}")
     return lines

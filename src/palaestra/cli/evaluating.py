@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def evaluate_command(
 
         document["video"] = film(path, video, frames=frames, seed=seed, deterministic=not sample)
     if as_json:
-        print(json.dumps(document))
+        print(strict_json(document))
         return
     print(_sentence(run, document))
     if video is not None:

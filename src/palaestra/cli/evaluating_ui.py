@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def evaluate_screens(
     """Play a checkpoint on held-out tasks; with `other`, that one on the same tasks, and compare them in pairs."""
     judged = judge(path, other, episodes=episodes, first=first, tasks=tasks, greedy=greedy, samples=samples)
     if as_json:
-        print(json.dumps(judged.document))
+        print(strict_json(judged.document))
         return
     print("\n".join([*judged.lines, f"Report: {judged.page}", f"Episodes: {judged.archives[0]}"]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError, ConsentNeeded
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def tensorboard(
     ids = _resolved(runs or [])
     if not stop_it:
         url = _service().ask("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
-        print(json.dumps({"url": url}) if as_json else url)
+        print(strict_json({"url": url}) if as_json else url)
         return
     from palaestra.runs.connect import find_service
     from palaestra.runs.layout import Home
@@ -156,7 +156,7 @@ def tensorboard(
     open_there = find_service(Home.default()) is not None
     ended = _service().ask("DELETE", "/tools/tensorboard", run=ids) if open_there else []
     if as_json:
-        print(json.dumps(ended))
+        print(strict_json(ended))
     else:
         print("\n".join(f"{tool['url']} ended" for tool in ended) or "No such TensorBoard is open.")
 
@@ -203,7 +203,7 @@ def gc(
     failed = [doom for doom in found if doom.get("failed")]
     total = sized(sum(doom["bytes"] for doom in found if not doom.get("failed")))
     if as_json:
-        print(json.dumps(found))
+        print(strict_json(found))
     else:
         for line in _doomed(found):
             print(line)
@@ -238,7 +238,7 @@ def drain(
     """Have the service start nothing new; what runs goes on and what waits keeps its place."""
     state = _service().ask("POST", "/drain", {"on": not off})
     if as_json:
-        print(json.dumps(state))
+        print(strict_json(state))
     else:
         print("draining: nothing new is started" if state["draining"] else "starting runs again")
 
@@ -357,7 +357,7 @@ def _preview(prepared: Prepared, as_json: bool, to: Any = None) -> None:
 
     out = to or sys.stdout
     if as_json:
-        print(json.dumps(prepared._asdict()))
+        print(strict_json(prepared._asdict()))
     else:
         for line in finding_lines(prepared.findings):
             print(line, file=out)
@@ -397,7 +397,7 @@ def _done(records: list[RunRecord], as_json: bool) -> None:
 
 def _put_away(found: list[dict[str, Any]], what: str, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found))
+        print(strict_json(found))
         return
     for row in found:
         print(f"{row['run_id']} {what}")
@@ -406,4 +406,4 @@ def _put_away(found: list[dict[str, Any]], what: str, as_json: bool) -> None:
 def _print(records: list[RunRecord], *, single: bool = False) -> None:
     from palaestra.runs.wire import run_data
 
-    print(json.dumps(run_data(records[0]) if single else [run_data(record) for record in records]))
+    print(strict_json(run_data(records[0]) if single else [run_data(record) for record in records]))

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from palaestra.cli.runs_table import why
+from palaestra.cli.terminal import printable
 from palaestra.runs.record import LifeRecord
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 
@@ -31,7 +33,8 @@ def followed(service: TrainerService, run_id: str) -> RunRecord:
     for item in service.stream_events(run_id):
         if isinstance(item, LifeRecord):
             if item.happening not in _QUIET:
-                _tell(f"{item.happening.replace('_', ' ')}{': ' + item.reason if item.reason else ''}")
+                reason = why(item.happening, item.reason)
+                _tell(f"{item.happening.replace('_', ' ')}{': ' + reason if reason else ''}")
             continue
         event = item.event
         if isinstance(event, EpisodeSummary):
@@ -59,4 +62,4 @@ def tracking_lines(tracking: Tracking) -> list[str]:
 
 
 def _tell(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
+    print(f"  {printable(text)}", file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from palaestra.cli.terminal import harmless, printable, strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def list_runs(
     if as_json:
         from palaestra.runs.wire import run_data
 
-        print(json.dumps([run_data(row) for row in rows]))
+        print(strict_json([run_data(row) for row in rows]))
         return
     if not rows:
         filtered = phases or runner or env or tag or agent or words or archived
@@ -74,7 +74,7 @@ def show(run: Run, as_json: Json = False) -> None:
     from palaestra.cli.runs_shown import shown, shown_data
 
     if as_json:
-        print(json.dumps(asked(lambda reading: shown_data(reading, run))))
+        print(strict_json(asked(lambda reading: shown_data(reading, run))))
         return
     for line in asked(lambda reading: shown(reading, run)):
         print(line)
@@ -99,7 +99,7 @@ def logs(
     if record.phase == "queued":
         from palaestra.cli.runs_followed import waiting
 
-        print(f"{run_id} {waiting(record)}", file=sys.stderr)
+        print(printable(f"{run_id} {waiting(record)}"), file=sys.stderr)
     piece = reading.log(run_id, attempt=attempt) if tail is None else reading.last_lines(run_id, tail, attempt)
     texts = []
     while True:
@@ -114,7 +114,7 @@ def logs(
             time.sleep(_LOOK_EVERY_S)
             piece = piece._replace(text="", offset=before)
     if as_json:
-        print(json.dumps({"run_id": run_id, "text": "".join(texts)}))
+        print(strict_json({"run_id": run_id, "text": "".join(texts)}))
 
 
 def compare(
@@ -131,7 +131,7 @@ def compare(
             name: values for name, values in found["metrics"].items() if any(word in name for word in metric)
         }
     if as_json:
-        print(json.dumps(found))
+        print(strict_json(found))
         return
     from palaestra.cli.runs_shown import comparison_table
 
@@ -150,7 +150,7 @@ def export_tensorboard(
     target = None if into is None else into.resolve()
     report = asked(lambda reading: export_run(reading, run, target))
     if as_json:
-        print(json.dumps({"directory": str(report.directory), "points": report.points}))
+        print(strict_json({"directory": str(report.directory), "points": report.points}))
         return
     print(f"{report.points:,} points in {report.directory}")
     if not report.points:
@@ -181,7 +181,7 @@ def videos(
         film_run(Home.default(), paths, checkpoint, frames)
     clips = clips_of(paths)
     if as_json:
-        print(json.dumps([asdict(clip) for clip in clips]))
+        print(strict_json([asdict(clip) for clip in clips]))
         return
     pace = film_pace(paths) if clips else None
     for clip in clips:
@@ -220,5 +220,5 @@ def _phase(word: str) -> Phase:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

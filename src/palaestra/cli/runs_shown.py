@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from palaestra.cli.runs_table import aligned, duration, sized, steps
+from palaestra.cli.runs_table import aligned, became, duration, sized, steps, why
+from palaestra.cli.terminal import printable, shortened
 from palaestra.runs.checkpoints.listing import all_checkpoints
 from palaestra.runs.life import elapsed
 from palaestra.runs.media.clip import Pace
@@ -22,6 +23,8 @@ __all__ = ["comparison_table", "shown", "shown_data", "slowed"]
 _LAST_LINES = 20
 _LAST_HAPPENINGS = 8
 _METRICS = 16
+_LONGEST_NAME = 60
+_LONGEST_LINE = 1000
 
 
 def shown_data(reading: RunReading, name: str) -> dict[str, Any]:
@@ -49,11 +52,11 @@ def shown(reading: RunReading, name: str) -> list[str]:
     if not reading.home.run(record.run_id).path.is_dir():
         return [*lines, "! Its directory is gone: this line is all that is left of it."]
     for alarm in record.alarms:
-        lines.append(f"! {alarm.code}: {alarm.text}")
+        lines.append(printable(f"! {alarm.code}: {alarm.text}"))
     lines += _life(reading, record) + _numbers(reading, record) + _checkpoints(reading, record)
     if record.phase.ended and record.phase != "succeeded":
         last = reading.last_lines(record.run_id, _LAST_LINES).text.splitlines()
-        lines += ["", "Last lines of its output:", *(f"  {line}" for line in last)] if last else []
+        lines += ["", "Last lines of its output:", *(f"  {_line(line)}" for line in last)] if last else []
     return lines
 
 
@@ -62,12 +65,11 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
     took = elapsed(record.started, record.ended, time.time())
     agent = record.agent_id if record.agent_id != record.runner else ""
     process = record.trainer if record.phase.has_process else None
-    reason = "" if record.reason in ("", "done") else f": {record.reason}"
     return [
         ("run", record.run_id),
-        ("phase", f"{record.phase}{reason}"),
+        ("phase", became(record)),
         ("agent", agent or record.runner),
-        ("env", record.env_id),
+        ("env", shortened(record.env_id, _LONGEST_NAME)),
         ("attempt", str(record.attempt) if record.attempt > 1 else ""),
         ("started", _at(record.started)),
         ("ended", _at(record.ended) if record.phase.ended else ""),
@@ -76,7 +78,7 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
         ("episodes", f"{record.episodes:,}" if record.episodes else ""),
         ("return", f"{record.episode_return:,.2f} (last 100 episodes)" if record.episode_return is not None else ""),
         ("seed", "" if record.seed is None else str(record.seed)),
-        ("tags", ", ".join(record.tags)),
+        ("tags", shortened(", ".join(record.tags), 4 * _LONGEST_NAME)),
         ("process", f"{process.pid}" if process is not None else ""),
         ("machine", _machine(reading, record)),
         ("tracking", _tracking(reading, record)),
@@ -122,13 +124,15 @@ def _machine(reading: RunReading, record: RunRecord) -> str:
 
 def _life(reading: RunReading, record: RunRecord) -> list[str]:
     life = reading.life(record.run_id)[-_LAST_HAPPENINGS:]
-    rows = [(f"  {_at(one.time)}", one.happening.replace("_", " "), one.reason) for one in life]
+    rows = [(f"  {_at(one.time)}", one.happening.replace("_", " "), why(one.happening, one.reason)) for one in life]
     return ["", "What happened:", *aligned(rows)] if rows else []
 
 
 def _numbers(reading: RunReading, record: RunRecord) -> list[str]:
     recent = {name: points[-1] for name, points in reading.recent_metrics(record.run_id, 1).items() if points}
-    rows = [(f"  {name}", f"{point.value:.6g}") for name, point in list(recent.items())[:_METRICS]]
+    rows = [
+        (f"  {shortened(name, _LONGEST_NAME)}", f"{point.value:.6g}") for name, point in list(recent.items())[:_METRICS]
+    ]
     more = [f"  and {len(recent) - len(rows)} more"] if len(recent) > len(rows) else []
     return ["", "Last numbers:", *aligned(rows, right=[False, True]), *more] if rows else []
 
@@ -148,7 +152,7 @@ def comparison_table(found: Mapping[str, Any]) -> list[str]:
     columns = found["runs"]
     rows = [["", *(column["run"]["run_id"] for column in columns)]]
     for title, key in (("runner", "runner"), ("env", "env_id"), ("phase", "phase")):
-        rows.append([title, *(str(column["run"][key]) for column in columns)])
+        rows.append([title, *(_value(column["run"][key]) for column in columns)])
     rows.append(["steps", *(f"{column['run']['env_step']:,}" for column in columns)])
     rows.append(["return", *(_number(column["run"]["episode_return"]) for column in columns)])
     rows.append(["elapsed", *(duration(column["elapsed_s"]) for column in columns)])
@@ -157,11 +161,22 @@ def comparison_table(found: Mapping[str, Any]) -> list[str]:
     blank = ["" for _ in rows[0]]
     if found["configuration"]:
         rows += [blank, ["CONFIGURED DIFFERENTLY", *blank[1:]]]
-        rows += [[key, *(_value(value) for value in values)] for key, values in found["configuration"].items()]
+        rows += [
+            [shortened(key, _LONGEST_NAME), *(_value(value) for value in values)]
+            for key, values in found["configuration"].items()
+        ]
     if found["metrics"]:
         rows += [blank, ["LAST NUMBERS", *blank[1:]]]
-        rows += [[name, *(_number(value) for value in values)] for name, values in found["metrics"].items()]
+        rows += [
+            [shortened(name, _LONGEST_NAME), *(_number(value) for value in values)]
+            for name, values in found["metrics"].items()
+        ]
     return aligned(rows)
+
+
+def _line(text: str) -> str:
+    """A line of output, with its tabs as blanks."""
+    return printable(text.expandtabs()[:_LONGEST_LINE])
 
 
 def _number(value: float | None) -> str:

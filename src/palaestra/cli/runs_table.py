@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from palaestra.cli.terminal import printable, shortened
 from palaestra.runs.life import elapsed
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 
-__all__ = ["aligned", "duration", "note", "one_line", "run_table", "sized", "steps"]
+__all__ = ["aligned", "became", "duration", "note", "one_line", "run_table", "sized", "steps", "why"]
 
 _HEAD = ("RUN", "RUNNER", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE")
 _RIGHT = frozenset({"STEPS", "RETURN", "ELAPSED"})
 _LONGEST_NOTE = 60
+_LONGEST_NAME = 40
 
 
 def run_table(rows: Sequence[RunRecord]) -> list[str]:
@@ -23,7 +25,7 @@ def run_table(rows: Sequence[RunRecord]) -> list[str]:
         (
             row.run_id,
             row.runner,
-            row.env_id,
+            shortened(row.env_id, _LONGEST_NAME),
             str(row.phase),
             steps(row),
             "" if row.episode_return is None else f"{row.episode_return:,.1f}",
@@ -36,7 +38,8 @@ def run_table(rows: Sequence[RunRecord]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> list[str]:
-    """Columns as wide as their widest cell."""
+    """Columns as wide as their widest cell, of letters that a terminal only draws."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     to_the_right = [*right, *[False] * (len(widths) - len(right))]
     return [
@@ -58,7 +61,7 @@ def note(row: RunRecord) -> str:
         text = "" if row.supervised else "started without the service"
     else:
         text = row.reason
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     return text if len(text) <= _LONGEST_NOTE else text[: _LONGEST_NOTE - 1] + "…"
 
 
@@ -71,14 +74,24 @@ def steps(row: RunRecord) -> str:
 
 def one_line(row: RunRecord) -> str:
     """What became of a run."""
-    why = (
-        ""
-        if row.reason in ("", "done", str(row.phase)) or row.reason.startswith(str(row.phase))
-        else f" ({row.reason})"
-    )
-    said = row.reason if row.reason.startswith(str(row.phase)) else f"{row.phase}{why}"
     took = f" after {duration(elapsed(row.started, row.ended, time.time()))}" if row.started is not None else ""
-    return f"{row.run_id} {said}{took}"
+    return printable(f"{row.run_id} {became(row, '{} ({})')}{took}")
+
+
+def became(row: RunRecord, words: str = "{}: {}") -> str:
+    """The phase of a run and why, once: `failed: exit code 3`, but `killed (SIGKILL)`."""
+    if row.reason in ("", "done"):
+        return str(row.phase)
+    return row.reason if row.reason.startswith(str(row.phase)) else words.format(row.phase, row.reason)
+
+
+def why(happening: str, reason: str) -> str:
+    """A reason beside what happened, without saying that twice: `SIGKILL` beside `killed`."""
+    words = happening.replace("_", " ")
+    if words == "stop asked":
+        reason = reason.removeprefix("asked to stop")
+    rest = reason.removeprefix(words).strip()
+    return rest[1:-1] if rest.startswith("(") and rest.endswith(")") else rest.removeprefix(":").strip()
 
 
 def duration(seconds: float) -> str:

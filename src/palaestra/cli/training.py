@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,11 +129,11 @@ def _check(data: dict[str, Any], seed: int | None) -> None:
     from palaestra.train.checking import checked
 
     try:
-        print(json.dumps(checked(data, seed=seed)))
+        print(strict_json(checked(data, seed=seed)))
     except ConfigError as error:
         # Whoever asks is a program, which needs the parts rather than the sentence.
         parts = {"place": error.place, "value": error.value, "reason": error.reason, "remedy": error.remedy}
-        print(json.dumps({"refused": parts}, default=str))
+        print(strict_json({"refused": parts}))
         raise typer.Exit(2) from None
 
 
@@ -154,7 +154,7 @@ def _report(outcome: Outcome, as_json: bool) -> None:
             "checkpoint": str(outcome.checkpoint),
             "final": {key: value if value == value else None for key, value in outcome.final.items()},
         }
-        print(json.dumps(document))
+        print(strict_json(document))
         return
     if "trajectories_learned" in outcome.final:
         _report_screens(outcome)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def list_command(
     """List episodes, oldest first: outcome, reward, steps, policy versions, task, seed, id."""
     chosen = _chosen(where, task, outcome, version, limit)
     if as_json:
-        print(json.dumps([{**entry.facts(), "archive": str(archive.directory)} for archive, entry in chosen.found]))
+        print(strict_json([{**entry.facts(), "archive": str(archive.directory)} for archive, entry in chosen.found]))
     else:
         for _, entry in chosen.found:
             print(_row(entry))
@@ -75,7 +75,7 @@ def view_command(
                         max_bytes=max_megabytes * 2**20)  # fmt: skip
     chosen.tell_damage()
     if as_json:
-        print(json.dumps(made.facts()))
+        print(strict_json(made.facts()))
         return
     beside = f", pictures in {made.picture_directory}" if made.picture_directory else ""
     print(f"{made.path}: {made.trajectories} episodes, {made.bytes / 2**20:.1f} MB{beside}")
@@ -114,7 +114,7 @@ def report_command(
     for each in (chosen, rival):
         if each is not None:
             each.tell_damage()
-    print(json.dumps(document) if as_json else "\n".join(lines))
+    print(strict_json(document) if as_json else "\n".join(lines))
 
 
 @trajectories_app.command("export")
@@ -131,7 +131,7 @@ def export_command(
 
     count = export_trajectories(chosen.load(), output)
     chosen.tell_damage()
-    print(json.dumps({"path": str(output), "trajectories": count}) if as_json else f"{output}: {count} episodes")
+    print(strict_json({"path": str(output), "trajectories": count}) if as_json else f"{output}: {count} episodes")
 
 
 @dataclass(frozen=True)

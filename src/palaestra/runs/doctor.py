@@ -115,7 +115,7 @@ def _registry(home: Home) -> Iterator[Finding]:
         else:
             count = connection.execute("SELECT count(*) FROM runs").fetchone()[0]
             connection.close()
-            yield Finding("registry", "ok", f"{count:,} runs in {home.registry}")
+            yield Finding("registry", "ok", f"{count:,} run{'' if count == 1 else 's'} in {home.registry}")
     except RegistryCorrupt as error:
         remedy = "Nothing to do: the service rebuilds it from the run directories when it starts"
         yield Finding("registry", "warning", str(error), remedy)

@@ -1,0 +1,126 @@
+"""What a trainer says is drawn by a terminal and does nothing to it; JSON is JSON."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from tests.runs.serving import service_thread
+
+from palaestra.cli.runs_table import why
+from palaestra.cli.terminal import harmless, printable, shortened, strict_json
+from palaestra.runs import TrainerService
+from palaestra.runs.layout import Home
+from palaestra.telemetry import Journal
+from palaestra.telemetry.event import TrainingStep
+
+TITLE, CLEAR, BACKWARDS = "\x1b]0;owned\x07", "\x1b[2J", "\u202e"
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path.resolve() / "var" / "training")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (f"a{TITLE}b{CLEAR}c", "abc"),
+        (f"a{BACKWARDS}b", "a\\u202eb"),
+        ("a\x00b\x85c\td", "a\\x00b\\x85c d"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x9b2Ja\x1bPq#0\x1b\\b\x1b", "ab"),
+        ("grün … 漢字", "grün … 漢字"),
+    ],
+)
+def test_a_line_is_only_drawn(said, shown):
+    assert printable(said) == shown
+
+
+def test_output_keeps_its_lines_tabs_and_colours():
+    assert (
+        harmless(f"\x1b[1;31ma\x1b[0m\t{TITLE}{CLEAR}b\r\n{BACKWARDS}\x08") == "\x1b[1;31ma\x1b[0m\tb\r\n\\u202e\\x08"
+    )
+
+
+def test_a_long_name_keeps_both_ends():
+    assert shortened("a" * 100 + "b" * 100, 11) == "aaaaa…bbbbb"
+    assert shortened("short", 5) == "short"
+
+
+def test_json_has_no_number_that_json_lacks():
+    assert json.loads(strict_json({"a": [float("inf"), float("nan"), 1.5]})) == {"a": [None, None, 1.5]}
+
+
+def test_what_happened_is_not_said_twice():
+    assert why("killed", "killed (SIGABRT)") == "SIGABRT"
+    assert why("stop_asked", "asked to stop") == ""
+    assert why("stop_asked", "asked to stop (shutdown)") == "shutdown"
+    assert why("stopped", "stopped by the operator") == "by the operator"
+    assert why("failed", "exit code 3") == "exit code 3"
+
+
+def _odd_run(home):
+    """A run whose output and whose reason are full of what terminals obey."""
+    with service_thread(home):
+        trainer = TrainerService(home)
+        run_id = trainer.start_run({"steps": 2, "then": "exit:3"}, runner="echo")
+        trainer.wait(run_id, timeout_s=30)
+    with open(home.run(run_id).attempt(1).stdout, "a") as file:
+        file.write(f"last {TITLE}{CLEAR}{BACKWARDS}words\n")
+    return run_id
+
+
+def test_no_command_for_the_terminal_gets_out_of_a_run(palaestra, home):
+    run_id = _odd_run(home)
+
+    shown = palaestra("runs", "show", run_id).out
+    assert "last \\u202ewords" in shown
+    assert palaestra("runs", "logs", run_id).out.endswith(f"last {TITLE}{CLEAR}{BACKWARDS}words\n")
+    main, terminal = pty.openpty()
+    command = [sys.executable, "-m", "palaestra", "runs", "logs", run_id, "--tail", "1"]
+    subprocess.run(command, stdout=terminal, check=True, env={**os.environ, "PALAESTRA_HOME": str(home.base)})
+    assert os.read(main, 4096) == b"last \\u202ewords\r\n"
+    os.close(main)
+    os.close(terminal)
+
+
+def test_numbers_that_are_none_and_names_that_are_too_long_spoil_neither_json_nor_tables(palaestra, home):
+    for run_id in ("solo-1", "solo-2"):
+        attempt = home.run(run_id).attempt(1)
+        attempt.path.mkdir(parents=True)
+        (home.run(run_id).path / "resolved.json").write_text("{}")
+        with Journal(attempt.journal) as journal:
+            metrics = {"m" * 120 + "end": 2.0, f"{CLEAR}loss": float("inf")}
+            journal.emit(TrainingStep(env_step=1, update=1, metrics=metrics))
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    document = json.loads(palaestra("runs", "show", "solo-1", "--json").out, parse_constant=refuse)
+    assert None in document["metrics"].values()
+    for words in (["show", "solo-1"], ["compare", "solo-1", "solo-2"]):
+        said = palaestra("runs", *words).out
+        assert "\x1b" not in said
+        assert f"{'m' * 29}…{'m' * 27}end " in said
+
+
+def test_who_is_in_a_directory_that_is_gone_is_told_so(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"rmdir {gone}; exec {sys.executable} -m palaestra runs start --runner echo steps=1"
+    environment = {**os.environ, "PALAESTRA_HOME": str(tmp_path / "home")}
+    told = subprocess.run(["sh", "-c", script], cwd=gone, env=environment, capture_output=True, text=True)
+    assert told.returncode == 1
+    assert told.stderr.startswith("error: working directory = ")
+    assert told.stderr.endswith("was removed. Go to one that is there, for example with: cd ~.\n")
+
+
+def test_a_closed_standard_output_is_no_fault(home, palaestra):
+    run_id = _odd_run(home)
+    script = f"exec {sys.executable} -m palaestra runs logs {run_id} >&-"
+    environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
+    told = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (0, "")
