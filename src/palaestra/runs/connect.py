@@ -94,6 +94,7 @@ def ensure_service(home: Home, *, start: bool = True, settings: dict[str, Any] |
     found = find_service(home)
     if found is not None:
         return found
+    _refuse_if_stopped(home)
     if not start:
         raise ServiceUnreachable(f"no run service answers for {home.path}. Start it with: palaestra serve")
     with _first(home):
@@ -224,19 +225,23 @@ def _refuse_if_held(home: Home) -> None:
     if _answers(Endpoint(holder.url, "")):
         text = f"the run service (process {pid}) answers at {holder.url}, and {home.token} cannot be read."
         raise ServiceUnreachable(f"{text} {RESTART}")
-    if _is_stopped(pid):
-        text = f"the run service (process {pid}) is stopped and answers nobody. Let it go on with: kill -CONT {pid}"
-        raise ServiceUnreachable(text)
     text = f"the run service (process {pid}) does not answer at {holder.url}"
     raise ServiceUnreachable(f"{text}. {RESTART} {_tail(home)}")
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger holds a process."""
+def _refuse_if_stopped(home: Home) -> None:
+    """Waiting for a service that a signal or a debugger holds would be in vain."""
+    holder = holder_of(home)
+    if holder is None or not holder.url:
+        return
+    pid = holder.identity.pid
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (OSError, IndexError):
-        return False
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+    except OSError:
+        return
+    if state in ([b"T"], [b"t"]):
+        text = f"the run service (process {pid}) is stopped and answers nobody. Let it go on with: kill -CONT {pid}"
+        raise ServiceUnreachable(f"{text}, or end it with: palaestra serve --stop")
 
 
 def end_service(home: Home, timeout_s: float = _LEAVE_S) -> int | None:
@@ -259,6 +264,7 @@ def end_service(home: Home, timeout_s: float = _LEAVE_S) -> int | None:
         # Looked at once more now that the number cannot go to somebody else.
         if holder.identity.lives():
             signal.pidfd_send_signal(watched, signal.SIGTERM)
+            signal.pidfd_send_signal(watched, signal.SIGCONT)  # one that is stopped would never hear of it
         if not select.select([watched], [], [], timeout_s)[0]:
             text = f"the run service (process {pid}) has not ended within {timeout_s:.0f} s"
             raise ServiceUnreachable(f"{text}. {_tail(home)}")
