@@ -58,6 +58,7 @@ def test_names_that_are_no_names_are_refused(served):
         for body in ({"path": odd}, {"path": "/x", "env_id": odd}, {"path": "/x", "agent_id": odd}):
             answer = served.ask("POST", "/checkpoints/import", body)
             assert (answer.status, answer.json["error"]["code"]) == (422, "bad_request"), body
+            assert answer.json["error"]["reason"].startswith(("is not valid UTF-8", "holds a control character")), body
         for path in ("/checkpoints/ffff/deploy", "/deployments/back"):
             assert served.ask("POST", path, {"env_id": odd}).status == 422
 

@@ -119,4 +119,4 @@ def _bad_input(error: RequestValidationError) -> ConfigError:
         # Insisted upon: a web page can make a browser send forms to this machine, but not JSON.
         return ConfigError("Content-Type", "", "the body must be declared as JSON", "Send application/json")
     place = ".".join(str(part) for part in found["loc"][1:]) or "body"
-    return ConfigError(place, found.get("input"), found["msg"].rstrip("."))
+    return ConfigError(place, found.get("input"), found["msg"].removeprefix("Value error, ").rstrip("."))
