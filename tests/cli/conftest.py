@@ -1,11 +1,18 @@
 """The `palaestra` command, called as a person would but within the test's process and an empty directory."""
 
+import contextlib
+import json
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import pytest
+from tests.runs.serving import service_thread
 
 from palaestra.cli import main
+from palaestra.errors import PalaestraError
+from palaestra.runs import TrainerService
+from palaestra.runs.layout import Home
 
 
 class Said(NamedTuple):
@@ -42,3 +49,35 @@ def config(tmp_path):
         "trainer: {total_timesteps: 256, rollout_length: 32, checkpoint_every: 1}\n"
     )
     return path
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path.resolve() / "var" / "training")
+
+
+@pytest.fixture
+def runs(palaestra, home):
+    """`palaestra runs …` against a service in the same process; what still goes on at the end is stopped."""
+    with service_thread(home):
+        yield lambda *words: palaestra("runs", *words)
+        trainer = TrainerService(home)
+        for record in trainer.runs():
+            if not record.phase.ended:
+                with contextlib.suppress(PalaestraError):
+                    trainer.stop_run(record.run_id, grace_s=0)
+
+
+@pytest.fixture
+def started(runs, home):
+    """Starts an echo run with these words and, unless told otherwise, waits for its end; its id."""
+    return partial(start_echo, runs, home)
+
+
+def start_echo(runs, home, *words, wait=True):
+    said = runs("start", "--runner", "echo", "--json", *words)
+    assert said.code == 0, said
+    run_id = json.loads(said.out)["run_id"]
+    if wait:
+        TrainerService(home).wait(run_id, timeout_s=60)
+    return run_id

@@ -1,45 +1,17 @@
 """`palaestra runs` as a person types it, against a service in the same process."""
 
-import contextlib
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import start_echo
 from tests.runs.serving import service_thread
 
-from palaestra.errors import PalaestraError
 from palaestra.runs import TrainerService
-from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.store.registry import Registry
-
-
-@pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path.resolve() / "var" / "training")
-
-
-@pytest.fixture
-def runs(palaestra, home):
-    """`palaestra runs …`; what still goes on at the end is stopped."""
-    with service_thread(home):
-        yield lambda *words: palaestra("runs", *words)
-        trainer = TrainerService(home)
-        for record in trainer.runs():
-            if not record.phase.ended:
-                with contextlib.suppress(PalaestraError):
-                    trainer.stop_run(record.run_id, grace_s=0)
-
-
-def _started(runs, home, *words, wait=True):
-    said = runs("start", "--runner", "echo", "--json", *words)
-    assert said.code == 0, said
-    run_id = json.loads(said.out)["run_id"]
-    if wait:
-        TrainerService(home).wait(run_id, timeout_s=30)
-    return run_id
 
 
 def test_a_run_is_started_listed_shown_and_its_output_printed(runs, home):
@@ -63,9 +35,9 @@ def test_a_run_is_started_listed_shown_and_its_output_printed(runs, home):
     assert json.loads(runs("logs", run_id, "--json").out) == {"run_id": run_id, "text": "echo: 20 updates to go\n"}
 
 
-def test_list_finds_by_phase_runner_environment_and_tag(runs, home):
-    good = _started(runs, home, "steps=2", "--tag", "a")
-    bad = _started(runs, home, "steps=2", "then=exit:3")
+def test_list_finds_by_phase_runner_environment_and_tag(runs, started):
+    good = started("steps=2", "--tag", "a")
+    bad = started("steps=2", "then=exit:3")
 
     def found(*words):
         return [row["run_id"] for row in json.loads(runs("list", "--json", *words).out)]
@@ -95,22 +67,22 @@ def test_following_shows_how_it_goes_and_the_exit_code_says_how_it_ended(runs, h
     assert (said.code, "  failed: exit code 4" in said.err) == (1, True)
 
 
-def test_stop_takes_several_and_says_what_became_of_them(runs, home):
-    ids = [_started(runs, home, "steps=1", "then=hang", wait=False) for _ in range(2)]
+def test_stop_takes_several_and_says_what_became_of_them(runs, started):
+    ids = [started("steps=1", "then=hang", wait=False) for _ in range(2)]
     said = runs("stop", *ids, "--grace", "0.2")
     assert said.code == 0, said
     assert [line.split()[:2] for line in said.out.splitlines()] == [[run_id, "stopped"] for run_id in ids]
     said = runs("stop", ids[0])
     assert (said.code, said.err) == (1, f"error: {ids[0]} is stopped and cannot be stopped\n")
     # All names are looked up before anything is done to one.
-    other = _started(runs, home, "steps=1", "then=hang", wait=False)
+    other = started("steps=1", "then=hang", wait=False)
     assert runs("stop", other, "nobody").code == 2
     assert json.loads(runs("show", other, "--json").out)["run"]["phase"] in ("queued", "starting", "running")
 
 
-def test_resume_goes_on_from_the_last_checkpoint(runs, home):
+def test_resume_goes_on_from_the_last_checkpoint(runs, home, started):
     gate = home.base / "go"
-    run_id = _started(runs, home, "steps=20", "checkpoint_every=5", f"until={gate}", wait=False)
+    run_id = started("steps=20", "checkpoint_every=5", f"until={gate}", wait=False)
     trainer = TrainerService(home)
     for item in trainer.stream_events(run_id):
         if type(getattr(item, "event", None)).__name__ == "CheckpointSaved":
@@ -123,14 +95,14 @@ def test_resume_goes_on_from_the_last_checkpoint(runs, home):
     steps = [point.step for point in trainer.metrics(run_id, "m0")]
     assert steps == [10 * update for update in range(1, 21)]
     assert "attempt    2" in runs("show", run_id).out
-    fresh = _started(runs, home, "steps=2")
+    fresh = started("steps=2")
     said = runs("resume", fresh)
     assert (said.code, "no checkpoint to go on from" in said.err) == (2, True), said
 
 
-def test_compare_shows_what_differs_and_the_last_numbers(runs, home):
-    first = _started(runs, home, "steps=10", "--seed", 1)
-    second = _started(runs, home, "steps=20", "--seed", 2)
+def test_compare_shows_what_differs_and_the_last_numbers(runs, started):
+    first = started("steps=10", "--seed", 1)
+    second = started("steps=20", "--seed", 2)
     said = runs("compare", first, second)
     assert said.code == 0
     rows = {line.split()[0]: line.split()[1:] for line in said.out.splitlines() if line.strip()}
@@ -144,8 +116,8 @@ def test_compare_shows_what_differs_and_the_last_numbers(runs, home):
     assert runs("compare", first).code == 2
 
 
-def test_archive_restore_delete_and_back(runs, home):
-    run_id = _started(runs, home, "steps=3")
+def test_archive_restore_delete_and_back(runs, home, started):
+    run_id = started("steps=3")
     assert runs("archive", run_id).out == f"{run_id} archived\n"
     assert not home.run(run_id).path.exists()
     assert [row["run_id"] for row in json.loads(runs("list", "--archived", "--json").out)] == [run_id]
@@ -169,7 +141,7 @@ def test_gc_says_what_it_would_do_and_does_it_when_told(palaestra, home):
         def runs(*words):
             return palaestra("runs", *words)
 
-        old, new = _started(runs, home, "steps=1"), _started(runs, home, "steps=1")
+        old, new = start_echo(runs, home, "steps=1"), start_echo(runs, home, "steps=1")
         said = runs("gc")
         assert "Nothing was done; --yes does it." in said.out
         assert said.out.startswith(f"archive  {old}")
@@ -179,9 +151,9 @@ def test_gc_says_what_it_would_do_and_does_it_when_told(palaestra, home):
         assert runs("gc").out == "Nothing to do.\n"
 
 
-def test_export_writes_event_files(runs, home, tmp_path):
+def test_export_writes_event_files(runs, home, tmp_path, started):
     pytest.importorskip("tensorboard")
-    run_id = _started(runs, home, "steps=10")
+    run_id = started("steps=10")
     document = json.loads(runs("export-tensorboard", run_id, "--into", "curves", "--json").out)
     assert document["directory"] == str(tmp_path / "curves")
     assert document["points"] >= 20
@@ -190,9 +162,9 @@ def test_export_writes_event_files(runs, home, tmp_path):
     assert list(home.run(run_id).path.glob("tensorboard/events.out.tfevents.*"))
 
 
-def test_a_drained_service_starts_nothing_until_it_is_told_to(runs, home):
+def test_a_drained_service_starts_nothing_until_it_is_told_to(runs, home, started):
     assert runs("drain").out == "draining: nothing new is started\n"
-    run_id = _started(runs, home, "steps=1", wait=False)
+    run_id = started("steps=1", wait=False)
     assert json.loads(runs("show", run_id, "--json").out)["run"]["phase"] == "queued"
     assert runs("drain", "--off").code == 0
     assert TrainerService(home).wait(run_id, timeout_s=30).phase == "succeeded"
@@ -251,7 +223,7 @@ def test_a_run_of_train_alone_that_went_on_is_shown_as_it_is_now_and_not_as_a_se
 
 def test_a_damaged_registry_is_rebuilt_before_it_is_read(palaestra, home):
     with service_thread(home):
-        run_id = _started(lambda *words: palaestra("runs", *words), home, "steps=2")
+        run_id = start_echo(lambda *words: palaestra("runs", *words), home, "steps=2")
     home.registry.write_bytes(b"no database at all" * 100)
     for tail in ("-wal", "-shm"):
         Path(f"{home.registry}{tail}").unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """What people are told of runs: found by words, waiting, kept on disk for W&B, filmed, or gone."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -10,41 +9,14 @@ import sys
 import threading
 
 import pytest
-from tests.runs.serving import service, service_thread
+from tests.runs.serving import service
 
-from palaestra.errors import PalaestraError
 from palaestra.runs import TrainerService
-from palaestra.runs.layout import Home
 
 
-@pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path.resolve() / "var" / "training")
-
-
-@pytest.fixture
-def runs(palaestra, home):
-    with service_thread(home):
-        yield lambda *words: palaestra("runs", *words)
-        trainer = TrainerService(home)
-        for record in trainer.runs():
-            if not record.phase.ended:
-                with contextlib.suppress(PalaestraError):
-                    trainer.stop_run(record.run_id, grace_s=0)
-
-
-def _started(runs, home, *words, wait=True):
-    said = runs("start", "--runner", "echo", "--json", *words)
-    assert said.code == 0, said
-    run_id = json.loads(said.out)["run_id"]
-    if wait:
-        TrainerService(home).wait(run_id, timeout_s=30)
-    return run_id
-
-
-def test_list_finds_by_agent_and_by_words(runs, home):
-    good = _started(runs, home, "steps=2", "--tag", "Baseline", "--name", "alpha")
-    bad = _started(runs, home, "steps=2", "then=exit:3", "--name", "beta")
+def test_list_finds_by_agent_and_by_words(runs, started):
+    good = started("steps=2", "--tag", "Baseline", "--name", "alpha")
+    bad = started("steps=2", "then=exit:3", "--name", "beta")
 
     def found(*words):
         return [row["run_id"] for row in json.loads(runs("list", "--json", *words).out)]
@@ -58,9 +30,9 @@ def test_list_finds_by_agent_and_by_words(runs, home):
     assert runs("list", "--agent", "echo/dqn").out == "No run fits.\n"
 
 
-def test_what_a_spec_can_say_the_command_line_can_say(runs, home):
+def test_what_a_spec_can_say_the_command_line_can_say(home, started):
     words = ["--nice", "3", "--grace", "2.5", "--thin-every", "7", "--set", "MY_FLAVOUR=sweet=sour", "steps=1"]
-    run_id = _started(runs, home, *words)
+    run_id = started(*words)
     spec = json.loads(home.run(run_id).spec.read_text())
     told = [spec[name] for name in ("nice", "stop_grace_s", "thin_every", "environment")]
     assert told == [3, 2.5, 7, {"MY_FLAVOUR": "sweet=sour"}]
@@ -85,9 +57,9 @@ def test_options_that_cannot_be_are_named_as_they_were_typed(palaestra, words, r
     assert reason in said.err
 
 
-def test_who_watches_a_run_that_waits_is_told_so(runs, home):
+def test_who_watches_a_run_that_waits_is_told_so(runs, home, started):
     runs("drain")
-    run_id = _started(runs, home, "steps=1", wait=False)
+    run_id = started("steps=1", wait=False)
     assert f"{run_id} queued: " in runs("logs", run_id).err
     threading.Timer(0.5, lambda: TrainerService(home).ask("POST", "/drain", {"on": False})).start()
     said = runs("watch", run_id)
@@ -95,8 +67,8 @@ def test_who_watches_a_run_that_waits_is_told_so(runs, home):
     assert said.err.startswith("  queued: ")
 
 
-def test_a_run_that_was_kept_on_disk_for_wandb_shows_the_command_that_uploads_it(runs, home):
-    run_id = _started(runs, home, "steps=1")
+def test_a_run_that_was_kept_on_disk_for_wandb_shows_the_command_that_uploads_it(runs, home, started):
+    run_id = started("steps=1")
     kept = home.run(run_id).attempt(1).work / "wandb" / "offline-run-20261116_100312-abcd"
     kept.mkdir(parents=True)
     (kept / "run-abcd.wandb").touch()
@@ -104,8 +76,8 @@ def test_a_run_that_was_kept_on_disk_for_wandb_shows_the_command_that_uploads_it
     assert f"Upload it to W&B with: wandb sync {kept}" in runs("watch", run_id).err
 
 
-def test_what_filming_cost_the_trainer_is_told(runs, home):
-    run_id = _started(runs, home, "steps=400", "rate=400", "episodes_every=1")
+def test_what_filming_cost_the_trainer_is_told(runs, home, started):
+    run_id = started("steps=400", "rate=400", "episodes_every=1")
     attempt = home.run(run_id).attempt(1)
     points = TrainerService(home).metrics(run_id, "episode/return")
     attempt.videos.mkdir()
@@ -117,8 +89,8 @@ def test_what_filming_cost_the_trainer_is_told(runs, home):
         assert "times slower while it filmed" in runs(command, run_id).out
 
 
-def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home):
-    run_id = _started(runs, home, "steps=2")
+def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home, started):
+    run_id = started("steps=2")
     shutil.rmtree(home.run(run_id).path)
     said = runs("show", run_id)
     assert (said.code, "Its directory is gone" in said.out) == (0, True), said
@@ -128,21 +100,21 @@ def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home
     assert not home.run(run_id).path.exists()
 
 
-def test_who_puts_a_run_away_that_goes_on_is_told_how_to_stop_it(runs, home):
-    run_id = _started(runs, home, "steps=1", "then=hang", wait=False)
+def test_who_puts_a_run_away_that_goes_on_is_told_how_to_stop_it(runs, started):
+    run_id = started("steps=1", "then=hang", wait=False)
     for words in (["archive", run_id], ["delete", run_id, "--yes"]):
         said = runs(*words)
         assert (said.code, f"Stop it with: palaestra runs stop {run_id}" in said.err) == (1, True), said
 
 
-def test_show_and_list_agree_on_how_long_a_run_took(runs, home):
-    run_id = _started(runs, home, "steps=2")
+def test_show_and_list_agree_on_how_long_a_run_took(runs, started):
+    run_id = started("steps=2")
     took = runs("list").out.splitlines()[1].split()[-1]
     assert f"elapsed    {took}\n" in runs("show", run_id).out
 
 
-def test_a_closed_output_is_no_reason_for_a_traceback(runs, home):
-    run_id = _started(runs, home, "steps=2")
+def test_a_closed_output_is_no_reason_for_a_traceback(runs, home, started):
+    run_id = started("steps=2")
     command = [sys.executable, "-m", "palaestra", "runs", "logs", run_id]
     environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
     done = subprocess.run(
@@ -169,8 +141,8 @@ def test_settings_that_the_service_has_not_read_are_told_where_they_matter(palae
     assert "palaestra serve --stop" in said.err
 
 
-def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home):
-    run_id = _started(runs, home, "steps=1", "then=hang", wait=False)
+def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home, started):
+    run_id = started("steps=1", "then=hang", wait=False)
     command = [sys.executable, "-m", "palaestra", "runs", "watch", run_id]
     environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as watching:

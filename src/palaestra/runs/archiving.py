@@ -15,7 +15,7 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.runs.admission import size_of
-from palaestra.runs.durable import read_json, write_json
+from palaestra.runs.durable import read_json, sync_directory, write_json
 from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.package import UNREADABLE, links_beside, missing_from, read_back, settle, unpack_into, write
 from palaestra.runs.record import RunRecord
@@ -44,7 +44,7 @@ def pack(home: Home, record: RunRecord, now: float) -> RunRecord:
         unfinished.replace(package)
         row = asdict(replace(packed, alarms=()))
         write_json(_note(package), {"schema": 1, **row, **found.note()})
-        _sync(package.parent)
+        sync_directory(package.parent)
     except UNREADABLE as error:
         raise ConfigError("run", record.run_id, f"cannot be packed ({error})", "It was left as it is") from None
     finally:
@@ -149,7 +149,7 @@ def _unpacked(home: Home, run_id: str, package: Path) -> None:
         made = unpack_into(unfinished, package, run_id, links)
         settle(made)
         made.rename(run.path)
-        _sync(home.runs)
+        sync_directory(home.runs)
     except UNREADABLE as error:
         raise ConfigError("archive", str(package), f"cannot be restored ({error})", "It was left as it is") from None
     finally:
@@ -199,14 +199,6 @@ def _package(home: Home, run_id: str) -> Path:
 def _note(package: Path) -> Path:
     """The packed run's row, and what is not in its package."""
     return package.with_name(package.name.removesuffix(".tar.gz") + ".json")
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(home: Home, directory: Path) -> None:

@@ -23,7 +23,7 @@ from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files,
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
-from palaestra.runs.durable import read_json, write_json
+from palaestra.runs.durable import read_json, sync_directory, write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.storable import LARGEST, storable_checkpoint, text_fault
@@ -271,10 +271,10 @@ def _settled(directory: Path, unfinished: Path, copy: Path, record: CheckpointRe
     final = directory / record.checkpoint_id
     settled = CheckpointRecord(**{**asdict(record), "path": str(final / copy.name)})
     write_json(unfinished / "record.json", {"schema": 1, **asdict(settled)})
-    _sync(unfinished)
+    sync_directory(unfinished)
     shutil.rmtree(final, ignore_errors=True)
     os.rename(unfinished, final)
-    _sync(directory)
+    sync_directory(directory)
     return settled
 
 
@@ -286,11 +286,3 @@ def _read(note: Path) -> CheckpointRecord | None:
         return storable_checkpoint(CheckpointRecord(**data))
     except (TypeError, ValueError):
         return None
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
