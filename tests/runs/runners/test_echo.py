@@ -108,13 +108,17 @@ def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(place,
         try:
             _wait((place.work_dir / "echo.json").exists, process)
             process.terminate()
-            orphans = [
-                pid for pid in below(1) | below(os.getpid())
-                if str(place.attempt_dir).encode() in _command_line(pid) and pid != process.pid
-            ]  # fmt: skip
+
+            def orphans():
+                return [
+                    pid for pid in below(1) | below(os.getpid())
+                    if str(place.attempt_dir).encode() in _command_line(pid) and pid != process.pid
+                ]  # fmt: skip
+
+            # In the instant in which one gets another parent it is below nobody.
+            _wait(lambda: len(orphans()) == 2, process)
             assert process.poll() is None
-            assert len(orphans) == 2
-            assert all(os.getsid(pid) not in (process.pid, os.getsid(0)) for pid in orphans)
+            assert all(os.getsid(pid) not in (process.pid, os.getsid(0)) for pid in orphans())
         finally:
             process.kill()
             process.wait()
