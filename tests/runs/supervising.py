@@ -7,7 +7,6 @@ import json
 from tests.runs.attempts import PATIENCE_S, until
 
 from palaestra.runs.life import LifeLog
-from palaestra.runs.phase import Phase
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.rebuild import open_registry
@@ -69,7 +68,10 @@ async def reaches(supervisor, run_id, *phases):
 
 
 async def ends(supervisor, run_id):
-    return await reaches(supervisor, run_id, *[phase for phase in Phase if phase.ended])
+    """Wait until a run has ended and nobody does anything for it any more; its row."""
+    async for _ in supervisor.subscribe(run_id):
+        pass
+    return supervisor.known(run_id)
 
 
 def happenings(home, run_id):
