@@ -175,6 +175,16 @@ def _left_running(home, **config):
     return asyncio.run(body())
 
 
+def _left_dead(home):
+    """A run whose trainer and warden were killed while no service looked; its id and attempt."""
+    run_id, trainer = _left_running(home)
+    attempt = home.run(run_id).attempt(1)
+    for identity in (observe(attempt).warden, trainer):
+        os.kill(identity.pid, 9)
+    asyncio.run(until(lambda: not observe(attempt).alive, "both to be gone"))
+    return run_id, attempt
+
+
 def _adopts_and_stops(home, run_id, trainer):
     async def body():
         async with supervising(home) as supervisor:
@@ -197,11 +207,7 @@ def test_a_live_attempt_whose_process_file_is_lost_is_adopted_and_not_started_tw
 
 
 def test_an_attempt_that_ran_and_of_which_nothing_is_known_is_lost_and_not_run_again(home):
-    run_id, trainer = _left_running(home)
-    attempt = home.run(run_id).attempt(1)
-    for identity in (observe(attempt).warden, trainer):
-        os.kill(identity.pid, 9)
-    asyncio.run(until(lambda: not observe(attempt).alive, "both to be gone"))
+    run_id, attempt = _left_dead(home)
     attempt.process.unlink()
 
     async def body():
@@ -347,11 +353,7 @@ def test_a_rebuilt_row_of_an_ended_run_is_the_row_that_was(home):
 
 
 def test_a_run_that_ended_unseen_ended_when_it_last_showed_itself(home):
-    run_id, trainer = _left_running(home)
-    attempt = home.run(run_id).attempt(1)
-    for identity in (observe(attempt).warden, trainer):
-        os.kill(identity.pid, 9)
-    asyncio.run(until(lambda: not observe(attempt).alive, "both to be gone"))
+    run_id, attempt = _left_dead(home)
     for path in (attempt.stdout, attempt.journal):
         os.utime(path, (trainer_began := home.run(run_id).spec.stat().st_mtime + 1000,) * 2)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from palaestra.disk import sync
 from palaestra.errors import CheckpointError
 
 __all__ = ["Checkpoint", "checkpoints_in", "read_checkpoint", "write_checkpoint"]
@@ -75,9 +76,9 @@ def write_checkpoint(path: Path, policy: bytes, tensors: dict[str, Tensor], stat
         # A disk that is full stays full as long as half a checkpoint lies on it.
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _fsync_directory(temporary)
+    sync(temporary)
     os.rename(temporary, path)
-    _fsync_directory(path.parent)
+    sync(path.parent)
     return hashlib.sha256(files[MANIFEST]).hexdigest()
 
 
@@ -120,11 +121,3 @@ def checkpoints_in(directory: Path) -> list[Path]:
     """Whole checkpoints below a directory, oldest first."""
     found = [path.parent for path in directory.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")]
     return sorted(found, key=lambda path: path.name)
-
-
-def _fsync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from palaestra.disk import sync
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.durable import sync_directory, write_json, write_text
+from palaestra.runs.durable import write_json, write_text
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, RunRecord
@@ -68,7 +69,7 @@ def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunPaths:
             write_text(unfinished / "config.yaml", spec.given)
         write_json(unfinished / "resolved.json", dict(plan.resolved))
         unfinished.rename(run.path)
-        sync_directory(home.runs)
+        sync(home.runs)
     except (OSError, ValueError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         reason = f"cannot be written ({getattr(error, 'strerror', None) or error})"
@@ -110,7 +111,7 @@ def prepare_attempt(attempt: AttemptPaths, plan: LaunchPlan, gpus: tuple[str, ..
     write_json(attempt.command, plan.shown(), mode=0o600)
     if attempt.number == 1:
         write_json(attempt.path.parent / "command.json", plan.shown(), mode=0o600)
-    sync_directory(attempt.path)
+    sync(attempt.path)
 
 
 def read_spec(run: RunPaths) -> RunSpec:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from palaestra.disk import sync
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.runs.admission import size_of
-from palaestra.runs.durable import read_json, sync_directory, write_json
+from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.package import UNREADABLE, links_beside, missing_from, read_back, settle, unpack_into, write
 from palaestra.runs.record import RunRecord
@@ -44,7 +45,7 @@ def pack(home: Home, record: RunRecord, now: float) -> RunRecord:
         unfinished.replace(package)
         row = asdict(replace(packed, alarms=()))
         write_json(_note(package), {"schema": 1, **row, **found.note()})
-        sync_directory(package.parent)
+        sync(package.parent)
     except UNREADABLE as error:
         raise ConfigError("run", record.run_id, f"cannot be packed ({error})", "It was left as it is") from None
     finally:
@@ -149,7 +150,7 @@ def _unpacked(home: Home, run_id: str, package: Path) -> None:
         made = unpack_into(unfinished, package, run_id, links)
         settle(made)
         made.rename(run.path)
-        sync_directory(home.runs)
+        sync(home.runs)
     except UNREADABLE as error:
         raise ConfigError("archive", str(package), f"cannot be restored ({error})", "It was left as it is") from None
     finally:

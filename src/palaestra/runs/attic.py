@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from palaestra.errors import ConfigError, IllegalTransition, UnknownRun
 from palaestra.runs.admission import size_of
@@ -20,13 +19,9 @@ from palaestra.runs.record import RunRecord
 from palaestra.runs.retention import Doom, RetentionPolicy, doomed, surplus_checkpoints
 from palaestra.runs.run_id import checked_run_id
 from palaestra.runs.store.registry import Registry
+from palaestra.runs.supervisor_config import Catalogue
 
 __all__ = ["Attic"]
-
-
-class _Catalogue(Protocol):
-    def recall(self, home: Home, run: RunRecord) -> None:
-        """Make the rows of a run's checkpoints follow what lies there now."""
 
 
 class Attic:
@@ -36,7 +31,7 @@ class Attic:
         self,
         home: Home,
         registry: Registry,
-        catalogue: _Catalogue | None,
+        catalogue: Catalogue | None,
         policy: RetentionPolicy,
         clock: Callable[[], float],
     ) -> None:

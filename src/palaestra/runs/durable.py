@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["append_line", "read_json", "sync_directory", "write_json", "write_text"]
+__all__ = ["append_line", "read_json", "write_json", "write_text"]
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = True) -> None:
@@ -58,14 +58,5 @@ def append_line(path: Path, data: Mapping[str, Any], *, durable: bool = False) -
             raise OSError(f"{path}: only {written} of {len(line)} bytes fitted")
         if durable:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_directory(directory: Path) -> None:
-    """Have the disk know which files are there: a new name, or one that is gone."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

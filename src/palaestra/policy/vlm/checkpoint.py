@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from palaestra.disk import sync
 from palaestra.errors import CheckpointError
 from palaestra.policy.vlm.loading import Parts
 from palaestra.policy.vlm.lora import adapted_modules
@@ -163,12 +164,12 @@ def _written(path: Path, write: Callable[[Path], None], facts: dict[str, Any]) -
         manifest = json.dumps({"schema": SCHEMA, **facts, "files": files}, indent=1)
         (temporary / MANIFEST).write_text(manifest, encoding="utf-8")
         for place in (*temporary.iterdir(), temporary):
-            _sync(place)
+            sync(place)
         os.rename(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
     return hashlib.sha256(manifest.encode()).hexdigest()
 
 
@@ -202,14 +203,6 @@ def _verified(path: Path) -> dict[str, Any]:
 def _sha256(file: Path) -> str:
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

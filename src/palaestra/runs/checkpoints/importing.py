@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from palaestra.disk import sync
 from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files, verify
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
-from palaestra.runs.durable import read_json, sync_directory, write_json
+from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.storable import LARGEST, storable_checkpoint, text_fault
@@ -271,10 +272,10 @@ def _settled(directory: Path, unfinished: Path, copy: Path, record: CheckpointRe
     final = directory / record.checkpoint_id
     settled = CheckpointRecord(**{**asdict(record), "path": str(final / copy.name)})
     write_json(unfinished / "record.json", {"schema": 1, **asdict(settled)})
-    sync_directory(unfinished)
+    sync(unfinished)
     shutil.rmtree(final, ignore_errors=True)
     os.rename(unfinished, final)
-    sync_directory(directory)
+    sync(directory)
     return settled
 
 
