@@ -37,7 +37,7 @@ _COMMANDS: Commands = {
     "sessions": "palaestra.cli.sessions:sessions_app",
     "trajectories": "palaestra.cli.trajectories:trajectories_app",
     "tiny-vlm": "palaestra.cli.tiny_vlm:tiny_vlm_app",
-    "gateway": "palaestra.cli.serving:gateway",
+    "gateway": "palaestra.cli.gateway:gateway",
 }
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palaestra.cli.terminal import printable, strict_json
+from palaestra.cli.runs_table import aligned
+from palaestra.cli.terminal import strict_json
 from palaestra.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def list_command(
     if as_json:
         print(strict_json([_data(record) for record in shown]))
         return
-    _print_table([_HEADINGS, *(_row(record) for record in shown)])
+    print("\n".join(aligned([_HEADINGS, *(_row(record) for record in shown)])))
     if len(found) > len(shown):
         print(f"{len(found) - len(shown)} more with --all")
 
@@ -166,7 +166,7 @@ def deployed_command(as_json: _Json = False) -> None:
         before = str((now.previous or {}).get("checkpoint_id", ""))
         state = "" if Path(now.path).exists() else "gone"
         rows.append((now.env_id, now.checkpoint_id, now.agent_id, since, before, state))
-    _print_table(rows)
+    print("\n".join(aligned(rows)))
 
 
 def _home() -> Home:
@@ -185,13 +185,6 @@ def _remember(home: Home, record: CheckpointRecord) -> None:
             registry.put_checkpoint(record)
         finally:
             registry.close()
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    rows = [tuple(printable(cell) for cell in row) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _told_anew(before: CheckpointRecord, now: CheckpointRecord) -> str:

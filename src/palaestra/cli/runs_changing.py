@@ -221,14 +221,10 @@ def gc(
 
 def _doomed(found: list[dict[str, Any]]) -> list[str]:
     """What is done to each run, in columns."""
-    from palaestra.cli.runs_table import sized
+    from palaestra.cli.runs_table import aligned, sized
 
     rows = [(doom["action"], doom["run_id"], sized(doom["bytes"]), doom["why"]) for doom in found]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    return [
-        f"{action:<{widths[0]}}  {run_id:<{widths[1]}}  {size:>{widths[2]}}  {why}"
-        for action, run_id, size, why in rows
-    ]
+    return aligned(rows, right=[False, False, True]) if rows else []
 
 
 def drain(
