@@ -33,9 +33,7 @@ demo-cartpole: setup    ## train CartPole to solved in seconds and compare befor
 	$(BIN)/python -m palaestra demo cartpole
 
 test: setup check browser   ## every fast check and test
-	$(BIN)/pytest -n 2 --dist worksteal -q \
-	  || { [ $$? = 1 ] && echo "Those that failed once more, alone: a busy machine is no fault of the code." \
-	       && $(BIN)/pytest --last-failed --last-failed-no-failures none -q; }
+	$(BIN)/python tests/run_suite.py
 
 test-slow: setup    ## learning curves and other minutes-long tests
 	$(BIN)/pytest -m slow --hypothesis-profile default -q

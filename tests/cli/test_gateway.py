@@ -33,9 +33,11 @@ def test_it_serves_with_nothing_configured_and_asks_for_its_own_token(tmp_path):
     settings = ["port=0", "servers=1", "warm=0", "drain_s=0", f"state_dir={tmp_path}", f"server_command={command}"]
     process = subprocess.Popen(
         [sys.executable, "-m", "palaestra", "gateway", *settings],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         url = json.loads(process.stdout.readline())["url"]
         token_file = tmp_path / "var" / "gateway.token"

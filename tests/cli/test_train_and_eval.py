@@ -137,15 +137,7 @@ def test_version_and_help_answer(palaestra):
 def test_an_interruption_saves_a_checkpoint_and_says_how_to_resume(config, tmp_path, which):
     command = [sys.executable, "-m", "palaestra", "train", str(config), "trainer.total_timesteps=100000000", "-q"]
     command += ["trainer.checkpoint_every=1000000"]
-    # A test run in the background inherits SIGINT as ignored, and ignored signals stay ignored.
-    child = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = _wait_for_training(tmp_path, child)
     child.send_signal(which)
     out, err = child.communicate(timeout=60)

@@ -1,0 +1,25 @@
+"""What holds for every test: default signals for the processes it starts, and a time limit that fits its kind."""
+
+import signal
+
+import pytest
+
+SLOW_TEST_TIMEOUT_S = 3600
+
+
+def pytest_configure():
+    """Handle SIGINT even when this process inherited it as ignored.
+
+    A background job of a non-interactive shell ignores SIGINT, and so does every process it starts. A test that
+    interrupts a process of its own would then wait for ever.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items):
+    """Give tests that take minutes a limit of their own; `timeout` in pyproject.toml is for the fast ones."""
+    for item in items:
+        is_slow = item.get_closest_marker("slow") or item.get_closest_marker("kubernetes")
+        if is_slow and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TEST_TIMEOUT_S))
