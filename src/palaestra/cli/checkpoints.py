@@ -15,7 +15,7 @@ from palaestra.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from palaestra.runs.layout import Home
-    from palaestra.runs.record import CheckpointRecord
+    from palaestra.runs.record import CheckpointRecord, RunRecord
 
 __all__ = ["checkpoints_app"]
 
@@ -29,19 +29,25 @@ _HEADINGS: tuple[str, ...] = ("CHECKPOINT", "AGENT", "ENV", "STEP", "RETURN", "S
 
 @checkpoints_app.command("list")
 def list_command(
-    run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Only those of this run: its id or a prefix.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only those of this agent, such as palaestra/ppo.")] = None,
     env: Annotated[str | None, typer.Option(help="Only those for this environment.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="More than the newest 30.")] = False,
     as_json: _Json = False,
 ) -> None:
     """List checkpoints, newest first."""
+    from palaestra.cli.runs_reading import asked
     from palaestra.runs.checkpoints.listing import all_checkpoints
 
-    found = all_checkpoints(_home(), run_id=run, agent_id=agent, env_id=env)
+    owner = None if run is None else asked(lambda reading: reading.run(run))
+    run_id = None if owner is None else owner.run_id
+    found = all_checkpoints(_home(), run_id=run_id, agent_id=agent, env_id=env)
     shown = found if everything or as_json else found[:30]
     if as_json:
         print(strict_json([_data(record) for record in shown]))
+        return
+    if not found:
+        print(f"No checkpoint fits.{_archived_hint(owner)}" if run or agent or env else "No checkpoints yet.")
         return
     print("\n".join(aligned([_HEADINGS, *(_row(record) for record in shown)])))
     if len(found) > len(shown):
@@ -167,6 +173,12 @@ def deployed_command(as_json: _Json = False) -> None:
         state = "" if Path(now.path).exists() else "gone"
         rows.append((now.env_id, now.checkpoint_id, now.agent_id, since, before, state))
     print("\n".join(aligned(rows)))
+
+
+def _archived_hint(run: RunRecord | None) -> str:
+    if run is None or not run.archived:
+        return ""
+    return f" {run.run_id} is archived; unpack it with: palaestra runs restore {run.run_id}"
 
 
 def _home() -> Home:

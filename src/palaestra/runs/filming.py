@@ -18,4 +18,7 @@ def film_run(home: Home, run: RunPaths, checkpoint_id: str | None = None, frames
     if not fitting:
         remedy = f"There are {', '.join(one.checkpoint_id for one in found[:5])}" if found else "Let it train longer"
         raise ConfigError("checkpoint", checkpoint_id, f"{run.run_id} has no such checkpoint", remedy)
+    if checkpoint_id is not None and len({one.sha256 for one in fitting}) > 1:
+        few = ", ".join(one.checkpoint_id for one in fitting[:4])
+        raise ConfigError("checkpoint", checkpoint_id, f"several begin so ({few})", "Write more of the id")
     return record_clip(run, fitting[0], frames=frames)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from palaestra.runs.ingest.metric_point import MetricPoint
     from palaestra.runs.ingest.series.reader import MetricInfo
     from palaestra.runs.ingest.series.run_series import RunSeries
-    from palaestra.runs.store.registry import Registry
 
 __all__ = ["LogPiece", "RunReading"]
 
@@ -105,19 +104,11 @@ class RunReading:
 
     def run(self, name: str) -> RunRecord:
         """The run of an id, or the only one whose id begins so. `UnknownRun` otherwise."""
-        checked_run_id(name)
-        registry = reading_registry(self.home)
-        if registry is not None:
-            with closing(registry):
-                row = registry.get(name) or self._only(registry, name)
-            if row is not None:
-                return self._as_it_is(row)
-        rows = [row for row in self._unregistered(frozenset()) if row.run_id.startswith(name)]
-        exact = [row for row in rows if row.run_id == name] or rows
-        if len(exact) == 1:
-            return exact[0]
-        if exact:
-            raise _several(name, [row.run_id for row in exact])
+        matches = self._matching(checked_run_id(name))
+        if len(matches) == 1:
+            return self._as_it_is(matches[0])
+        if matches:
+            raise _several(name, sorted(row.run_id for row in matches)[:5])
         raise UnknownRun("run", name, "no such run", "palaestra runs list --all shows them")
 
     def paths(self, run_id: str) -> RunPaths:
@@ -215,19 +206,29 @@ class RunReading:
             raise ConfigError("attempt", number, "the run has no such attempt", f"There are {there}" if there else "")
         return found
 
-    def _only(self, registry: Registry, prefix: str) -> RunRecord | None:
-        found = registry.beginning_with(prefix)
-        if len(found) > 1:
-            raise _several(prefix, found)
-        return registry.get(found[0]) if found else None
+    def _matching(self, name: str) -> list[RunRecord]:
+        """The run of this id; else all whose ids begin so, registered or not, as far as two are enough to know."""
+        rows: list[RunRecord] = []
+        registry = reading_registry(self.home)
+        if registry is not None:
+            with closing(registry):
+                row = registry.get(name)
+                if row is not None:
+                    return [row]
+                found = (registry.get(run_id) for run_id in registry.beginning_with(name))
+                rows = [row for row in found if row is not None]
+        exact = list(self._read([name]))
+        if exact or len(rows) > 1:
+            return exact or rows
+        return [*rows, *self._unregistered({row.run_id for row in rows}, name)]
 
-    def _unregistered(self, known: Collection[str]) -> list[RunRecord]:
-        """Runs that lie there and that no service has looked at yet."""
+    def _unregistered(self, known: Collection[str], prefix: str = "") -> list[RunRecord]:
+        """Runs whose ids begin so, that lie there and that no service has looked at yet."""
         try:
             names = [name for name in os.listdir(self.home.runs) if name not in known and name[0] != "."]
         except FileNotFoundError:
             return []
-        return list(self._read(names))
+        return list(self._read([name for name in names if name.startswith(prefix)]))
 
     def _read(self, names: list[str]) -> Iterator[RunRecord]:
         for name in names:

@@ -22,7 +22,9 @@ def test_checkpoints_of_a_run_are_found_verified_and_found_damaged(served):
     run_id = served.done(steps=20, checkpoint_every=10)
     found = served.ask("GET", f"/checkpoints?run={run_id}").json
     assert [row["env_step"] for row in found] == [200, 100]
-    assert served.ask("GET", "/checkpoints?run=nobody").json == []
+    assert served.ask("GET", f"/checkpoints?run={run_id[:-1]}").json == found
+    answer = served.ask("GET", "/checkpoints?run=nobody")
+    assert (answer.status, answer.json["error"]["reason"]) == (404, "no such run")
     answer = served.ask("POST", f"/checkpoints/{found[0]['checkpoint_id']}/verify")
     assert (answer.status, answer.json["fits"]) == (200, True)
     with open(found[0]["path"], "ab") as file:

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from palaestra.cli.checkpoints import checkpoints_app
 from palaestra.cli.evaluating import evaluate_command
-from palaestra.errors import CheckpointError, ConfigError
+from palaestra.errors import CheckpointError, ConfigError, UnknownRun
+from palaestra.runs.store.rebuild import open_registry
 
 
 def typed(*words):
@@ -46,7 +47,20 @@ def test_checkpoints_are_listed_without_a_service_or_a_registry(home, own_run):
     assert words[0].split()[:4] == ["CHECKPOINT", "AGENT", "ENV", "STEP"]
     assert "4,096" in words[1]
     assert not home.registry.exists()
-    assert answer("list", "--run", "another") == []
+
+
+def test_a_prefix_of_a_run_id_lists_its_checkpoints_and_any_other_is_refused(home, own_run):
+    open_registry(home).close()
+    # No service has looked at this one yet; it counts all the same.
+    own_checkpoint(home.runs / "cartpole-20" / "attempt_1" / "checkpoints" / "update_00000001", env_step=512, seed=1)
+    (home.runs / "cartpole-20" / "resolved.json").write_text('{"env": {"id": "CartPole-v1"}}')
+
+    assert [row["env_step"] for row in answer("list", "--run", "cartpole-2")] == [512]
+    with pytest.raises(UnknownRun, match=r"run = 'cart': several runs begin so\. Which of cartpole-1, cartpole-20\?"):
+        typed("list", "--run", "cart")
+    with pytest.raises(UnknownRun, match="run = 'another': no such run"):
+        typed("list", "--run", "another")
+    assert typed("list", "--env", "Pendulum-v1").stdout == "No checkpoint fits.\n"
 
 
 def test_one_is_imported_listed_and_verified(home, tmp_path):

@@ -10,6 +10,7 @@ from tests.runs.supervising import echo, ends, supervising
 from palaestra.errors import ConfigError
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.checkpoints.catalogue import checkpoints_of
+from palaestra.runs.filming import film_run
 from palaestra.runs.ingest.series.run_series import RunSeries
 from palaestra.runs.media.recording import film_pace, record_clip
 from palaestra.runs.phase import Phase
@@ -39,6 +40,16 @@ def test_a_checkpoint_is_filmed_into_its_run_with_what_it_cost(home):
     names = sorted(os.listdir(run.attempt(1).videos))
     assert "0.webm" not in names  # eleven were too many
     assert len([name for name in names if name.endswith(".webm")]) == 10
+
+
+def test_a_prefix_that_two_checkpoints_share_films_neither(home):
+    run = home.run("run")
+    for number in (1, 2):
+        own_checkpoint(run.attempt(1).path / "checkpoints" / f"update_{number:08}", seed=number)
+    (run.path / "resolved.json").write_text("{}")
+
+    with pytest.raises(ConfigError, match=r"several begin so \([0-9a-f]{16}, [0-9a-f]{16}\)"):
+        film_run(home, run, "")
 
 
 def test_checkpoints_of_others_are_filmed_by_their_trainers(home):

@@ -4,15 +4,18 @@
 from typing import Annotated, Any
 
 from fastapi import Path
+from pydantic import StringConstraints
 
 from palaestra.runs.api.documents import RUN_ID, Error
 
-__all__ = ["RunId", "errors", "streamed"]
+__all__ = ["RunId", "RunName", "errors", "streamed"]
 
 RunId = Annotated[
     str,
     Path(pattern=RUN_ID, min_length=1, max_length=90, description="A run's id, or how it begins."),
 ]
+RunName = Annotated[str, StringConstraints(pattern=RUN_ID, max_length=90)]
+"""The same in a query or a body."""
 
 ALWAYS = (401, 403, 413, 422, 500)
 """What any route may answer."""

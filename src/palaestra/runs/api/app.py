@@ -49,7 +49,7 @@ def build_api(
     add_run_routes(app, supervisor, reading)
     add_metric_routes(app, reading)
     add_stream_routes(app, supervisor, reading, closing)
-    add_checkpoint_routes(app, reading.home, registry)
+    add_checkpoint_routes(app, reading, registry)
     add_tool_routes(app, supervisor, reading, tensorboards)
     _add_error_answers(app)
     return app

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Query
 
 from palaestra.errors import CheckpointError
+from palaestra.runs.api.answers import RunName, errors
 from palaestra.runs.api.documents import (
     CheckpointDocument,
     Deploying,
@@ -21,7 +22,7 @@ from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint
 from palaestra.runs.checkpoints.listing import all_checkpoints, checkpoint_named
 from palaestra.runs.checkpoints.probing import environment_signature
-from palaestra.runs.layout import Home
+from palaestra.runs.reading import RunReading
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.wire import checkpoint_data
@@ -34,13 +35,19 @@ _CheckpointId = Annotated[
 ]
 
 
-def add_checkpoint_routes(app: FastAPI, home: Home, registry: Registry) -> None:
+def add_checkpoint_routes(app: FastAPI, reading: RunReading, registry: Registry) -> None:
     """Add them."""
+    home = reading.home
 
-    @app.get("/checkpoints", operation_id="checkpoints", tags=["checkpoints"])
-    def checkpoints(run: _Word = None, agent: _Word = None, env: _Word = None) -> list[CheckpointDocument]:
+    @app.get("/checkpoints", operation_id="checkpoints", tags=["checkpoints"], responses=errors(404))
+    def checkpoints(
+        run: Annotated[RunName | None, Query(description="A run's id, or a prefix of it.")] = None,
+        agent: _Word = None,
+        env: _Word = None,
+    ) -> list[CheckpointDocument]:
         """Checkpoints that fit, newest first."""
-        return [_document(one) for one in all_checkpoints(home, run_id=run, agent_id=agent, env_id=env)]
+        run_id = None if run is None else reading.run(run).run_id
+        return [_document(one) for one in all_checkpoints(home, run_id=run_id, agent_id=agent, env_id=env)]
 
     @app.get("/checkpoints/{checkpoint_id}", operation_id="show_checkpoint", tags=["checkpoints"])
     def show_checkpoint(checkpoint_id: _CheckpointId) -> CheckpointDocument:

@@ -7,12 +7,10 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
-from pydantic import StringConstraints
 
 from palaestra import __version__
-from palaestra.runs.api.answers import RunId, errors
+from palaestra.runs.api.answers import RunId, RunName, errors
 from palaestra.runs.api.documents import (
-    RUN_ID,
     Agreement,
     Comparison,
     Doomed,
@@ -38,7 +36,6 @@ from palaestra.runs.wire import life_data, run_data
 __all__ = ["add_run_routes"]
 
 _Word = Annotated[str | None, Query(max_length=200)]
-_RunName = Annotated[str, StringConstraints(pattern=RUN_ID, max_length=90)]
 
 
 def add_run_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> None:
@@ -63,7 +60,7 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
         agent: _Word = None,
         search: _Word = None,
         archived: bool = False,
-        before: Annotated[_RunName | None, Query()] = None,
+        before: Annotated[RunName | None, Query()] = None,
         limit: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     ) -> Any:
         """Runs that fit, newest first; for the next page, `before` is the last run of this one.
@@ -97,7 +94,7 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
         return reading.document(run_id, "command", attempt)
 
     @app.get("/compare", operation_id="compare", tags=["runs"], responses=errors(404), response_model=Comparison)
-    def compared(run: Annotated[list[_RunName], Query(min_length=2, max_length=50)]) -> Any:
+    def compared(run: Annotated[list[RunName], Query(min_length=2, max_length=50)]) -> Any:
         """Runs side by side."""
         return compare(reading, run)
 

@@ -7,13 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query
 from fastapi.responses import FileResponse
-from pydantic import StringConstraints
 
 from palaestra.config import nearest, validated
 from palaestra.errors import UnknownRun
-from palaestra.runs.api.answers import RunId, errors
+from palaestra.runs.api.answers import RunId, RunName, errors
 from palaestra.runs.api.documents import (
-    RUN_ID,
     ClipDocument,
     Filming,
     FindingDocument,
@@ -38,9 +36,7 @@ __all__ = ["add_tool_routes"]
 
 _Word = Annotated[str | None, Query(max_length=200)]
 _Range = Annotated[str | None, Header(alias="Range", max_length=80)]
-_RunNames = Annotated[
-    list[Annotated[str, StringConstraints(pattern=RUN_ID, max_length=90)]] | None, Query(max_length=50)
-]
+_RunNames = Annotated[list[RunName] | None, Query(max_length=50)]
 
 
 def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, tensorboards: TensorBoards) -> None:
