@@ -185,3 +185,15 @@ def test_a_seed_that_is_none_is_refused(seed):
 def test_a_task_without_suite_or_name_is_refused(task):
     with pytest.raises(SessionRefused, match="suite/name"):
         TaskRequest(task)
+
+
+def test_a_declared_reward_range_survives_the_wire_and_an_undeclared_one_stays_so():
+    spec = TaskSpec("fake", "button", 0, {}, "Click.", 3, Size(10, 10), (-1.0, 2.5))
+    assert TaskSpec.from_facts(spec.facts()) == spec
+    assert TaskSpec.from_facts(SPEC.facts()).reward_range is None
+
+
+@pytest.mark.parametrize("declared", [[1, 0], [0, 0], [0], "high", [0, float("nan")], 3])
+def test_a_reward_range_that_is_none_is_not_understood(declared):
+    with pytest.raises((ValueError, TypeError)):
+        TaskSpec.from_facts({**SPEC.facts(), "reward_range": declared})

@@ -75,6 +75,7 @@ def test_a_session_is_opened_reset_acted_on_looked_at_judged_and_deleted():
     assert begun.document == {
         "schema": 1, "task": "fake/button", "seed": 1, "params": {}, "instruction": "Click the square.",
         "step_limit": 5, "width": 160, "height": 210, "step": 0, "progress": fresh,
+        "reward_range": [0.0, 1.0],
     }  # fmt: skip
     assert acted.document["step"] == 1
     assert acted.document["progress"] == {**fresh, "reward": 1.0, "done": True, "success": True}

@@ -146,3 +146,17 @@ def test_the_page_s_own_task_is_one(tmp_path):
     assert task.told(None) == "Write Ben into the field."
     assert task.judge("Ben").success
     assert not task.judge("Be").done
+
+
+@pytest.mark.parametrize(
+    ("task", "low"), [("miniwob/click-test", -1.0), ("click_target/button", 0.0), ("data_entry/form", -1.0)]
+)
+def test_every_suite_declares_what_an_episode_can_be_paid(task, low):
+    assert make_task(*task.split("/"), 3, {}).reward_range == (low, 1.0)
+
+
+def test_any_number_of_wrong_submissions_costs_no_more_than_the_declared_least():
+    task = make_task("data_entry", "form", 3, {})
+    for _ in range(50):
+        _submit(task, {"first": "Nobody"})
+    assert task.judge(None).reward == -1.0

@@ -55,8 +55,9 @@ class BrowserSession:
                 await self._let_go()
                 raise
             spec = TaskSpec(
-                request.suite, request.name, request.seed, dict(request.params), told, task.step_limit, task.screen
-            )
+                request.suite, request.name, request.seed, dict(request.params), told, task.step_limit, task.screen,
+                task.reward_range,
+            )  # fmt: skip
             self._episode = Episode(spec)
             browser.keep_spare(task.screen)
             return spec

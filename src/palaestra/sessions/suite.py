@@ -24,6 +24,9 @@ class Task:
 
     screen = Size(160, 210)
     step_limit = 20
+    reward_range: tuple[float, float] | None = None
+    """The least and the most that a whole episode can be paid; the most is paid for a solved one and for no other.
+    None: not declared; a learner then assumes `reward.assumed_range` of its configuration."""
     entry = "/"
     """Where the page begins."""
     html = ""

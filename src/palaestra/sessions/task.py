@@ -6,6 +6,7 @@ broke has no progress, it has an `EnvironmentFailed`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,13 +65,17 @@ class TaskSpec:
     step_limit: int
     """Actions after which the episode is over, solved or not."""
     screen: Size
+    reward_range: tuple[float, float] | None = None
+    """The least and the most that a whole episode can be paid; the most is paid for a solved one and for no other.
+    None: the task does not say."""
 
     def facts(self) -> dict[str, Any]:
         """As plain JSON."""
+        declared = {} if self.reward_range is None else {"reward_range": list(self.reward_range)}
         return {
             "task": f"{self.suite}/{self.name}", "seed": self.seed, "params": dict(self.params),
             "instruction": self.instruction, "step_limit": self.step_limit, "width": self.screen.width,
-            "height": self.screen.height,
+            "height": self.screen.height, **declared,
         }  # fmt: skip
 
     @classmethod
@@ -80,6 +85,7 @@ class TaskSpec:
         return cls(
             suite, name, int(facts["seed"]), dict(facts["params"]), str(facts["instruction"]),
             int(facts["step_limit"]), Size(int(facts["width"]), int(facts["height"])),
+            _read_range(facts.get("reward_range")),
         )  # fmt: skip
 
 
@@ -113,3 +119,13 @@ class Progress:
             float(facts["reward"]), bool(facts["done"]), bool(facts["success"]), bool(facts.get("truncated", False)),
             dict(facts.get("detail", {})),
         )  # fmt: skip
+
+
+def _read_range(given: Any) -> tuple[float, float] | None:
+    """A declared reward range; ValueError or TypeError when it is none."""
+    if given is None:
+        return None
+    low, high = (float(bound) for bound in given)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"reward_range = {given!r}: must be two finite numbers, the smaller one first")
+    return low, high

@@ -100,6 +100,10 @@ def _documents() -> dict[str, Any]:
         "schema": _SCHEMA, **task, "instruction": text, "step_limit": {"type": "integer", "minimum": 1},
         "width": _whole(1, 65_535), "height": _whole(1, 65_535), "step": {"type": "integer", "const": 0},
         "progress": _ref("Progress"),
+        "reward_range": {
+            "type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2,
+            "description": "the least and the most a whole episode can be paid; the most for a solved one alone",
+        },
     }  # fmt: skip
     step = {
         "schema": _SCHEMA,
@@ -111,7 +115,7 @@ def _documents() -> dict[str, Any]:
     named = {"type": "string", "pattern": f"^{SESSION_ID}$"}
     return {
         "TaskRequest": _object(task, "seed", "params"),
-        "Begun": _object(begun),
+        "Begun": _object(begun, "reward_range"),
         "ActRequest": _object({"step": {"type": "integer", "minimum": 1}, "action": _ref("UiAction")}),
         "Step": _object(step),
         "Screenshot": _object(picture),

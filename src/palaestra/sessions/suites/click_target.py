@@ -47,6 +47,7 @@ class ClickTarget:
 
 class _Button(Task):
     screen = Size(160, 210)
+    reward_range = (0.0, 1.0)
     probe = "window.clicked ?? null"
 
     def __init__(self, seed: int, difficulty: int, step_limit: int) -> None:

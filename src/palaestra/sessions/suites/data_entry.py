@@ -49,6 +49,7 @@ class DataEntry:
 
 class _Form(Task):
     screen = Size(640, 400)
+    reward_range = (-1.0, 1.0)
 
     def __init__(self, seed: int, rows: int, wanted: int, step_limit: int) -> None:
         self.step_limit = step_limit
@@ -89,7 +90,8 @@ class _Form(Task):
     def judge(self, probed: Any) -> Progress:
         """Shares for rows that are in, a cost for every wrong submission, done when all are in."""
         done = len(self._submitted) == len(self._wanted)
-        reward = len(self._submitted) / len(self._wanted) - COST_OF_A_WRONG_ONE * self._wrong
+        # At least -1: one act can submit the form any number of times, such as a text of many lines.
+        reward = max(-1.0, len(self._submitted) / len(self._wanted) - COST_OF_A_WRONG_ONE * self._wrong)
         detail = {"submitted_rows": sorted(self._submitted), "wrong_submissions": self._wrong, "wanted": self._wanted}
         return Progress(round(reward, 6), done, done and self._wrong == 0, detail=detail)
 

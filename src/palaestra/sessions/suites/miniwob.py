@@ -73,6 +73,7 @@ class MiniWob:
 
 class _MiniWobPage(Task):
     screen = Size(160, 210)
+    reward_range = (-1.0, 1.0)
     probe = "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_REASON]"
 
     def __init__(self, root: Path, name: str, seed: int, step_limit: int) -> None:
