@@ -6,19 +6,16 @@ with its own finds out at once when an update did not arrive, instead of after d
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from palaestra.errors import CheckpointError
+from palaestra.policy.fingerprint import weights_fingerprint
 from palaestra.policy.vlm.network import Network
 
 __all__ = ["copy_weights", "fingerprint", "load_trainable_state", "trainable_state"]
-
-LOOKED_AT = 65_536
-"""Numbers of each tensor that enter a fingerprint, evenly spread. A step of an optimiser moves nearly all of them."""
 
 
 def trainable_state(network: Network) -> dict[str, Tensor]:
@@ -54,14 +51,5 @@ def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, nn.Parameter
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Sixteen hexadecimal digits that differ when the weights an answer is drawn from do; the value head is none."""
-    total = hashlib.sha256()
-    for name in sorted(weights):
-        if name.startswith("value_head"):
-            continue
-        flat = weights[name].detach().reshape(-1)
-        # By whole steps, so that both sides of a copy look at the same numbers.
-        some = flat[:: max(1, flat.numel() // LOOKED_AT)].contiguous().cpu()
-        total.update(f"{name} {tuple(weights[name].shape)} {some.dtype}".encode())
-        total.update(some.view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()[:16]
+    """Differs when the weights an answer is drawn from do; the value head is none of them."""
+    return weights_fingerprint({name: weight for name, weight in weights.items() if not name.startswith("value_head")})
