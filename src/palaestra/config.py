@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from palaestra.errors import ConfigError
+from palaestra.strict_json import lone_surrogate
 
 __all__ = ["Section", "imported", "nearest", "validated"]
 
@@ -46,6 +47,9 @@ def imported(address: str, *, place: str) -> Any:
 
 def validated(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:
     """Build a section from outside data, or raise `ConfigError` about the first thing that is wrong."""
+    if (text := lone_surrogate(data)) is not None:
+        reason = "holds half of a surrogate pair, which UTF-8 cannot carry"
+        raise ConfigError(place or "configuration", text, reason, "Write the whole character")
     try:
         return section.model_validate(dict(data))
     except ValidationError as error:

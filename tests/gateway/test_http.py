@@ -186,11 +186,14 @@ async def test_bad_input_is_422_and_opens_nothing(gateway):
     ):  # fmt: skip
         status, document = await gateway.ask("POST", "/sessions", json=asked)
         assert (status, sorted(document["error"])) == (422, ["code", "message"]), asked
-    for body in (b"{", b"", b"\xff", b'{"ttl_s": NaN}', b'{"ttl_s": 1e999}'):
+    for body in (b"{", b"", b"\xff", b'{"ttl_s": NaN}', b'{"ttl_s": 1e999}', b'{"ttl_s": 60, "ttl_s": 60}'):
         status, _ = await gateway.ask("POST", "/sessions", data=body, headers={"Content-Type": "application/json"})
         assert status == 422, body
     _, document = await gateway.ask("POST", "/sessions", data=b"{", headers={"Content-Type": "application/json"})
     assert document["error"]["message"].startswith("the body is not JSON (")
+    twice = b'{"ttl_s": 60, "ttl_s": 60}'
+    _, document = await gateway.ask("POST", "/sessions", data=twice, headers={"Content-Type": "application/json"})
+    assert document["error"]["message"] == "the body is not JSON (the key 'ttl_s' is given twice at character 0)."
     _, document = await gateway.ask("POST", "/sessions", data=b"{}", headers={"Content-Type": "text/json"})
     assert document["error"]["message"].startswith("Content-Type = 'text/json'")
     _, document = await gateway.ask("POST", "/sessions", json={"session_type": "browsr"})

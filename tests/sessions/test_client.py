@@ -1,6 +1,7 @@
 """Clients: the kit over HTTP, errors that arrive as what they were, retries only where they are harmless."""
 
 import asyncio
+import dataclasses
 import json
 import random
 import threading
@@ -16,7 +17,8 @@ from palaestra.sessions.conformance import check_session
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.gateway_client import GatewayClient
 from palaestra.sessions.http_caller import HttpCaller, Patience
-from palaestra.sessions.task import TaskRequest
+from palaestra.sessions.screen import Size
+from palaestra.sessions.task import TaskRequest, TaskSpec
 from palaestra.sessions.wire import error_document, error_told, written
 
 QUICK = Patience(attempt_s=5.0, attempts=3, pause_s=0.001)
@@ -108,6 +110,58 @@ def test_errors_of_the_session_are_raised_by_the_client():
                 with pytest.raises(EnvironmentFailed, match="page_crashed: asked to at step 1"):
                     await attempt()
             await session.close()
+
+    asyncio.run(run())
+
+
+def test_an_answer_with_a_key_twice_is_not_believed():
+    progress = b'{"schema": 1, "reward": 0.0, "reward": 1.0, "done": true, "success": true}'
+    document = b'{"step": 1, "screenshot": {"sha256": "0"}, "progress": {"reward": 0}, "progress": {"reward": 1}}'
+
+    async def doubled(reader, writer):
+        while True:
+            _, path, _ = await request_read(reader)
+            bodies = {"/progress": progress, "/sessions": b'{"session_id": "a", "session_id": "b"}', "/act": b"picture"}
+            writer.write(response(bodies[path], X_Palaestra_Step=document.decode()))
+            await writer.drain()
+
+    async def run():
+        async with listening(doubled) as url:
+            session = SessionClient(url, patience=QUICK)
+            for attempt in (session.progress, lambda: session.act(Wait(0.1), step=1), lambda: open_session(url)):
+                with pytest.raises(EnvironmentFailed, match=r"bad_answer.*given twice"):
+                    await attempt()
+            client = GatewayClient(url, patience=QUICK)
+            with pytest.raises(EnvironmentFailed, match="the key 'session_id' is given twice"):
+                await client.open()
+            await client.close()
+            await session.close()
+
+    asyncio.run(run())
+
+
+def test_half_a_character_in_an_instruction_is_named_wherever_it_comes_from():
+    class Broken(FakeSession):
+        async def reset(self, request):
+            spec = await super().reset(request)
+            return dataclasses.replace(spec, instruction="Click \ud83d.")
+
+    begun = {**TaskSpec("fake", "button", 1, {}, "", 5, Size(160, 210)).facts(), "instruction": "Click \ud83d."}
+
+    async def other(reader, writer):
+        await request_read(reader)
+        writer.write(response(json.dumps(begun).encode()))
+        await writer.drain()
+
+    async def run():
+        async with served(Broken) as ours, listening(other) as theirs:
+            for url in (ours, theirs):
+                session = SessionClient(url, patience=QUICK)
+                with pytest.raises(
+                    EnvironmentFailed, match=r"bad_instruction: .*'Click \\ud83d.'.*half of a surrogate"
+                ):
+                    await session.reset(BUTTON)
+                await session.close()
 
     asyncio.run(run())
 

@@ -6,7 +6,6 @@ the session answers a repeated step from memory; a reset is not, because the sec
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,7 @@ from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.session import Step
 from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
 from palaestra.sessions.wire import STEP_HEADER, written
+from palaestra.strict_json import read_json
 
 __all__ = ["SessionClient", "open_session"]
 
@@ -51,18 +51,18 @@ class SessionClient:
         except (TypeError, ValueError) as error:
             raise SessionRefused("bad_params", f"params: cannot be written as JSON ({error}).", status=422) from None
         answer = await self._call("POST", "/reset", body, headers=_JSON)
-        return _read(answer, lambda: TaskSpec.from_facts(json.loads(answer.body)))
+        return _read(answer, lambda: TaskSpec.from_facts(read_json(answer.body)))
 
     async def act(self, action: UiAction, *, step: int) -> Step:
         """Perform an action once, however often it has to be asked for."""
         body = written({"step": step, "action": encode(action)})
         extra = action.seconds if isinstance(action, Wait) else 0.0
         answer = await self._call("POST", "/act", body, headers=_PICTURE, repeatable=True, extra_s=extra)
-        facts = _read(answer, lambda: json.loads(answer.headers[STEP_HEADER]))
+        facts = _read(answer, lambda: read_json(answer.headers[STEP_HEADER]))
         if _read(answer, lambda: facts["progress"].get("detail_left_out", False)):
             # It was too long for a header. The same step again, in words, is answered from memory.
             full = await self._call("POST", "/act", body, headers=_JSON, repeatable=True, extra_s=extra)
-            facts = _read(full, lambda: json.loads(full.body))
+            facts = _read(full, lambda: read_json(full.body))
         picture = Screenshot.of(answer.body)
         if picture.sha256 != _read(answer, lambda: facts["screenshot"]["sha256"]):
             raise EnvironmentFailed("bad_answer", f"step {step}: the picture is not the one that was announced")
@@ -76,7 +76,7 @@ class SessionClient:
     async def progress(self) -> Progress:
         """How far the task has come."""
         answer = await self._call("GET", "/progress", repeatable=True)
-        return _read(answer, lambda: Progress.from_facts(json.loads(answer.body)))
+        return _read(answer, lambda: Progress.from_facts(read_json(answer.body)))
 
     async def close(self) -> None:
         """Give the session up."""
@@ -109,7 +109,7 @@ async def open_session(
     try:
         asked = {} if session_id is None else {"session_id": session_id}
         answer = await caller.call("POST", "/sessions", written(asked), headers=_JSON)
-        name = _read(answer, lambda: str(json.loads(answer.body)["session_id"]))
+        name = _read(answer, lambda: str(read_json(answer.body)["session_id"]))
     except BaseException:
         await caller.close()
         raise

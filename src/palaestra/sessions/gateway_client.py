@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
-from collections.abc import Callable
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
 from palaestra.sessions.client import SessionClient
 from palaestra.sessions.http_caller import Answer, HttpCaller, Patience
 from palaestra.sessions.wire import written
+from palaestra.strict_json import read_json
 
 __all__ = ["GatewayClient"]
 
@@ -84,8 +83,8 @@ class GatewayClient:
 
 
 def _opened(answer: Answer) -> str:
-    read: Callable[[bytes], dict[str, object]] = json.loads
     try:
-        return str(read(answer.body)["session_id"])
-    except (ValueError, KeyError, TypeError):
-        raise EnvironmentFailed("bad_answer", f"the gateway opened no session: {answer.body[:100]!r}") from None
+        return str(read_json(answer.body)["session_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        text = f"the gateway opened no session ({error}): {answer.body[:100]!r}"
+        raise EnvironmentFailed("bad_answer", text) from None

@@ -9,7 +9,6 @@ clicks through PyAutoGUI, which drops characters it has no key for and gives up 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from palaestra.sessions.http_caller import HttpCaller, Patience
 from palaestra.sessions.screen import Screenshot, Size
 from palaestra.sessions.session import Step
 from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
+from palaestra.strict_json import read_json
 
 __all__ = ["Assignment", "QueryDialectSession", "query_of", "rows_entered"]
 
@@ -170,7 +170,7 @@ class QueryDialectSession:
     async def _detail(self) -> dict[str, Any]:
         answer = await self._asking.call("GET", "/progress", repeatable=True)
         try:
-            told = json.loads(answer.body)
+            told = read_json(answer.body)
             rows = told.get("submitted_row_indices")
             correct = int(told["num_correct_submissions"]) if rows is None else len(rows)
             rows = None if rows is None else [int(row) for row in rows]

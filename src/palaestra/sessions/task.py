@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from palaestra.errors import SessionRefused
+from palaestra.errors import EnvironmentFailed, SessionRefused
 from palaestra.sessions.screen import Size
+from palaestra.strict_json import lone_surrogate
 
 __all__ = ["MAX_SEED", "SCHEMA", "Progress", "TaskRequest", "TaskSpec"]
 
@@ -40,6 +41,9 @@ class TaskRequest:
             raise SessionRefused("bad_request", text, status=422)
         if not isinstance(self.params, Mapping):
             raise SessionRefused("bad_request", f"params = {self.params!r}: is not a mapping.", status=422)
+        for place, value in (("task", self.task), ("params", self.params)):
+            if (broken := lone_surrogate(value)) is not None:
+                raise SessionRefused("bad_request", f"{place}: {_half(broken)}.", status=422)
 
     @property
     def suite(self) -> str:
@@ -68,6 +72,12 @@ class TaskSpec:
     reward_range: tuple[float, float] | None = None
     """The least and the most that a whole episode can be paid; the most is paid for a solved one and for no other.
     None: the task does not say."""
+
+    def __post_init__(self) -> None:
+        # No tokenizer and no file could take it; whoever reads it next would fail without naming the task.
+        if lone_surrogate(self.instruction) is not None:
+            text = f"the instruction of {self.suite}/{self.name}: {_half(self.instruction)}"
+            raise EnvironmentFailed("bad_instruction", text)
 
     def facts(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -129,3 +139,7 @@ def _read_range(given: Any) -> tuple[float, float] | None:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"reward_range = {given!r}: must be two finite numbers, the smaller one first")
     return low, high
+
+
+def _half(text: str) -> str:
+    return f"the text {text[:200]!r} holds half of a surrogate pair, which UTF-8 cannot carry"

@@ -7,15 +7,15 @@ the same exception with `error_told`. Knows nothing of sockets or frameworks.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from palaestra.config import nearest
 from palaestra.errors import EnvironmentFailed, InvalidAction, PalaestraError, SessionRefused
 from palaestra.sessions.action import UiAction, decode
 from palaestra.sessions.session import Step
 from palaestra.sessions.task import SCHEMA, Progress, TaskRequest, TaskSpec
+from palaestra.strict_json import read_json
 
 __all__ = [
     "MAX_BODY",
@@ -47,17 +47,6 @@ MAX_DEPTH = 64
 MAX_MESSAGE = 1000
 
 
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number of JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text[:20])
-
-
-# Python reads NaN and turns 1e999 into infinity; neither could be written into an answer again.
-_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
@@ -71,8 +60,8 @@ def object_read(body: bytes, *, absent: Mapping[str, Any] | None = None) -> dict
     if not body and absent is not None:
         return dict(absent)
     try:
-        document = _DECODER.decode(body.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        document = read_json(body)
+    except ValueError as error:
         raise SessionRefused("bad_json", f"the body is not JSON in UTF-8 ({error}).", status=400) from None
     if not isinstance(document, dict):
         raise SessionRefused("bad_request", "the body is not a JSON object.", status=422)
@@ -154,7 +143,7 @@ def error_document(error: PalaestraError) -> dict[str, Any]:
 def error_told(status: int, body: bytes, *, retry_after: float | None = None) -> PalaestraError:
     """The exception that an answer of 400 and above stands for."""
     try:
-        told = json.loads(body)["error"]
+        told = read_json(body)["error"]
         code, message = str(told["code"]), str(told["message"])
     except (ValueError, KeyError, TypeError):
         # Not our server's words: a proxy on the way, or something else at this address.

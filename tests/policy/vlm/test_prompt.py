@@ -147,3 +147,10 @@ def test_a_picture_that_is_not_made_of_whole_blocks_is_refused(words):
 def test_a_template_that_knows_no_pictures_or_turns_is_refused(words, template, reason):
     with pytest.raises(ConfigError, match=reason):
         writer(words, template=template)
+
+
+@pytest.mark.parametrize("texts", [{"system": "\ud83d"}, {"instruction": "Click \ud83d."}])
+def test_half_a_character_is_refused_by_name_before_the_tokenizer_sees_it(texts):
+    (place,) = texts
+    with pytest.raises(ConfigError, match=rf"conversation.{place} = .*half of a surrogate pair"):
+        talk([], **texts)
