@@ -115,7 +115,7 @@ def test_a_frozen_resnet_stays_bit_identical_while_the_rest_moves():
         assert torch.allclose(log_prob, acted.log_prob.sum(-1), atol=1e-4)  # the ratio of a fresh batch is 1
         flat.gradient.zero_()
         (log_prob.mean() + entropy.mean() + (value - 1).square().mean()).backward()
-        adam.step(flat, "policy", 1e-2, 1.0)
+        adam.step("policy", flat.trainable("policy"), 1e-2, 1.0)
     same = {name for name, value in policy.state_dict().items() if torch.equal(value, before[name])}
     resnet = {name for name in before if name.startswith("model.policy.model.backbone.")}
     assert resnet <= same

@@ -363,7 +363,7 @@ def test_a_frozen_part_stays_bit_identical_while_the_rest_learns():
         log_prob, entropy, value = policy.evaluate_actions(seen, acted.action.detach())
         flat.gradient.zero_()
         (log_prob.mean() + entropy.mean() + (value - 1).square().mean()).backward()
-        adam.step(flat, "policy", 1e-2, 1.0)
+        adam.step("policy", flat.trainable("policy"), 1e-2, 1.0)
     same = {name for name, value in policy.state_dict().items() if torch.equal(value, before[name])}
     assert same == {"model.vision_encoder.weight", "model.vision_encoder.bias"}
 

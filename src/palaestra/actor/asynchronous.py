@@ -23,6 +23,7 @@ from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import Snapshot, VectorEnv
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.vla_buffer import VLABuffer
+from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, twin
 from palaestra.transport.queue import SegmentQueue
 from palaestra.transport.shared import SharedArrays
@@ -72,6 +73,7 @@ class AsyncCollection:
         self._board: WeightBoard | None = None
         self._failures: list[str] = []
         self._running = False
+        self._layout = FlatParameters.refresh(policy)
         self.collector = self._make_collector()
 
     def _make_collector(self) -> Collector:
@@ -89,6 +91,7 @@ class AsyncCollection:
                 "train: the collector's thread of the last call still hangs in its step, and two cannot share the "
                 "environments. Wait until that step ends, or make a new trainer."
             )
+        self._follow_layout()
         c = self._config
         size = buffer_size or (c.max_staleness + 1 + (c.overflow == "overwrite_oldest")) * rollout_length
         known = self._ring is not None and (self._ring.segment_length, self._ring.buffer_size) == (rollout_length, size)
@@ -97,6 +100,14 @@ class AsyncCollection:
         self._running = True
         self._source.start(version, num_segments)
         return self._source
+
+    def _follow_layout(self) -> None:
+        """Copy the policy again if its weights were thawed or replaced since: the old copy and its board do not fit."""
+        layout = FlatParameters.refresh(self._policy)
+        if layout is not self._layout:
+            self._layout, self._source = layout, None
+            if self.collector.policy is not self._policy:
+                self.collector.replace_policy(twin(self._policy))
 
     def stop(self) -> bool:
         """End collection in bounded time; whether nothing of it is left. Harmless when nothing runs."""
@@ -116,6 +127,7 @@ class AsyncCollection:
                     "collect_rollouts: the collector's thread has the environments until train() ends. Call it after "
                     "that, or on a trainer of its own."
                 )
+            self._follow_layout()
             mine, theirs = LiveWeights(self._policy), LiveWeights(self.collector.policy)
             for target, array in zip(theirs.read(), mine.read(), strict=True):
                 np.copyto(target, array)

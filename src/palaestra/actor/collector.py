@@ -89,6 +89,12 @@ class Collector:
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
         self._acting: Acting | None = None
 
+    def replace_policy(self, policy: nn.Module) -> None:
+        """Act with another policy of the same spaces from the next segment on."""
+        self.policy = policy
+        self._distribution = policy.distribution
+        self._acting = None
+
     def shape(self) -> dict[str, Any]:
         """What a buffer for this environment and policy is made of, besides its length."""
         return buffer_shape(self.env, self.policy)

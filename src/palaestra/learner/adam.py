@@ -1,11 +1,13 @@
 """Adam on one flat vector, group by group: its state is plain tensors that a checkpoint and the kernels can share.
 
+A step moves only what is not frozen: a frozen weight has no gradient, but it would still drift along its momentum.
 `compiled` takes the step in one pass over memory instead of six, which a network of millions of weights notices.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,29 +24,53 @@ class Adam:
     """First and second moments of a policy's gradients, and how many steps each group has taken."""
 
     def __init__(self, flat: FlatParameters, eps: float, *, compiled: bool = False) -> None:
+        self.flat = flat
         self.first = torch.zeros_like(flat.vector)
         self.second = torch.zeros_like(flat.vector)
         self.steps = dict.fromkeys(flat.groups, 0)
         self.eps = eps
+        self._wants_kernel = compiled
         self._compiled = compiled and flat.vector.device.type == "cpu" and flat.vector.dtype == torch.float32
 
+    def moved_to(self, flat: FlatParameters) -> Adam:
+        """The optimiser of the same policy after its parameters were laid out anew.
+
+        A group with the same parameters keeps its moments. One that gained or lost some starts afresh: its step count
+        stands for all of them, and would make the first steps of the new ones several times too large.
+        """
+        new = Adam(flat, self.eps, compiled=self._wants_kernel)
+        for group, part in flat.groups.items():
+            if group not in self.flat.groups or not _same(flat.members(group), self.flat.members(group)):
+                continue
+            old = self.flat.groups[group]
+            new.first[part].copy_(self.first[old])
+            new.second[part].copy_(self.second[old])
+            new.steps[group] = self.steps[group]
+        return new
+
     @torch.no_grad()
-    def step(self, flat: FlatParameters, group: str, rate: float, shrink: float) -> None:
-        """Move one group of parameters along its gradient times `shrink`."""
-        part = flat.groups[group]
-        gradient = flat.gradient[part]
+    def step(self, group: str, parts: Sequence[slice], rate: float, shrink: float) -> None:
+        """Move `parts` of one group (what of it is not frozen) along the gradient times `shrink`."""
+        if not parts:
+            return
+        self.steps[group] += 1
+        for part in parts:
+            self._step(part, self.steps[group], rate, shrink)
+
+    def _step(self, part: slice, t: int, rate: float, shrink: float) -> None:
+        weights, gradient = self.flat.vector[part], self.flat.gradient[part]
+        first, second = self.first[part], self.second[part]
         if self._compiled:
-            self.steps[group] += 1
-            vectors = (flat.vector[part], gradient, self.first[part], self.second[part])
-            numbers = (np.float32(rate), np.float32(shrink), np.float32(self.eps), self.steps[group])
-            adam_step(*(vector.numpy() for vector in vectors), *numbers)
+            numbers = (np.float32(rate), np.float32(shrink), np.float32(self.eps), t)
+            adam_step(*(vector.numpy() for vector in (weights, gradient, first, second)), *numbers)
             return
         if shrink != 1.0:
             gradient = gradient * shrink
-        first, second = self.first[part], self.second[part]
         first.lerp_(gradient, 1.0 - BETA_1)
         second.mul_(BETA_2).addcmul_(gradient, gradient, value=1.0 - BETA_2)
-        self.steps[group] += 1
-        t = self.steps[group]
         denominator = second.sqrt().div_(math.sqrt(1.0 - BETA_2**t)).add_(self.eps)
-        flat.vector[part].addcdiv_(first, denominator, value=-rate / (1.0 - BETA_1**t))
+        weights.addcdiv_(first, denominator, value=-rate / (1.0 - BETA_1**t))
+
+
+def _same(one: Sequence[object], other: Sequence[object]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

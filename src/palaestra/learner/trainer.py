@@ -99,7 +99,7 @@ class Trainer:
         self.last_episodes: list[Episode] = []
         self._check_fit()
         # Before anybody acts: the same weights in another layout give other last digits.
-        FlatParameters.of(policy)
+        FlatParameters.refresh(policy)
         discount = self.algorithm.config.gamma if normalize_reward else None
         self._background: AsyncCollection | None = None
         if asynchronous is not None or buffer_type == "vla":
@@ -261,6 +261,7 @@ class Trainer:
         self, rollouts: list[Columns], *, heed: Callable[[], None] | None = None, once: bool = False
     ) -> dict[str, float]:
         """`heed` may raise in the middle of a long update; `once`: this experience does not come again."""
+        FlatParameters.refresh(self.policy)
         device = next(self.policy.parameters()).device
         rollouts = [moved(rollout, device) for rollout in rollouts]
         fast = self._compiled_learner(rollouts)
@@ -352,8 +353,10 @@ class Trainer:
 
     def _optimizer(self) -> Adam:
         flat = FlatParameters.of(self.policy)
-        if self._adam is None or self._adam.first.shape != flat.vector.shape:
+        if self._adam is None:
             self._adam = Adam(flat, self.algorithm.config.adam_eps, compiled=self._compiled != "off")
+        elif self._adam.flat is not flat:
+            self._adam = self._adam.moved_to(flat)
         return self._adam
 
     def _undo_point(self) -> Callable[[], None]:

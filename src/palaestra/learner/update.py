@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.errors import NonFiniteError
+from palaestra.errors import ConfigError, NonFiniteError
 from palaestra.learner.adam import Adam
 from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibatch
 from palaestra.policy.flat import FlatParameters
@@ -78,7 +78,13 @@ def learn_plainly(
     # Only parts that share nothing can go on without each other.
     separable = "actor" in flat.groups
     scales: dict[str, float] = getattr(policy, "learning_rate_scales", {})
-    live = list(flat.groups)
+    parts = {group: flat.trainable(group) for group in flat.groups}
+    live = [group for group in flat.groups if parts[group]]
+    if not live:
+        raise ConfigError(
+            "policy", "no trainable parameter", "every weight is frozen, so there is nothing to learn",
+            "Set requires_grad=True on what should learn",
+        )  # fmt: skip
     improving = True
     tally = _Tally()
     for epoch in order:
@@ -91,21 +97,28 @@ def learn_plainly(
                 if config.target_kl is not None and losses.said["approx_kl"] > 1.5 * config.target_kl:
                     tally.stopped_at = tally.policy_minibatches
                     improving = False
-                    live = ["critic"] if separable else []
+                    live = ["critic"] if separable and parts["critic"] else []
             if not live:
                 return tally.metrics()
             flat.gradient.zero_()
             (losses.policy + losses.value if improving else losses.value).backward()
             tally.value(losses.said)
-            _step(flat, adam, live, config, {group: rate * scales.get(group, 1.0) for group in live}, tally)
+            rates = {group: rate * scales.get(group, 1.0) for group in live}
+            _step(flat, adam, {group: parts[group] for group in live}, config, rates, tally)
     return tally.metrics()
 
 
 def _step(
-    flat: FlatParameters, adam: Adam, live: list[str], config: PPOConfig, rates: dict[str, float], tally: _Tally
+    flat: FlatParameters,
+    adam: Adam,
+    parts: dict[str, list[slice]],
+    config: PPOConfig,
+    rates: dict[str, float],
+    tally: _Tally,
 ) -> None:
-    parts = {group: flat.gradient[flat.groups[group]] for group in live}
-    squares = {group: float(torch.dot(part, part)) for group, part in parts.items()}
+    """One optimiser step of the groups in `parts`, which says what of each is not frozen."""
+    gradients = {group: flat.gradient[flat.groups[group]] for group in parts}
+    squares = {group: float(torch.dot(gradient, gradient)) for group, gradient in gradients.items()}
     whole = sum(squares.values())
     if not math.isfinite(whole):
         raise NonFiniteError(f"gradient is not finite at minibatch {tally.minibatches} of this update")
@@ -117,7 +130,7 @@ def _step(
             tally.norm(group, math.sqrt(square))
         norm = math.sqrt(square if apart else whole)
         limit = config.max_grad_norm
-        adam.step(flat, group, rates[group], 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+        adam.step(group, parts[group], rates[group], 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
 
 
 def where_it_broke(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError:

@@ -2,16 +2,19 @@
 
 The parameters become views into the vector (and their gradients into a second one): modules, state dicts and the
 compiled kernels all see the same memory. The vector belongs to the policy, not to whoever asked first, so that
-several trainers can share a policy.
+several trainers can share a policy. A parameter that is frozen later stays where it is and keeps its value; one that
+is thawed or replaced later makes `refresh` lay out a new vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+
+from palaestra.errors import ConfigError
 
 __all__ = ["FlatParameters"]
 
@@ -19,14 +22,23 @@ __all__ = ["FlatParameters"]
 class FlatParameters:
     """One vector of weights, one of gradients, and which slice belongs to which group."""
 
-    def __init__(self, groups: dict[str, list[nn.Parameter]]) -> None:
+    def __init__(self, groups: dict[str, list[nn.Parameter]], untrained: Sequence[nn.Parameter] = ()) -> None:
+        """`untrained`: the policy's other parameters, which stay where they are."""
         self._parameters = [p for group in groups.values() for p in group]
+        self._members = {name: tuple(group) for name, group in groups.items()}
+        self.untrained = tuple(untrained)
+        self._frozen = [p for p in self.untrained if not p.requires_grad]
         self.groups: dict[str, slice] = {}
         at = 0
         for name, group in groups.items():
             size = sum(p.numel() for p in group)
             self.groups[name] = slice(at, at + size)
             at += size
+        if not self._parameters:
+            raise ConfigError(
+                "policy", "no trainable parameter", "every weight is frozen, so there is nothing to learn",
+                "Set requires_grad=True on what should learn",
+            )  # fmt: skip
         first = self._parameters[0]
         self.vector = torch.empty(at, dtype=first.dtype, device=first.device)
         self.gradient = torch.zeros_like(self.vector)
@@ -37,9 +49,45 @@ class FlatParameters:
         """The policy's one and only flat vector, made anew if something moved its parameters since."""
         known = _FLAT.get(policy)
         if known is None or not known._still_owns():
-            known = cls(_groups(policy))
+            groups = _groups(policy)
+            trained = {id(p) for group in groups.values() for p in group}
+            known = cls(groups, [p for p in policy.parameters() if id(p) not in trained])
             _FLAT[policy] = known
         return known
+
+    @classmethod
+    def refresh(cls, policy: nn.Module) -> FlatParameters:
+        """`of`, after a look at every module: layers that were replaced or thawed since get their place, too.
+
+        Slower than `of`, so it is for once per update.
+        """
+        known = _FLAT.get(policy)
+        if known is not None:
+            owned = {id(p) for p in known._parameters}
+            if any(id(p) not in owned for group in _groups(policy).values() for p in group):
+                del _FLAT[policy]
+        return cls.of(policy)
+
+    def trainable(self, group: str) -> list[slice]:
+        """The parts of the vector that belong to parameters of the group that are not frozen, joined where they meet.
+
+        Empty when all of them are frozen.
+        """
+        parts: list[slice] = []
+        at = self.groups[group].start
+        for p in self._members[group]:
+            end = at + p.numel()
+            if p.requires_grad:
+                if parts and parts[-1].stop == at:
+                    parts[-1] = slice(parts[-1].start, end)
+                else:
+                    parts.append(slice(at, end))
+            at = end
+        return parts
+
+    def members(self, group: str) -> tuple[nn.Parameter, ...]:
+        """The parameters of a group, in the order in which they lie in the vector."""
+        return self._members[group]
 
     def _adopt(self) -> None:
         with torch.no_grad():
@@ -59,7 +107,7 @@ class FlatParameters:
         for p, (low, _) in zip(self._parameters, self._spans(), strict=True):
             if p.data_ptr() != base + low * size or p.grad is None:
                 return False
-        return True
+        return not any(p.requires_grad for p in self._frozen)
 
 
 _FLAT: WeakKeyDictionary[nn.Module, FlatParameters] = WeakKeyDictionary()

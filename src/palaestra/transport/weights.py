@@ -49,6 +49,13 @@ class WeightBoard:
         """Make a copy of `arrays` the newest version. Versions only grow."""
         if version <= self.newest:
             raise ExperienceError(f"WeightBoard.publish: version {version} is not newer than {self.newest}.")
+        board = [array.shape for array in self._versions[0]]
+        given = [array.shape for array in arrays]
+        if given != board:
+            raise ExperienceError(
+                f"WeightBoard.publish: the weights have other sizes than those on the board ({given}, not {board}). "
+                "Thaw or replace layers between two calls of train(), not while a background collector runs."
+            )
         self._state[WRITING] = version + 1
         _fence()
         for target, array in zip(self._versions[version % self.depth], arrays, strict=True):
