@@ -2,17 +2,21 @@
 
 Experience records it beside the policy version. A version is a counter that two policies can share; the fingerprint
 says which weights acted. It is no signature: whoever can edit the experience can copy a fingerprint into it.
+`policy_fingerprint` is the same as one number, over everything that decides an action, for the columns of a rollout.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["weights_fingerprint"]
+from palaestra.policy.flat import FlatParameters
+
+__all__ = ["policy_fingerprint", "weights_fingerprint"]
 
 LARGEST = 2**20
 """Numbers of one tensor that are hashed. Of a larger tensor this many, evenly spread, are: an optimiser step moves
@@ -30,3 +34,31 @@ def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         total.update(flat.contiguous().cpu().view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+_UNTRAINED: WeakKeyDictionary[nn.Module, tuple[tuple[tuple[int, int], ...], int]] = WeakKeyDictionary()
+"""The number of the weights that do not learn, by policy, and the state it belongs to: they are hashed once."""
+
+
+def policy_fingerprint(policy: nn.Module) -> int:
+    """The fingerprint of trained weights, untrained weights and buffers as they are now; positive, below 2**60."""
+    flat = FlatParameters.of(policy)
+    moving = {"trained": flat.vector, **dict(policy.named_buffers(prefix="buffer"))}
+    number = _number(moving) ^ _untrained(policy, flat)
+    return number or 1  # 0 stands for "not recorded"
+
+
+def _untrained(policy: nn.Module, flat: FlatParameters) -> int:
+    if not flat.untrained:
+        return 0
+    # torch counts changes in place; a tensor made in inference mode has no such counter.
+    state = tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in flat.untrained)
+    known = _UNTRAINED.get(policy)
+    if known is None or known[0] != state:
+        known = state, _number({f"untrained.{i:06d}": p for i, p in enumerate(flat.untrained)})
+        _UNTRAINED[policy] = known
+    return known[1]
+
+
+def _number(weights: Mapping[str, Tensor]) -> int:
+    return int(weights_fingerprint(weights)[:15], 16)
