@@ -223,7 +223,7 @@ def _row(record: CheckpointRecord) -> tuple[str, ...]:
         record.checkpoint_id,
         record.agent_id,
         record.env_id,
-        f"{record.env_step:,}",
+        record.shown_step,
         "" if mean is None else f"{mean:.1f}",
         _size(record.size_bytes),
         saved,

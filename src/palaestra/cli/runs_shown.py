@@ -140,7 +140,7 @@ def _numbers(reading: RunReading, record: RunRecord) -> list[str]:
 def _checkpoints(reading: RunReading, record: RunRecord) -> list[str]:
     found = all_checkpoints(reading.home, run_id=record.run_id)
     rows = [
-        (f"  {one.checkpoint_id}", f"{one.env_step:,}", sized(one.size_bytes), "best" if one.best else "", one.path)
+        (f"  {one.checkpoint_id}", one.shown_step, sized(one.size_bytes), "best" if one.best else "", one.path)
         for one in found[:5]
     ]
     more = [f"  and {len(found) - len(rows)} more"] if len(found) > len(rows) else []

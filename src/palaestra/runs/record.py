@@ -82,7 +82,8 @@ class CheckpointRecord:
     agent_id: str
     env_id: str
     attempt: int
-    env_step: int
+    env_step: int | None
+    """None when nothing says how many steps it learned from."""
     path: str
     """Absolute; `uri()` is `file://` and this."""
     sha256: str
@@ -92,9 +93,18 @@ class CheckpointRecord:
     created: float
     best: bool = False
     metric: float | None = None
+    step_source: str = ""
+    """How the step is known, see `checkpoints.steps`; empty on rows of earlier versions."""
     profile: str = "local"
     """Where it is stored: `local` in its run, `managed` copied by an import."""
     env_signature: dict[str, Any] = field(default_factory=dict)
     metrics_digest: dict[str, float] = field(default_factory=dict)
     verified: float | None = None
     """When its bytes last matched the hash; None never, negative when they did not."""
+
+    @property
+    def shown_step(self) -> str:
+        """`12,000`, `11,992+` when it is at least so many, or `unknown`."""
+        if self.env_step is None:
+            return "unknown"
+        return f"{self.env_step:,}{'+' if self.step_source == 'log' else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -75,7 +76,7 @@ def surplus_checkpoints(
     """Of every run that has ended, the checkpoints beyond the newest `keep`; its best and the spared paths stay."""
     over = {run.run_id for run in runs if run.phase.ended and run.supervised}
     mine: dict[str, list[CheckpointRecord]] = {}
-    for row in sorted(checkpoints, key=lambda row: (row.attempt, row.env_step, row.created), reverse=True):
+    for row in sorted(checkpoints, key=_newness, reverse=True):
         if row.run_id in over:
             mine.setdefault(row.run_id, []).append(row)
     found = []
@@ -86,6 +87,11 @@ def surplus_checkpoints(
             size = sum(row.size_bytes for row in surplus)
             found.append(Doom(run_id, "prune", why, size, tuple(row.path for row in surplus)))
     return found
+
+
+def _newness(row: CheckpointRecord) -> tuple[int, float, float]:
+    """What checkpoints of a run are sorted by; one whose step is unknown is rather kept."""
+    return row.attempt, math.inf if row.env_step is None else row.env_step, row.created
 
 
 def _to_archive(

@@ -67,8 +67,10 @@ def storable_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
         raise ValueError("its id, path or hash is no text")
     if not isinstance(record.created, int | float) or not isinstance(record.verified, int | float | None):
         raise ValueError("a time in it is no number")
-    changes: dict[str, Any] = {name: _whole(getattr(record, name), 0) for name in ("attempt", "env_step", "size_bytes")}
-    changes |= {name: _text(str(getattr(record, name))) for name in ("run_id", "agent_id", "env_id", "format")}
+    changes: dict[str, Any] = {name: _whole(getattr(record, name), 0) for name in ("attempt", "size_bytes")}
+    changes["env_step"] = _whole(record.env_step, None)
+    texts = ("run_id", "agent_id", "env_id", "format", "step_source")
+    changes |= {name: _text(str(getattr(record, name))) for name in texts}
     changed = {name: value for name, value in changes.items() if value != getattr(record, name)}
     return replace(record, **changed) if changed else record
 

@@ -378,6 +378,7 @@ class Supervised:
         around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
         progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_LATER_S)
         await self.book.update(**self._before.and_then(progress))
+        await asyncio.to_thread(around.saved, self.book.record, attempt, [])
 
     async def _tell_saved(self, attempt: int) -> None:
         while self._heard:

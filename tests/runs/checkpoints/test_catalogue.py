@@ -2,22 +2,26 @@ import asyncio
 import hashlib
 import os
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from tests.runs.attempts import until
 from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
-from tests.runs.supervising import echo, ends, supervising
+from tests.runs.supervising import echo, ends, journal, reaches, supervising
 
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.checkpoints.catalogue import Catalogue, checkpoints_of
 from palaestra.runs.checkpoints.hashing import Verifier, verify
+from palaestra.runs.checkpoints.steps import step_in_file
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.store.registry import Registry
-from palaestra.telemetry.event import CheckpointSaved, Record
+from palaestra.telemetry.event import CheckpointSaved, Record, TrainingStep, encode
 
 RUN = RunRecord(run_id="run", runner="echo", agent_id="echo/x", env_id="CartPole-v1", phase=Phase.RUNNING, env_step=70)
 
@@ -104,7 +108,9 @@ def test_unannounced_files_are_found_when_the_attempt_has_ended(home):
     Catalogue(registry).scan(RUN, attempt, ["runs/**/*.cleanrl_model"])
 
     (row,) = registry.checkpoints()
-    assert (row.path, row.format, row.env_step) == (str(model), "torch_zip", 70)
+    # The run had come to step 70 when it was last looked at; the file says nothing of the sort.
+    assert (row.path, row.format, row.env_step, row.step_source) == (str(model), "torch_zip", None, "unknown")
+    assert row.metrics_digest == {}
     assert row.env_signature["action_space"]["n"] == 2
     assert row.sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
     registry.close()
@@ -156,6 +162,73 @@ def test_a_lost_registry_gets_the_checkpoints_of_its_runs_back(home):
     registry.close()
 
 
+def test_announcements_are_read_from_the_journal_when_the_registry_is_lost(home):
+    attempt, registry = place(home)
+    for number, name in enumerate(("z.pt", "a.pt", "b.pt"), start=1):
+        evil.torch_zip(attempt.work / name)
+        record = said(name, env_step=11_992 + number, best=name != "b.pt", metric=float(number), seq=number)
+        with open(attempt.journal, "a") as file:
+            file.write(encode(record.event, record.seq, record.time) + "\n")
+            file.write('{"kind": "CheckpointSaved", "half": \n')
+
+    Catalogue(registry).scan(RUN, attempt, ["*.pt"])
+
+    assert [(Path(row.path).name, row.env_step, row.best, row.step_source) for row in registry.checkpoints()] == [
+        ("b.pt", 11_995, False, "announced"),
+        ("a.pt", 11_994, True, "announced"),
+        ("z.pt", 11_993, False, "announced"),
+    ]
+    registry.close()
+
+
+@pytest.mark.parametrize(("speak", "step", "shown"), [("tensorboard", 400, "400+"), ("stdout", None, "unknown")])
+def test_a_file_without_a_step_has_the_last_one_logged_before_it_if_the_log_has_times(home, speak, step, shown):
+    async def body():
+        async with supervising(home, catalogue=Catalogue) as supervisor:
+            run = await supervisor.submit(echo(speak=speak, steps=40, episodes_every=1, until="over"))
+            attempt = home.run(run.run_id).attempt(1)
+            await reaches(supervisor, run.run_id, Phase.RUNNING)
+            await until(lambda: 400 in _steps(home, run.run_id), "its last step")
+            (attempt.path / "checkpoints").mkdir()
+            evil.torch_zip(attempt.path / "checkpoints" / "model.pt")
+            (attempt.work / "over").touch()
+            await ends(supervisor, run.run_id)
+            return supervisor.registry.checkpoints()
+
+    (row,) = asyncio.run(body())
+
+    assert (row.env_step, row.shown_step) == (step, shown)
+    # Episode e returned e, and one ended with each of forty updates.
+    assert row.metrics_digest == ({} if step is None else {"last": 40.0, "best": 40.0, "mean_100": 20.5})
+
+
+def test_a_row_of_an_earlier_version_gets_its_true_step_when_a_service_starts(home):
+    attempt, registry = place(home)
+    registry.put(RUN)
+    sb3 = attempt.path / "checkpoints" / "model.zip"
+    sb3.parent.mkdir()
+    with zipfile.ZipFile(sb3, "w") as archive:
+        archive.writestr("data", '{"num_timesteps": 11992}')
+        archive.writestr("policy.pth", b"")
+    Catalogue(registry).scan(RUN, attempt, [])
+    (row,) = registry.checkpoints()
+    registry.put_checkpoint(replace(row, env_step=10_623, step_source=""))
+
+    assert Catalogue(registry).catch_up(home) == 0
+
+    assert registry.checkpoints() == [row]
+    assert (row.env_step, row.step_source) == (11_992, "file")
+    registry.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("step_10.pt", 10), ("checkpoint-500", 500), ("rl_model_4000_steps.zip", 4000), ("update_00000120", None)],
+)
+def test_a_name_says_the_step_only_where_it_counts_steps(tmp_path, name, step):
+    assert step_in_file(tmp_path / name).env_step == step
+
+
 def test_our_own_checkpoints_need_no_journal_to_be_listed(home):
     attempt, registry = place(home)
     sha256 = own_checkpoint(attempt.path / "checkpoints" / "update_00000003", env_step=4096)
@@ -199,6 +272,10 @@ def test_a_verdict_is_remembered_until_something_is_touched(home):
     path.write_bytes(path.read_bytes() + b"x")
     assert (verifier.verify(row).fits, verifier.verify(row).time) == (False, 2.0)
     registry.close()
+
+
+def _steps(home, run_id):
+    return {record.event.env_step for record in journal(home, run_id) if isinstance(record.event, TrainingStep)}
 
 
 def _ids(supervisor):

@@ -170,7 +170,7 @@ def test_a_record_that_cannot_be_stored_is_named_and_keeps_no_registry_from_open
 
     registry = open_registry(home)
 
-    assert sorted(row.env_step for row in registry.checkpoints()) == [0, 2**63 - 1]
+    assert {row.env_step for row in registry.checkpoints()} == {None, 2**63 - 1}
     assert {"odd1", "odd2"} == {path.rpartition("/")[2].split(":")[0] for path in caplog.messages}
     registry.close()
 

@@ -199,7 +199,7 @@ def test_a_registry_of_a_later_version_is_refused_with_the_remedy(home):
     connection.close()
     for door in (Registry.open, open_reading):
         with pytest.raises(
-            ConfigError, match=r"has schema 2, and this version of Palaestra knows 1\. Update Palaestra"
+            ConfigError, match=r"has schema 3, and this version of Palaestra knows 2\. Update Palaestra"
         ):
             door(home.registry)
 
@@ -223,3 +223,29 @@ def test_a_file_that_is_no_database_is_corrupt(home):
 def test_a_query_over_many_runs_is_answered_from_an_index(registry):
     plan = registry._rows("EXPLAIN QUERY PLAN SELECT * FROM runs WHERE archived = 0 ORDER BY created DESC LIMIT 30", [])
     assert "USING INDEX runs_by_time" in str(plan)
+
+
+def test_a_registry_of_the_first_version_is_brought_up_to_date_by_who_reads_it(home):
+    home.path.mkdir(parents=True)
+    old = sqlite3.connect(home.registry)
+    old.executescript(MIGRATIONS[0] + "PRAGMA user_version = 1;")
+    columns = "path checkpoint_id run_id agent_id env_id attempt env_step sha256 size_bytes format created best profile"
+    values = ["/x", "0", "a", "echo/x", "X-v0", 1, 10_623, "00", 3, "torch_zip", 5.0, 1, "local"]
+    marks = ",".join("?" * (len(values) + 2))
+    insert = f"INSERT INTO checkpoints ({columns.replace(' ', ',')},env_signature,metrics_digest) VALUES ({marks})"
+    old.execute(insert, [*values, "{}", "{}"])
+    old.commit()
+
+    for _ in range(2):
+        reader = reading_registry(home)
+        (row,) = reader.checkpoints()
+        assert (row.path, row.env_step, row.step_source, row.best) == ("/x", 10_623, "", True)
+        reader.close()
+    # A service of the first version that still runs goes on writing.
+    old.execute(insert, ["/y", *values[1:], "{}", "{}"])
+    old.commit()
+    old.close()
+    registry = Registry.open(home.registry)
+    registry.put_checkpoint(replace(row, env_step=None, step_source="unknown"))
+    assert [(row.path, row.env_step) for row in registry.checkpoints()] == [("/y", 10_623), ("/x", None)]
+    registry.close()

@@ -207,7 +207,10 @@ class CheckpointDocument(_Answer):
     agent_id: str
     env_id: str
     attempt: int
-    env_step: int
+    env_step: int | None
+    """Null when nothing says how many steps it learned from."""
+    step_source: str
+    """`file`, `announced`, `name`, `log` (at least so many), `given` or `unknown`."""
     path: str
     sha256: str
     size_bytes: int

@@ -6,7 +6,6 @@ of its run is not ours to list, and a row whose file the trainer has removed goe
 
 from __future__ import annotations
 
-import re
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from palaestra.runs.checkpoints.hashing import MANIFEST, hashed
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
 from palaestra.runs.checkpoints.signature import signature_of
+from palaestra.runs.checkpoints.steps import AttemptSteps
 from palaestra.runs.durable import read_json
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.record import CheckpointRecord, RunRecord
@@ -26,7 +26,6 @@ from palaestra.telemetry.event import CheckpointSaved, Record
 
 __all__ = ["Catalogue", "attempts_with_checkpoints", "checkpoints_of", "format_of"]
 
-_STEP = re.compile(r"(?:step|update|ckpt|checkpoint)[_-]?(\d+)")
 _MAX_FILES = 10_000
 _RETURNS = "episode/return"
 
@@ -39,10 +38,11 @@ class Catalogue:
 
     def seen(self, run: RunRecord, attempt: AttemptPaths, records: Sequence[Record]) -> None:
         """Checkpoints that a trainer announced."""
+        steps = AttemptSteps(attempt)
         for _, when, event in records:
             if isinstance(event, CheckpointSaved):
                 path = _below(attempt, event.path)
-                found = None if path is None else _read(run, attempt, path)
+                found = None if path is None else _read(run, attempt, path, steps)
                 if found is not None:
                     self._put(self._as_announced(found, event, when))
         self._forget_missing(run.run_id)
@@ -50,30 +50,39 @@ class Catalogue:
     def scan(self, run: RunRecord, attempt: AttemptPaths, patterns: Sequence[str]) -> None:
         """An attempt has ended: what lies there and was not announced is a checkpoint, too."""
         known = {row.path: row for row in self._registry.checkpoints(run_id=run.run_id)}
+        steps = AttemptSteps(attempt)
+        added = []
         for path in _lying(attempt, patterns):
             row = known.get(str(path))
             if row is None:
-                found = _read(run, attempt, path)
+                found = _read(run, attempt, path, steps)
                 if found is not None:
-                    self._put(found)
+                    told = steps.announcement(path)
+                    added.append(found if told is None else self._as_announced(found, told[1], told[0]))
             elif row.attempt == attempt.number:
                 # The numbers of the moment may not have been written when it was announced; now they are.
-                digest = _digest(attempt, path, row.env_step)
-                if digest != row.metrics_digest:
-                    self._registry.put_checkpoint(replace(row, metrics_digest=digest))
+                changed = _with_numbers(row, attempt, steps)
+                if changed != row:
+                    self._registry.put_checkpoint(changed)
+        for found in sorted(added, key=lambda row: row.created):
+            self._put(found)
         self._forget_missing(run.run_id)
 
     def catch_up(self, home: Home, enough: Callable[[], bool] = lambda: False) -> int:
         """Add what runs without any row have, such as after a registry was lost; how many were added."""
-        listed = {row.run_id for row in self._registry.checkpoints()}
+        rows = self._registry.checkpoints()
+        listed = {row.run_id for row in rows}
+        # An earlier version took the step of the run for that of the file, and did not say so.
+        doubtful = {row.run_id for row in rows if row.run_id and not row.step_source}
         added = 0
         for run in self._registry.runs():
             if enough():
                 break
-            attempts = [] if run.run_id in listed else attempts_with_checkpoints(home.run(run.run_id))
+            settled = run.run_id in listed and run.run_id not in doubtful
+            attempts = [] if settled else attempts_with_checkpoints(home.run(run.run_id))
             for attempt in attempts:
                 self.scan(run, attempt, _patterns(attempt))
-            added += len(self._registry.checkpoints(run_id=run.run_id)) if attempts else 0
+            added += len(self._registry.checkpoints(run_id=run.run_id)) if attempts and run.run_id not in listed else 0
         return added
 
     def recall(self, home: Home, run: RunRecord) -> None:
@@ -89,6 +98,7 @@ class Catalogue:
             checkpoint_id=told[:16],
             sha256=told,
             env_step=event.env_step,
+            step_source="announced",
             created=when,
             best=event.best,
             metric=event.metric if event.metric is not None else found.metric,
@@ -120,8 +130,9 @@ def attempts_with_checkpoints(run: RunPaths) -> list[AttemptPaths]:
 
 def checkpoints_of(run: RunRecord, attempt: AttemptPaths) -> list[CheckpointRecord]:
     """What lies there, read from the files alone, oldest first."""
-    found = [_read(run, attempt, path) for path in _lying(attempt, _patterns(attempt))]
-    return sorted((row for row in found if row is not None), key=lambda row: (row.env_step, row.created))
+    steps = AttemptSteps(attempt)
+    found = [_read(run, attempt, path, steps) for path in _lying(attempt, _patterns(attempt))]
+    return sorted((row for row in found if row is not None), key=lambda row: (row.env_step or 0, row.created))
 
 
 def format_of(path: Path) -> str:
@@ -168,14 +179,13 @@ def _below(attempt: AttemptPaths, announced: str) -> Path | None:
     return None
 
 
-def _read(run: RunRecord, attempt: AttemptPaths, path: Path) -> CheckpointRecord | None:
+def _read(run: RunRecord, attempt: AttemptPaths, path: Path, steps: AttemptSteps) -> CheckpointRecord | None:
     try:
         found, created = hashed(path), path.stat().st_mtime
     except (OSError, ValueError):
         return None  # being written, or gone again
     own = OwnCheckpoint.read(path) if path.is_dir() else None
-    step = own.env_step if own is not None else _step_in(path.name)
-    env_step = run.env_step if step is None else step
+    env_step, source = steps.step_of(path, own)
     best = read_json(path.parent / "best.json") or {}
     plan = AttemptPlan.read(attempt)
     known = dict(plan.env_signature) if plan is not None and plan.env_signature else {"env_id": run.env_id}
@@ -186,6 +196,7 @@ def _read(run: RunRecord, attempt: AttemptPaths, path: Path) -> CheckpointRecord
         env_id=run.env_id,
         attempt=attempt.number,
         env_step=env_step,
+        step_source=source,
         path=str(path),
         sha256=found.sha256,
         size_bytes=found.size_bytes,
@@ -198,17 +209,21 @@ def _read(run: RunRecord, attempt: AttemptPaths, path: Path) -> CheckpointRecord
     )
 
 
-def _step_in(name: str) -> int | None:
-    found = _STEP.search(name)
-    return int(found[1]) if found else None
+def _with_numbers(row: CheckpointRecord, attempt: AttemptPaths, steps: AttemptSteps) -> CheckpointRecord:
+    """A row with the step and the returns that are known by now."""
+    path = Path(row.path)
+    step, source = row.env_step, row.step_source
+    if source in ("", "log", "unknown"):
+        step, source = steps.step_of(path, OwnCheckpoint.read(path) if path.is_dir() else None)
+    return replace(row, env_step=step, step_source=source, metrics_digest=_digest(attempt, path, step))
 
 
-def _digest(attempt: AttemptPaths, path: Path, env_step: int) -> dict[str, float]:
+def _digest(attempt: AttemptPaths, path: Path, env_step: int | None) -> dict[str, float]:
     """Returns at the moment of a checkpoint: the last, the mean of a hundred, the best of all so far."""
     from palaestra.runs.ingest.series.reader import SeriesReader
 
     series = SeriesReader(attempt.series)
-    recent = [point.value for point in series.recent(_RETURNS, 100, env_step + 1)]
+    recent = [] if env_step is None else [point.value for point in series.recent(_RETURNS, 100, env_step + 1)]
     if not recent:
         own = OwnCheckpoint.read(path) if path.is_dir() else None
         return own.digest() if own is not None else {}

@@ -88,9 +88,7 @@ def deploy(
         evaluation=evaluation,
     )
     with _held(home):
-        known = Provenance(
-            agent_id=record.agent_id, env_id=record.env_id, env_step=record.env_step, env_signature=record.env_signature
-        )
+        known = Provenance(agent_id=record.agent_id, env_id=record.env_id, env_signature=record.env_signature)
         return _exchanged(home, _lasting(home, ready, known))
 
 

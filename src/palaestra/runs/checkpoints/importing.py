@@ -24,6 +24,7 @@ from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files,
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
+from palaestra.runs.checkpoints.steps import CheckpointStep, step_in_file
 from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
@@ -81,6 +82,7 @@ def import_checkpoint(
         copy = _copied_directory(source, unfinished) if is_directory else _copied_file(source, unfinished)
         own = OwnCheckpoint.read(copy) if is_directory else None
         form = "palaestra" if is_directory else _looked_at(source, copy)
+        step = _step(copy, own, known)
         if form == "sb3_zip":
             copy = _weights_of_sb3(copy)
         if own is not None and own.addresses and not trusted:
@@ -89,7 +91,7 @@ def import_checkpoint(
                 "Import it with --trust if you know that code",
             )  # fmt: skip
         found = hashed(copy)
-        record = _record(copy, found.sha256, found.size_bytes, form, own, known, clock())
+        record = _record(copy, found.sha256, found.size_bytes, form, own, known, step, clock())
         return _known_better(directory, record, known) or _settled(directory, unfinished, copy, record)
     except OSError as error:
         where = "" if error.filename in (None, str(source)) else f"{error.filename}: "
@@ -117,7 +119,8 @@ def keep_checkpoint(
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             _linked(source / name, copy / name)
         found, own = hashed(copy), OwnCheckpoint.read(copy)
-        record = _record(copy, sha256, found.size_bytes, "palaestra", own, known, clock())
+        step = _step(copy, own, known)
+        record = _record(copy, sha256, found.size_bytes, "palaestra", own, known, step, clock())
         verdict = verify(record)
         if not verdict.fits:
             raise CheckpointError(PLACE, str(source), verdict.problem, "Use another checkpoint")
@@ -222,8 +225,21 @@ def _weights_of_sb3(copy: Path) -> Path:
     return weights
 
 
+def _step(copy: Path, own: OwnCheckpoint | None, known: Provenance) -> CheckpointStep:
+    if known.env_step is not None:
+        return CheckpointStep(known.env_step, "given")
+    return step_in_file(copy) if own is None else CheckpointStep(own.env_step, "file")
+
+
 def _record(
-    copy: Path, sha256: str, size: int, form: str, own: OwnCheckpoint | None, known: Provenance, now: float
+    copy: Path,
+    sha256: str,
+    size: int,
+    form: str,
+    own: OwnCheckpoint | None,
+    known: Provenance,
+    step: CheckpointStep,
+    now: float,
 ) -> CheckpointRecord:
     own = own or OwnCheckpoint()
     env_id = known.env_id or own.env_id
@@ -235,7 +251,8 @@ def _record(
             agent_id=known.agent_id or agent,
             env_id=env_id,
             attempt=0,
-            env_step=own.env_step if known.env_step is None else known.env_step,
+            env_step=step.env_step,
+            step_source=step.source,
             path=str(copy),
             sha256=sha256,
             size_bytes=size,
@@ -260,7 +277,7 @@ def _known_better(directory: Path, record: CheckpointRecord, known: Provenance) 
     if known.env_id:
         said |= {"env_id": known.env_id, "env_signature": record.env_signature}
     if known.env_step is not None:
-        said["env_step"] = known.env_step
+        said |= {"env_step": known.env_step, "step_source": "given"}
     now = replace(there, **said)
     if now != there:
         write_json(note, {"schema": 1, **asdict(now)})

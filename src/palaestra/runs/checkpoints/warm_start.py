@@ -43,7 +43,7 @@ def looked_with_weights(
     if found is None:
         return look(spec)
     whose = f"run {found.run_id}" if found.run_id else "no run of ours"
-    text = f"begins with {found.checkpoint_id}: {found.agent_id}, step {found.env_step:,}, of {whose}"
+    text = f"begins with {found.checkpoint_id}: {found.agent_id}, step {found.shown_step}, of {whose}"
     seen = look(spec.model_copy(update={"warm_start": found.path}))
     return replace(seen, findings=(Finding("warm_start", "ok", text), *seen.findings))
 

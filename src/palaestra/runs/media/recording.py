@@ -46,7 +46,8 @@ def record_clip(
         raise ConfigError("checkpoint", checkpoint.checkpoint_id, f"of the format {checkpoint.format}", remedy)
     videos = run.attempt(checkpoint.attempt).videos
     videos.mkdir(parents=True, exist_ok=True)
-    file = videos / f"step_{checkpoint.env_step}_{checkpoint.checkpoint_id[:8]}.webm"
+    step = "unknown" if checkpoint.env_step is None else checkpoint.env_step
+    file = videos / f"step_{step}_{checkpoint.checkpoint_id[:8]}.webm"
     check_video_file(file, frames, long=False)
     argv = [sys.executable, "-P", "-m", "palaestra", "eval", checkpoint.path, "--episodes", "1", "--json"]
     argv += ["--video", str(file), "--frames", str(frames)]

@@ -88,6 +88,11 @@ def open_reading(path: Path) -> sqlite3.Connection | None:
         if not version:
             connection.close()
             return None
+        if version < len(MIGRATIONS):
+            # Written by an earlier version, and no service of this one has opened it yet.
+            connection.close()
+            open_writing(path).close()
+            return open_reading(path)
         return connection
     raise RegistryCorrupt(f"{path}: cannot be opened")
 
@@ -115,9 +120,20 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > len(MIGRATIONS):
         raise _newer(path, version)
-    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
-        # Tables and number change together or not at all.
-        connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+    while version < len(MIGRATIONS):
+        # Tables and number change together or not at all, and only one process changes them.
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+            if version < len(MIGRATIONS):
+                for statement in MIGRATIONS[version].split(";"):
+                    connection.execute(statement)
+                version += 1
+                connection.execute(f"PRAGMA user_version = {version}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
 
 
 def _unusable(path: Path, error: Exception) -> ConfigError:

@@ -29,8 +29,8 @@ _RUN = (
     "env_step total_steps episodes episode_return seed tags alarms archived tracking_url bytes_on_disk"
 ).split()
 _CHECKPOINT = (
-    "path checkpoint_id run_id agent_id env_id attempt env_step sha256 size_bytes format created best metric profile "
-    "env_signature metrics_digest verified"
+    "path checkpoint_id run_id agent_id env_id attempt env_step step_source sha256 size_bytes format created best "
+    "metric profile env_signature metrics_digest verified"
 ).split()
 
 
