@@ -20,9 +20,9 @@ import torch
 from benchmarks.machine import facts, load
 from palaestra.policy.vlm import Picture, SampleRequest, VLMPolicy
 from palaestra.policy.vlm.prompt import Prompt
+from palaestra.train.session_source import find_sessions
 from palaestra.train.ui_config import ui_config_from
 from palaestra.train.ui_evaluation import play_held_out
-from palaestra.train.ui_loop import open_gateway_for
 
 RESULTS = Path(__file__).parent / "results"
 ACTORS = 16
@@ -32,7 +32,7 @@ TASKS = ("miniwob/click-dialog", "miniwob/focus-text", "miniwob/click-tab", "min
 def prompts(policy: VLMPolicy, config) -> list[Prompt]:
     """What the model is asked about the first screen of sixteen held-out tasks."""
     with ExitStack() as stack:
-        played = play_held_out(config, policy, open_gateway_for(config, stack), episodes=ACTORS)
+        played = play_held_out(config, policy, find_sessions(config, stack), episodes=ACTORS)
     found = []
     for one in played:
         turn = one.turns[0]

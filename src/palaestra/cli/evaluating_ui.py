@@ -14,7 +14,7 @@ from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
     from palaestra.actor.ui_evaluation import UiEvaluation
-    from palaestra.train.gateway_child import GatewayAddress
+    from palaestra.train.session_source import SessionAddress
     from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["Judged", "evaluate_screens", "judge"]
@@ -52,15 +52,15 @@ def judge(
     """Play and compare; `names` are what the two are called, by default their paths."""
     from palaestra.actor.ui_comparison import UiComparison
     from palaestra.actor.ui_report import comparison_page, evaluation_page, write_page
+    from palaestra.train.session_source import find_sessions
     from palaestra.train.ui_evaluation import load_ui_policy
-    from palaestra.train.ui_loop import open_gateway_for
     from palaestra.train.ui_task_check import check_tasks
 
     name, rival_name = names or (str(path), str(other))
     config, policy = load_ui_policy(path)
     chosen = _with_tasks(config, tasks)
     with ExitStack() as stack:
-        address = open_gateway_for(chosen, stack)
+        address = find_sessions(chosen, stack)
         check_tasks(chosen, address)
         found, kept = _played(chosen, policy, path, address, episodes, first, greedy, samples)
         document: dict[str, Any] = {"checkpoint": str(path), **found.facts(), "trajectories": str(kept)}
@@ -99,7 +99,7 @@ def _with_tasks(config: UiRunConfig, tasks: str) -> UiRunConfig:
 
 
 def _played(
-    config: UiRunConfig, policy: Any, path: Path, address: GatewayAddress, episodes: int, first: int,
+    config: UiRunConfig, policy: Any, path: Path, address: SessionAddress, episodes: int, first: int,
     greedy: bool | None, samples: int,
 ) -> tuple[UiEvaluation, Path]:  # fmt: skip
     from palaestra.actor.ui_evaluation import UiEvaluation

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError, EnvironmentFailed
 
-__all__ = ["GatewayAddress", "existing_gateway", "own_gateway"]
+__all__ = ["GatewayAddress", "existing_gateway", "own_gateway", "read_token"]
 
 TOKEN_VARIABLE = "PALAESTRA_GATEWAY_TOKEN"
 START_S = 60.0
@@ -36,6 +36,11 @@ class GatewayAddress:
 
     url: str
     token: str | None
+
+    @property
+    def description(self) -> str:
+        """The start of a sentence about it."""
+        return f"The gateway at {self.url}"
 
 
 @contextlib.contextmanager
@@ -70,12 +75,7 @@ def own_gateway(
 
 def existing_gateway(url: str, token_file: Path | None) -> GatewayAddress:
     """A gateway that somebody else runs; `ConfigError` when it does not answer."""
-    token = os.environ.get(TOKEN_VARIABLE)
-    if token_file is not None:
-        try:
-            token = token_file.read_text().strip()
-        except OSError as error:
-            raise ConfigError("environment.token_file", str(token_file), f"cannot be read ({error.strerror})") from None
+    token = os.environ.get(TOKEN_VARIABLE) if token_file is None else read_token(token_file)
     request = urllib.request.Request(f"{url}/sessions")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
@@ -95,6 +95,14 @@ def existing_gateway(url: str, token_file: Path | None) -> GatewayAddress:
             "environment.gateway", url, f"cannot be reached ({reason})",
             "Start it with `palaestra gateway`, or leave the key out: training then starts one",
         ) from None  # fmt: skip
+
+
+def read_token(path: Path) -> str:
+    """The token in a file."""
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigError("environment.token_file", str(path), f"cannot be read ({error.strerror})") from None
 
 
 def _announced(child: subprocess.Popen[bytes]) -> str:

@@ -6,11 +6,12 @@ The sections of the specification (`model`, `trainer`, `actor`, `actor_pool`, `e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from palaestra.actor.task_runner import ActorConfig
 from palaestra.actor.task_sampler import SamplerConfig, TaskChoice
@@ -72,14 +73,33 @@ class EnvironmentConfig(Section):
     """URL of a gateway. null: training starts one on this machine and stops it again."""
     cluster_host: str | None = None
     """Host (or host:port) of a gateway in a cluster, as the specification writes it."""
+    session_servers: tuple[str, ...] = ()
+    """URLs of session servers that run already, used without a gateway. Each episode opens a session on one of them."""
     namespace: str = "default"
     """Which namespace the cluster's gateway uses. The gateway knows; here it is only recorded."""
     session_timeout: float = Field(default=300.0, gt=0)
     """Seconds after which a session that nobody uses is removed."""
     token_file: Path | None = None
-    """File with the gateway's token. null: from PALAESTRA_GATEWAY_TOKEN, if that is set."""
+    """File with the token of the gateway (or of what stands before session_servers). null: a gateway's from
+    PALAESTRA_GATEWAY_TOKEN, if that is set."""
     servers: int | None = Field(default=None, ge=1)
     """Session servers of the gateway that training starts. null: one for every eight actors, at most one a core."""
+
+    @field_validator("session_servers", mode="before")
+    @classmethod
+    def _one_url_is_a_list_of_one(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+    @field_validator("session_servers")
+    @classmethod
+    def _urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        urls = tuple(url.rstrip("/") for url in given)
+        for url in urls:
+            if not re.match(r"https?://[^/\s]", url):
+                raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
+        if len(set(urls)) != len(urls):
+            raise ValueError("names a server twice")
+        return urls
 
     @property
     def url(self) -> str | None:
@@ -206,13 +226,21 @@ def _check_across(config: UiRunConfig) -> None:
             "trainer.batch_size", config.trainer.batch_size, f"is not made of whole groups of {size}",
             f"Nearest that are: {' and '.join(str(number) for number in nearest)}",
         )  # fmt: skip
-    if config.environment.gateway is not None and config.environment.cluster_host is not None:
-        raise ConfigError(
-            "environment.cluster_host", config.environment.cluster_host,
-            f"environment.gateway says {config.environment.gateway}", "Give one of them",
-        )  # fmt: skip
+    _check_environment(config)
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         raise ConfigError(
             "inference.backend", "process", "gains nothing when playing waits for learning",
             "Add trainer.collection=asynchronous, or leave it out",
         )  # fmt: skip
+
+
+def _check_environment(config: UiRunConfig) -> None:
+    environment = config.environment
+    places = {
+        "gateway": environment.gateway, "cluster_host": environment.cluster_host,
+        "session_servers": environment.session_servers or None,
+    }  # fmt: skip
+    named = {key: value for key, value in places.items() if value is not None}
+    if len(named) > 1:
+        (first, value), (second, other) = list(named.items())[:2]
+        raise ConfigError(f"environment.{second}", other, f"environment.{first} says {value}", "Give one of them")

@@ -11,7 +11,7 @@ from palaestra.actor.task_runner import EpisodeOrder
 from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.experience.trajectory import Trajectory
 from palaestra.policy.vlm import VLMPolicy
-from palaestra.train.gateway_child import GatewayAddress
+from palaestra.train.session_source import SessionAddress
 from palaestra.train.ui_checkpoint import read_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig, ui_config_from
 from palaestra.train.ui_hall import LocalSampler, grammar_of, open_ui_hall
@@ -20,7 +20,7 @@ __all__ = ["load_ui_policy", "play_held_out"]
 
 
 def play_held_out(
-    config: UiRunConfig, policy: VLMPolicy, address: GatewayAddress, *, episodes: int, first: int = 0,
+    config: UiRunConfig, policy: VLMPolicy, address: SessionAddress, *, episodes: int, first: int = 0,
     tasks: Sequence[TaskChoice] | None = None, greedy: bool | None = None, samples: int = 1,
     heard: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> list[Trajectory]:  # fmt: skip

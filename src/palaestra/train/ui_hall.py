@@ -1,4 +1,4 @@
-"""The hall in which a model plays: sessions from a gateway, answers from a sampler, actions through a codec."""
+"""The hall in which a model plays: sessions from a source, answers from a sampler, actions through a codec."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory
 from palaestra.policy.codecs import CODECS, IMAGE_RULES, ActionCodec, ImageRule, codec_for_model_type
 from palaestra.policy.vlm import SampleRequest, VLMPolicy
-from palaestra.sessions.client import SessionClient
-from palaestra.sessions.gateway_client import GatewayClient
-from palaestra.train.gateway_child import GatewayAddress
+from palaestra.train.session_source import SessionAddress, open_source
 from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["Grammar", "LocalSampler", "UiHall", "grammar_of", "open_ui_hall"]
@@ -87,22 +85,19 @@ class UiHall:
 
 @asynccontextmanager
 async def open_ui_hall(
-    config: UiRunConfig, address: GatewayAddress, sampler: Sampler, grammar: Grammar, *, lockstep: bool,
+    config: UiRunConfig, address: SessionAddress, sampler: Sampler, grammar: Grammar, *, lockstep: bool,
     temperature: float | None = None, failed: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> AsyncIterator[UiHall]:  # fmt: skip
     """Everything needed to play while the block lasts; `temperature` replaces the actor's, 0 is greedy."""
     heat = config.actor.temperature if temperature is None else temperature
-    client = GatewayClient(address.url, token=address.token)
+    source = open_source(config, address)
     inference = BatchedInference(
         sampler, temperature=heat, max_batch=config.inference.max_batch, lockstep=lockstep
     )  # fmt: skip
     agent = VlmAgent(inference.ask, grammar.codec, grammar.rule, temperature=heat, system=grammar.described)
 
-    async def opened() -> SessionClient:
-        return await client.open(config.actor.session_type, ttl_s=config.environment.session_timeout)
-
     try:
-        yield UiHall(TaskRunner(opened, agent, config.actor, failed=failed), inference)
+        yield UiHall(TaskRunner(source.open, agent, config.actor, failed=failed), inference)
     finally:
         await inference.close()
-        await client.close()
+        await source.close()

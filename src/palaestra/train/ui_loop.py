@@ -8,7 +8,6 @@ random stream, and an interruption leaves one behind.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +32,11 @@ from palaestra.policy.vlm import VLMPolicy
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, TrainingStep, open_telemetry
 from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.telemetry.sinks import check_telemetry
-from palaestra.train.gateway_child import GatewayAddress, existing_gateway, own_gateway
 from palaestra.train.interruption import Interruption
 from palaestra.train.loop import Outcome
 from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
 from palaestra.train.sampler_process import ProcessSampler
+from palaestra.train.session_source import SessionAddress, find_sessions
 from palaestra.train.ui_checkpoint import read_ui_checkpoint, write_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig
 from palaestra.train.ui_evaluation import play_held_out
@@ -45,22 +44,10 @@ from palaestra.train.ui_hall import LocalSampler, UiHall, grammar_of, open_ui_ha
 from palaestra.train.ui_policy import LearningPolicy
 from palaestra.train.ui_task_check import check_tasks
 
-__all__ = ["open_gateway_for", "train_ui"]
+__all__ = ["train_ui"]
 
-ACTORS_PER_SERVER = 8
 SCREENLESS_BATCHES = 3
 """So many batches in a row in which every screen broke end a run: it would play them all and learn nothing."""
-
-
-def open_gateway_for(config: UiRunConfig, stack: ExitStack) -> GatewayAddress:
-    """The gateway a configuration names, or one of our own until the stack is closed."""
-    url = config.environment.url
-    if url is not None:
-        return existing_gateway(url, config.environment.token_file)
-    actors = config.actor_pool.target_concurrent_actors
-    servers = config.environment.servers or min(os.cpu_count() or 1, math.ceil(actors / ACTORS_PER_SERVER))
-    own = own_gateway(max_sessions=actors + 4, servers=servers, session_types=(config.actor.session_type,))
-    return stack.enter_context(own)
 
 
 def train_ui(
@@ -80,7 +67,7 @@ def train_ui(
             policy.load(read_ui_checkpoint(warm_start).policy)
         if resume is not None:
             learning.load(resume)
-        address = open_gateway_for(config, stack)
+        address = find_sessions(config, stack)
         check_tasks(config, address)
         resolved = config.resolved()
         run, attempt = begin_attempt(
@@ -182,7 +169,7 @@ class _UiRun:
     """What happens around each update."""
 
     def __init__(
-        self, config: UiRunConfig, learning: _Learning, address: GatewayAddress, run: RunDirectory, attempt: Attempt,
+        self, config: UiRunConfig, learning: _Learning, address: SessionAddress, run: RunDirectory, attempt: Attempt,
         telemetry: Telemetry,
     ) -> None:  # fmt: skip
         self._config, self._learning, self._address = config, learning, address
@@ -288,7 +275,7 @@ class _UiRun:
         if self._screenless >= SCREENLESS_BATCHES:
             raise CollectorFailed(
                 f"in {self._screenless} batches in a row every screen broke, {len(broken)} in the last one "
-                f"({broken[-1].reason.rstrip('.')}). The gateway at {self._address.url} or its browsers may be gone."
+                f"({broken[-1].reason.rstrip('.')}). {self._address.description} may be gone, or the browsers there."
             )
 
     @property

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
-from palaestra.sessions.gateway_client import GatewayClient
 from palaestra.sessions.task import TaskRequest
-from palaestra.train.gateway_child import GatewayAddress
+from palaestra.train.session_source import SessionAddress, open_source
 from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["check_tasks"]
@@ -21,7 +20,7 @@ NO_VERDICT = ("no_session", "no_room", "draining")
 """Refusals that say something about the moment, and nothing about the task."""
 
 
-def check_tasks(config: UiRunConfig, address: GatewayAddress, tasks: Sequence[TaskChoice] | None = None) -> None:
+def check_tasks(config: UiRunConfig, address: SessionAddress, tasks: Sequence[TaskChoice] | None = None) -> None:
     """Load each task once, on a seed that no training draws; `ConfigError` for the first that cannot be."""
     chosen = tuple(tasks or config.tasks)
     with asyncio.Runner() as runner:
@@ -32,16 +31,16 @@ def check_tasks(config: UiRunConfig, address: GatewayAddress, tasks: Sequence[Ta
 
 
 async def _verdicts(
-    config: UiRunConfig, address: GatewayAddress, choices: Sequence[TaskChoice]
+    config: UiRunConfig, address: SessionAddress, choices: Sequence[TaskChoice]
 ) -> list[ConfigError | None]:
-    client = GatewayClient(address.url, token=address.token)
+    source = open_source(config, address)
     places = asyncio.Semaphore(min(AT_ONCE, config.actor_pool.target_concurrent_actors))
 
     async def verdict(number: int, request: TaskRequest) -> ConfigError | None:
         place = f"tasks[{number}].task"
         try:
             async with places:
-                session = await client.open(config.actor.session_type, ttl_s=config.environment.session_timeout)
+                session = await source.open()
                 try:
                     await session.reset(request)
                 finally:
@@ -60,4 +59,4 @@ async def _verdicts(
         asked = enumerate(held_out(choices, len(choices)))
         return await asyncio.gather(*(verdict(number, request) for number, (_, request) in asked))
     finally:
-        await client.close()
+        await source.close()
