@@ -145,3 +145,17 @@ def test_bad_input_is_one_line_and_exit_code_2(palaestra, run, tmp_path, argumen
     assert said.err.startswith("error: ")
     assert message in said.err
     assert sorted(tmp_path.rglob("*")) == before  # nothing half-written
+
+
+def test_episodes_that_a_resume_played_again_count_once_as_they_were_played_last(palaestra, run):
+    # A crash after e1: attempt 2 goes on from a checkpoint before it, and plays e1 anew, on a second session.
+    fill(run / "attempt_2" / "trajectories", [E, S], first=1)
+    second = TrajectoryArchive(run / "attempt_2" / "trajectories")
+    second.append(episode(turn(reward=1.0), episode_id="e1", outcome=S, attempt=1, task={"task": "suite/a", "seed": 1}))
+    said = palaestra("trajectories", "report", run, "--json")
+    facts = json.loads(said.out)
+    assert (facts["episodes"], facts["successes"], facts["environment_failed"]) == (4, 4, 2)
+    assert "1 episode was played again after a resume" in said.err
+    assert json.loads(palaestra("trajectories", "list", run, "--outcome", "failure", "--json").out) == []
+    first = json.loads(palaestra("trajectories", "report", run / "attempt_1", "--json").out)
+    assert (first["episodes"], first["successes"]) == (2, 1)

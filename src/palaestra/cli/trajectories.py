@@ -44,7 +44,7 @@ def list_command(
     else:
         for _, entry in chosen.found:
             print(_row(entry))
-    chosen.tell_damage()
+    chosen.print_warnings()
 
 
 @trajectories_app.command("view")
@@ -73,7 +73,7 @@ def view_command(
 
     made = write_viewer(chosen.load(), output, title=f"Trajectories of {where}", texts=texts,
                         max_bytes=max_megabytes * 2**20)  # fmt: skip
-    chosen.tell_damage()
+    chosen.print_warnings()
     if as_json:
         print(strict_json(made.facts()))
         return
@@ -113,7 +113,7 @@ def report_command(
         document["page"] = str(output)
     for each in (chosen, rival):
         if each is not None:
-            each.tell_damage()
+            each.print_warnings()
     print(strict_json(document) if as_json else "\n".join(lines))
 
 
@@ -130,7 +130,7 @@ def export_command(
     from palaestra.experience.trajectory_export import export_trajectories
 
     count = export_trajectories(chosen.load(), output)
-    chosen.tell_damage()
+    chosen.print_warnings()
     print(strict_json({"path": str(output), "trajectories": count}) if as_json else f"{output}: {count} episodes")
 
 
@@ -140,12 +140,21 @@ class _Chosen:
 
     archives: list[TrajectoryArchive]
     found: list[tuple[TrajectoryArchive, Entry]]
+    played_again: int = 0
+    """Episodes of an attempt that a later one played again, and that are left out."""
 
     def load(self) -> Iterator[Trajectory]:
         for archive, entry in self.found:
             yield from archive.load([entry])
 
-    def tell_damage(self) -> None:
+    def print_warnings(self) -> None:
+        if self.played_again:
+            what = "episode was" if self.played_again == 1 else "episodes were"
+            print(
+                f"note: {self.played_again} {what} played again after a resume; only the last attempt's count. Give "
+                "RUN/attempt_1 for those of the first.",
+                file=sys.stderr,
+            )
         for archive in self.archives:
             for name, why in archive.damaged.items():
                 print(f"warning: {archive.directory / name} is left out: {why}", file=sys.stderr)
@@ -161,16 +170,20 @@ def _chosen(where: str, task: str, outcome: str, version: int | None, limit: int
         raise ConfigError("--outcome", outcome, "no episode ends so", remedy)
     if limit < 0:
         raise ConfigError("--limit", limit, "must not be negative", "0 means all")
+    from palaestra.experience.trajectory_archive import entries_in
+
     archives = _archives(where)
+    listed, played_again = entries_in(archives)
     found = [
         (archive, entry)
-        for archive in archives
-        for entry in archive.entries(version=version)
-        if task.lower() in entry.task.lower() and (not outcome or entry.outcome == outcome)
+        for archive, entry in listed
+        if task.lower() in entry.task.lower()
+        and (not outcome or entry.outcome == outcome)
+        and (version is None or entry.versions[0] <= version <= entry.versions[1])
     ]
-    chosen = _Chosen(archives, found[-limit:] if limit else found)
+    chosen = _Chosen(archives, found[-limit:] if limit else found, played_again)
     if wanted and not chosen.found:
-        chosen.tell_damage()
+        chosen.print_warnings()
         total = sum(len(archive) for archive in archives)
         reason = f"none of its {total} trajectories fits" if total else "holds no trajectory that can be read"
         raise ConfigError("trajectories", where, reason, "Loosen --task, --outcome or --version" if total else "")

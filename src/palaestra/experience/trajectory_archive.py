@@ -15,7 +15,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome, Trajectory
 
-__all__ = ["ArchiveSize", "Entry", "TrajectoryArchive", "archives_in"]
+__all__ = ["ArchiveSize", "Entry", "TrajectoryArchive", "archives_in", "entries_in"]
 
 INDEX, LOCK = "index.jsonl", ".index.lock"
 _OURS = re.compile(r"(\d{8,})_[\w.-]*\.safetensors", re.ASCII)
@@ -337,6 +337,19 @@ def archives_in(directory: Path) -> list[TrajectoryArchive]:
         if found:
             return found
     return []
+
+
+def entries_in(archives: Sequence[TrajectoryArchive]) -> tuple[list[tuple[TrajectoryArchive, Entry]], int]:
+    """The entries of a run's archives, oldest first, and how many episodes a later attempt played again.
+
+    A resume starts at a checkpoint and plays what came after it once more, under the same ids; only the last archive
+    that has an id counts. Within one archive the same id is another session of the episode, and stays.
+    """
+    listed = [(place, entry) for place, archive in enumerate(archives) for entry in archive.entries()]
+    last = {entry.episode_id: place for place, entry in listed}
+    kept = [(archives[place], entry) for place, entry in listed if last[entry.episode_id] == place]
+    again = {entry.episode_id for place, entry in listed if last[entry.episode_id] != place}
+    return kept, len(again)
 
 
 def _is_archive(path: Path) -> bool:
