@@ -80,10 +80,11 @@ def test_a_resumed_run_says_that_its_episodes_are_fresh(tmp_path):
 def test_a_failed_collector_leaves_a_checkpoint_and_a_failed_phase(tmp_path):
     config = _config("tests.actor.rooms:Raising", {"at": 40}, total_timesteps=10_000)
     with pytest.raises(
-        CollectorFailed, match=r"the floor gave way. The last good state is .*update_0000000[0-2]"
+        CollectorFailed,
+        match=r"the floor gave way. The last good state is .*update_0000000[0-2]. Resume with: palaestra train --res",
     ) as it:
         train(config, root=tmp_path, run_id="a")
-    saved = Path(re.search(r"state is (\S+)\.$", str(it.value))[1])
+    saved = Path(re.search(r"state is (\S+)\. Resume with", str(it.value))[1])
     assert read_checkpoint(saved).state["n_updates"] == int(saved.name[-1])
     phases = [event for event in _events(RunDirectory(tmp_path / "a")) if isinstance(event, PhaseChanged)]
     assert [phase.phase for phase in phases] == ["running", "failed"]

@@ -1,6 +1,8 @@
 """A whole run on screens, with the built-in model and sessions without a browser behind a real gateway."""
 
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -8,11 +10,14 @@ import pytest
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.learner.trajectories import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.telemetry import JournalReader, TrainingStep
+from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import gateway_child
 from palaestra.train.gateway_child import own_gateway
 from palaestra.train.run_directory import RunDirectory, is_ui_checkpoint
+from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.ui_checkpoint import read_ui_checkpoint
 from palaestra.train.ui_config import ui_config_from
 from palaestra.train.ui_evaluation import load_ui_policy, play_held_out
@@ -88,14 +93,32 @@ def test_a_resumed_run_ends_with_the_very_weights_of_one_that_was_not_stopped(ga
     assert learned(resumed.run) == learned(whole.run)
 
 
+def kill_the_first_sampler(monkeypatch):
+    real, killed = ProcessSampler.answer, []
+
+    def answer(self, questions, *, temperature):
+        answers = real(self, questions, temperature=temperature)
+        if not killed:
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+        return answers
+
+    monkeypatch.setattr(ProcessSampler, "answer", answer)
+
+
 @pytest.mark.parametrize("backend", ["thread", "process"])
-def test_played_behind_the_learners_back_nothing_is_older_than_allowed(gateway, tmp_path, backend):
+def test_played_behind_the_learners_back_nothing_is_older_than_allowed(gateway, tmp_path, monkeypatch, backend):
+    kill_the_first_sampler(monkeypatch)
     asynchronous = {"collection": "asynchronous", "max_staleness": 1}
     settings = config(gateway, 3, trainer=asynchronous, inference={"backend": backend})
     outcome = train_ui(settings, root=tmp_path, run_id="back")
     assert outcome.final["update"] == 3
     assert all(step.metrics["staleness_max"] <= 1 for step in steps_of(outcome.run))
     assert all(step.metrics["trajectories_learned"] == 4 for step in steps_of(outcome.run))
+    # A sampler process that dies is replaced, and the run says so.
+    killed = int(backend == "process")
+    assert outcome.final.get("sampler_restarts", 0) == killed
+    assert outcome.run.attempts()[0].journal.read_text().count("A sampler process was replaced") == killed
 
 
 @pytest.mark.parametrize("algorithm", [{"name": "rejection_sampling"}, {"name": "grpo", "group_size": 2}])
@@ -187,3 +210,23 @@ def test_held_out_tasks_are_the_same_for_everybody_and_are_played_in_order(gatew
     greedy = play_held_out(settings, policy, gateway[1], episodes=2, greedy=True, samples=2)
     assert [one.task["seed"] for one in greedy] == [1_000_000_000] * 2 + [1_000_000_001] * 2
     assert greedy[0].turns[0].text == greedy[1].turns[0].text
+
+
+@pytest.mark.parametrize("error", [CollectorFailed("the floor gave way."), OSError(28, "No space left on device")])
+def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path, monkeypatch, error):
+    def fail(self, trajectories):
+        raise error
+
+    monkeypatch.setattr(TrajectoryTrainer, "learn", fail)
+    with pytest.raises(type(error)) as raised:
+        train_ui(config(gateway), root=tmp_path, run_id="failing")
+    message = " ".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    command = "Resume with: palaestra train --resume failing"
+    assert message.endswith(command)
+    assert "update_00000000" in message
+    phases = [
+        record.event for record in JournalReader(tmp_path / "failing" / "attempt_1" / "metrics.jsonl").read()
+        if isinstance(record.event, PhaseChanged)
+    ]  # fmt: skip
+    assert phases[-1].phase == "failed"
+    assert phases[-1].reason.endswith(command)

@@ -70,9 +70,16 @@ def _app(words: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _tell(problem: str) -> None:
+def _tell(problem: str, error: BaseException | None = None) -> None:
     # An environment's own exception may span lines; a refusal is one line, so that scripts can read it.
     print("error: " + printable(" ".join(problem.splitlines())), file=sys.stderr)
+    _print_resume_hint(error)
+
+
+def _print_resume_hint(error: BaseException | None) -> None:
+    for note in getattr(error, "__notes__", ()):
+        if "Resume with: " in note:
+            print(printable(note), file=sys.stderr)
 
 
 def _speak() -> None:
@@ -104,21 +111,22 @@ def main() -> None:
     try:
         _app(sys.argv[1:])()
     except (ConfigError, SessionRefused) as error:
-        _tell(f"{error}")
+        _tell(f"{error}", error)
         sys.exit(2)
     except PalaestraError as error:
-        _tell(f"{error}")
+        _tell(f"{error}", error)
         sys.exit(1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
+        _print_resume_hint(error)
         sys.exit(130)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; Python would complain again while closing stdout.
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # after BrokenPipeError, which is one
-        _tell(str(_of_a_place_that_is_gone(error) or error))
+        _tell(str(_of_a_place_that_is_gone(error) or error), error)
         sys.exit(1)
     except MemoryError as error:
-        _tell(f"out of memory ({error}). Use fewer environments or shorter rollouts.")
+        _tell(f"out of memory ({error}). Use fewer environments or shorter rollouts.", error)
         sys.exit(1)

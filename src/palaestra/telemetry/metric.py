@@ -381,6 +381,11 @@ METRICS: dict[str, Metric] = {
         "Part of the episodes that ended at a step limit.",
         "High while success is low: the model wanders; raise the limit only if it is on its way.",
     ),
+    "sampler_restarts": Metric(
+        "–",
+        "How often a sampler process that died was replaced, with inference.backend=process.",
+        "Above 0: read the warnings of the run; a process that was killed usually ran out of memory.",
+    ),
     "dropped_stale": Metric(
         "episodes",
         "Episodes since the last update that came later than max_staleness allows and were dropped.",

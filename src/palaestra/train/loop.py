@@ -158,11 +158,10 @@ class _Run:
         except (NonFiniteError, CollectorFailed) as error:
             # The trainer has put the weights back to what they were before the update that broke.
             self._save(None)
-            telemetry.emit(PhaseChanged("failed", str(error)))
-            error.args = (f"{str(error).rstrip('.')}. The last good state is {self._saved}.",)
+            telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
         except BaseException as error:
-            telemetry.emit(PhaseChanged("failed", f"{type(error).__name__}: {error}"))
+            telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
         stopped = self._interruption.asked
         telemetry.emit(PhaseChanged("stopped" if stopped else "succeeded", "interrupted" if stopped else "done"))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.config import nearest
-from palaestra.errors import CheckpointError, ConfigError
+from palaestra.errors import CheckpointError, ConfigError, PalaestraError
 from palaestra.learner.checkpoint import MANIFEST, checkpoints_in
 
 __all__ = ["Attempt", "RunDirectory", "begin_attempt", "find_checkpoint", "is_ui_checkpoint", "runs_root", "write_json"]
@@ -74,6 +74,19 @@ class RunDirectory:
     def resume_command(self) -> str:
         """What to type to have it go on."""
         return f"palaestra {'runs resume' if self.supervised else 'train --resume'} {self.run_id}"
+
+    def add_resume_hint(self, error: BaseException, checkpoint: Path | None) -> str:
+        """Add to what ended a run where it can be taken up again and with which command; returns the whole message."""
+        named = isinstance(error, PalaestraError)
+        message = str(error) if named else f"{type(error).__name__}: {error}".removesuffix(": ")
+        if checkpoint is None:
+            return message
+        hint = f"The last good state is {checkpoint}. Resume with: {self.resume_command}"
+        if named and len(error.args) == 1:
+            error.args = (f"{message.rstrip('.')}. {hint}",)
+            return str(error)
+        error.add_note(hint)
+        return f"{message.rstrip('.')}. {hint}"
 
     @classmethod
     def create(cls, root: Path, run_id: str, given: str, resolved: Mapping[str, Any]) -> RunDirectory:

@@ -2,12 +2,14 @@
 
 The child builds the same model from the same configuration, so only what is trained travels, over a pipe that nobody
 else can reach. New weights wait here until the next batch is asked for: the learner is never held up, and a batch is of
-one version. The child ends with the pipe, however we end.
+one version. The child ends with the pipe, however we end. A child that dies is replaced by one with the same weights,
+which answers the batch that was lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -28,6 +30,8 @@ from palaestra.policy.vlm import ModelConfig, SampleRequest, VLMPolicy
 
 __all__ = ["ProcessSampler"]
 
+_log = logging.getLogger(__name__)
+
 START_S = 300.0
 """How long the child may take to load its model."""
 BEHIND_THE_LEARNER = 5
@@ -36,20 +40,21 @@ STOP_S = 10.0
 
 
 class ProcessSampler:
-    """Answers with a copy of a policy in a child process."""
+    """Answers with a copy of a policy in a child process; a child that dies is replaced."""
 
-    def __init__(self, config: ModelConfig, *, seed: int, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._child = context.Process(
-            target=_live, args=(theirs, config.model_dump_json(), seed, threads), name="palaestra-sampler", daemon=True
-        )
-        self._child.start()
-        theirs.close()
+    def __init__(self, config: ModelConfig, *, seed: int, threads: int, restarts: int = 3) -> None:
+        """`restarts`: how many times in a row, without an answer in between, a child that ended is replaced."""
+        self._arguments = (config.model_dump_json(), seed, threads)
+        self._max_restarts, self._unanswered = restarts, 0
+        self.failures: list[str] = []
+        """Why each child that was replaced had ended."""
         self._turn = threading.Lock()
         self._news = threading.Lock()
-        self._pending: tuple[int, dict[str, npt.NDArray[Any]]] | None = None
-        self._ready = False
+        self._published: tuple[int, dict[str, npt.NDArray[Any]]] | None = None
+        self._sent: object = None
+        """What of `_published` the child has; None: the weights it was built with."""
+        self._ready = self._closed = False
+        self._start()
 
     @property
     def pid(self) -> int | None:
@@ -60,46 +65,86 @@ class ProcessSampler:
         """Act with these weights from the next batch on. Returns at once."""
         arrays = {name: tensor.detach().float().cpu().numpy().copy() for name, tensor in state.items()}
         with self._news:
-            self._pending = (version, arrays)
+            # Kept after they were sent: a child that replaces another needs them too.
+            self._published = (version, arrays)
 
     def answer(self, questions: Sequence[Question], *, temperature: float) -> list[Answered]:
-        """An answer to each, in one batch."""
+        """An answer to each, in one batch. The same questions give the same answers after a restart."""
         with self._turn:
-            with self._news:
-                news, self._pending = self._pending, None
-            if news is not None:
-                self._said("weights", *news)
-            answers: list[Answered] = self._said("answer", list(questions), temperature)
-            return answers
+            while True:
+                try:
+                    answers = self._ask(questions, temperature)
+                except (EOFError, OSError) as error:
+                    self._replace_child(error)
+                    continue
+                self._unanswered = 0
+                return answers
 
     def close(self) -> None:
         """End the child."""
+        self._closed = True
+        self._end_child(STOP_S)
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._child = context.Process(
+            target=self._main, args=(theirs, *self._arguments), name="palaestra-sampler", daemon=True
+        )
+        self._child.start()
+        theirs.close()
+        self._ready, self._sent = False, None
+
+    def _ask(self, questions: Sequence[Question], temperature: float) -> list[Answered]:
+        with self._news:
+            published = self._published
+        if published is not None and published is not self._sent:
+            self._call("weights", *published)
+            self._sent = published
+        answers: list[Answered] = self._call("answer", list(questions), temperature)
+        return answers
+
+    def _replace_child(self, error: Exception) -> None:
+        """Start another child; `CollectorFailed` when too many ended in a row."""
+        self._end_child(1.0)
+        reason = f"the sampler process ended with status {self._child.exitcode} ({error!r})"
+        if self._closed:
+            raise CollectorFailed(f"{reason}.") from None
+        if self._unanswered >= self._max_restarts:
+            raise CollectorFailed(
+                f"{reason}, after {self._unanswered} of at most {self._max_restarts} restarts in a row. Status -9 "
+                "usually means that memory ran out: lower inference.max_batch."
+            ) from None
+        self._unanswered += 1
+        self.failures.append(reason)
+        _log.warning("%s; it is started again (%d of %d)", reason, self._unanswered, self._max_restarts)
+        self._start()
+
+    def _end_child(self, within_s: float) -> None:
         self._pipe.close()
-        self._child.join(STOP_S)
+        self._child.join(within_s)
         if self._child.is_alive():
             self._child.kill()
             self._child.join()
 
-    def _said(self, *message: Any) -> Any:
-        try:
-            if not self._ready:
-                if not self._pipe.poll(START_S):
-                    raise CollectorFailed(f"the sampler process has not loaded its model within {START_S:g} s.")
-                self._read()
-                self._ready = True
-            self._pipe.send(message)
-            return self._read()
-        except (EOFError, OSError) as error:
-            self._child.join(1.0)
-            raise CollectorFailed(
-                f"the sampler process ended with status {self._child.exitcode} ({error!r})."
-            ) from None
+    def _call(self, *message: Any) -> Any:
+        if not self._ready:
+            if not self._pipe.poll(START_S):
+                raise CollectorFailed(f"the sampler process has not loaded its model within {START_S:g} s.")
+            self._read()
+            self._ready = True
+        self._pipe.send(message)
+        return self._read()
 
     def _read(self) -> Any:
         kind, content = self._pipe.recv()
         if kind == "failed":
             raise CollectorFailed(f"the sampler process failed: {content}")
         return content
+
+    @staticmethod
+    def _main(pipe: Connection, config: str, seed: int, threads: int) -> None:
+        _live(pipe, config, seed, threads)
 
 
 def _live(pipe: Connection, config: str, seed: int, threads: int) -> None:

@@ -124,6 +124,8 @@ class InferenceConfig(Section):
     asynchronous collection gains from the latter."""
     torch_threads: int = Field(default=1, ge=1)
     """Threads of torch that answer."""
+    restarts: int = Field(default=3, ge=0)
+    """`process`: how many times in a row, without an answer in between, a sampler process that died is replaced."""
 
 
 class EvaluationConfig(Section):

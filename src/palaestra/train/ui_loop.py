@@ -183,6 +183,8 @@ class _UiRun:
         self._saved_at = time.monotonic()
         self._screenless = 0
         """Batches in a row without an episode whose screen held."""
+        self._sampler_failures: list[str] | None = None
+        """Why sampler processes were replaced; None when there is none."""
         self._source: EpisodesInTurn | EpisodesInBackground | None = None
         self._undo = ExitStack()
 
@@ -202,11 +204,10 @@ class _UiRun:
                 checkpoint = self._save(self._score())
         except (NonFiniteError, CollectorFailed, ExperienceError) as error:
             self._save(None)
-            telemetry.emit(PhaseChanged("failed", str(error)))
-            error.args = (f"{str(error).rstrip('.')}. The last good state is {self._saved}.",)
+            telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
         except BaseException as error:
-            telemetry.emit(PhaseChanged("failed", f"{type(error).__name__}: {error}"))
+            telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
         stopped = self._interruption.asked
         telemetry.emit(PhaseChanged("stopped" if stopped else "succeeded", "interrupted" if stopped else "done"))
@@ -234,8 +235,11 @@ class _UiRun:
         c, learning = self._config, self._learning
         if c.inference.backend == "thread":
             return LocalSampler(learning.policy, threads=c.inference.torch_threads)
-        process = ProcessSampler(c.model, seed=c.trainer.seed, threads=c.inference.torch_threads)
+        process = ProcessSampler(
+            c.model, seed=c.trainer.seed, threads=c.inference.torch_threads, restarts=c.inference.restarts
+        )
         self._undo.callback(process.close)
+        self._sampler_failures = process.failures
 
         def published(version: int) -> None:
             process.publish(version, learning.policy.trainable_state())
@@ -264,6 +268,10 @@ class _UiRun:
             self._source.rejected(len(batch) if self._refills else len(tally.played))
         self._source.advanced(learning.policy.version)
         metrics["episodes"] = float(learning.episodes)
+        if self._sampler_failures is not None:
+            metrics["sampler_restarts"] = float(len(self._sampler_failures))
+            for reason in self._sampler_failures[int(self._last.get("sampler_restarts", 0)) :]:
+                self._telemetry.emit(LogLine("warning", f"A sampler process was replaced: {reason}."))
         for one in tally.played:
             if one.trajectory.outcome is not Ending.ENVIRONMENT_FAILED:
                 learning.sampler.report(one.order.key, one.trajectory.success)

@@ -1,0 +1,65 @@
+"""A sampler in a process of its own: a child that dies is replaced, a bounded number of times."""
+
+import io
+import os
+import signal
+
+import pytest
+from PIL import Image
+
+from palaestra.actor.inference import Question
+from palaestra.errors import CollectorFailed
+from palaestra.policy.vlm import ModelConfig, VLMPolicy
+from palaestra.policy.vlm.picture import Picture
+from palaestra.policy.vlm.prompt import Conversation
+from palaestra.train.sampler_process import ProcessSampler
+
+CONFIG = ModelConfig(name="tiny", max_new_tokens=6, history=0, lora_rank=4)
+
+
+def question(seed=5):
+    written = io.BytesIO()
+    Image.new("RGB", (32, 32), "white").save(written, "PNG")
+    return Question(Conversation("", "Click the square.", (), Picture(written.getvalue(), (32, 32))), seed)
+
+
+def said(answers):
+    return [(one.sampled.token_ids.tolist(), one.sampled.versions.tolist(), one.sampled.fingerprint) for one in answers]
+
+
+def test_a_sampler_that_is_killed_is_replaced_and_answers_the_same_with_the_newest_weights():
+    policy = VLMPolicy.from_config(CONFIG, seed=1)
+    sampler = ProcessSampler(CONFIG, seed=1, threads=1)
+    try:
+        policy.publish(3)
+        sampler.publish(3, policy.trainable_state())
+        before = said(sampler.answer([question()], temperature=1.0))
+        first = sampler.pid
+        os.kill(first, signal.SIGKILL)
+        after = said(sampler.answer([question()], temperature=1.0))
+        assert after == before
+        assert after[0][1][0] == 3
+        assert after[0][2] == policy.fingerprint
+        assert sampler.pid != first
+        assert sampler.failures == [sampler.failures[0]]
+        assert "ended with status -9" in sampler.failures[0]
+    finally:
+        sampler.close()
+
+
+def die(pipe, config, seed, threads):
+    os._exit(7)
+
+
+class DyingSampler(ProcessSampler):
+    _main = staticmethod(die)
+
+
+def test_a_sampler_that_dies_every_time_ends_with_its_status_after_the_allowed_restarts():
+    sampler = DyingSampler(CONFIG, seed=1, threads=1, restarts=1)
+    try:
+        with pytest.raises(CollectorFailed, match=r"ended with status 7 .*after 1 of at most 1 restarts in a row"):
+            sampler.answer([question()], temperature=1.0)
+        assert len(sampler.failures) == 1
+    finally:
+        sampler.close()
