@@ -28,6 +28,7 @@ from palaestra.runs.api.app import build_api
 from palaestra.runs.api.entrance import Entrance
 from palaestra.runs.camera_crew import CameraCrew
 from palaestra.runs.checkpoints.catalogue import Catalogue
+from palaestra.runs.checkpoints.importing import separate_from_runs
 from palaestra.runs.durable import write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
@@ -115,6 +116,8 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
 
 async def _catch_up(catalogue: CameraCrew, home: Home, closing: asyncio.Event) -> None:
     try:
+        for checkpoint_id in await asyncio.to_thread(separate_from_runs, home):
+            _log.info("checkpoint %s has files of its own now", checkpoint_id)
         await asyncio.to_thread(catalogue.catch_up, home, closing.is_set)
     except Exception:  # noqa: BLE001 - the service must not fall over a directory that cannot be read
         _log.exception("some checkpoints could not be catalogued")

@@ -12,7 +12,13 @@ from palaestra.runs.checkpoints import deploying
 from palaestra.runs.checkpoints.catalogue import checkpoints_of
 from palaestra.runs.checkpoints.deploying import deploy, deployed, deployments, in_use, withdraw
 from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.checkpoints.importing import import_checkpoint, imported
+from palaestra.runs.checkpoints.importing import (
+    Provenance,
+    import_checkpoint,
+    imported,
+    keep_checkpoint,
+    separate_from_runs,
+)
 from palaestra.runs.checkpoints.listing import checkpoint_named
 from palaestra.runs.durable import write_json
 from palaestra.runs.phase import Phase
@@ -85,6 +91,43 @@ def test_what_is_deployed_and_what_was_before_outlive_their_run(home):
     }
     assert deployments(home) == [again]
     assert withdraw(home, "CartPole-v1").sha256 == first.sha256
+
+
+def write_in_place(path):
+    with open(path, "r+b") as file:
+        file.write(b"overwritten")
+
+
+def test_writing_into_the_run_changes_nothing_of_what_is_deployed(home):
+    record = in_a_run(home, 1)
+
+    now = deploy(home, record, CARTPOLE)
+    write_in_place(Path(record.path) / "policy.safetensors")
+
+    (kept,) = imported(home)
+    assert (kept.path, verify(kept).fits, verify(record).fits) == (now.path, True, False)
+
+
+@pytest.mark.parametrize("when", ["when a service starts", "when it is deployed again"])
+def test_files_that_an_earlier_version_linked_become_copies(home, when):
+    record = in_a_run(home, 1)
+    copy = keep_checkpoint(home, Path(record.path), record.sha256, Provenance())
+    for file in Path(copy.path).iterdir():
+        file.unlink()
+        file.hardlink_to(Path(record.path) / file.name)
+
+    if when == "when a service starts":
+        assert separate_from_runs(home) == [record.checkpoint_id]
+        assert separate_from_runs(home) == []
+    else:
+        assert keep_checkpoint(home, Path(record.path), record.sha256, Provenance()) == copy
+    write_in_place(Path(record.path) / "policy.safetensors")
+
+    (kept,) = imported(home)
+    assert verify(kept).fits
+    assert sorted(file.name for file in Path(kept.path).iterdir()) == sorted(
+        file.name for file in Path(record.path).iterdir()
+    )
 
 
 def test_going_back_to_what_is_gone_changes_nothing(home, tmp_path):

@@ -7,6 +7,8 @@ behind, and nothing that a checkpoint brings is ever run.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import os
 import re
 import shutil
@@ -30,12 +32,14 @@ from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.storable import LARGEST, storable_checkpoint, text_fault
 
-__all__ = ["Provenance", "import_checkpoint", "imported", "keep_checkpoint"]
+__all__ = ["Provenance", "import_checkpoint", "imported", "keep_checkpoint", "separate_from_runs"]
 
 PLACE = "checkpoint"
 _TEXTS = frozenset({".json", ".txt", ".jinja", ".md", ".yaml"})
 """Files of a checkpoint directory that loaders read as text."""
 _LONGEST_NAME = 200
+_FICLONE = 0x40049409
+_log = logging.getLogger(__name__)
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
 
@@ -104,20 +108,20 @@ def import_checkpoint(
 def keep_checkpoint(
     home: Home, source: Path, sha256: str, known: Provenance, clock: Callable[[], float] = time.time
 ) -> CheckpointRecord:
-    """A checkpoint of ours where nothing that happens to its run can take it away. `CheckpointError` if it is damaged.
-
-    Hard links where the file system can, else copies.
-    """
+    """A copy of a checkpoint of ours that outlives its run and changes to it. `CheckpointError` if it is damaged."""
     directory = home.path / "checkpoints"
     final, unfinished = directory / sha256[:16], _unfinished(directory)
     there = _read(final / "record.json")
-    if there is not None and there.sha256 == sha256 and verify(there).fits:
-        return there
+    if there is not None and there.sha256 == sha256:
+        with contextlib.suppress(OSError):
+            _separate(Path(there.path))
+        if verify(there).fits:
+            return there
     try:
         copy = unfinished / "checkpoint"
         for name in [*manifest_files((source / MANIFEST).read_bytes()), MANIFEST]:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            _linked(source / name, copy / name)
+            _copied(source / name, copy / name)
         found, own = hashed(copy), OwnCheckpoint.read(copy)
         step = _step(copy, own, known)
         record = _record(copy, sha256, found.size_bytes, "palaestra", own, known, step, clock())
@@ -136,6 +140,33 @@ def imported(home: Home) -> list[CheckpointRecord]:
     """Every checkpoint that was imported or kept, as its directory says."""
     notes = sorted((home.path / "checkpoints").glob("*/record.json"))
     return [record for note in notes if (record := _read(note)) is not None]
+
+
+def separate_from_runs(home: Home) -> list[str]:
+    """Give kept checkpoints files of their own where an earlier version linked those of a run; the ids of these."""
+    changed = []
+    for record in imported(home):
+        try:
+            if _separate(Path(record.path)):
+                changed.append(record.checkpoint_id)
+        except OSError as error:
+            _log.warning("%s: its files are still those of its run: %s", record.path, error)
+    return changed
+
+
+def _separate(path: Path) -> bool:
+    """Replace every file that has a second name somewhere by a copy; whether there was one."""
+    files = [inner for inner in path.rglob("*") if inner.is_file()] if path.is_dir() else [path]
+    shared = [file for file in files if file.stat().st_nlink > 1]
+    for file in shared:
+        copy = file.with_name(f".{file.name}.{os.getpid()}.new")
+        try:
+            os.replace(_copied(file, copy), file)
+        finally:
+            copy.unlink(missing_ok=True)
+    for directory in {file.parent for file in shared}:
+        sync(directory)
+    return bool(shared)
 
 
 def _copied_file(source: Path, into: Path) -> Path:
@@ -181,18 +212,20 @@ def _copied(source: Path, target: Path) -> Path:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CheckpointError(PLACE, str(source), "is not a regular file", "Import a file of weights")
         with open(target, "xb") as writing:
-            shutil.copyfileobj(reading, writing, 1 << 20)
-            writing.flush()
+            if not _cloned(reading.fileno(), writing.fileno()):
+                shutil.copyfileobj(reading, writing, 1 << 20)
+                writing.flush()
             os.fsync(writing.fileno())
     return target
 
 
-def _linked(source: Path, target: Path) -> None:
-    if not source.is_symlink():
-        with contextlib.suppress(OSError):
-            os.link(source, target)
-            return
-    _copied(source, target)
+def _cloned(source: int, target: int) -> bool:
+    """Share the blocks of a file until one of the two is written, on file systems that can (Btrfs, XFS)."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        return False
+    return True
 
 
 def _unfinished(directory: Path) -> Path:
