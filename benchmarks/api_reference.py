@@ -68,8 +68,8 @@ that is slow is fed from files and costs the service no memory.
 | `log` | `{"text": …}`, whole lines of output; the id is the byte behind them |
 | `end` | nothing more comes |
 
-Numbers that JSON cannot say are the words `"NaN"`, `"Infinity"` and `"-Infinity"` in series and events, and null
-elsewhere. Times are unix times.
+Numbers for which JSON has no literal are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, here and in everything
+else that is written as JSON. Times are unix times.
 """
 
 TITLES = {

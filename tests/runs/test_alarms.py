@@ -1,6 +1,7 @@
 """Alarms come when they should, once, and go."""
 
-from palaestra.runs.alarms import Limits, Signs, Watch, alarms, noticed, still_the_same
+from palaestra.runs.alarms import Limits, Signs, Watch, alarms, lasting_alarms, noticed, still_the_same
+from palaestra.runs.ingest.non_finite import NonFinite
 from palaestra.runs.record import Alarm
 
 LIMITS = Limits(stall_after_s=60.0, no_episode_steps=1000)
@@ -68,3 +69,29 @@ def test_an_alarm_is_as_old_as_its_cause():
     new = Alarm("stalled", "no output and no event for 99 s", 40.0)
     other = Alarm("disk", "full", 40.0)
     assert still_the_same([old], [new, other]) == (old, other)
+
+
+def test_what_is_wrong_with_the_numbers_is_said_in_numbers():
+    signs = {"dropped": 1200, "first_dropped": "byte 7 of stdout.log: bad", "points_left_out": 3}
+    texts = {alarm.code: alarm.text for alarm in alarms(_seen((1.0, signs)), 2.0, 0.0, LIMITS)}
+    assert texts == {
+        "dropped_events": "1,200 lines or records of its telemetry could not be read and were dropped; "
+        "the first: byte 7 of stdout.log: bad",
+        "left_out_metrics": "3 values have no curve (too many metrics, or steps beyond 64 bits); the journal has them",
+    }
+
+
+def test_metrics_that_are_not_finite_are_named_the_first_with_its_step():
+    names = [NonFinite(name, 1024, float("inf")) for name in ("loss", "a", "b", "c", "d")]
+    (alarm,) = alarms(_seen((1.0, {"non_finite": tuple(names)})), 2.0, 0.0, LIMITS)
+    assert alarm.text == "loss is Infinity since step 1,024; also a, b, c and 1 more"
+
+
+def test_a_metric_that_is_finite_again_is_no_alarm_of_an_ended_run():
+    signs = Signs(non_finite=(NonFinite("loss", 8, float("nan"), finite_since=2),), dropped=1)
+    assert [alarm.code for alarm in lasting_alarms(signs, 0.0)] == ["dropped_events"]
+
+
+def test_a_count_that_grows_does_not_make_its_alarm_younger():
+    old, new = Alarm("dropped_events", "1 line", 1.0), Alarm("dropped_events", "9 lines", 40.0)
+    assert still_the_same([old], [new]) == (Alarm("dropped_events", "9 lines", 1.0),)

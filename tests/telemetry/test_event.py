@@ -79,6 +79,39 @@ def test_numbers_that_json_cannot_say_travel_as_their_names():
     assert (back["b"], back["c"]) == (math.inf, -math.inf)
 
 
+def test_bare_nan_and_infinity_as_python_writes_them_are_read():
+    line = (
+        '{"schema":1,"kind":"TrainingStep","seq":1,"time":0,"update":1,"env_step":8,"metrics":{"a":NaN,"b":-Infinity}}'
+    )
+
+    metrics = decode(line).event.metrics
+
+    assert math.isnan(metrics["a"])
+    assert metrics["b"] == -math.inf
+    assert '"a":"NaN","b":"-Infinity"' in encode(decode(line).event, 1, 0.0)
+
+
+def test_an_unknown_kind_with_a_bare_infinity_can_be_written_again():
+    record = decode('{"schema":1,"kind":"Weather","seq":3,"time":5,"rain":[Infinity,1e999]}')
+
+    assert json.loads(encode(record.event, 3, 5.0))["rain"] == ["Infinity", "Infinity"]
+
+
+def test_a_whole_number_may_be_written_as_a_float():
+    line = '{"schema":1,"kind":"Frame","seq":1,"time":0,"env_step":2048.0,"path":"a.png"}'
+
+    assert decode(line).event == Frame(2048, "a.png")
+    with pytest.raises(ValueError, match=r"8\.5 is not a whole number"):
+        decode(line.replace("2048.0", "8.5"))
+
+
+def test_the_metric_that_is_no_number_is_named():
+    line = '{"schema":1,"kind":"TrainingStep","seq":1,"time":0,"update":1,"env_step":8,"metrics":{"a":1,"b":"0.5"}}'
+
+    with pytest.raises(ValueError, match=r"metrics\.b: '0\.5' is not a number"):
+        decode(line)
+
+
 def test_numpy_scalars_are_written_as_plain_numbers():
     np = pytest.importorskip("numpy")
     episode = EpisodeSummary(np.int64(8), np.int64(1), np.int32(0), np.float64(2.5), np.int64(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from palaestra.runs.record import RunRecord
 from palaestra.runs.sampling import read_samples
 from palaestra.runs.tools.wandb import tracking_of
 from palaestra.runs.wire import checkpoint_data, life_data, run_data
+from palaestra.telemetry.json_number import json_number
 
 __all__ = ["comparison_table", "shown", "shown_data", "slowed"]
 
@@ -76,7 +78,12 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
         ("elapsed", duration(took) if record.started is not None else ""),
         ("steps", steps(record)),
         ("episodes", f"{record.episodes:,}" if record.episodes else ""),
-        ("return", f"{record.episode_return:,.2f} (last 100 episodes)" if record.episode_return is not None else ""),
+        (
+            "return",
+            f"{_number(record.episode_return, ',.2f')} (last 100 episodes)"
+            if record.episode_return is not None
+            else "",
+        ),
         ("seed", "" if record.seed is None else str(record.seed)),
         ("tags", shortened(", ".join(record.tags), 4 * _LONGEST_NAME)),
         ("process", f"{process.pid}" if process is not None else ""),
@@ -131,7 +138,8 @@ def _life(reading: RunReading, record: RunRecord) -> list[str]:
 def _numbers(reading: RunReading, record: RunRecord) -> list[str]:
     recent = {name: points[-1] for name, points in reading.recent_metrics(record.run_id, 1).items() if points}
     rows = [
-        (f"  {shortened(name, _LONGEST_NAME)}", f"{point.value:.6g}") for name, point in list(recent.items())[:_METRICS]
+        (f"  {shortened(name, _LONGEST_NAME)}", _number(point.value, ".6g"))
+        for name, point in list(recent.items())[:_METRICS]
     ]
     more = [f"  and {len(recent) - len(rows)} more"] if len(recent) > len(rows) else []
     return ["", "Last numbers:", *aligned(rows, right=[False, True]), *more] if rows else []
@@ -179,8 +187,13 @@ def _line(text: str) -> str:
     return printable(text.expandtabs()[:_LONGEST_LINE])
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+def _number(value: float | str | None, spec: str = "") -> str:
+    """A number in few characters; NaN and the infinities by the names they have in JSON."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    if not math.isfinite(value):
+        return str(json_number(value))
+    return format(value, spec or (",.4g" if abs(value) < 1000 else ",.1f"))
 
 
 def _value(value: Any) -> str:

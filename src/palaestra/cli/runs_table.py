@@ -53,7 +53,8 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> list[s
 
 def note(row: RunRecord) -> str:
     """What a person should know of a run beyond its phase."""
-    if row.alarms:
+    failed = row.phase.ended and row.phase is not Phase.SUCCEEDED
+    if row.alarms and not failed:
         text = f"! {row.alarms[0].text}"
     elif row.code == "no_episodes":
         text = f"! {row.reason}"

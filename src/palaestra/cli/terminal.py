@@ -47,7 +47,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def strict_json(data: Any) -> str:
-    """One JSON document; a number that JSON cannot say is null, as in the HTTP API."""
+    """One JSON document; NaN and the infinities are strings, as in the HTTP API."""
     from palaestra.runs.wire import plain
 
     return json.dumps(plain(data), default=str, allow_nan=False)

@@ -5,12 +5,28 @@ An alarm never changes the phase. It comes once, stays while its cause does, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from palaestra.runs.ingest.non_finite import NonFinite
 from palaestra.runs.record import Alarm
+from palaestra.telemetry.json_number import json_number
 
-__all__ = ["Limits", "Signs", "Watch", "alarms", "no_episodes", "noticed", "still_the_same"]
+__all__ = [
+    "LASTING",
+    "Limits",
+    "Signs",
+    "Watch",
+    "alarms",
+    "lasting_alarms",
+    "no_episodes",
+    "non_finite_text",
+    "noticed",
+    "still_the_same",
+]
+
+LASTING = frozenset({"non_finite", "dropped_events", "left_out_metrics"})
+"""Alarms about what a run measured. They stay on its row when it has ended: its numbers do, too."""
 
 TRACEBACK_AFTER_S = 10.0
 DISAGREE_AFTER_S = 10.0
@@ -36,6 +52,10 @@ class Signs:
     episodes: int = 0
     episode_lines: int = 0
     tracebacks: int = 0
+    dropped: int = 0
+    first_dropped: str = ""
+    points_left_out: int = 0
+    non_finite: tuple[NonFinite, ...] = ()
     disk_full: bool = False
     problem: str = ""
     warden_gone: bool = False
@@ -76,7 +96,7 @@ def alarms(watch: Watch, now: float, wall: float, limits: Limits) -> tuple[Alarm
     """Everything that is wrong now. `wall` is the time that people read."""
     signs = watch.signs
     silent = now - watch.last_sign
-    found: list[tuple[str, str]] = []
+    found = _about_numbers(signs)
     if silent >= limits.stall_after_s:
         found.append(("stalled", f"no output and no event for {int(silent)} s"))
     endless = no_episodes(signs.env_step, signs.episodes, limits)
@@ -98,6 +118,39 @@ def alarms(watch: Watch, now: float, wall: float, limits: Limits) -> tuple[Alarm
     return tuple(Alarm(code, text, wall) for code, text in dict(reversed(found)).items())[::-1]
 
 
+def lasting_alarms(signs: Signs, wall: float) -> tuple[Alarm, ...]:
+    """What stays wrong with the numbers of a run that has ended. A metric that is finite again is not."""
+    now = tuple(one for one in signs.non_finite if not one.finite_since)
+    return tuple(Alarm(code, text, wall) for code, text in _about_numbers(replace(signs, non_finite=now)))
+
+
+def _about_numbers(signs: Signs) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    if signs.non_finite:
+        found.append(("non_finite", non_finite_text(signs.non_finite)))
+    if signs.dropped:
+        lines, were = ("line or record", "was") if signs.dropped == 1 else ("lines or records", "were")
+        text = f"{signs.dropped:,} {lines} of its telemetry could not be read and {were} dropped"
+        found.append(("dropped_events", f"{text}; the first: {signs.first_dropped}" if signs.first_dropped else text))
+    if signs.points_left_out:
+        text = f"{signs.points_left_out:,} values have no curve (too many metrics, or steps beyond 64 bits)"
+        found.append(("left_out_metrics", f"{text}; the journal has them"))
+    return found
+
+
+def non_finite_text(metrics: Sequence[NonFinite], *, seen_from_the_start: bool = True) -> str:
+    """Which metrics are non-finite; the step is the first one only if all values were seen."""
+    first = metrics[0]
+    is_now = first.finite_since == 0
+    when = "since" if is_now and seen_from_the_start else "at"
+    text = f"{first.name} {'is' if is_now else 'was'} {json_number(first.value)} {when} step {first.step:,}"
+    others = [one.name for one in metrics[1:]]
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        text += f"; also {', '.join(others[:3])}{more}"
+    return text
+
+
 def no_episodes(env_step: int, episodes: int, limits: Limits) -> str:
     """That so many steps should have ended an episode; empty when they have, or nobody asks."""
     if not limits.no_episode_steps or env_step < limits.no_episode_steps or episodes:
@@ -106,6 +159,13 @@ def no_episodes(env_step: int, episodes: int, limits: Limits) -> str:
 
 
 def still_the_same(before: Iterable[Alarm], now: Iterable[Alarm]) -> tuple[Alarm, ...]:
-    """Today's alarms, each as old as it is."""
+    """Today's alarms, each as old as it is. Counts grow; how long a silence lasts is not written down every second."""
     known = {alarm.code: alarm for alarm in before}
-    return tuple(known.get(alarm.code, alarm) for alarm in now)
+    return tuple(
+        alarm
+        if alarm.code not in known
+        else replace(alarm, since=known[alarm.code].since)
+        if alarm.code in LASTING
+        else known[alarm.code]
+        for alarm in now
+    )

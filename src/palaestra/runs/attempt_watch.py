@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from palaestra.runs.alarms import Limits, Signs, Watch, alarms, noticed, still_the_same
@@ -17,13 +18,31 @@ from palaestra.runs.run_book import RunBook
 if TYPE_CHECKING:
     from palaestra.runs.ingest.progress import Progress
 
-__all__ = ["AttemptWatch"]
+__all__ = ["AttemptWatch", "signs_of"]
 
 _STARTING_EVERY_S = 0.1
 """How often a run that has not shown itself yet is looked at."""
 
 _ROW_EVERY_S = 2.0
 """How often the numbers of a row are written at most."""
+
+
+def signs_of(progress: Progress) -> Signs:
+    """What ingestion knows of a run, as its alarms see it."""
+    return Signs(
+        bytes_seen=progress.output_bytes + progress.source_bytes,
+        events=progress.seq,
+        env_step=progress.env_step,
+        episodes=progress.episodes,
+        episode_lines=progress.episode_lines,
+        tracebacks=progress.tracebacks,
+        dropped=progress.dropped,
+        first_dropped=progress.first_dropped,
+        points_left_out=progress.points_left_out,
+        non_finite=progress.non_finite,
+        disk_full=progress.disk_full,
+        problem=progress.problem,
+    )
 
 
 class AttemptWatch:
@@ -82,18 +101,8 @@ class AttemptWatch:
         now = self._monotonic()
         if self._book.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
             await self._book.happened(Happening.FIRST_SIGN)
-        signs = Signs(
-            bytes_seen=progress.output_bytes + progress.source_bytes,
-            events=progress.seq,
-            env_step=self._before.steps_since(progress),
-            episodes=progress.episodes,
-            episode_lines=progress.episode_lines,
-            tracebacks=progress.tracebacks,
-            disk_full=progress.disk_full,
-            problem=progress.problem,
-            warden_gone=self._child.warden_gone,
-            drift=self._drift,
-        )
+        steps = self._before.steps_since(progress)
+        signs = replace(signs_of(progress), env_step=steps, warden_gone=self._child.warden_gone, drift=self._drift)
         self._watch = noticed(self._watch, signs, now)
         await self._sound(now)
         if now - self._row_at >= _ROW_EVERY_S:
@@ -105,7 +114,7 @@ class AttemptWatch:
         before = self._book.record.alarms
         found = still_the_same(before, alarms(self._watch, now, self._clock(), self._limits))
         codes, earlier = {alarm.code for alarm in found}, {alarm.code for alarm in before}
-        if codes == earlier:
+        if found == before:
             return
         await self._book.update(alarms=found)
         for alarm in found:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from palaestra.telemetry.json_number import dump_strict
+
 __all__ = ["append_line", "read_json", "write_json", "write_text"]
 
 
@@ -33,7 +35,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = True
 
 def write_json(path: Path, data: Mapping[str, Any], *, mode: int = 0o644, durable: bool = True) -> None:
     """Replace a JSON document atomically."""
-    write_text(path, json.dumps(data, indent=2, default=str) + "\n", mode=mode, durable=durable)
+    write_text(path, dump_strict(data, indent=2, default=str) + "\n", mode=mode, durable=durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -47,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def append_line(path: Path, data: Mapping[str, Any], *, durable: bool = False) -> None:
     """Add one JSON line with one write; a line that a crash tore before is ended first."""
-    line = json.dumps(data, separators=(",", ":"), default=str).encode() + b"\n"
+    line = dump_strict(data, separators=(",", ":"), default=str).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(descriptor).st_size

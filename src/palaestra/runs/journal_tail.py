@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palaestra.runs.ingest.non_finite import NonFinite, NonFiniteMetrics
+from palaestra.telemetry.json_number import optional_number, read_numbers
+
 __all__ = ["Told", "told_by"]
 
 _TAIL_BYTES = 1 << 18
@@ -31,6 +34,8 @@ class Told:
     episodes: int = 0
     episode_return: float | None = None
     """Mean of the last 100 episodes."""
+    non_finite: tuple[NonFinite, ...] = ()
+    """Metrics of the last update that are NaN or infinite."""
 
 
 def told_by(journal: Path) -> Told:
@@ -50,13 +55,18 @@ def told_by(journal: Path) -> Told:
         told.env_step = max(told.env_step, _count(data, "env_step"))
         if kind == _KINDS[0]:
             told.episodes = max(told.episodes, _count(data, "episode"))
-            returns.append(_number(data.get("episode_return")))
+            if len(returns) < _EPISODES:
+                returns.append(_number(data.get("episode_return")))
+        elif kind == _KINDS[1]:
+            metrics = data.get("metrics")
+            watch = NonFiniteMetrics()
+            watch.take(_count(data, "env_step"), read_numbers(metrics) if isinstance(metrics, dict) else {})
+            told.non_finite = watch.found()
         elif kind == _KINDS[2]:
             told.phase = str(data.get("phase", ""))
         if len(returns) == _EPISODES and len(seen) == len(_KINDS):
             break
-    mean = sum(returns[:_EPISODES]) / len(returns[:_EPISODES]) if returns else math.nan
-    told.episode_return = mean if math.isfinite(mean) else None
+    told.episode_return = sum(returns) / len(returns) if returns else None
     return told
 
 
@@ -66,8 +76,8 @@ def _count(data: dict[str, Any], name: str) -> int:
 
 
 def _number(value: Any) -> float:
-    # JSON has no word for what is not finite; such numbers stand there as strings.
-    return float(value) if isinstance(value, int | float) else math.nan
+    found = optional_number(value)
+    return math.nan if found is None else found
 
 
 def _tail(path: Path) -> bytes:

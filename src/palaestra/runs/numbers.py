@@ -8,6 +8,7 @@ from typing import Any
 
 from palaestra.runs.ingest.progress import Progress
 from palaestra.runs.record import LifeRecord
+from palaestra.telemetry.json_number import optional_number
 
 __all__ = ["Numbers"]
 
@@ -26,11 +27,10 @@ class Numbers:
         found = cls()
         for record in life:
             if record.attempt < attempt and "env_step" in record.facts:
-                mean = record.facts.get("episode_return")
                 found = cls(
                     _count(record.facts["env_step"]),
                     _count(record.facts.get("episodes")),
-                    mean if isinstance(mean, int | float) else None,
+                    optional_number(record.facts.get("episode_return")),
                 )
         return found
 

@@ -14,6 +14,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palaestra.errors import ConfigError, UnknownRun
+from palaestra.runs.alarms import LASTING
 from palaestra.runs.durable import read_json
 from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
@@ -257,7 +258,8 @@ class RunReading:
         ending = ending_of(end_facts(attempt, self._redact))
         phase = Phase.REFUSED if ending.happening is Happening.LAUNCH_REFUSED else Phase(ending.happening)
         ended = float((seen.exit or {}).get("ended") or 0.0) or row.ended
-        return dataclasses.replace(row, phase=phase, reason=ending.reason, code=ending.code, ended=ended, alarms=())
+        alarms = tuple(alarm for alarm in row.alarms if alarm.code in LASTING)
+        return dataclasses.replace(row, phase=phase, reason=ending.reason, code=ending.code, ended=ended, alarms=alarms)
 
 
 def read_lines(attempt: AttemptPaths, offset: int, limit: int, redact: Redactor, *, cut: bool = False) -> LogPiece:

@@ -32,7 +32,8 @@ class Alarm:
     """Something a person should look at while the run goes on."""
 
     code: str
-    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `warden_gone`, `drift`."""
+    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `warden_gone`, `drift`; and about its numbers
+    `non_finite`, `dropped_events`, `left_out_metrics`, which stay when the run has ended."""
     text: str
     since: float
 

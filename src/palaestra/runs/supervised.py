@@ -8,14 +8,14 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
 from palaestra.runs.admission import prepare_attempt, read_spec, size_of
-from palaestra.runs.alarms import Limits, no_episodes
+from palaestra.runs.alarms import Limits, lasting_alarms, no_episodes, still_the_same
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.attempt_watch import AttemptWatch
+from palaestra.runs.attempt_watch import AttemptWatch, signs_of
 from palaestra.runs.child import Child, end_everything
 from palaestra.runs.drift import script_drift
 from palaestra.runs.durable import read_json
@@ -338,9 +338,16 @@ class Supervised:
         if endless and ending.happening is Happening.SUCCEEDED:
             # Whoever trains in silence ends with code 0, too; the alarm may never have been seen.
             ending = replace(ending, reason=endless, code="no_episodes")
+        alarms = still_the_same(self.book.record.alarms, lasting_alarms(signs_of(progress), around.clock()))
+        if alarms and ending.happening is Happening.SUCCEEDED and ending.code == "exit":
+            ending = replace(ending, reason=alarms[0].text, code=alarms[0].code)
         if self.book.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
             # It was over before anybody looked.
             await self.book.happened(Happening.FIRST_SIGN)
+        noted = {alarm.code for alarm in self.book.record.alarms}
+        for alarm in alarms:
+            if alarm.code not in noted:
+                await self.book.noted("alarm", reason=alarm.text, code=alarm.code)
         url = progress.tracking_url or self.book.record.tracking_url
         columns = {**self._before.and_then(progress), "tracking_url": url, "bytes_on_disk": size}
         duration = exit_.get("duration_s")
@@ -352,9 +359,14 @@ class Supervised:
             ending.happening,
             reason=ending.reason,
             code=ending.code,
-            facts={**_facts(exit_, known.last_lines, ending), **columns, "ended": ended},
+            facts={
+                **_facts(exit_, known.last_lines, ending),
+                **columns,
+                "ended": ended,
+                "alarms": [asdict(alarm) for alarm in alarms],
+            },
             ended=ended,
-            alarms=(),
+            alarms=alarms,
             **columns,
         )
         self._over()

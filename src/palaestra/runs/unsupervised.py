@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.proc import ProcessIdentity
+from palaestra.runs.alarms import non_finite_text
 from palaestra.runs.durable import read_json
 from palaestra.runs.journal_tail import Told, told_by
 from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import RunRecord
+from palaestra.runs.record import Alarm, RunRecord
 
 __all__ = ["journal_holder", "read_unsupervised"]
 
@@ -34,6 +35,8 @@ def read_unsupervised(run: RunPaths) -> RunRecord | None:
     if not told.env_step and len(attempts) > 1:
         # It has just been resumed; what it goes on from is what the attempt before it said.
         told = told_by(attempts[-2].journal)
+    text = non_finite_text(told.non_finite, seen_from_the_start=False) if told.non_finite else ""
+    changed = _changed(newest.journal, 0.0)
     algorithm = _at(resolved, "algorithm", "name")
     seed, total = _at(resolved, "trainer", "seed"), _at(resolved, "trainer", "total_timesteps")
     created = run.path.stat().st_mtime
@@ -60,6 +63,7 @@ def read_unsupervised(run: RunPaths) -> RunRecord | None:
         episodes=told.episodes,
         episode_return=told.episode_return,
         seed=seed if isinstance(seed, int) else None,
+        alarms=(Alarm("non_finite", text, changed),) if text else (),
     )
 
 

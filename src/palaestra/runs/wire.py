@@ -1,13 +1,13 @@
 """Rows, happenings and errors as plain JSON data and back: what HTTP, the client and `--json` all speak.
 
-Free to import. A field that a later version adds is ignored by an earlier one; numbers that JSON cannot say are null.
+Free to import. A field that a later version adds is ignored by an earlier one; NaN and the infinities are strings, as
+`telemetry.json_number` says.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from palaestra.proc import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, LifeRecord, RunRecord
 from palaestra.runs.secret import Redactor
+from palaestra.telemetry.json_number import json_number, optional_number, read_numbers
 
 __all__ = [
     "checkpoint_data",
@@ -64,6 +65,7 @@ def run_of(data: Mapping[str, Any]) -> RunRecord:
         **{
             **known,
             "phase": Phase(data["phase"]),
+            "episode_return": optional_number(data.get("episode_return")),
             "tags": tuple(data.get("tags") or ()),
             "alarms": tuple(Alarm(**_known(Alarm, alarm)) for alarm in data.get("alarms") or ()),
             "warden": ProcessIdentity.read(data.get("warden")),
@@ -91,7 +93,8 @@ def checkpoint_data(record: CheckpointRecord) -> dict[str, Any]:
 
 def checkpoint_of(data: Mapping[str, Any]) -> CheckpointRecord:
     """The checkpoint's row that was written so."""
-    return CheckpointRecord(**_known(CheckpointRecord, data))
+    metric, digest = optional_number(data.get("metric")), read_numbers(data.get("metrics_digest") or {})
+    return CheckpointRecord(**{**_known(CheckpointRecord, data), "metric": metric, "metrics_digest": digest})
 
 
 def error_data(error: PalaestraError) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return json_number(value)
     if isinstance(value, Mapping):
         return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

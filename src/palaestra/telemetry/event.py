@@ -2,10 +2,10 @@
 
 Owns the schema: every record carries `schema`, `kind`, `seq` and `time` beside the event's own fields. A
 reader that meets a kind it does not know, or a schema newer than its own, gets an `UnknownEvent` and goes on;
-a line that is no record at all is refused with `ValueError`. JSON has no word for NaN and the infinities, so
-they travel as the strings "NaN", "Infinity" and "-Infinity" and come back as floats wherever the schema says
-float (inside `Belief.beliefs`, where a string may be a string, they stay strings). The journal drives
-`encode`, its reader drives `decode`.
+a line that is no record at all is refused with `ValueError`. NaN and the infinities are written as
+`telemetry.json_number` says and come back as floats wherever the schema says float (inside `Belief.beliefs`, where a
+string may be a string, they stay strings); the bare words that Python's `json.dumps` writes are read, too. The
+journal drives `encode`, its reader drives `decode`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple, TypeAlias
+
+from palaestra.telemetry.json_number import finite_tree, json_number, read_number
 
 __all__ = [
     "SCHEMA",
@@ -31,6 +33,7 @@ __all__ = [
     "UnknownEvent",
     "decode",
     "encode",
+    "event_of",
 ]
 
 SCHEMA = 1
@@ -134,10 +137,10 @@ def encode(event: Event | UnknownEvent, seq: int, time: float) -> str:
         "schema": SCHEMA,
         "kind": type(event).__name__,
         "seq": index(seq),
-        "time": _plain(time),
+        "time": json_number(time),
     }
     if isinstance(event, UnknownEvent):
-        return _dumps({**event.fields, **head, "schema": event.schema, "kind": event.kind})
+        return _dumps({**finite_tree(event.fields), **head, "schema": event.schema, "kind": event.kind})
     for name, field in _SHAPES[type(event)].items():
         head[name] = field.write(getattr(event, name))
     return _dumps(head)
@@ -147,89 +150,63 @@ def decode(line: str | bytes) -> Record:
     """The record written on a line; `ValueError` when it holds none."""
     text = line if isinstance(line, str) else line.decode("utf-8")
     try:
-        data = _decoder.decode(text)
+        data = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deep to be a record") from None
     if type(data) is not dict:
         raise ValueError(f"a record is a JSON object, not {type(data).__name__}")
     try:
-        schema, kind = _read_int(data.pop("schema")), _read_text(data.pop("kind"))
-        seq, time = _read_int(data.pop("seq")), _read_float(data.pop("time"))
-        if schema < 1 or seq < 1:
-            raise ValueError(f"schema {schema} and seq {seq} must be at least 1")
-        known = _KINDS.get(kind)
-        if known is None or schema > SCHEMA:
-            return Record(seq, time, UnknownEvent(schema, kind, data))
-        fields = {name: field.read(data[name]) for name, field in _SHAPES[known].items()}
+        seq, time = _read_int(data.pop("seq")), read_number(data.pop("time"))
     except KeyError as missing:
         raise ValueError(f"a record without {missing}") from None
-    return Record(seq, time, known(**fields))
+    if seq < 1 or not math.isfinite(time):
+        raise ValueError(f"seq {seq} must be at least 1 and time {time} a finite number")
+    return Record(seq, time, event_of(data))
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
+def event_of(data: dict[str, Any]) -> Event | UnknownEvent:
+    """The event that a JSON object with `schema` and `kind` describes; `ValueError` when it describes none."""
+    fields = dict(data)
+    try:
+        schema, kind = _read_int(fields.pop("schema")), _read_text(fields.pop("kind"))
+        if schema < 1:
+            raise ValueError(f"schema {schema} must be at least 1")
+        known = _KINDS.get(kind)
+        if known is None or schema > SCHEMA:
+            return UnknownEvent(schema, kind, fields)
+        return known(**{name: field.read(fields[name]) for name, field in _SHAPES[known].items()})
+    except KeyError as missing:
+        raise ValueError(f"a record without {missing}") from None
 
 
-_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str)
 _dumps = _encoder.encode
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def _name_of(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _number(value: float) -> str:
-    # float() first: numpy scalars have a repr that is not JSON.
-    value = float(value)
-    return repr(value) if math.isfinite(value) else f'"{_name_of(value)}"'
+    written = json_number(value)
+    return f'"{written}"' if isinstance(written, str) else repr(written)
 
 
-def _plain(value: float) -> float | str:
-    value = float(value)
-    return value if math.isfinite(value) else _name_of(value)
+def _write_metrics(metrics: dict[str, float]) -> dict[str, float | str]:
+    return {str(name): json_number(value) for name, value in metrics.items()}
 
 
-def _plain_tree(value: Any) -> Any:
-    if isinstance(value, float):
-        return _plain(value)
-    if isinstance(value, dict):
-        return {str(key): _plain_tree(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain_tree(item) for item in value]
-    return value
-
-
-def _plain_metrics(metrics: dict[str, float]) -> dict[str, float | str]:
-    return {str(name): _plain(value) for name, value in metrics.items()}
-
-
-def _plain_maybe(value: float | None) -> float | str | None:
-    return None if value is None else _plain(value)
+def _write_maybe(value: float | None) -> float | str | None:
+    return None if value is None else json_number(value)
 
 
 def _read_int(value: Any) -> int:
     if type(value) is int:
         return value
+    # Some writers have one kind of number only and write 2048.0 for a count.
+    if type(value) is float and value.is_integer():
+        return int(value)
     raise ValueError(f"{value!r} is not a whole number")
 
 
-def _read_float(value: Any) -> float:
-    if type(value) is float:
-        return value
-    if type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError("a number beyond the range of a float") from None
-    if type(value) is str and value in _NOT_FINITE:
-        return _NOT_FINITE[value]
-    raise ValueError(f"{value!r} is not a number")
-
-
 def _read_maybe_float(value: Any) -> float | None:
-    return None if value is None else _read_float(value)
+    return None if value is None else read_number(value)
 
 
 def _read_text(value: Any) -> str:
@@ -251,7 +228,16 @@ def _read_tree(value: Any) -> dict[str, Any]:
 
 
 def _read_metrics(value: Any) -> dict[str, float]:
-    return {name: _read_float(item) for name, item in _read_tree(value).items()}
+    metrics = _read_tree(value)
+    try:
+        return {name: read_number(item) for name, item in metrics.items()}
+    except ValueError:
+        for name, item in metrics.items():
+            try:
+                read_number(item)
+            except ValueError as error:
+                raise ValueError(f"metrics.{name[:80]}: {error}") from None
+        raise
 
 
 class _Field(NamedTuple):
@@ -260,13 +246,13 @@ class _Field(NamedTuple):
 
 
 _INT = _Field(index, _read_int)
-_FLOAT = _Field(_plain, _read_float)
-_MAYBE_FLOAT = _Field(_plain_maybe, _read_maybe_float)
+_FLOAT = _Field(json_number, read_number)
+_MAYBE_FLOAT = _Field(_write_maybe, _read_maybe_float)
 _TEXT = _Field(str, _read_text)
 _FLAG = _Field(bool, _read_flag)
 
 _SHAPES: dict[type[Event], dict[str, _Field]] = {
-    TrainingStep: {"update": _INT, "env_step": _INT, "metrics": _Field(_plain_metrics, _read_metrics)},
+    TrainingStep: {"update": _INT, "env_step": _INT, "metrics": _Field(_write_metrics, _read_metrics)},
     EpisodeSummary: {
         "env_step": _INT,
         "episode": _INT,
@@ -284,7 +270,7 @@ _SHAPES: dict[type[Event], dict[str, _Field]] = {
     },
     PhaseChanged: {"phase": _TEXT, "reason": _TEXT},
     LogLine: {"level": _TEXT, "text": _TEXT},
-    Belief: {"agent": _TEXT, "beliefs": _Field(_plain_tree, _read_tree)},
+    Belief: {"agent": _TEXT, "beliefs": _Field(finite_tree, _read_tree)},
     Frame: {"env_step": _INT, "path": _TEXT},
 }
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in _SHAPES}

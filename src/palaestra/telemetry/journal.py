@@ -135,6 +135,8 @@ class JournalReader:
         self._fd = -1
         self.corrupt_lines = 0
         """Complete lines that held no record: torn by a crash, or damaged."""
+        self.first_corrupt = ""
+        """Where the first of them begins and why it was refused."""
         self.restarts = 0
         """How often the file turned out to be another one, or shorter, and was read from its beginning."""
 
@@ -227,8 +229,9 @@ class JournalReader:
                     continue
                 try:
                     record = decode(line)
-                except ValueError:
+                except ValueError as error:
                     self.corrupt_lines += 1
+                    self.first_corrupt = self.first_corrupt or f"byte {offset - len(line) - 1}: {str(error)[:200]}"
                     continue
                 seq = record.seq
                 records.append(record)

@@ -37,22 +37,40 @@ def test_an_event_may_be_printed_with_no_more_than_what_it_says(said, event):
     assert event(parsed)
 
 
+@pytest.mark.parametrize("line", ["Episode 3: return 17", "@palaestra", "@palaestra [1]", "@palaestra is a gymnasium"])
+def test_a_line_that_is_no_event_is_output(line):
+    assert GRAMMARS["events"].parse(line) is None
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("line", "reason"),
     [
-        "Episode 3: return 17",
-        "@palaestra",
-        "@palaestra {}",
-        "@palaestra { }",
-        "@palaestra [1]",
-        '@palaestra {"kind": "TrainingStep", "env_step": 8}',
-        '@palaestra {"kind": "TrainingStep", "env_step": "8", "metrics": {}}',
-        '@palaestra {"kind": "Weather", "sun": 1}',
-        '@palaestra {"kind": "TrainingStep", "env_ste',
+        ("@palaestra {}", "without 'kind'"),
+        ('@palaestra {"kind": "TrainingStep", "env_step": 8}', "without 'metrics'"),
+        ('@palaestra {"kind": "TrainingStep", "env_step": "8", "metrics": {}}', "'8' is not a whole number"),
+        ('@palaestra {"kind": "TrainingStep", "env_step": 8, "metrics": {"loss": null}}', "metrics.loss: None"),
+        ('@palaestra {"kind": "Weather", "sun": 1}', "unknown kind 'Weather' .known: TrainingStep, EpisodeSummary"),
+        ('@palaestra {"kind": "Frame", "schema": 9, "env_step": 8, "path": ""}', "schema 9 is newer than 1"),
+        ('@palaestra {"kind": "TrainingStep", "env_ste', "Unterminated string"),
+        ("@palaestra {" + '"a":{' * 100_000, "nested too deep"),
     ],
 )
-def test_a_line_that_is_no_event_is_not_understood(line):
-    assert GRAMMARS["events"].parse(line) is None
+def test_a_line_that_is_marked_as_an_event_and_is_none_is_an_error(line, reason):
+    for grammar in ("events", "sb3"):
+        with pytest.raises(ValueError, match=reason):
+            GRAMMARS[grammar].parse(line)
+
+
+def test_bare_nan_and_infinity_are_numbers():
+    line = '@palaestra {"kind": "TrainingStep", "env_step": 8, "metrics": {"loss": NaN, "kl": Infinity}}'
+    (step,) = GRAMMARS["events"].parse(line)
+    assert math.isnan(step.metrics["loss"])
+    assert step.metrics["kl"] == math.inf
+
+
+def test_the_time_and_the_number_of_an_event_are_ours_whatever_the_line_says():
+    line = '@palaestra {"kind": "LogLine", "text": "hi", "seq": 0, "time": "noon"}'
+    assert GRAMMARS["events"].parse(line) == (LogLine("info", "hi"),)
 
 
 def test_a_progress_bar_in_front_of_an_event_does_not_hide_it():

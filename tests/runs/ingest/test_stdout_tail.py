@@ -29,24 +29,36 @@ def test_bytes_that_are_no_text_are_replaced(tmp_path):
     assert [line.text for line in LineTail(path).read(10)] == ["a�b", "\x00", "€"]
 
 
-def test_a_line_that_hardly_ends_is_shortened_and_the_next_one_is_found(tmp_path):
+def _all(tail, limit=10):
+    found = []
+    while lines := tail.read(limit):
+        found += lines
+    return found
+
+
+def test_a_line_of_megabytes_is_whole(tmp_path):
     path = tmp_path / "stdout.log"
-    long = b"x" * (3 * LONGEST_LINE)
-    path.write_bytes(b"first\n" + long + b"\nlast\n")
-    lines = LineTail(path).read(10)
+    path.write_bytes(b"first\n" + b"x" * (LONGEST_LINE - 1) + b"\nlast\n")
+    lines = _all(LineTail(path))
 
-    assert [(len(line.text), line.offset) for line in lines] == [(5, 0), (LONGEST_LINE, 6), (4, 7 + len(long))]
+    assert [(len(line.text), line.offset, line.cut) for line in lines] == [
+        (5, 0, False),
+        (LONGEST_LINE - 1, 6, False),
+        (4, LONGEST_LINE + 6, False),
+    ]
 
 
-def test_megabytes_without_an_end_do_not_hold_up_what_follows(tmp_path):
+def test_a_line_that_hardly_ends_comes_in_pieces_that_say_so_and_the_next_one_is_found(tmp_path):
     path = tmp_path / "stdout.log"
-    path.write_bytes(b"x" * 9_000_000 + b"\nlast\n")
-    tail, texts = LineTail(path), []
-    while lines := tail.read(10):
-        texts += [line.text for line in lines]
+    path.write_bytes(b"x" * (2 * LONGEST_LINE + 7) + b"\nlast\n")
+    lines = _all(LineTail(path))
 
-    assert texts[-1] == "last"
-    assert len(texts) <= 4
+    assert [(len(line.text), line.cut) for line in lines] == [
+        (LONGEST_LINE, True),
+        (LONGEST_LINE, True),
+        (7, False),
+        (4, False),
+    ]
 
 
 def test_a_file_that_shrank_or_was_replaced_begins_anew(tmp_path):

@@ -1,6 +1,7 @@
 """Foreign trainers' output and event files become journals, each number once."""
 
 import json
+import math
 import random
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from palaestra.errors import ConfigError
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.series.reader import SeriesReader
+from palaestra.runs.ingest.stdout_tail import LONGEST_LINE
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import EventFiles, StdoutLines
@@ -253,3 +255,58 @@ def test_an_archive_that_lost_its_end_is_grown_back_and_the_series_with_it(attem
 def test_a_grammar_that_does_not_exist_is_refused_with_those_that_do(attempt):
     with pytest.raises(ConfigError, match="events, sb3, cleanrl, none"):
         Translator(attempt, (StdoutLines("klingon"),))
+
+
+def _step(step, **metrics):
+    return f"@palaestra {json.dumps({'kind': 'TrainingStep', 'env_step': step, 'metrics': metrics})}\n"
+
+
+def test_nan_and_infinity_are_kept_as_they_are(attempt):
+    attempt.stdout.write_text(_step(8, loss=0.1) + _step(16, loss=math.nan, kl=-math.inf))
+    counts = translate(attempt, EVENTS)
+
+    last = events(attempt)[-1].metrics
+    assert math.isnan(last["loss"])
+    assert last["kl"] == -math.inf
+    assert (counts.dropped, counts.unread_lines) == (0, 0)
+
+
+def test_a_line_of_more_than_256_kib_is_read(attempt):
+    metrics = {f"layer_{i:05}/gradient_norm": i / 8 for i in range(10_000)}
+    attempt.stdout.write_text(_step(8, **metrics))
+    counts = translate(attempt, EVENTS)
+
+    assert attempt.stdout.stat().st_size > 300_000
+    assert events(attempt) == [TrainingStep(0, 8, metrics)]
+    assert counts.dropped == 0
+
+
+def test_what_cannot_be_read_is_counted_and_the_first_is_remembered(attempt):
+    good, bad = _step(8, loss=1.0), '@palaestra {"kind": "TrainingStep", "env_step": 16, "metr\n'
+    long = _step(24, **{"x" * LONGEST_LINE: 1.0})
+    attempt.stdout.write_text(good + bad + '@palaestra {"kind": "Weather"}\nsome output\n' + long + good)
+    counts = translate(attempt, EVENTS)
+
+    assert events(attempt) == [TrainingStep(0, 8, {"loss": 1.0})] * 2
+    assert (counts.dropped, counts.corrupt) == (3, 0)
+    assert counts.first_dropped.startswith(f"byte {len(good)} of stdout.log: Unterminated string")
+    assert Translator(attempt, EVENTS).counts.dropped == 3
+
+
+def test_a_line_that_is_too_long_is_dropped_by_name(attempt):
+    attempt.stdout.write_text(_step(24, **{"x" * LONGEST_LINE: 1.0}))
+    counts = translate(attempt, EVENTS)
+
+    assert (counts.dropped, events(attempt)) == (1, [])
+    assert counts.first_dropped == "byte 0 of stdout.log: the line is longer than 4,194,304 bytes"
+
+
+def test_damage_in_an_event_file_is_counted_with_its_place(attempt):
+    path = event_file(attempt, HEADER, scalar("losses/value_loss", 8, 1.0), scalar("losses/value_loss", 16, 2.0))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    counts = translate(attempt, CLEANRL)
+
+    assert counts.corrupt == 1
+    assert path.name in counts.first_dropped

@@ -19,6 +19,8 @@ __all__ = [
 
 RUN_ID = r"^[a-z0-9][a-z0-9._-]*$"
 """What an id looks like."""
+Number = float | Literal["NaN", "Infinity", "-Infinity"]
+"""As `telemetry.json_number` writes it."""
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
@@ -112,7 +114,7 @@ class RunDocument(_Answer):
     env_step: int
     total_steps: int | None
     episodes: int
-    episode_return: float | None
+    episode_return: Number | None
     """Mean of the last 100 episodes."""
     seed: int | None
     tags: list[str]
@@ -155,7 +157,7 @@ class MetricDocument(_Answer):
     """Where its numbers come from."""
 
 
-Point = Annotated[list[float | Literal["NaN", "Infinity", "-Infinity"]], Field(min_length=3, max_length=3)]
+Point = Annotated[list[Number], Field(min_length=3, max_length=3)]
 Points = dict[str, list[Point]]
 """Metrics by name: step, value and unix time of each point."""
 
@@ -217,10 +219,10 @@ class CheckpointDocument(_Answer):
     format: str
     created: float
     best: bool
-    metric: float | None
+    metric: Number | None
     profile: str
     env_signature: dict[str, Any]
-    metrics_digest: dict[str, float | None]
+    metrics_digest: dict[str, Number]
     verified: float | None
 
 
@@ -266,11 +268,11 @@ class ClipReportDocument(_Answer):
     frames: int
     seconds: float
     encode_s: float
-    sps_with: float
-    sps_without: float
-    slowdown: float
+    sps_with: Number
+    sps_without: Number
+    slowdown: Number
     checkpoint: str
-    episode_return: float | None
+    episode_return: Number | None
 
 
 class ClipDocument(_Answer):
@@ -320,7 +322,7 @@ class Comparison(_Answer):
     runs: list[ComparedRun]
     configuration: dict[str, list[Any]]
     """Keys whose values differ, one value for every run; null where a run has no such key."""
-    metrics: dict[str, list[float | None]]
+    metrics: dict[str, list[Number | None]]
     """The mean of the last 100 episodes or 10 updates of each metric, one for every run."""
 
 

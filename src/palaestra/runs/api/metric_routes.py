@@ -14,6 +14,7 @@ from palaestra.runs.exporting import export_run
 from palaestra.runs.ingest.metric_point import MetricPoint
 from palaestra.runs.reading import RunReading
 from palaestra.runs.sampling import read_samples
+from palaestra.telemetry.json_number import json_number
 
 __all__ = ["add_metric_routes"]
 
@@ -84,10 +85,4 @@ def add_metric_routes(app: FastAPI, reading: RunReading) -> None:
 
 
 def _wire(found: Mapping[str, Sequence[MetricPoint]]) -> dict[str, list[tuple[int, float | str, float]]]:
-    return {name: [(step, _number(value), time) for step, value, time in points] for name, points in found.items()}
-
-
-def _number(value: float) -> float | str:
-    if value != value:
-        return "NaN"
-    return value if abs(value) != float("inf") else "Infinity" if value > 0 else "-Infinity"
+    return {name: [(step, json_number(value), time) for step, value, time in points] for name, points in found.items()}

@@ -6,13 +6,13 @@ away at any moment: a new feed goes on from the last commit of the series and th
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from palaestra.runs.ingest.non_finite import NonFiniteMetrics
 from palaestra.runs.ingest.output_watch import OutputWatch
 from palaestra.runs.ingest.progress import Progress
 from palaestra.runs.ingest.series.lock import SeriesLock
@@ -30,6 +30,7 @@ from palaestra.telemetry.event import (
     PhaseChanged,
     Record,
     TrainingStep,
+    UnknownEvent,
 )
 from palaestra.telemetry.journal import Cursor, JournalReader
 
@@ -38,6 +39,7 @@ __all__ = ["Feed"]
 _FLUSH_EVERY_S = 0.5
 _FLUSH_POINTS = 4_096
 _RETURNS = 100
+_COUNTED = ("env_step", "update", "episodes", "corrupt", "left_out", "unknown", "first_dropped", "said", "said_reason")
 
 
 @dataclass
@@ -49,27 +51,38 @@ class _Tally:
     episodes: int = 0
     corrupt: int = 0
     left_out: int = 0
+    unknown: int = 0
+    """Events of a kind or a schema that we do not know."""
+    first_dropped: str = ""
     said: str = ""
     said_reason: str = ""
+    non_finite: NonFiniteMetrics = field(default_factory=NonFiniteMetrics)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> _Tally:
-        known = {name: data[name] for name in ("env_step", "update", "episodes", "corrupt", "left_out") if name in data}
-        return cls(**known, said=data.get("said", ""), said_reason=data.get("said_reason", ""))
+        known = {name: data[name] for name in _COUNTED if name in data}
+        return cls(**known, non_finite=NonFiniteMetrics(data.get("non_finite", ())))
 
     def plain(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "returns"}
+        return {**{name: getattr(self, name) for name in _COUNTED}, "non_finite": self.non_finite.stored()}
 
     def take(self, records: list[Record]) -> None:
-        for _, _, event in records:
+        for seq, _, event in records:
             if isinstance(event, TrainingStep):
                 self.update = max(self.update, event.update)
+                self.non_finite.take(event.env_step, event.metrics)
             elif isinstance(event, EpisodeSummary):
                 self.episodes += 1
                 self.returns.append(event.episode_return)
+                self.non_finite.take(event.env_step, {"episode/return": event.episode_return})
             elif isinstance(event, PhaseChanged):
                 self.said, self.said_reason = event.phase, event.reason
+                continue
+            elif isinstance(event, UnknownEvent):
+                self.unknown += 1
+                reason = f"event {seq}: unknown kind {event.kind[:80]!r} of schema {event.schema}"
+                self.first_dropped = self.first_dropped or reason
                 continue
             elif not isinstance(event, CheckpointSaved | Frame):
                 continue
@@ -77,10 +90,7 @@ class _Tally:
                 self.env_step = max(self.env_step, event.env_step)
 
     def mean_return(self) -> float | None:
-        if not self.returns:
-            return None
-        mean = sum(self.returns) / len(self.returns)
-        return mean if math.isfinite(mean) else None
+        return sum(self.returns) / len(self.returns) if self.returns else None
 
 
 class Feed:
@@ -180,6 +190,9 @@ class Feed:
             episode_lines=counts.episode_lines,
             tracking_url=counts.tracking_url,
             points_left_out=tally.left_out,
+            dropped=counts.dropped + counts.corrupt + tally.corrupt + tally.unknown,
+            first_dropped=counts.first_dropped or tally.first_dropped,
+            non_finite=tally.non_finite.found(),
         )
 
     def close(self) -> None:
@@ -197,6 +210,8 @@ class Feed:
             records = self._reader.read(limit)
         self._tally.take(records)
         self._tally.corrupt = self._corrupt_before + self._reader.corrupt_lines
+        if self._reader.first_corrupt and not self._tally.first_dropped:
+            self._tally.first_dropped = f"{self._attempt.journal.name}, {self._reader.first_corrupt}"
         self._series.add(records)
         self._tally.left_out = self._left_out_before + self._series.left_out
         return records

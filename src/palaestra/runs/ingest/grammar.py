@@ -2,7 +2,8 @@
 
 A trainer of anybody's speaks `events`: a line `@palaestra {"kind": "TrainingStep", "env_step": 2048, "metrics": {…}}`
 for every event, with the fields of `telemetry.event`. `schema`, `seq` and `time` are ours to fill in, and what has an
-obvious default may be left out. Everything else it prints is just output.
+obvious default may be left out. Everything else it prints is just output. A line that is marked as an event and cannot
+be read as one is an error, not output: the numbers on it would vanish unnoticed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from palaestra.runs.ingest.tags import TAGS, canonical
-from palaestra.telemetry.event import SCHEMA, Event, LogLine, TrainingStep, UnknownEvent, decode
+from palaestra.telemetry.event import SCHEMA, Event, LogLine, TrainingStep, UnknownEvent, event_of
 
 __all__ = ["GRAMMARS", "MARK", "Grammar", "tracking_url"]
 
@@ -22,11 +23,9 @@ Parsed: TypeAlias = tuple[Event, ...] | None
 
 MARK = "@palaestra "
 _DEFAULTS = {
-    **{"schema": SCHEMA, "seq": 1, "time": 0.0, "update": 0, "episode": 0, "env_index": 0},
+    **{"schema": SCHEMA, "update": 0, "episode": 0, "env_index": 0},
     **{"sha256": "", "best": False, "metric": None, "reason": "", "level": "info"},
 }
-# A key that comes again later in the object wins, so whatever the trainer says is what counts.
-_HEAD = json.dumps(_DEFAULTS)[:-1]
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _URL = re.compile(r"View run (?:.* )?at:? +(https?://\S+)")
 _CLEANRL_EPISODE = re.compile(r"(?:^|[\s,])episodic_return=")
@@ -47,7 +46,8 @@ class Grammar:
     """How one kind of trainer prints."""
 
     parse: Callable[[str], Parsed]
-    """The events on a line; None when it is not understood, which is counted and no harm."""
+    """The events on a line; None when it is ordinary output. `ValueError` when the line is marked as an event and
+    cannot be read as one."""
     is_episode: Callable[[str], bool] = _never
     """Whether a line announces an episode whose numbers come from another source."""
 
@@ -62,13 +62,19 @@ def _events(line: str) -> Parsed:
     # A progress bar may stand on the same line, in front.
     _, mark, body = line.rpartition(MARK)
     body = body.strip()
-    if not mark or not body.startswith("{") or len(body) < 3:
+    if not mark or not body.startswith("{"):
         return None
     try:
-        event = decode(f"{_HEAD}, {body[1:]}").event
-    except ValueError:
-        return None
-    return None if isinstance(event, UnknownEvent) else (event,)
+        data = json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deep to be an event") from None
+    event = event_of({**_DEFAULTS, **data})
+    if isinstance(event, UnknownEvent):
+        known = ", ".join(kind.__name__ for kind in get_args(Event))
+        if event.schema > SCHEMA:
+            raise ValueError(f"schema {event.schema} is newer than {SCHEMA}")
+        raise ValueError(f"unknown kind {event.kind[:80]!r} (known: {known})")
+    return (event,)
 
 
 def _sb3(line: str) -> Parsed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from palaestra.runs.ingest.non_finite import NonFinite
+
 __all__ = ["Progress"]
 
 
@@ -40,6 +42,12 @@ class Progress:
     """Episodes announced on stdout, for trainers whose numbers come from event files: the two should agree."""
     points_left_out: int = 0
     """Points that were not kept: more than 2,000 metrics, or steps beyond 64 bits."""
+    dropped: int = 0
+    """Lines and records that were meant as telemetry and could not be read: damaged, bad JSON, unknown kinds."""
+    first_dropped: str = ""
+    """Where the first of them is, and what is wrong with it."""
+    non_finite: tuple[NonFinite, ...] = ()
+    """Metrics that are NaN or infinite, or were so a few values ago."""
     disk_full: bool = False
     problem: str = ""
     """Why ingestion stands still at the moment; it is tried again every second and loses nothing."""

@@ -1,6 +1,6 @@
 """Lines of a growing file by their byte offsets: output that anybody may write anything into.
 
-Holds back a line that is still being written, replaces bytes that are not text, and shortens lines that never end.
+Holds back a line that is still being written, replaces bytes that are not text, and cuts lines that never end.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from palaestra.runs.ingest.growing_file import GrowingFile
 
-__all__ = ["Line", "LineTail"]
+__all__ = ["LONGEST_LINE", "Line", "LineTail"]
 
 _BLOCK_BYTES = 1 << 20
-_BLOCKS_PER_READ = 4
-LONGEST_LINE = 1 << 18
-"""Bytes of a line that are kept; the rest of it is skipped."""
+_MOST_BYTES = 1 << 22
+"""Given per call, so that one attempt does not hold up the others."""
+LONGEST_LINE = 1 << 22
+"""Bytes of a line that are given as one; a longer one comes in pieces. Holds an update of 50,000 metrics."""
 
 
 class Line(NamedTuple):
@@ -23,6 +24,8 @@ class Line(NamedTuple):
 
     text: str
     offset: int
+    cut: bool = False
+    """It is longer than `LONGEST_LINE` and this is a piece of it."""
 
 
 class LineTail(GrowingFile):
@@ -35,35 +38,29 @@ class LineTail(GrowingFile):
 
     def _lines(self, fd: int, limit: int, final: bool) -> list[Line]:
         lines: list[Line] = []
-        rest, skipped = b"", 0
-        for _ in range(_BLOCKS_PER_READ):
-            if len(lines) >= limit:
-                break
-            block = os.pread(fd, _BLOCK_BYTES, self.offset + len(rest) + skipped)
+        # Blocks of a line whose end has not come yet; joined once, however many there are.
+        begun: list[bytes] = []
+        waiting = 0
+        start = self.offset
+        while len(lines) < limit and self.offset - start < _MOST_BYTES:
+            block = os.pread(fd, min(_BLOCK_BYTES, LONGEST_LINE - waiting), self.offset + waiting)
             if not block:
-                if final and rest:
-                    self._give(lines, rest, skipped)
+                if final and waiting:
+                    self._give(lines, b"".join(begun))
                 break
-            *whole, rest_of_block = block.split(b"\n")
+            *whole, rest = block.split(b"\n")
             if whole:
-                whole[0] = rest + whole[0]
-                rest = rest_of_block
-            else:
-                rest += rest_of_block
+                whole[0] = b"".join([*begun, whole[0]])
+                begun, waiting = [], 0
             for line in whole[: limit - len(lines)]:
-                self._give(lines, line, skipped, end=1)
-                skipped = 0
-            if len(lines) >= limit:
-                break
-            if len(rest) > LONGEST_LINE:
-                skipped += len(rest) - LONGEST_LINE
-                rest = rest[:LONGEST_LINE]
-        else:
-            if not lines and rest:
-                # Megabytes without an end of line: what there is so far stands for a line.
-                self._give(lines, rest, skipped)
+                self._give(lines, line, end=1)
+            begun.append(rest)
+            waiting += len(rest)
+            if waiting >= LONGEST_LINE:
+                self._give(lines, b"".join(begun), cut=True)
+                begun, waiting = [], 0
         return lines
 
-    def _give(self, lines: list[Line], data: bytes, skipped: int, end: int = 0) -> None:
-        lines.append(Line(data[:LONGEST_LINE].rstrip(b"\r").decode("utf-8", "replace"), self.offset))
-        self.offset += len(data) + skipped + end
+    def _give(self, lines: list[Line], data: bytes, end: int = 0, *, cut: bool = False) -> None:
+        lines.append(Line(data.rstrip(b"\r").decode("utf-8", "replace"), self.offset, cut))
+        self.offset += len(data) + end

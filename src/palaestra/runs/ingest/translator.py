@@ -18,7 +18,7 @@ from palaestra.runs.ingest.archive import Archive, Entry, Origin
 from palaestra.runs.ingest.event_file import EventFileTail, Framed
 from palaestra.runs.ingest.event_record import read_event
 from palaestra.runs.ingest.grammar import GRAMMARS, tracking_url
-from palaestra.runs.ingest.stdout_tail import LineTail
+from palaestra.runs.ingest.stdout_tail import LONGEST_LINE, LineTail
 from palaestra.runs.ingest.tags import EPISODES, TAGS, Pending, TagPairing, canonical
 from palaestra.runs.ingest.thinning import Thinning
 from palaestra.runs.layout import AttemptPaths
@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 _LOOK_FOR_FILES_EVERY_S = 0.5
 _MOST_FRAMES = 4_000
+_LONGEST_REASON = 200
+_DAMAGED = "a damaged record before this was skipped"
 
 
 @dataclass
@@ -40,8 +42,27 @@ class Counts:
     unread_lines: int = 0
     episode_lines: int = 0
     corrupt: int = 0
+    dropped: int = 0
+    """Lines marked as events that could not be read as such."""
+    first_dropped: str = ""
+    """Where the first of them, or of the damaged places, is and what was wrong with it."""
     episodes: int = 0
     tracking_url: str = ""
+
+    def drop(self, where: str, reason: object) -> None:
+        """Count a line that was lost."""
+        self.dropped += 1
+        self._remember(where, reason)
+
+    def damage(self, where: str, reason: object, count: int = 1) -> None:
+        """Count damaged places in an event file."""
+        if count:
+            self.corrupt += count
+            self._remember(where, reason)
+
+    def _remember(self, where: str, reason: object) -> None:
+        # Bounded: it is stored with every batch and shown in an alarm.
+        self.first_dropped = self.first_dropped or f"{where}: {str(reason)[:_LONGEST_REASON]}"
 
 
 class _Lines:
@@ -57,13 +78,18 @@ class _Lines:
     def read(self, limit: int, entries: list[Entry], *, final: bool) -> int:
         lines = self._tail.read(limit, final=final)
         counts, now = self._common.counts, self._common.clock()
-        for text, offset in lines:
+        for text, offset, cut in lines:
             if not text.strip():
                 continue
             if self._grammar.is_episode(text):
                 counts.episode_lines += 1
             counts.tracking_url = tracking_url(text) or counts.tracking_url
-            events = self._grammar.parse(text)
+            try:
+                events = self._grammar.parse(text)
+            except ValueError as error:
+                reason = f"the line is longer than {LONGEST_LINE:,} bytes" if cut else error
+                counts.drop(f"byte {offset} of {self._origin.file}", reason)
+                continue
             if events is None:
                 counts.unread_lines += 1
                 continue
@@ -108,7 +134,7 @@ class _EventFiles:
         for name, tail in self._tails.items():
             before = tail.corruptions
             framed = tail.read(room - count)
-            self._common.counts.corrupt += tail.corruptions - before
+            self._common.counts.damage(f"byte {tail.offset} of {name}", _DAMAGED, tail.corruptions - before)
             entries.extend(self._translated(name, framed))
             count += len(framed)
             if count >= room:
@@ -143,8 +169,8 @@ class _EventFiles:
         for offset, payload in framed:
             try:
                 record = read_event(payload)
-            except ValueError:
-                self._common.counts.corrupt += 1
+            except ValueError as error:
+                self._common.counts.damage(f"byte {offset} of {file}", error)
                 continue
             if record.session_start and record.step:
                 text = f"the trainer began again: curves of {file} before this are void from step {record.step} on"
@@ -173,10 +199,10 @@ class _EventFiles:
 
     def _end(self, entries: list[Entry]) -> None:
         """Nobody writes any more: what is unfinished stays so."""
-        for tail in self._tails.values():
-            before = tail.corruptions
+        for name, tail in self._tails.items():
+            before, where = tail.corruptions, f"byte {tail.offset} of {name}"
             tail.give_up()
-            self._common.counts.corrupt += tail.corruptions - before
+            self._common.counts.damage(where, "the last record is not complete", tail.corruptions - before)
         if self._pairing is not None and self._tails:
             name, tail = list(self._tails.items())[-1]
             origin = Origin(self._source, name, tail.offset)

@@ -49,7 +49,7 @@ class EchoConfig(Section):
     """Updates to report."""
     rate: float = Field(0.0, ge=0)
     """Updates per second; 0 is as fast as it goes."""
-    metrics: int = Field(2, ge=0, le=5000)
+    metrics: int = Field(2, ge=0, le=20_000)
     """Numbers per update."""
     episodes_every: int = Field(10, ge=0)
     """An episode ends every so many updates; 0 is never."""
@@ -75,6 +75,8 @@ class EchoConfig(Section):
     """Write a damaged record half way, or leave one unfinished at the end."""
     spike_every: int = Field(0, ge=0)
     """Every so many updates the metrics jump by a million; 0 is never."""
+    nan_from: int = Field(0, ge=0)
+    """From this update on all metrics are NaN, as those of a diverged trainer; 0 is never."""
 
 
 class EchoRunner:

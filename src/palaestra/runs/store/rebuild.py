@@ -14,12 +14,14 @@ from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Happening, Phase, ending_of
-from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
+from palaestra.runs.record import Alarm, CheckpointRecord, LifeRecord, RunRecord
 from palaestra.runs.secret import Redactor
 from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import ROW_FAULTS, Registry
 from palaestra.runs.unsupervised import read_unsupervised
+from palaestra.runs.wire import checkpoint_of
+from palaestra.telemetry.json_number import optional_number
 
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
 
@@ -145,7 +147,6 @@ def _read_run(run: RunPaths) -> RunRecord | None:
             reason, code, ended = ending.reason, ending.code, float(seen.exit.get("ended", 0.0)) or None
     runner = str(spec.get("runner", ""))
     numbers = next((record.facts for record in reversed(life) if "env_step" in record.facts), {})
-    mean = numbers.get("episode_return")
     seed, priority, tags = spec.get("seed"), spec.get("priority"), spec.get("tags")
     return RunRecord(
         run_id=run.run_id,
@@ -165,11 +166,22 @@ def _read_run(run: RunPaths) -> RunRecord | None:
         env_step=numbers.get("env_step") or 0,
         total_steps=plan.total_steps,
         episodes=numbers.get("episodes") or 0,
-        episode_return=mean if isinstance(mean, int | float) else None,
+        episode_return=optional_number(numbers.get("episode_return")),
         seed=seed if isinstance(seed, int) else None,
         tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
+        alarms=_alarms(last) if phase.ended and last is not None else (),
         tracking_url=str(numbers.get("tracking_url") or ""),
         bytes_on_disk=numbers.get("bytes_on_disk") or 0,
+    )
+
+
+def _alarms(end: LifeRecord) -> tuple[Alarm, ...]:
+    """Alarms about its numbers that a run ended with."""
+    found = end.facts.get("alarms")
+    return tuple(
+        Alarm(str(one["code"]), str(one["text"]), float(one["since"]))
+        for one in (found if isinstance(found, list) else ())
+        if isinstance(one, dict) and {"code", "text", "since"} <= one.keys()
     )
 
 
@@ -213,6 +225,7 @@ def read_packed(note: Path) -> RunRecord | None:
     try:
         # Also beside the package: what is not in it.
         row = {field.name: data[field.name] for field in fields(RunRecord) if field.name in data}
+        row["episode_return"] = optional_number(data.get("episode_return"))
         plain = {"phase": Phase(data["phase"]), "tags": tuple(data["tags"]), "alarms": (), "archived": True}
         return RunRecord(**{**row, **plain})
     except (KeyError, TypeError, ValueError):
@@ -224,7 +237,6 @@ def _checkpoint(note: Path) -> CheckpointRecord | None:
     try:
         if data is None:
             return None
-        data.pop("schema", None)
-        return CheckpointRecord(**data)
-    except TypeError:
+        return checkpoint_of(data)
+    except (TypeError, ValueError, AttributeError):
         return None

@@ -19,6 +19,7 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
 from palaestra.runs.storable import storable, storable_checkpoint
 from palaestra.runs.store.database import RegistryCorrupt, is_sound, open_reading, open_writing, set_aside
+from palaestra.telemetry.json_number import dump_strict, json_number, optional_number, read_numbers
 
 __all__ = ["ROW_FAULTS", "Registry", "reading_registry"]
 
@@ -253,6 +254,8 @@ def _run_row(record: RunRecord) -> list[Any]:
         "process": json.dumps(process),
         "tags": json.dumps(list(record.tags)),
         "alarms": json.dumps([asdict(alarm) for alarm in record.alarms]),
+        # SQLite stores NaN as NULL, which would say that no episode ended.
+        "episode_return": None if record.episode_return is None else json_number(record.episode_return),
     }
     return [plain[name] if name in plain else getattr(record, name) for name in _RUN]
 
@@ -269,6 +272,7 @@ def _run(row: Sequence[Any]) -> RunRecord:
             **data,
             "phase": Phase(data["phase"]),
             "supervised": bool(data["supervised"]),
+            "episode_return": optional_number(data["episode_return"]),
             "archived": bool(data["archived"]),
             "warden": ProcessIdentity.read(known.get("warden")),
             "trainer": ProcessIdentity.read(known.get("trainer")),
@@ -282,8 +286,9 @@ def _checkpoint_row(record: CheckpointRecord) -> list[Any]:
     record = storable_checkpoint(record)
     plain: dict[str, Any] = {
         "best": int(record.best),
+        "metric": None if record.metric is None else json_number(record.metric),
         "env_signature": json.dumps(record.env_signature),
-        "metrics_digest": json.dumps(record.metrics_digest),
+        "metrics_digest": dump_strict(record.metrics_digest),
     }
     return [plain[name] if name in plain else getattr(record, name) for name in _CHECKPOINT]
 
@@ -291,6 +296,7 @@ def _checkpoint_row(record: CheckpointRecord) -> list[Any]:
 def _checkpoint(row: Sequence[Any]) -> CheckpointRecord:
     data = dict(zip(_CHECKPOINT, row, strict=True))
     data["best"] = bool(data["best"])
-    for name in ("env_signature", "metrics_digest"):
-        data[name] = json.loads(data[name])
+    data["metric"] = optional_number(data["metric"])
+    data["env_signature"] = json.loads(data["env_signature"])
+    data["metrics_digest"] = read_numbers(json.loads(data["metrics_digest"]))
     return CheckpointRecord(**data)

@@ -210,7 +210,8 @@ class Echo:
         update, wanted = self.update, self.wanted
         spike = SPIKE if wanted.spike_every and update % wanted.spike_every == 0 else 0.0
         env_step = update * ENV_STEPS
-        metrics = {f"m{i}": update + i + spike for i in range(wanted.metrics)}
+        lost = float("nan") if wanted.nan_from and update >= wanted.nan_from else 0.0
+        metrics = {f"m{i}": update + i + spike + lost for i in range(wanted.metrics)}
         events: list[Said] = [("TrainingStep", {"update": update, "env_step": env_step, "metrics": metrics})]
         if wanted.episodes_every and update % wanted.episodes_every == 0:
             self.episodes += 1
@@ -222,7 +223,8 @@ class Echo:
     def _middle(self) -> None:
         """What goes wrong while it runs."""
         if self.wanted.corrupt_line == "middle":
-            self.voice.raw('{"schema":1,"kind":"Traini\n')
+            mark = "@palaestra " if isinstance(self.voice, StdoutVoice) else ""
+            self.voice.raw(mark + '{"schema":1,"kind":"Traini\n')
         if self.wanted.traceback_alive:
             try:
                 raise RuntimeError("told to, and alive")
@@ -362,6 +364,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--traceback-alive", action="store_true")
     parser.add_argument("--corrupt-line", choices=("", "middle", "end"), default="")
     parser.add_argument("--spike-every", type=int, default=0)
+    parser.add_argument("--nan-from", type=int, default=0)
     return parser.parse_args(words)
 
 

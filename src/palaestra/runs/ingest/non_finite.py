@@ -1,0 +1,73 @@
+"""Metrics that became NaN or infinite: which, since which step, and whether they still are.
+
+A loss that is NaN means that the weights probably are, too, and nothing after it is worth the time. Some metrics are
+NaN whenever there is nothing to measure (no episode ended, all returns equal); for those NaN is no news.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from palaestra.telemetry.json_number import json_number, read_number
+
+__all__ = ["NonFinite", "NonFiniteMetrics"]
+
+_MAY_BE_NAN = frozenset(
+    "explained_variance success_rate episode_return episode_length eval_return eval_length ep_rew_mean ep_len_mean "
+    "mean_reward mean_ep_length episodic_return episodic_length".split()
+)
+"""Last words of metrics that are NaN when there is nothing to measure."""
+_FINITE_AGAIN_AFTER = 10
+"""Finite values in a row after which a metric has recovered: one that alternates would otherwise come and go."""
+_MOST_NAMES = 100
+
+
+@dataclass
+class NonFinite:
+    """A metric with a value that is no finite number."""
+
+    name: str
+    step: int
+    """Since when."""
+    value: float
+    """The last such value."""
+    finite_since: int = 0
+    """Finite values that came after it; 0: it is the metric's last value."""
+
+
+class NonFiniteMetrics:
+    """Follows the values of all metrics and keeps at most 100 that are in trouble."""
+
+    def __init__(self, stored: Iterable[Iterable[Any]] = ()) -> None:
+        self._found = {
+            str(name): NonFinite(str(name), int(step), read_number(value), int(since))
+            for name, step, value, since in stored
+        }
+
+    def take(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look at the values of one update or episode."""
+        if not self._found and all(map(math.isfinite, metrics.values())):
+            return
+        for name, value in metrics.items():
+            known = self._found.get(name)
+            if math.isfinite(value):
+                if known is not None:
+                    known.finite_since += 1
+                    if known.finite_since >= _FINITE_AGAIN_AFTER:
+                        del self._found[name]
+            elif known is not None:
+                known.step = known.step if known.finite_since == 0 else step
+                known.value, known.finite_since = value, 0
+            elif not (math.isnan(value) and name.rpartition("/")[2] in _MAY_BE_NAN) and len(self._found) < _MOST_NAMES:
+                self._found[name] = NonFinite(name, step, value)
+
+    def stored(self) -> list[list[Any]]:
+        """What the next one needs to go on, as plain JSON data."""
+        return [[one.name, one.step, json_number(one.value), one.finite_since] for one in self._found.values()]
+
+    def found(self) -> tuple[NonFinite, ...]:
+        """The metrics in trouble, those first that are non-finite now."""
+        return tuple(replace(one) for one in sorted(self._found.values(), key=lambda one: one.finite_since))

@@ -1,0 +1,44 @@
+"""Which metrics are NaN or infinite, and since when."""
+
+import json
+import math
+
+import pytest
+
+from palaestra.runs.ingest.non_finite import NonFiniteMetrics
+
+
+def _taken(*values, name="loss"):
+    metrics = NonFiniteMetrics()
+    for step, value in enumerate(values, start=1):
+        metrics.take(10 * step, {name: value, "other": 1.0})
+    return metrics
+
+
+def test_a_metric_is_in_trouble_since_its_first_bad_value():
+    (found,) = _taken(1.0, math.nan, math.inf).found()
+    assert (found.name, found.step, found.value, found.finite_since) == ("loss", 20, math.inf, 0)
+
+
+def test_ten_finite_values_in_a_row_end_the_trouble():
+    assert [one.finite_since for one in _taken(math.nan, *[1.0] * 9).found()] == [9]
+    assert _taken(math.nan, *[1.0] * 10).found() == ()
+    (again,) = _taken(math.nan, *[1.0] * 9, math.nan).found()
+    assert (again.step, again.finite_since) == (110, 0)
+
+
+@pytest.mark.parametrize("name", ["explained_variance", "losses/explained_variance", "rollout/ep_rew_mean"])
+def test_a_metric_that_is_nan_when_there_is_nothing_to_measure_is_not_in_trouble(name):
+    assert _taken(math.nan, name=name).found() == ()
+    assert len(_taken(-math.inf, name=name).found()) == 1
+
+
+def test_it_goes_on_after_a_restart_and_is_bounded():
+    metrics = NonFiniteMetrics()
+    metrics.take(8, {f"m{i}": math.nan for i in range(500)})
+    stored = json.loads(json.dumps(metrics.stored(), allow_nan=False))
+    assert len(stored) == 100
+    again = NonFiniteMetrics(stored)
+    again.take(16, {"m0": math.nan, "m1": 1.0})
+    assert [(one.name, one.step, one.finite_since) for one in again.found()][-1] == ("m1", 8, 1)
+    assert repr(again.found()[0]) == repr(metrics.found()[0])
