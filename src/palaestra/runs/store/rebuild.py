@@ -20,7 +20,6 @@ from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import ROW_FAULTS, Registry
 from palaestra.runs.unsupervised import read_unsupervised
-from palaestra.runs.wire import checkpoint_of
 from palaestra.telemetry.json_number import optional_number
 
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
@@ -237,6 +236,7 @@ def _checkpoint(note: Path) -> CheckpointRecord | None:
     try:
         if data is None:
             return None
-        return checkpoint_of(data)
-    except (TypeError, ValueError, AttributeError):
+        data.pop("schema", None)
+        return CheckpointRecord(**data)
+    except TypeError:
         return None
