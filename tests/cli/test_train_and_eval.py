@@ -59,6 +59,23 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(palaestra, config):
     assert "attempt_2" in resumed["checkpoint"]
 
 
+def test_a_resume_goes_on_from_the_checkpoint_that_is_named(palaestra, config):
+    whole = json.loads(palaestra("train", config, "--json").out)
+    words = ["train", "--resume", whole["run_id"], "--json"]
+
+    again = json.loads(palaestra(*words, "--checkpoint", "update_00000002").out)
+
+    # From step 128 on to 256, with the weights that the first attempt came to.
+    assert again["steps"] == 256
+    policies = [read_checkpoint_policy(document["checkpoint"]) for document in (whole, again)]
+    assert policies[0] == policies[1]
+    assert "attempt_2" in again["checkpoint"]
+    refused = palaestra(*words, "--checkpoint", "update_9")
+    assert refused.code == 2
+    assert "has no such checkpoint. It has update_00000004, update_00000003" in refused.err
+    assert "is only for a resume" in palaestra("train", config, "--checkpoint", "update_00000002").err
+
+
 def read_checkpoint_policy(path):
     return read_checkpoint(Path(path)).policy_file.read_bytes()
 

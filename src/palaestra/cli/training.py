@@ -34,6 +34,10 @@ def train_command(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Go on with a run (id, start of an id, or directory).")
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="With --resume: the checkpoint to go on from (name or path) instead of the newest."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same as trainer.seed=N.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the run.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
@@ -58,6 +62,8 @@ def train_command(
         raise ConfigError(
             "CONFIG", None, "no configuration file given", "Try: palaestra train configs/ppo/cartpole.yaml"
         )
+    if checkpoint is not None and resume is None:
+        raise ConfigError("--checkpoint", checkpoint, "is only for a resume", "Add --resume RUN, or use --warm-start")
     stray = [word for word in words if "=" not in word]
     if stray:
         raise ConfigError("argument", stray[0], "is not key=value", "Write for example trainer.total_timesteps=50000")
@@ -83,8 +89,9 @@ def train_command(
     if check:
         _check(data, seed)
         return
+    start = run.checkpoint_named(checkpoint) if run is not None and checkpoint is not None else None
     prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
-    outcome = _trained(data, seed, root, given, run, prepared, warm_start)
+    outcome = _trained(data, seed, root, given, run, start, prepared, warm_start)
     _report(outcome, as_json)
     if outcome.interrupted:
         raise typer.Exit(130)
@@ -96,6 +103,7 @@ def _trained(
     root: Path,
     given: str,
     run: RunDirectory | None,
+    checkpoint: Path | None,
     into: Attempt | None,
     warm_start: Path | None,
 ) -> Outcome:
@@ -112,16 +120,16 @@ def _trained(
 
         wanted = ui_config_from(data, seed=seed)
         return train_ui(
-            wanted, root=root, run_id=fresh_run_id(wanted.name), given=given, argv=sys.argv, resume=run, into=into,
-            warm_start=warm_start,
+            wanted, root=root, run_id=fresh_run_id(wanted.name), given=given, argv=sys.argv, resume=run,
+            checkpoint=checkpoint, into=into, warm_start=warm_start,
         )  # fmt: skip
     from palaestra.train import config_from, train
 
     config = config_from(data, seed=seed)
     name = config.name or config.env.id.split(":")[-1]
     return train(
-        config, root=root, run_id=fresh_run_id(name), given=given, argv=sys.argv, resume=run, into=into,
-        warm_start=warm_start,
+        config, root=root, run_id=fresh_run_id(name), given=given, argv=sys.argv, resume=run,
+        checkpoint=checkpoint, into=into, warm_start=warm_start,
     )  # fmt: skip
 
 

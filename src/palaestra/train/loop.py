@@ -91,12 +91,14 @@ def train(
     given: str = "",
     argv: Sequence[str] = (),
     resume: RunDirectory | None = None,
+    checkpoint: Path | None = None,
     into: Attempt | None = None,
     warm_start: Path | None = None,
 ) -> Outcome:
     """Train to the end of the configuration: in a new run, as another attempt of one, or `into` a prepared attempt.
 
-    `warm_start` is a checkpoint whose weights, and nothing else, it begins with.
+    `checkpoint` is what a resume goes on from, by default the run's newest. `warm_start` is a checkpoint whose weights,
+    and nothing else, it begins with.
     """
     check_telemetry(config.telemetry)
     # A checkpoint brings every weight itself, so its run goes on where the pretrained file is gone.
@@ -106,7 +108,7 @@ def train(
         if warm_start is not None:
             load_weights(trainer.policy, read_checkpoint(warm_start).policy_file)
         if resume is not None:
-            exact = trainer.load_checkpoint(resume.latest_checkpoint())
+            exact = trainer.load_checkpoint(checkpoint or resume.latest_checkpoint())
             if trainer.total_timesteps >= config.total_timesteps:
                 raise ConfigError(
                     "trainer.total_timesteps", config.total_timesteps,

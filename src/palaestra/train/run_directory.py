@@ -165,6 +165,19 @@ class RunDirectory:
                 return found[-1]
         raise CheckpointError("run", self.run_id, "has no checkpoint", "Start it anew")
 
+    def checkpoint_named(self, name: str) -> Path:
+        """One of the run's checkpoints, by its path or by the name of its directory; of several, the newest."""
+        if (Path(name) / MANIFEST).is_file():
+            return Path(name).resolve()
+        known = [
+            path for attempt in reversed(self.attempts()) for path in reversed(checkpoints_in(attempt.checkpoints))
+        ]
+        for path in known:
+            if path.name == name:
+                return path
+        remedy = f"It has {', '.join(path.name for path in known[:5])}" if known else "Start it anew"
+        raise CheckpointError("--checkpoint", name, f"run {self.run_id} has no such checkpoint", remedy)
+
     def best_checkpoint(self) -> Path | None:
         """The one with the best score so far, if any was scored."""
         scored = []

@@ -52,7 +52,8 @@ SCREENLESS_BATCHES = 3
 
 def train_ui(
     config: UiRunConfig, *, root: Path, run_id: str, given: str = "", argv: Sequence[str] = (),
-    resume: RunDirectory | None = None, into: Attempt | None = None, warm_start: Path | None = None,
+    resume: RunDirectory | None = None, checkpoint: Path | None = None, into: Attempt | None = None,
+    warm_start: Path | None = None,
 ) -> Outcome:  # fmt: skip
     """Train to the end of the configuration, where and from what `train` says for environments."""
     import torch
@@ -66,7 +67,7 @@ def train_ui(
         if warm_start is not None:
             policy.load(read_ui_checkpoint(warm_start).policy)
         if resume is not None:
-            learning.load(resume)
+            learning.load(checkpoint or resume.latest_checkpoint())
         address = find_sessions(config, stack)
         check_tasks(config, address)
         resolved = config.resolved()
@@ -113,9 +114,9 @@ class _Learning:
         }  # fmt: skip
         return write_ui_checkpoint(path, self.policy, tensors, state, [*self.ready, *self.groups.waiting()])
 
-    def load(self, run: RunDirectory) -> None:
-        """Go on from a run's newest checkpoint."""
-        checkpoint = read_ui_checkpoint(run.latest_checkpoint())
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint."""
+        checkpoint = read_ui_checkpoint(path)
         self.policy.load(checkpoint.policy)
         self.trainer.load_state(checkpoint.tensors, checkpoint.state["trainer"])
         self.orders.load_state(checkpoint.state["orders"])
