@@ -178,7 +178,7 @@ def test_the_example_of_an_image_of_ones_own_is_a_manifest_that_a_gateway_takes(
     assert set(mounted.values()) <= {f"/etc/palaestra/{path.name}" for path in own.iterdir()}
     given["kubernetes"]["manifests"] = {name: own / Path(path).name for name, path in mounted.items()}
     config = validated(GatewayConfig, given, place="gateway")
-    assert {name: one.port for name, one in read_manifests(config.kubernetes).items()} == {"desktop": 8000}
+    assert {name: one.port for name, one in read_manifests(config.kubernetes).items()} == {"simple_data_entry": 8000}
 
 
 @pytest.mark.parametrize("of", ["gateway", "session"])

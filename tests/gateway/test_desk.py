@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.gateway.harness import MemoryRuntime
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import EnvironmentFailed, SessionRefused
 from palaestra.gateway.desk import SessionDesk
 
 
@@ -139,3 +139,26 @@ def test_the_reaper_comes_by_itself_when_a_lease_runs_out():
         await desk.stop()
 
     asyncio.run(body())
+
+
+@on_a_desk
+async def test_the_specifications_name_for_a_data_entry_session_opens_a_browser(desk, runtime, clock):
+    made = []
+    create = runtime.create
+
+    async def created(session_id, session_type):
+        made.append(session_type)
+        return await create(session_id, session_type)
+
+    runtime.create = created
+    lease = await desk.open("simple_data_entry", 60.0)
+    assert (lease.session_type, made) == ("simple_data_entry", ["browser"])
+    assert desk.session_types == ("browser", "pod", "simple_data_entry")
+
+    runtime.session_types = ("simple_data_entry",)  # such as a manifest of that name in a cluster
+    await desk.open("simple_data_entry", 60.0)
+    assert (made[1], desk.session_types) == ("simple_data_entry", ("simple_data_entry",))
+
+    runtime.session_types = ("pod",)
+    with pytest.raises(SessionRefused, match="there is no such type"):
+        await desk.open("simple_data_entry", 60.0)

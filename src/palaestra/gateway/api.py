@@ -139,7 +139,7 @@ def build_api(desk: SessionDesk, config: GatewayConfig) -> FastAPI:
 def _add_session_routes(app: FastAPI, desk: SessionDesk, config: GatewayConfig) -> None:
     ttl = Field(config.ttl_s, ge=config.min_ttl_s, le=config.max_ttl_s, description="Seconds it lives unused.")
     # Not the configuration's: in a cluster the manifests say what there is.
-    known = desk.runtime.session_types
+    known = desk.session_types
     kinds = Field(known[0], min_length=1, json_schema_extra={"enum": list(known)})
     opening: Any = create_model("Opening", __config__=_STRICT, session_type=(str, kinds), ttl_s=(float, ttl))
     renewal: Any = create_model("Renewal", __config__=_STRICT, ttl_s=(float, ttl))

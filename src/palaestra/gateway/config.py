@@ -54,7 +54,8 @@ class GatewayConfig(Section):
     """What waits in reserve, each an idle browser's memory: servers to replace a dead one at once, or, in a cluster,
     ready pods of every session type."""
     session_types: tuple[str, ...] = Field(("browser",), min_length=1)
-    """What clients may ask for; in a cluster the manifests say so."""
+    """What clients may ask for; in a cluster the manifests say so. Where there is `browser`, `simple_data_entry` is
+    another name for it."""
     server_command: tuple[str, ...] = Field(
         (sys.executable, "-m", "palaestra.sessions.server", "--port", "0"), min_length=1
     )

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from palaestra.config import nearest
@@ -27,6 +27,10 @@ RETRY_S = 2.0
 """How soon a removal that failed is tried again."""
 RECONCILE_S = 30.0
 """How often the runtime is asked for sessions that nobody leases."""
+
+
+SAME_AS = {"simple_data_entry": "browser"}
+"""Session types that are another type by the name existing configurations use: a browser plays the data-entry task."""
 
 
 class SessionDesk:
@@ -61,12 +65,18 @@ class SessionDesk:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.runtime.stop()
 
+    @property
+    def session_types(self) -> Sequence[str]:
+        """What clients may ask for: the runtime's types, and the other names of those."""
+        own = tuple(self.runtime.session_types)
+        return (*own, *(name for name, known in SAME_AS.items() if known in own and name not in own))
+
     async def open(self, session_type: str, ttl_s: float) -> Lease:
         """A session of one's own. Refused (422, 429, 503) or `EnvironmentFailed`."""
         if self.draining:
             raise SessionRefused("draining", "the gateway is stopping. Ask another one.", status=503, retry_after=5.0)
-        if session_type not in self.runtime.session_types:
-            known = self.runtime.session_types
+        known = self.session_types
+        if session_type not in known:
             close = nearest(session_type, known, count=1)
             remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
             text = f"session_type = {session_type[:64]!r}: there is no such type. {remedy}"
@@ -78,7 +88,8 @@ class SessionDesk:
             self.metrics.totals["refused"] += 1
             raise
         try:
-            self._addresses[session_id] = await self.runtime.create(session_id, session_type)
+            carried = session_type if session_type in self.runtime.session_types else SAME_AS[session_type]
+            self._addresses[session_id] = await self.runtime.create(session_id, carried)
             lease = self.table.opened(session_id, self.clock())
         except BaseException:
             self.metrics.totals["failed"] += 1

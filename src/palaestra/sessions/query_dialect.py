@@ -13,34 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.errors import EnvironmentFailed, InvalidAction, SessionRefused
-from palaestra.sessions.action import Answer as AnswerAction
-from palaestra.sessions.action import Click, Move, Point, PressKeys, Scroll, Terminate, TypeText, UiAction
+from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.sessions.action import Click, Move, Point, Scroll, UiAction
 from palaestra.sessions.episode import Episode, Repeated, judged
 from palaestra.sessions.http_caller import HttpCaller, Patience
+from palaestra.sessions.query_language import SCROLL_PX, write_query
 from palaestra.sessions.screen import Screenshot, Size
 from palaestra.sessions.session import Step
 from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
 from palaestra.strict_json import read_json
 
-__all__ = ["Assignment", "QueryDialectSession", "query_of", "rows_entered"]
+__all__ = ["Assignment", "QueryDialectSession", "rows_entered"]
 
 SCREEN = Size(1280, 800)
-_CLICKS = {
-    ("left", 1): "left_click",
-    ("left", 2): "double_click",
-    ("left", 3): "triple_click",
-    ("right", 1): "right_click",
-}
-_KEYS = {
-    "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "win", "Escape": "esc", "ArrowLeft": "left",
-    "ArrowRight": "right", "ArrowUp": "up", "ArrowDown": "down", " ": "space",
-    **{name: name.lower() for name in (
-        "Enter", "Tab", "Backspace", "Delete", "Insert", "Home", "End", "PageUp", "PageDown", "CapsLock", "Space",
-        *(f"F{n}" for n in range(1, 13)),
-    )},
-}  # fmt: skip
-
 Judge = Callable[[Mapping[str, Any]], Progress]
 
 
@@ -76,7 +61,7 @@ class QueryDialectSession:
 
     def __init__(
         self, url: str, assign: Callable[[TaskRequest], Assignment], *, token: str | None = None, screen: Size = SCREEN,
-        delay_s: float = 1.0, scroll_px: int = 360, deadline_s: float = 30.0,
+        delay_s: float = 1.0, scroll_px: int = SCROLL_PX, deadline_s: float = 30.0,
     ) -> None:  # fmt: skip
         """`delay_s`: from an act to its picture. `scroll_px`: what its one kind of scroll amounts to."""
         # One attempt and no more: a GET that clicks must never be repeated.
@@ -117,7 +102,7 @@ class QueryDialectSession:
             if isinstance(repeated, Repeated):
                 reply: Step = repeated.reply
                 return reply
-            query = query_of(action, self._pointer, self._screen, self._scroll_px)
+            query = write_query(action, self._pointer, self._screen, self._scroll_px)
             episode.begin(action)
             try:
                 picture = await self._look() if query is None else await self._perform(query)
@@ -192,50 +177,3 @@ class QueryDialectSession:
         if self._episode is None or self._judge is None:
             raise SessionRefused("not_reset", "no task was begun. Reset the session first.", status=409)
         return self._episode, self._judge
-
-
-def query_of(action: UiAction, pointer: Point | None, screen: Size, scroll_px: int) -> dict[str, str] | None:
-    """The action in the dialect's words, None for what concerns us alone; `InvalidAction` when it has no words."""
-    match action:
-        case Move(at):
-            return {"action_type": "mouse_move", **_place(action, at, screen)}
-        case Click(at, button, times, held):
-            if held or (button, times) not in _CLICKS:
-                raise _unknown(action, "knows left clicks, one to three, and a single right click, without keys held")
-            return {"action_type": _CLICKS[button, times], **_place(action, at or pointer, screen)}
-        case TypeText(text):
-            if not all(character in "\n\t" or " " <= character <= "~" for character in text):
-                raise _unknown(action, "types ASCII alone and would leave the rest out")
-            return {"action_type": "type", "text": text}
-        case PressKeys(keys):
-            return {"action_type": "keys", "keys": "+".join(_key(action, key) for key in keys)}
-        case Scroll(at, dx, dy):
-            if dx or abs(dy) != scroll_px:
-                raise _unknown(action, f"scrolls up or down by {scroll_px} pixels, not otherwise")
-            where = {} if at is None else _place(action, at, screen)
-            return {"action_type": "scroll", "direction": "down" if dy > 0 else "up", **where}
-        case Terminate() | AnswerAction():
-            return None
-        case _:
-            raise _unknown(action, f"has no word for {action.kind}")
-
-
-def _unknown(action: UiAction, reason: str) -> InvalidAction:
-    return InvalidAction("action", action, f"the session's query-string dialect {reason}")
-
-
-def _place(action: UiAction, at: Point | None, screen: Size) -> dict[str, str]:
-    if at is None:
-        raise _unknown(action, "needs a place, and the pointer has none yet")
-    if at.x in (0, screen.width - 1) and at.y in (0, screen.height - 1):
-        raise _unknown(action, "gives up when the pointer is in a corner of the screen")
-    return {"x": str(at.x), "y": str(at.y)}
-
-
-def _key(action: UiAction, key: str) -> str:
-    if key in _KEYS:
-        return _KEYS[key]
-    # Names are split at "+" and made lower case on the other side.
-    if key == "+" or key != key.lower() or not " " < key <= "~":
-        raise _unknown(action, f"cannot say the key {key!r}")
-    return key

@@ -20,15 +20,18 @@ from collections.abc import Awaitable, Callable, Sequence
 import uvicorn
 from fastapi import FastAPI
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
 from palaestra.http_port import KEEP_ALIVE_S, SignalFreeServer, listen
+from palaestra.sessions.begun_session import BegunSession
 from palaestra.sessions.browser_session import BrowserSession
 from palaestra.sessions.chromium import find_chromium
 from palaestra.sessions.event_loop import loop_factory
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.server_app import build_app
+from palaestra.sessions.session import Session
 from palaestra.sessions.shared_browser import SharedBrowser
-from palaestra.sessions.task import SCHEMA
+from palaestra.sessions.task import SCHEMA, TaskRequest
+from palaestra.strict_json import read_json
 
 __all__ = ["main", "serve"]
 
@@ -89,8 +92,9 @@ async def _run(options: argparse.Namespace) -> None:
     listening = listen(options.host, options.port, "server.port")
     stop: Callable[[], Awaitable[None]] | None = None
     try:
+        begin = _first_task(options)
         if options.fake:
-            app = build_app(FakeSession)
+            app = build_app(begin(FakeSession))
         else:
             shared = SharedBrowser(find_chromium(options.chromium))
             try:
@@ -99,7 +103,8 @@ async def _run(options: argparse.Namespace) -> None:
             except BaseException:
                 await shared.stop()
                 raise
-            app = build_app(lambda: BrowserSession(shared.get, deadline=options.deadline), stop=shared.stop)
+            make = begin(lambda: BrowserSession(shared.get, deadline=options.deadline))
+            app = build_app(make, stop=shared.stop)
             stop = shared.stop
         if options.until_eof:
             loop.add_reader(sys.stdin.fileno(), _end_with_stdin, over)
@@ -107,6 +112,18 @@ async def _run(options: argparse.Namespace) -> None:
         await serve(app, listening, ready=ready, until=over, cut_short=stop)
     finally:
         listening.close()
+
+
+def _first_task(options: argparse.Namespace) -> Callable[[Callable[[], Session]], Callable[[], Session]]:
+    """What makes sessions begin the task of `--task`; without one they wait for a reset."""
+    if options.task is None:
+        return lambda make: make
+    try:
+        request = TaskRequest(options.task, options.seed, read_json(options.params))
+    except (SessionRefused, ValueError) as error:
+        remedy = "Write for example --task data_entry/form --seed 3 --params '{\"rows\": 5}'"
+        raise ConfigError("--task", options.task, str(error).rstrip("."), remedy) from None
+    return lambda make: lambda: BegunSession(make(), request)
 
 
 def _end_with_stdin(over: asyncio.Event) -> None:
@@ -128,6 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends")
     parser.add_argument("--chromium", default=None, help="the browser; by default the best one found")
     parser.add_argument("--deadline", type=float, default=10.0, help="seconds a page may take to answer")
+    parser.add_argument("--task", default=None, help="task that a session begins with if it is not reset; suite/name")
+    parser.add_argument("--seed", type=int, default=0, help="seed of that task")
+    parser.add_argument("--params", default="{}", help="parameters of that task, a JSON object")
     parser.add_argument("--fake", action="store_true", help="serve fake/button without a browser")
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

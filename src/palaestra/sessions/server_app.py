@@ -1,5 +1,8 @@
 """The session server's HTTP face: sessions by name, five routes each, and the same five for one implicit session.
 
+`GET /act?action_type=…` is the query-string dialect of the same act. Anything on the way may repeat a GET, so it needs
+a `step`, which makes the repetition harmless.
+
 `build_app(make)` serves whatever sessions `make` gives, so the fake is served by the same code as a browser. Requests
 are read by hand: an act is on every agent's path, and generic machinery would cost more than the work. An act, once
 begun, is carried to its end even if the client leaves meanwhile; the client's retry is answered from memory.
@@ -23,6 +26,8 @@ from starlette.routing import Route
 
 from palaestra import __version__
 from palaestra.errors import EnvironmentFailed, PalaestraError, SessionRefused
+from palaestra.sessions.action import UiAction
+from palaestra.sessions.query_language import read_query, row_report
 from palaestra.sessions.session import Session
 from palaestra.sessions.task import SCHEMA
 from palaestra.sessions.wire import (
@@ -133,6 +138,11 @@ class _Routes:
     def __init__(self, sessions: _Sessions) -> None:
         self._sessions = sessions
 
+    async def root(self, request: Request) -> Response:
+        """What clients of the query-string dialect ask to find out whether the server is ready."""
+        text = f"Palaestra session server {__version__}: ready, {len(self._sessions.names())} sessions\n"
+        return Response(text, media_type="text/plain")
+
     async def health(self, request: Request) -> Response:
         return _json({"schema": SCHEMA, "ready": True, "sessions": len(self._sessions.names())})
 
@@ -166,11 +176,29 @@ class _Routes:
     async def act(self, request: Request) -> Response:
         session = self._sessions.of(request)
         number, action = act_asked(object_read(await _body(request)))
+        return await self._act(session, action, number, picture=_asks_for(request, "image/"))
+
+    async def act_by_query(self, request: Request) -> Response:
+        session = self._sessions.of(request)
+        asked = read_query(request.scope["query_string"])
+        if asked.action is None:
+            return await self.screenshot(request)
+        if asked.step is None:
+            text = "step: required and not given. A GET may be repeated on the way: number the acts, from 1 on."
+            raise SessionRefused("step_required", text, status=422)
+        picture = not _asks_for(request, "application/json")
+        return await self._act(session, asked.action, asked.step, picture=picture)
+
+    async def no_head(self, request: Request) -> Response:
+        raise SessionRefused("method_not_allowed", "HEAD performs no act. Send GET or POST.", status=405)
+
+    async def _act(self, session: Session, action: UiAction, number: int, *, picture: bool) -> Response:
         step = await self._sessions.to_the_end(session.act(action, step=number))
         document = step_document(step)
-        if not _asks_for(request, "image/"):
-            return _json(document)
-        headers = {STEP_HEADER: step_header(document).decode("ascii"), "ETag": f'"{step.screenshot.sha256}"'}
+        headers = {"Cache-Control": "no-store"}
+        if not picture:
+            return _json(document, headers=headers)
+        headers |= {STEP_HEADER: step_header(document).decode("ascii"), "ETag": f'"{step.screenshot.sha256}"'}
         return Response(step.screenshot.data, headers=headers, media_type=step.screenshot.media_type)
 
     async def screenshot(self, request: Request) -> Response:
@@ -183,7 +211,8 @@ class _Routes:
         return Response(picture.data, headers=headers, media_type=picture.media_type)
 
     async def progress(self, request: Request) -> Response:
-        return _json((await self._sessions.of(request).progress()).facts())
+        progress = await self._sessions.of(request).progress()
+        return _json({**progress.facts(), **row_report(progress.detail)})
 
 
 def build_app(
@@ -209,13 +238,15 @@ def build_app(
     app.openapi = lambda: openapi(__version__)  # type: ignore[method-assign]
     routes = _Routes(sessions)
     own: dict[str, dict[str, Endpoint]] = {
-        "reset": {"POST": routes.reset}, "act": {"POST": routes.act}, "screenshot": {"GET": routes.screenshot},
+        "reset": {"POST": routes.reset}, "screenshot": {"GET": routes.screenshot},
+        "act": {"POST": routes.act, "GET": routes.act_by_query, "HEAD": routes.no_head},
         "progress": {"GET": routes.progress},
     }  # fmt: skip
     table: dict[str, dict[str, Endpoint]] = {
         # The hot path comes first: routes are tried in order.
         **{f"/sessions/{{session_id}}/{name}": methods for name, methods in own.items()},
         **{f"/{name}": methods for name, methods in own.items()},
+        "/": {"GET": routes.root},
         "/health": {"GET": routes.health},
         "/sessions": {"POST": routes.open, "GET": routes.list},
         "/sessions/{session_id}": {"DELETE": routes.delete},

@@ -16,6 +16,7 @@ from palaestra.sessions.action import (
     MAX_WAIT_S,
 )
 from palaestra.sessions.keys import MODIFIERS
+from palaestra.sessions.query_language import ACTION_TYPES, MAX_DELAY_S
 from palaestra.sessions.task import MAX_SEED, SCHEMA
 from palaestra.sessions.wire import STEP_HEADER
 
@@ -111,6 +112,10 @@ def _documents() -> dict[str, Any]:
         "screenshot": _ref("Screenshot"),
         "progress": _ref("Progress"),
     }
+    rows = {
+        "submitted_row_indices": {"type": "array", "items": {"type": "integer"}},
+        "num_incorrect_submissions": {"type": "integer"},
+    }
     error = _object({"code": text, "message": text, "reason": text}, "reason", more=True)
     named = {"type": "string", "pattern": f"^{SESSION_ID}$"}
     return {
@@ -120,6 +125,7 @@ def _documents() -> dict[str, Any]:
         "Step": _object(step),
         "Screenshot": _object(picture),
         "Progress": _object(progress),
+        "ProgressReport": _object({**progress, **rows}, *rows),
         "Error": _object({"error": error}),
         "SessionRequest": _object({"session_id": named}, "session_id"),
         "SessionOpened": _object({"session_id": named}),
@@ -139,7 +145,7 @@ _REFUSALS = {
     400: "malformed JSON (`bad_json`)", 404: "no such session or task (`no_session`, `unknown_task`)",
     409: "not now (`not_reset`, `step_conflict`, `step_out_of_order`, `episode_over`, `session_exists`)",
     413: "the body is larger than 1 MB (`too_large`)",
-    422: "understood and wrong (`bad_request`, `bad_params`, `invalid_action`)",
+    422: "understood and wrong (`bad_request`, `bad_params`, `invalid_action`, `step_required`)",
     500: "the session broke (`environment_failed` with a `reason`), or the server did (`internal`)",
     503: "the server is going down (`stopping`)",
 }  # fmt: skip
@@ -161,6 +167,30 @@ def _operation(
     return operation
 
 
+def _query_parameters() -> tuple[dict[str, Any], ...]:
+    text, place = {"type": "string"}, _whole(0, 65_535)
+    keys = {**text, "description": "names joined by '+', such as ctrl+shift+c"}
+    step = {
+        "type": "integer",
+        "minimum": 1,
+        "description": "which act of the episode it is; required for all but screenshot",
+    }
+    delay = {
+        "type": "number",
+        "minimum": 0,
+        "maximum": MAX_DELAY_S,
+        "description": "accepted and not used: the picture shows the page at rest",
+    }
+    schemas = {
+        "action_type": _one_of(*ACTION_TYPES), "step": step, "x": place, "y": place,
+        "text": {**text, "maxLength": MAX_TEXT}, "keys": keys, "direction": _one_of("up", "down"), "delay": delay,
+    }  # fmt: skip
+    return tuple(
+        {"name": name, "in": "query", "required": name == "action_type", "schema": schema}
+        for name, schema in schemas.items()
+    )
+
+
 def _session_paths(prefix: str, parameters: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     suffix = "_session" if parameters else ""
     etag = {"ETag": {"schema": {"type": "string"}, "description": "the picture's SHA-256"}}
@@ -178,6 +208,9 @@ def _session_paths(prefix: str, parameters: tuple[dict[str, Any], ...]) -> dict[
         f"{prefix}/act": {"post": _operation(
             f"act{suffix}", "Perform an action once; a repeated step is answered from memory", acted,
             (400, *missing, 409, 413, 422, 500), body="ActRequest", parameters=parameters,
+        ), "get": _operation(
+            f"act_by_query{suffix}", "The query-string dialect: the same act, answered with the picture", acted,
+            (*missing, 409, 422, 500), parameters=(*parameters, *_query_parameters()),
         )},
         f"{prefix}/screenshot": {"get": _operation(
             f"screenshot{suffix}", "What is on the screen", picture, (*missing, 409, 500), parameters=parameters,
@@ -185,7 +218,7 @@ def _session_paths(prefix: str, parameters: tuple[dict[str, Any], ...]) -> dict[
         )},
         f"{prefix}/progress": {"get": _operation(
             f"progress{suffix}", "How far the task has come",
-            {"description": "the verifier's word", "content": _json("Progress")}, (*missing, 409, 500),
+            {"description": "the verifier's word", "content": _json("ProgressReport")}, (*missing, 409, 500),
             parameters=parameters,
         )},
     }  # fmt: skip
@@ -196,12 +229,14 @@ def openapi(version: str) -> dict[str, Any]:
     name = {"type": "string", "pattern": f"^{SESSION_ID}$"}
     named = ({"name": "session_id", "in": "path", "required": True, "schema": name},)
     health = {"description": "ready", "content": _json("Health")}
+    root = {"description": "ready", "content": {"text/plain": {"schema": {"type": "string"}}}}
     opened = {"description": "opened", "content": _json("SessionOpened")}
     listed = {"description": "every open session", "content": _json("SessionList")}
     deleted = {"description": "closed", "content": _json("SessionDeleted")}
     there = {"description": "it is there", "content": _json("SessionHealth")}
     actions = _actions()
     paths: dict[str, Any] = {
+        "/": {"get": _operation("root", "Whether the server is ready, as a line of text", root, ())},
         "/health": {"get": _operation("health", "Whether the server is ready", health, ())},
         "/sessions": {
             "get": _operation("list_sessions", "Which sessions are open", listed, ()),

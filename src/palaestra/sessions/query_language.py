@@ -1,0 +1,225 @@
+"""The words of the query-string dialect, both ways: `action_type=left_click&x=10&y=20`. Pure.
+
+Writing refuses what the dialect cannot say exactly. Reading refuses what is not in it, and accepts one word more than
+the dialect has, `step`, which makes an act safe to repeat.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from palaestra.config import nearest
+from palaestra.errors import InvalidAction, SessionRefused
+from palaestra.sessions.action import (
+    Answer,
+    Button,
+    Click,
+    Move,
+    Point,
+    PressKeys,
+    Scroll,
+    Terminate,
+    TypeText,
+    UiAction,
+)
+from palaestra.sessions.screen import Size
+
+__all__ = ["ACTION_TYPES", "MAX_DELAY_S", "SCROLL_PX", "QueryAct", "read_query", "row_report", "write_query"]
+
+SCROLL_PX = 360
+"""What the dialect's one kind of scroll amounts to: three clicks of a wheel, 120 pixels each."""
+MAX_DELAY_S = 60.0
+
+_CLICKS: Mapping[str, tuple[Button, int]] = {
+    "left_click": ("left", 1),
+    "double_click": ("left", 2),
+    "triple_click": ("left", 3),
+    "right_click": ("right", 1),
+}
+_CLICK_WORDS = {clicked: word for word, clicked in _CLICKS.items()}
+_SYMBOLS = {
+    "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "win", "Escape": "esc", "ArrowLeft": "left",
+    "ArrowRight": "right", "ArrowUp": "up", "ArrowDown": "down",
+    **{name: name.lower() for name in (
+        "Enter", "Tab", "Backspace", "Delete", "Insert", "Home", "End", "PageUp", "PageDown", "CapsLock", "Space",
+        *(f"F{n}" for n in range(1, 13)),
+    )},
+}  # fmt: skip
+_KEYS = {word: name for name, word in _SYMBOLS.items()} | {
+    "return": "Enter", "escape": "Escape", "del": "Delete", "pgup": "PageUp", "pgdn": "PageDown", "control": "Control",
+    "option": "Alt", "super": "Meta", "command": "Meta", "cmd": "Meta",
+}  # fmt: skip
+_TAKES: Mapping[str, tuple[str, ...]] = {
+    "screenshot": (),
+    "mouse_move": ("x", "y"),
+    **{word: ("x", "y") for word in _CLICKS},
+    "type": ("text",),
+    "keys": ("keys",),
+    "scroll": ("direction", "x", "y"),
+}
+ACTION_TYPES = tuple(_TAKES)
+"""Every word for `action_type`."""
+
+
+@dataclass(frozen=True)
+class QueryAct:
+    """What a query asks for."""
+
+    action: UiAction | None
+    """None: only a picture of the screen."""
+    step: int | None
+    """Number of the act in its episode; None if the query does not say."""
+
+
+def write_query(action: UiAction, pointer: Point | None, screen: Size, scroll_px: int) -> dict[str, str] | None:
+    """The action in the dialect's words, None for what concerns us alone; `InvalidAction` when it has no words."""
+    match action:
+        case Move(at):
+            return {"action_type": "mouse_move", **_place(action, at, screen)}
+        case Click(at, button, times, held):
+            if held or (button, times) not in _CLICK_WORDS:
+                raise _unsayable(action, "knows left clicks, one to three, and a single right click, without keys held")
+            return {"action_type": _CLICK_WORDS[button, times], **_place(action, at or pointer, screen)}
+        case TypeText(text):
+            if not all(character in "\n\t" or " " <= character <= "~" for character in text):
+                raise _unsayable(action, "types ASCII alone and would leave the rest out")
+            return {"action_type": "type", "text": text}
+        case PressKeys(keys):
+            return {"action_type": "keys", "keys": "+".join(_key_word(action, key) for key in keys)}
+        case Scroll(at, dx, dy):
+            if dx or abs(dy) != scroll_px:
+                raise _unsayable(action, f"scrolls up or down by {scroll_px} pixels, not otherwise")
+            where = {} if at is None else _place(action, at, screen)
+            return {"action_type": "scroll", "direction": "down" if dy > 0 else "up", **where}
+        case Terminate() | Answer():
+            return None
+        case _:
+            raise _unsayable(action, f"has no word for {action.kind}")
+
+
+def read_query(query: bytes) -> QueryAct:
+    """What the query string of `GET /act` asks for; `SessionRefused` (422) when it makes no sense."""
+    given: dict[str, str] = {}
+    for name, value in _pairs(query):
+        if name in given:
+            raise _refused(name, value, "is given twice")
+        given[name] = value
+    word = given.pop("action_type", None)
+    if word is None:
+        raise _refused("action_type", word, "required and not given", f"One of {', '.join(ACTION_TYPES)}")
+    if word not in _TAKES:
+        close = nearest(word[:64], ACTION_TYPES, count=1)
+        remedy = f"Did you mean {close[0]!r}?" if close else f"One of {', '.join(ACTION_TYPES)}"
+        raise _refused("action_type", word, "there is no such action", remedy)
+    step = _whole("step", given.pop("step", None))
+    _check_delay(given.pop("delay", None))
+    for name, value in given.items():
+        if name not in _TAKES[word]:
+            raise _refused(name, value, f"{word} takes no such parameter", f"It takes {_listed(word)}")
+    if word == "screenshot":
+        if step is not None:
+            raise _refused("step", step, "a screenshot is no act and has no number")
+        return QueryAct(None, None)
+    return QueryAct(_action(word, given), step)
+
+
+def row_report(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """What `GET /progress` says in the dialect of a task that counts submitted rows; empty for other tasks."""
+    rows, wrong = detail.get("submitted_rows"), detail.get("wrong_submissions")
+    if not isinstance(rows, list) or not isinstance(wrong, int):
+        return {}
+    # Rows are counted from 1 on the screen, their indices from 0.
+    return {"submitted_row_indices": [row - 1 for row in rows], "num_incorrect_submissions": wrong}
+
+
+def _pairs(query: bytes) -> list[tuple[str, str]]:
+    try:
+        text = query.decode("ascii")
+        return parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=20)
+    except ValueError as error:
+        raise _refused("query", query[:100], f"is not a query string in UTF-8 ({error})") from None
+
+
+def _action(word: str, given: Mapping[str, str]) -> UiAction:
+    at = _point(given)
+    if word in _CLICKS or word == "mouse_move":
+        if at is None:
+            raise _refused("x, y", None, f"{word} needs both")
+        return Move(at) if word == "mouse_move" else Click(at, *_CLICKS[word])
+    (needed, *_) = _TAKES[word]
+    if needed not in given:
+        raise _refused(needed, None, f"{word} needs it")
+    value = given[needed]
+    if word == "type":
+        return TypeText(value)
+    if word == "keys":
+        return PressKeys(tuple(_key(part) for part in value.split("+")))
+    if value not in ("up", "down"):
+        raise _refused("direction", value, "is neither up nor down")
+    return Scroll(at, 0, SCROLL_PX if value == "down" else -SCROLL_PX)
+
+
+def _point(given: Mapping[str, str]) -> Point | None:
+    x, y = _whole("x", given.get("x")), _whole("y", given.get("y"))
+    if (x is None) != (y is None):
+        raise _refused("x, y", given, "one is given without the other")
+    return None if x is None or y is None else Point(x, y)
+
+
+def _whole(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,9}", text):
+        raise _refused(name, text, "is not a whole number")
+    return int(text)
+
+
+def _check_delay(text: str | None) -> None:
+    if text is None:
+        return
+    try:
+        delay = float(text)
+    except ValueError:
+        raise _refused("delay", text, "is not a number of seconds") from None
+    if not 0 <= delay <= MAX_DELAY_S:
+        raise _refused("delay", text, f"must lie between 0 and {MAX_DELAY_S:g} seconds")
+
+
+def _key(word: str) -> str:
+    # Capitals are lost on this way, as on the other servers that speak the dialect.
+    lowered = word.lower()
+    return _KEYS.get(lowered, lowered)
+
+
+def _listed(word: str) -> str:
+    return ", ".join((*_TAKES[word], "step", "delay")) if _TAKES[word] else "none"
+
+
+def _refused(name: str, value: object, reason: str, remedy: str = "") -> SessionRefused:
+    ends = "" if not remedy else f" {remedy}" if remedy.endswith("?") else f" {remedy}."
+    return SessionRefused("bad_request", f"{name} = {str(value)[:100]!r}: {reason}.{ends}", status=422)
+
+
+def _unsayable(action: UiAction, reason: str) -> InvalidAction:
+    return InvalidAction("action", action, f"the session's query-string dialect {reason}")
+
+
+def _place(action: UiAction, at: Point | None, screen: Size) -> dict[str, str]:
+    if at is None:
+        raise _unsayable(action, "needs a place, and the pointer has none yet")
+    if at.x in (0, screen.width - 1) and at.y in (0, screen.height - 1):
+        raise _unsayable(action, "gives up when the pointer is in a corner of the screen")
+    return {"x": str(at.x), "y": str(at.y)}
+
+
+def _key_word(action: UiAction, key: str) -> str:
+    if key in _SYMBOLS or key == " ":
+        return _SYMBOLS.get(key, "space")
+    # Names are split at "+" and made lower case on the other side.
+    if key == "+" or key != key.lower() or not " " < key <= "~":
+        raise _unsayable(action, f"cannot say the key {key!r}")
+    return key
