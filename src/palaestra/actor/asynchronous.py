@@ -15,7 +15,8 @@ from torch import nn
 from palaestra.actor.acting import Compiled
 from palaestra.actor.async_config import AsyncConfig
 from palaestra.actor.background import BackgroundSource, Filler, Following, ThreadFiller
-from palaestra.actor.collector import Collector, buffer_shape, seed_of_attempt, stream_base
+from palaestra.actor.collector import Collector, seed_of_attempt, stream_base
+from palaestra.actor.fit import buffer_shape
 from palaestra.actor.process import Orders, ProcessFiller, SharedPlan
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.source import Segment

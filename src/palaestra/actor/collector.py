@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.actor.acting import Acting, Compiled, CompiledActing, acting_for
+from palaestra.actor.fit import buffer_shape, check_fit
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.whole_rollout import can_roll_out_whole, whole_rollout
 from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
-from palaestra.errors import EnvironmentFault
-from palaestra.experience.buffer import ArraySpec, RolloutBuffer
+from palaestra.errors import EnvironmentFault, ExperienceError
+from palaestra.experience.buffer import RolloutBuffer
 
 __all__ = ["BeforeStep", "Collector", "Episode", "StopCollecting"]
 
@@ -76,6 +77,7 @@ class Collector:
         first_stream: int | None = None,
     ) -> None:
         """`first_stream`: the number of the first environment's stream, for a collector that takes over another's."""
+        check_fit(policy, env)
         self.env, self.policy = env, policy
         self.episodes: list[Episode] = []
         self.num_steps = 0
@@ -87,17 +89,19 @@ class Collector:
         self._distribution: Any = policy.distribution
         self._started = False
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
+        self._shape = buffer_shape(env, policy)
         self._acting: Acting | None = None
 
     def replace_policy(self, policy: nn.Module) -> None:
         """Act with another policy of the same spaces from the next segment on."""
+        check_fit(policy, self.env)
         self.policy = policy
         self._distribution = policy.distribution
         self._acting = None
 
     def shape(self) -> dict[str, Any]:
         """What a buffer for this environment and policy is made of, besides its length."""
-        return buffer_shape(self.env, self.policy)
+        return dict(self._shape)
 
     def collect(
         self,
@@ -111,9 +115,14 @@ class Collector:
 
         When `before_step` stops it half way, the environments stand where they were left and the exception goes on.
         """
-        current = self._current_row()
         if buffer is None or buffer.num_steps != num_steps:
-            buffer = RolloutBuffer(num_steps, **self.shape())
+            buffer = RolloutBuffer(num_steps, **self._shape)
+        elif buffer.made_for != self._shape:
+            raise ExperienceError(
+                f"collect: the buffer was made for {buffer.made_for}, and this collector writes {self._shape}. "
+                "Leave it out, or make one with RolloutBuffer(num_steps, **collector.shape())."
+            )
+        current = self._current_row()
         buffer.reset()
         _copy_into(_at(buffer.observation, 0), current.observation)
         if buffer.action_mask is not None:
@@ -277,21 +286,6 @@ class Collector:
             return not facts["started"]
         inner = Snapshot({k[4:]: v for k, v in arrays.items() if k.startswith("env/")}, facts["env"])
         return self.env.restore(inner, self._current_row())
-
-
-def buffer_shape(env: VectorEnv, policy: Any) -> dict[str, Any]:
-    """What a buffer for this environment and policy is made of, besides its length: arguments of its constructor."""
-    observation = allocate_row(env.observation_space, env.num_envs, env.mask_size).observation
-    specs: Any
-    if isinstance(observation, dict):
-        specs = {name: ArraySpec(part.shape[1:], part.dtype) for name, part in observation.items()}
-    else:
-        specs = ArraySpec(observation.shape[1:], observation.dtype)
-    action = ArraySpec(policy.distribution.action_shape, np.dtype(policy.distribution.action_dtype))
-    return {
-        "num_envs": env.num_envs, "observation": specs, "action": action, "mask_size": env.mask_size,
-        "chunk": getattr(policy, "chunk", 1),
-    }  # fmt: skip
 
 
 def _sum_what_was_executed(buffer: RolloutBuffer) -> None:

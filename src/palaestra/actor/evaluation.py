@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from palaestra.actor.fit import check_fit
 from palaestra.actor.proportion import wilson_interval
 from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Ended, Observation, StepRow, VectorEnv
@@ -85,6 +86,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
     """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time."""
     if episodes < 1:
         raise ConfigError("episodes", episodes, "must be at least 1")
+    check_fit(policy, env)
     player: Any = policy
     row = _first_row(env, seed)
     rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))

@@ -59,7 +59,7 @@ class SharedPlan:
     segment_length: int
     overflow: Overflow
     shape: dict[str, Any]
-    """What a buffer is made of, from `collector.buffer_shape`."""
+    """What a buffer is made of, from `fit.buffer_shape`."""
     depth: int
     live: tuple[tuple[int, ...], ...]
     tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool, bool], ...]

@@ -40,6 +40,7 @@ class CompiledCartPole:
 
     def reset(self, seed: int, row: StepRow) -> None:
         """Fresh episodes everywhere."""
+        self._check_row(row)
         self.stream[:] = np.random.SeedSequence(seed).generate_state(self.num_envs, np.uint64)
         for i in range(self.num_envs):
             begin_cartpole(i, self.state, self.elapsed, self.stream, row.observation)
@@ -51,12 +52,22 @@ class CompiledCartPole:
             raise EnvironmentFault("step() was called before reset(). Call reset(seed, row) first.")
         if action.shape != (self.num_envs,):
             raise EnvironmentFault(f"action has shape {action.shape}, expected ({self.num_envs},).")
+        self._check_row(row)
         row.valid.fill(True)
         arrays = (row.observation, row.reward, row.terminated, row.truncated)
         count = step_cartpole(action, self.state, self.elapsed, self.stream, self.limit, arrays, self._ended)
         who, last, lengths = self._ended
         # Every step pays 1, so an episode's return is its length.
         return [Ended(int(who[k]), last[k].copy(), float(lengths[k]), int(lengths[k])) for k in range(count)]
+
+    def _check_row(self, row: StepRow) -> None:
+        """The kernel writes for every environment, however many the row has room for."""
+        count = (self.num_envs,)
+        if not (
+            row.observation.shape == (self.num_envs, 4)  # type: ignore[union-attr]
+            and row.reward.shape == row.terminated.shape == row.truncated.shape == row.valid.shape == count
+        ):
+            raise EnvironmentFault(f"the row is not made for {self.num_envs} environments. Use allocate_row.")
 
     def snapshot(self) -> Snapshot:
         """Three arrays say it all."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palaestra.errors import NonFiniteError
+from palaestra.errors import ExperienceError, NonFiniteError
 from palaestra.experience.columns import Columns
 from palaestra.learner import kernels as k
 from palaestra.learner.adam import Adam
@@ -29,6 +29,7 @@ F32 = np.float32
 
 def compiled_gae(rollout: Columns, reward: Tensor, *, discount: float, lam: float) -> Tensor:
     """`learner.returns.gae` for tensors on the CPU."""
+    _check_shapes(rollout, reward)
     advantage = np.empty(tuple(reward.shape), F32)
     k.gae_columns(
         *(np.ascontiguousarray(t.numpy()) for t in (reward, rollout["value"], rollout["next_value"])),
@@ -38,6 +39,15 @@ def compiled_gae(rollout: Columns, reward: Tensor, *, discount: float, lam: floa
         advantage,
     )
     return torch.from_numpy(advantage)
+
+
+def _check_shapes(rollout: Columns, *others: Tensor) -> None:
+    """The kernels read every array as far as the first one reaches."""
+    columns = [rollout[key] for key in ("value", "next_value", "terminated", "truncated")]
+    shape = others[0].shape
+    if len(shape) != 2 or any(column.shape != shape for column in (*columns, *others)):
+        shapes = [list(column.shape) for column in (*others, *columns)]
+        raise ExperienceError(f"advantages: columns of shapes {shapes} do not belong to one rollout [T, N].")
 
 
 def compiled_vtrace(
@@ -51,6 +61,7 @@ def compiled_vtrace(
     c_bar: float,
 ) -> tuple[Tensor, Tensor]:
     """`learner.returns.vtrace` for tensors on the CPU."""
+    _check_shapes(rollout, reward, log_ratio)
     advantage, target = np.empty(tuple(reward.shape), F32), np.empty(tuple(reward.shape), F32)
     k.vtrace_columns(
         *(np.ascontiguousarray(t.numpy()) for t in (reward, rollout["value"], rollout["next_value"], log_ratio)),
@@ -69,7 +80,8 @@ class CompiledLearner:
     """Working memory and threads for one policy under one PPO."""
 
     def __init__(self, net: CompiledActorCritic, algorithm: PPO, adam: Adam, *, threads: int | None = None) -> None:
-        self.net, self._config, self._adam = net, algorithm.config, adam
+        self.net, self.algorithm, self._adam = net, algorithm, adam
+        self._config = algorithm.config
         # A second core is used only if there is one: two threads on one core would just take turns.
         wanted = threads if threads is not None else min(2, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="palaestra-critic") if wanted > 1 else None

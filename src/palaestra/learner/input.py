@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.columns import Columns
@@ -22,18 +24,29 @@ def columns_of(rollout: Any) -> Columns:
     if missing:
         raise ExperienceError(f"learn: the rollout has no {', '.join(missing)}. collect_rollouts gives all of them.")
     if isinstance(rollout, dict):
-        return dict(rollout)
-    if not isinstance(rollout, Rollout):
-        rollout = Rollout(dict(rollout.items()), batch_size=rollout.batch_size)
-    columns: Columns = rollout.columns()
-    return columns
+        columns = dict(rollout)
+        if hasattr(columns["observation"], "keys"):
+            columns["observation"] = {str(key): columns["observation"][key] for key in columns["observation"].keys()}
+    else:
+        if not isinstance(rollout, Rollout):
+            rollout = Rollout(dict(rollout.items()), batch_size=rollout.batch_size)
+        columns = rollout.columns()
+    return {key: _each(entry, _without_graph) for key, entry in columns.items()}
 
 
 def moved(rollout: Columns, device: torch.device) -> Columns:
     """The same columns on another device; as they are when they are there."""
-    if rollout["reward"].device == device:
-        return rollout
-    return {
-        key: {name: part.to(device) for name, part in entry.items()} if isinstance(entry, dict) else entry.to(device)
-        for key, entry in rollout.items()
-    }
+
+    def there(part: Any) -> Any:
+        return part.to(device) if isinstance(part, Tensor) and part.device != device else part
+
+    return {key: _each(entry, there) for key, entry in rollout.items()}
+
+
+def _without_graph(part: Any) -> Any:
+    # A column that still hangs on the graph that computed it would be differentiated through.
+    return part.detach() if isinstance(part, Tensor) and part.requires_grad else part
+
+
+def _each(entry: Any, change: Callable[[Any], Any]) -> Any:
+    return {name: change(part) for name, part in entry.items()} if isinstance(entry, dict) else change(entry)

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from palaestra.config import Section
+from palaestra.errors import ExperienceError
 from palaestra.experience.columns import Columns
 from palaestra.learner.returns import gae
 
@@ -241,13 +242,26 @@ def minibatch(batch: TrainBatch, rows: Tensor) -> TrainBatch:
 
 
 def joined(batches: list[TrainBatch]) -> TrainBatch:
-    """Several prepared rollouts as one batch; each kept its own advantages."""
+    """Several prepared rollouts as one batch; each kept its own advantages.
+
+    Samples without a weight weigh 1, and without a mask were free to act, beside others that have one.
+    """
     if len(batches) == 1:
         return batches[0]
-    result: TrainBatch = {}
-    for key, entry in batches[0].items():
-        if isinstance(entry, Mapping):
-            result[key] = {name: torch.cat([b[key][name] for b in batches]) for name in entry}
-        else:
-            result[key] = torch.cat([b[key] for b in batches])
-    return result
+    keys = {key: None for batch in batches for key in batch}
+    return {key: _joined([_entry(batch, key, batches) for batch in batches]) for key in keys}
+
+
+def _joined(entries: list[Any]) -> Any:
+    if isinstance(entries[0], Mapping):
+        return {name: torch.cat([entry[name] for entry in entries]) for name in entries[0]}
+    return torch.cat(entries)
+
+
+def _entry(batch: TrainBatch, key: str, batches: list[TrainBatch]) -> Any:
+    if key in batch:
+        return batch[key]
+    if key not in ("weight", "action_mask"):
+        raise ExperienceError(f"learn: only some of the rollouts have {key}. Learn from them one by one.")
+    example = next(other[key] for other in batches if key in other)
+    return example.new_ones((len(batch["advantage"]), *example.shape[1:]))

@@ -24,6 +24,7 @@ from palaestra.actor.acting import Compiled
 from palaestra.actor.async_config import AsyncConfig
 from palaestra.actor.asynchronous import AsyncCollection
 from palaestra.actor.collector import Collector, Episode
+from palaestra.actor.fit import check_fit, rollout_spec
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.source import InTurn, Segment, Source
 from palaestra.env.catalogue import EnvConfig, as_vector_env
@@ -31,6 +32,7 @@ from palaestra.env.vector import Snapshot
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import Columns
+from palaestra.experience.rollout_check import check_columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
 from palaestra.learner.compiled import CompiledLearner, compiled_gae
@@ -97,7 +99,7 @@ class Trainer:
         self.episode_successes: deque[bool] = deque(maxlen=100)
         self.num_episodes = 0
         self.last_episodes: list[Episode] = []
-        self._check_fit()
+        check_fit(policy, self.env)
         # Before anybody acts: the same weights in another layout give other last digits.
         FlatParameters.refresh(policy)
         discount = self.algorithm.config.gamma if normalize_reward else None
@@ -112,6 +114,7 @@ class Trainer:
             scale = None if discount is None else RewardScale(self.env.num_envs, discount)
             self.collector = Collector(self.env, policy, seed=seed, compiled=compiled, reward_scale=scale)
         self.collector_failures: list[str] = []
+        self._spec = rollout_spec(self.env, policy)
         self._shuffle = np.random.default_rng(np.random.SeedSequence([seed, 2]))
         self._compiled: Compiled = compiled
         self._threads = torch_threads
@@ -261,10 +264,12 @@ class Trainer:
         self, rollouts: list[Columns], *, heed: Callable[[], None] | None = None, once: bool = False
     ) -> dict[str, float]:
         """`heed` may raise in the middle of a long update; `once`: this experience does not come again."""
-        FlatParameters.refresh(self.policy)
-        device = next(self.policy.parameters()).device
+        flat = FlatParameters.refresh(self.policy)
+        device = flat.vector.device
         rollouts = [moved(rollout, device) for rollout in rollouts]
-        fast = self._compiled_learner(rollouts)
+        for rollout in rollouts:
+            check_columns(rollout, self._spec)
+        fast = self._compiled_learner(rollouts, flat)
         batch = joined([self._prepared(rollout) for rollout in rollouts])
         size = len(batch["advantage"])
         if size == 0:
@@ -272,13 +277,13 @@ class Trainer:
         progress = self._progress(size)
         rate, clip_range = self.algorithm.learning_rate(progress), self.algorithm.clip_range(progress)
         order = self._orders(size)
-        undo = self._undo_point()
+        undo = self._undo_point(flat)
         try:
             if fast is not None:
                 metrics = fast.learn(batch, order, rate=rate, clip_range=clip_range)
             else:
                 metrics = learn_plainly(
-                    self.policy, self.algorithm, self._optimizer(), batch, order.to(device), rate=rate,
+                    self.policy, self.algorithm, self._optimizer(flat), batch, order.to(device), rate=rate,
                     clip_range=clip_range, heed=heed,
                 )  # fmt: skip
         except CollectorFailed:
@@ -351,17 +356,17 @@ class Trainer:
             return 0.0
         return min(1.0, max(0.0, (self.total_timesteps - size) / self._planned_timesteps))
 
-    def _optimizer(self) -> Adam:
-        flat = FlatParameters.of(self.policy)
+    def _optimizer(self, flat: FlatParameters | None = None) -> Adam:
+        flat = FlatParameters.of(self.policy) if flat is None else flat
         if self._adam is None:
             self._adam = Adam(flat, self.algorithm.config.adam_eps, compiled=self._compiled != "off")
         elif self._adam.flat is not flat:
             self._adam = self._adam.moved_to(flat)
         return self._adam
 
-    def _undo_point(self) -> Callable[[], None]:
+    def _undo_point(self, flat: FlatParameters) -> Callable[[], None]:
         """Remember weights and optimiser, so that an update that breaks half way leaves the last good ones."""
-        flat, adam = FlatParameters.of(self.policy), self._optimizer()
+        adam = self._optimizer(flat)
         vectors = (flat.vector, adam.first, adam.second)
         copies, steps = [vector.clone() for vector in vectors], dict(adam.steps)
 
@@ -372,25 +377,16 @@ class Trainer:
 
         return undo
 
-    def _compiled_learner(self, rollouts: list[Columns]) -> CompiledLearner | None:
+    def _compiled_learner(self, rollouts: list[Columns], flat: FlatParameters) -> CompiledLearner | None:
         if self._compiled == "off" or type(self.algorithm) is not PPO:
             return None
         if why_not_compiled(self.policy) is not None or any("action_mask" in rollout for rollout in rollouts):
             return None
         assert isinstance(self.policy, ActorCritic)
-        if self._fast is None or self._fast.net.flat is not FlatParameters.of(self.policy):
-            self._fast = CompiledLearner(CompiledActorCritic(self.policy), self.algorithm, self._optimizer())
+        known = self._fast
+        if known is None or known.net.flat is not flat or known.algorithm is not self.algorithm:
+            self._fast = CompiledLearner(CompiledActorCritic(self.policy), self.algorithm, self._optimizer(flat))
         return self._fast
-
-    def _check_fit(self) -> None:
-        """A policy for other spaces would fail deep inside the first step; say so here instead."""
-        for name in ("observation_space", "action_space"):
-            mine, theirs = getattr(self.policy, name, None), getattr(self.env, name)
-            if mine is not None and not _same_shape(mine, theirs):
-                raise ConfigError(
-                    f"policy.{name}", str(mine), f"does not fit the environment's {theirs}",
-                    "Build the policy from the environment's spaces",
-                )  # fmt: skip
 
     def _few_threads(self) -> AbstractContextManager[None]:
         wanted = self._threads
@@ -467,15 +463,3 @@ def _overlap(segment: Segment, waited: float, whole: float) -> dict[str, float]:
         "collector_utilisation": segment.collect_seconds / max(segment.collect_seconds + segment.idle_seconds, 1e-9),
         "learner_utilisation": 1.0 - waited / max(whole, 1e-9),
     }
-
-
-def _same_shape(mine: Any, theirs: Any) -> bool:
-    if type(mine) is not type(theirs):
-        return False
-    if hasattr(mine, "spaces"):
-        return set(mine.spaces) == set(theirs.spaces) and all(
-            _same_shape(part, theirs.spaces[name]) for name, part in mine.spaces.items()
-        )
-    # How many choices, and where they start: the policy sends the environment's own numbers.
-    counted = all(np.array_equal(getattr(mine, x, 0), getattr(theirs, x, 0)) for x in ("n", "nvec", "start"))
-    return bool(mine.shape == theirs.shape and counted)

@@ -7,6 +7,7 @@ The weights are the policy's own memory: what the kernels change, the module see
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from palaestra.errors import ExperienceError
 from palaestra.policy import kernels
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.distribution import Categorical, Gaussian
 from palaestra.policy.flat import FlatParameters
+from palaestra.policy.network import ACTIVATIONS
 from palaestra.policy.normalizer import ObservationNormalizer
 
 __all__ = ["CompiledActorCritic", "why_not_compiled"]
@@ -33,11 +36,29 @@ def why_not_compiled(policy: nn.Module) -> str | None:
         return "observations are not a vector of numbers"
     if type(policy.distribution) not in (Categorical, Gaussian):
         return f"{type(policy.distribution).__name__} actions"
-    if policy.device.type != "cpu" or any(p.dtype != torch.float32 for p in policy.parameters()):
-        return "weights are not float32 on the CPU"
-    if not all(p.requires_grad for p in policy.parameters()):
-        return "some weights are frozen"
+    for parameter in policy.parameters():
+        if parameter.device.type != "cpu" or parameter.dtype is not torch.float32:
+            return "weights are not float32 on the CPU"
+        if not parameter.requires_grad:
+            return "some weights are frozen"
+    outputs = policy.distribution.num_parameters
+    if not (_is_described(policy, policy.actor, outputs) and _is_described(policy, policy.critic, 1)):
+        return "actor or critic is not the network that its configuration describes"
     return None
+
+
+def _is_described(policy: ActorCritic, network: nn.Module, outputs: int) -> bool:
+    """Whether a network still has the layers of its configuration: the kernels read its weights by those sizes."""
+    sizes = (policy.encoder.size, *policy.config.hidden, outputs)
+    layers = list(network.children())
+    if type(network) is not nn.Sequential or len(layers) != 2 * len(sizes) - 3:
+        return False
+    between = ACTIVATIONS[policy.config.activation]
+    linear = all(
+        type(layer) is nn.Linear and (layer.in_features, layer.out_features) == pair and layer.bias is not None
+        for layer, pair in zip(layers[::2], pairwise(sizes), strict=True)
+    )
+    return linear and all(type(layer) is between for layer in layers[1::2])
 
 
 class CompiledActorCritic:
@@ -56,6 +77,7 @@ class CompiledActorCritic:
         self.critic_sizes = np.array([inputs, *hidden, 1], np.int64)
         self.activation = kernels.TANH if policy.config.activation == "tanh" else kernels.RELU
         self._kernel = kernels.act_categorical if self.discrete else kernels.act_gaussian
+        self._inputs, self._outputs = inputs, outputs
         self._scratch: dict[int, tuple[NDArray[np.float32], ...]] = {}
         normalizers = list(policy.encoder.normalizers.values())
         self._normalizer = normalizers[0] if normalizers else None
@@ -63,6 +85,8 @@ class CompiledActorCritic:
     def normalized(self, observation: NDArray[Any]) -> NDArray[np.float32]:
         """Observations `[B, ...]` as the networks see them: flat, float32, normalised if the policy normalises."""
         flat = np.ascontiguousarray(observation.reshape(len(observation), -1), F32)
+        if flat.shape[1] != self._inputs:
+            raise ExperienceError(_too_wide(observation.shape, self._inputs))
         if self._normalizer is None:
             return flat
         assert isinstance(self._normalizer, ObservationNormalizer)
@@ -81,6 +105,17 @@ class CompiledActorCritic:
         value: NDArray[np.float32],
     ) -> None:
         """Write action, log-probability and value for normalised observations `[B, i]`."""
+        batch = len(observation)
+        if observation.shape != (batch, self._inputs):
+            raise ExperienceError(_too_wide(observation.shape, self._inputs))
+        # The kernel does not look where these arrays end.
+        drawn = (batch, self._outputs)
+        wanted = ((batch, 1), (batch,)) if self.discrete else (drawn, drawn)
+        if (noise.shape, action.shape) != wanted or not (log_prob.shape == value.shape == (batch,)):
+            raise ExperienceError(
+                f"act: noise {noise.shape}, action {action.shape}, log_prob {log_prob.shape} and value {value.shape} "
+                f"do not fit {batch} observations."
+            )
         self._kernel(
             observation,
             noise,
@@ -89,7 +124,7 @@ class CompiledActorCritic:
             self.actor_sizes,
             self.critic_sizes,
             self.activation,
-            self.scratch(len(observation)),
+            self.scratch(batch),
             action,
             log_prob,
             value,
@@ -97,6 +132,8 @@ class CompiledActorCritic:
 
     def value(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
         """Values `[B]` of normalised observations."""
+        if observation.shape != (len(observation), self._inputs):
+            raise ExperienceError(_too_wide(observation.shape, self._inputs))
         hidden, _, values, turned = self.scratch(len(observation))
         kernels.forward_mlp(observation, self.critic, self.critic_sizes, self.activation, hidden, values, turned)
         return values[:, 0].copy()
@@ -115,3 +152,7 @@ class CompiledActorCritic:
             )
             self._scratch[batch] = known
         return known
+
+
+def _too_wide(shape: tuple[int, ...], inputs: int) -> str:
+    return f"act: observations have shape {list(shape)}, and this policy sees rows of {inputs} numbers."

@@ -34,6 +34,8 @@ class Distribution(nn.Module):
     noise_kind: Literal["uniform", "normal"]
     action_shape: tuple[int, ...]
     action_dtype: type[np.generic]
+    choices: tuple[int, ...] | None = None
+    """How many values each number of a stored action can take, counted from 0; None: any finite number."""
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """Actions `[B, *action_shape]` from `noise[B, noise_size]`."""
@@ -80,6 +82,7 @@ class Categorical(Distribution):
     def __init__(self, n: int, start: int = 0) -> None:
         super().__init__()
         self.num_parameters = n
+        self.choices = (n,)
         self._start = start
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
@@ -114,6 +117,7 @@ class MultiCategorical(Distribution):
         """`start` holds the lowest value of each choice, in the shape the environment wants its actions."""
         super().__init__()
         self.nvec = list(nvec)
+        self.choices = tuple(nvec)
         self.num_parameters = sum(nvec)
         self.noise_size = len(nvec)
         self.action_shape = (len(nvec),)
@@ -157,6 +161,7 @@ class Bernoulli(Distribution):
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.num_parameters = self.noise_size = math.prod(shape)
+        self.choices = (2,) * self.num_parameters
         self.action_shape = shape
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:

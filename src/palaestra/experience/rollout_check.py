@@ -1,0 +1,231 @@
+"""Whether a rollout is what a policy can learn from: every column, shape, type and number, before a kernel reads it.
+
+Compiled kernels check no bounds, so an observation that is too wide or an action that does not exist would be read from
+(and written to) memory that belongs to something else. `check_columns` costs a few passes over memory per rollout. It
+knows the spaces as a `RolloutSpec` and nothing of policies; it changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palaestra.errors import ExperienceError, NonFiniteError
+from palaestra.experience.buffer import ArraySpec, ObservationSpec
+from palaestra.experience.columns import Columns
+
+__all__ = ["RolloutSpec", "check_columns"]
+
+NUMBERS = ("log_prob", "value", "next_value", "reward", "reward_scale", "weight")
+FLAGS = ("terminated", "truncated", "valid")
+COUNTS = ("policy_version", "policy_fingerprint", "stream", "env_step")
+OPTIONAL = frozenset({"reward_scale", "weight", "valid", "policy_fingerprint", "stream", "env_step"})
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """What the columns of a rollout look like for one policy in one environment."""
+
+    observation: ObservationSpec
+    action: ArraySpec
+    choices: tuple[int, ...] | None = None
+    """How many values each number of an action can take, counted from 0; None: any finite number."""
+    mask_size: int = 0
+    """Length of an action mask; 0: these actions cannot be masked."""
+    needs_mask: bool = False
+    """Whether the environment masks actions, so that a rollout without masks is incomplete."""
+    chunk: int = 1
+    """Actions per decision."""
+    bounds: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
+    """Lowest and highest value of discrete observations, by column ("observation" or "observation/key")."""
+
+
+def check_columns(columns: Columns, spec: RolloutSpec) -> None:
+    """Raise `ExperienceError` (or `NonFiniteError`) about the first column that does not fit."""
+    shape = _leading_shape(columns)
+    numbers = [key for key in NUMBERS if key not in OPTIONAL or key in columns]
+    for key in numbers:
+        _check_type(key, columns[key], shape, torch.float32)
+    for key in FLAGS:
+        if key not in OPTIONAL or key in columns:
+            _check_type(key, columns[key], shape, torch.bool)
+    for key in COUNTS:
+        if key not in OPTIONAL or key in columns:
+            _check_type(key, columns[key], shape, torch.int64)
+    parts = _observation_parts(columns["observation"], spec)
+    for key, value, part in parts:
+        _check_type(key, value, (*shape, *part.shape), _torch_type(part.dtype))
+    _check_type("action", columns["action"], (*shape, *spec.action.shape), _torch_type(spec.action.dtype))
+    checked = [*((key, columns[key]) for key in (*numbers, "action")), *((key, value) for key, value, _ in parts)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for key, value in checked:
+            if value.dtype is torch.float32:
+                _check_finite(key, value)
+    if shape[0] and shape[1]:
+        _check_ranges(columns, parts, spec)
+        _check_mask(columns, spec, shape)
+    _check_duration(columns, spec, shape)
+
+
+def _leading_shape(columns: Columns) -> tuple[int, int]:
+    reward = columns["reward"]
+    if not isinstance(reward, Tensor):
+        raise ExperienceError(f"learn: reward is a {type(reward).__name__}. Every column must be a torch.Tensor.")
+    if reward.ndim == 1:
+        raise ExperienceError(
+            f"learn: the rollout is flat ([{len(reward)}] instead of [T, N]), and advantages need to know which step "
+            "follows which. Pass what get() returns without flatten=True."
+        )
+    if reward.ndim != 2:
+        raise ExperienceError(f"learn: reward has shape {tuple(reward.shape)}, expected [T, N]: steps, environments.")
+    return int(reward.shape[0]), int(reward.shape[1])
+
+
+def _check_type(key: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse what is not a dense tensor of this shape and type."""
+    if not isinstance(value, Tensor):
+        raise ExperienceError(f"learn: {key} is a {type(value).__name__}. Every column must be a torch.Tensor.")
+    if value.shape != shape:
+        raise ExperienceError(
+            f"learn: {key} has shape {list(value.shape)}, expected {list(shape)} (steps, environments, and then what "
+            "the spaces of this policy say). Was the rollout collected in another environment?"
+        )
+    if value.dtype is not dtype or value.layout is not torch.strided or value.is_meta:
+        name = str(dtype).removeprefix("torch.")
+        raise ExperienceError(
+            f"learn: {key} is {_kind(value)}, expected a dense tensor of {name}. Convert it: .to(torch.{name})."
+        )
+
+
+def _kind(value: Tensor) -> str:
+    parts = [str(value.dtype), str(value.layout), str(value.device)]
+    return " ".join(part.removeprefix("torch.") for part in parts)
+
+
+# ---------------------------------------------------------------------- columns that spaces describe
+
+
+def _observation_parts(observation: Any, spec: RolloutSpec) -> list[tuple[str, Any, ArraySpec]]:
+    """Name, value and description of each part of an observation, of which there is one unless it is nested."""
+    if isinstance(spec.observation, ArraySpec):
+        if isinstance(observation, Mapping):
+            raise ExperienceError(
+                f"learn: observation has parts ({', '.join(map(str, observation))}), and this policy sees one array."
+            )
+        return [("observation", observation, spec.observation)]
+    names = set(spec.observation)
+    if not isinstance(observation, Mapping) or set(observation) != names:
+        got = ", ".join(map(str, observation)) if isinstance(observation, Mapping) else "one array"
+        raise ExperienceError(f"learn: observation holds {got}, and this policy sees {', '.join(sorted(names))}.")
+    return [(f"observation/{name}", observation[name], part) for name, part in spec.observation.items()]
+
+
+def _check_ranges(columns: Columns, parts: list[tuple[str, Any, ArraySpec]], spec: RolloutSpec) -> None:
+    for key, value, _ in parts:
+        bounds = spec.bounds.get(key)
+        if bounds is not None:
+            _check_range(key, _array(value), *bounds)
+    if spec.choices is None:
+        return
+    action = _array(columns["action"])
+    # As unsigned numbers negative ones are huge, so one comparison does for the usual case.
+    if action.dtype != np.int64 or int(action.view(np.uint64).max()) >= min(spec.choices):
+        high = np.array(spec.choices).reshape(spec.action.shape) - 1
+        _check_range("action", action, np.zeros_like(high), high)
+
+
+def _check_mask(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> None:
+    if "action_mask" not in columns:
+        if spec.needs_mask:
+            raise ExperienceError(
+                "learn: the environment masks actions, and the rollout has no action_mask. Keep the column, or add one "
+                "that is True wherever the action was allowed."
+            )
+        return
+    if not spec.mask_size or spec.choices is None:
+        raise ExperienceError("learn: the rollout has an action_mask, and actions of this policy cannot be masked.")
+    _check_type("action_mask", columns["action_mask"], (*shape, spec.mask_size), torch.bool)
+    mask = _array(columns["action_mask"])
+    if sum(spec.choices) != spec.mask_size:
+        return
+    action = _array(columns["action"]).reshape(*shape, -1)
+    starts = np.cumsum([0, *spec.choices[:-1]])
+    possible = np.logical_or.reduceat(mask, starts, axis=-1).all(-1)
+    allowed = np.take_along_axis(mask, action + starts, axis=-1).all(-1)
+    ignored = ~_array(columns["valid"]) if "valid" in columns else np.zeros(shape, np.bool_)
+    for right, what in ((possible, "allows no action"), (allowed, "forbids the action that was taken")):
+        wrong = ~(right | ignored)
+        if wrong.any():
+            t, n = (int(i) for i in np.argwhere(wrong)[0])
+            raise ExperienceError(f"learn: action_mask {what} at step {t} of environment {n}. Mend what recorded it.")
+
+
+def _check_duration(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> None:
+    if (spec.chunk > 1) != ("duration" in columns):
+        raise ExperienceError(
+            f"learn: the policy decides on {spec.chunk} action{'s' if spec.chunk > 1 else ''} at a time, and the "
+            f"rollout {'has' if 'duration' in columns else 'has no'} duration. Was it collected with another policy?"
+        )
+    if "duration" in columns:
+        duration = columns["duration"]
+        _check_type("duration", duration, shape, torch.int32)
+        if duration.numel():
+            _check_range("duration", _array(duration), np.array(0), np.array(spec.chunk))
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def _check_finite(key: str, tensor: Tensor) -> None:
+    if tensor.is_cpu:
+        array = tensor.numpy()
+        # The sum of squares is finite only if every number is; overflow aside, which the exact search then rules out.
+        finite = math.isfinite(np.vdot(array, array))
+    else:
+        finite = bool(torch.isfinite(tensor).all())
+    if finite:
+        return
+    array = _array(tensor)
+    wrong = np.argwhere(~np.isfinite(array))
+    if len(wrong):
+        at = tuple(int(i) for i in wrong[0])
+        raise NonFiniteError(
+            f"learn: {key} is not finite ({array[at]}) at step {at[0]} of environment {at[1]}; nothing was learned. "
+            "Check what the environment (or the saved rollout) returns."
+        )
+
+
+def _check_range(key: str, array: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> None:
+    if array.min() >= low.max() and array.max() <= high.min():
+        return
+    wrong = np.argwhere((array < low) | (array > high))
+    if len(wrong):
+        at = tuple(int(i) for i in wrong[0])
+        lowest, highest = (np.broadcast_to(bound, array.shape[2:])[at[2:]] for bound in (low, high))
+        raise ExperienceError(
+            f"learn: {key} is {array[at]} at step {at[0]} of environment {at[1]}, and must lie between {lowest} and "
+            f"{highest} for this policy. Was the rollout collected in another environment?"
+        )
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return tensor.numpy() if tensor.is_cpu else tensor.cpu().numpy()
+
+
+_TORCH_TYPES: dict[Any, torch.dtype] = {
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int64): torch.int64,
+}
+
+
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    known = _TORCH_TYPES.get(dtype)
+    return known if known is not None else torch.from_numpy(np.empty(0, dtype)).dtype
