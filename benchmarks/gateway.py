@@ -24,10 +24,14 @@ from typing import Any
 import httptools
 
 from benchmarks.machine import facts, load
+from palaestra.gateway.config import OPERATOR_TOKEN_VARIABLE, TOKEN_VARIABLE
+from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
 RESULTS = Path(__file__).parent / "results"
 FAKE = [sys.executable, "-m", "palaestra.sessions.server", "--port", "0", "--fake"]
 TOKEN = "benchmark-token-0123456789"
+TOKENS = {TOKEN_VARIABLE: "clients-token-0123456789", OPERATOR_TOKEN_VARIABLE: TOKEN}
+"""The operator's token is used throughout: it needs no token of the session beside it."""
 QUANTILES = (0.5, 0.9, 0.99)
 
 
@@ -66,12 +70,15 @@ class _Answer:
 
 
 def request(
-    method: str, path: str, document: Any = None, *, accept: str = "application/json", token: str = ""
-) -> bytes:
+    method: str, path: str, document: Any = None, *, accept: str = "application/json", token: str = "",
+    session_token: str = "",
+) -> bytes:  # fmt: skip
     body = b"" if document is None else json.dumps(document).encode()
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Accept: {accept}"]
     if token:
         lines.append(f"Authorization: Bearer {token}")
+    if session_token:
+        lines.append(f"{SESSION_TOKEN_HEADER}: {session_token}")
     if body:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -205,7 +212,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     machine = facts()
     with tempfile.TemporaryDirectory() as state:
         settings = ["port=0", "servers=1", "warm=0", f"state_dir={state}", f"server_command={json.dumps(FAKE)}"]
-        gateway = child(sys.executable, "-m", "palaestra.gateway", *settings, PALAESTRA_GATEWAY_TOKEN=TOKEN)
+        gateway = child(sys.executable, "-m", "palaestra.gateway", *settings, **TOKENS)
         async with child(*FAKE) as server, gateway as gate:
             lines = [
                 await compare(server["port"], gate["port"], steps=options.steps, concurrency=concurrency)

@@ -35,6 +35,7 @@ from palaestra.sessions.gateway_client import GatewayClient
 from palaestra.sessions.suites.click_target import ClickTarget
 from palaestra.sessions.suites.data_entry import DataEntry
 from palaestra.sessions.task import Progress, TaskRequest
+from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
 RESULTS = Path(__file__).parent / "results"
 BOX = Point(15, 63)
@@ -54,6 +55,7 @@ class Gateway:
     def __init__(self, url: str, token: str, namespace: str) -> None:
         self.url, self._token, self._namespace = url, token, namespace
         self._client: aiohttp.ClientSession | None = None
+        self._session_tokens: dict[str, str] = {}
 
     async def __aenter__(self) -> Gateway:
         self._client = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
@@ -70,13 +72,15 @@ class Gateway:
         async with self._client.post(f"{self.url}/sessions", json={"ttl_s": 120}) as response:
             document = await response.json()
             assert response.status == 201, document
+        self._session_tokens[document["session_id"]] = document["session_token"]
         return document["session_id"], time.perf_counter() - begin
 
     async def close(self, session_id: str) -> float:
         """Give one back; the seconds until its pod was gone."""
         assert self._client is not None
         begin = time.perf_counter()
-        async with self._client.delete(f"{self.url}/sessions/{session_id}") as response:
+        owned = {SESSION_TOKEN_HEADER: self._session_tokens[session_id]}
+        async with self._client.delete(f"{self.url}/sessions/{session_id}", headers=owned) as response:
             assert response.status == 200, await response.text()
         return time.perf_counter() - begin
 
@@ -116,7 +120,7 @@ class Gateway:
         opened = await asyncio.gather(*(self.open() for _ in range(number)))
         all_s = time.perf_counter() - begin
         for session_id, _ in opened:
-            await self._post(f"proxy/{session_id}/reset", {"task": "data_entry/form", "seed": 3})
+            await self._reset(session_id, {"task": "data_entry/form", "seed": 3})
         memory = await self._memory([self.pod(session_id)["metadata"]["name"] for session_id, _ in opened])
         begin = time.perf_counter()
         await asyncio.gather(*(self.close(session_id) for session_id, _ in opened))
@@ -125,9 +129,11 @@ class Gateway:
             "all_closed_s": round(time.perf_counter() - begin, 3), "memory_mb": memory,
         }  # fmt: skip
 
-    async def _post(self, path: str, document: Any) -> None:
+    async def _reset(self, session_id: str, document: Any) -> None:
         assert self._client is not None
-        async with self._client.post(f"{self.url}/{path}", json=document) as response:
+        owned = {SESSION_TOKEN_HEADER: self._session_tokens[session_id]}
+        url = f"{self.url}/proxy/{session_id}/reset"
+        async with self._client.post(url, json=document, headers=owned) as response:
             assert response.status == 200, await response.text()
 
     async def _memory(self, names: list[str]) -> list[float]:
@@ -148,20 +154,24 @@ class Gateway:
         """Acts that answer with a picture, through the gateway and straight to the pod in turns, in one session."""
         session_id, _ = await self.open()
         task = {"task": "miniwob/click-checkboxes", "seed": 3, "params": {"step_limit": 1_000_000}}
-        await self._post(f"proxy/{session_id}/reset", task)
+        await self._reset(session_id, task)
         host, _, port = self.url.removeprefix("http://").partition(":")
         pod = (self.pod(session_id)["status"]["podIP"], 8000)
         ways = {
-            "through": (await _connected(host, int(port)), f"/proxy/{session_id}/act", self._token),
-            "straight": (await _connected(*pod), "/act", ""),
+            "through": (
+                await _connected(host, int(port)),
+                f"/proxy/{session_id}/act",
+                {"token": self._token, "session_token": self._session_tokens[session_id]},
+            ),
+            "straight": (await _connected(*pod), "/act", {}),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         number, before = 0, b""
         for turn in range(steps + 20):
-            for name, (connection, path, token) in ways.items():
+            for name, (connection, path, tokens) in ways.items():
                 number += 1
                 act = {"step": number, "action": {"kind": "click", "at": list(BOX)}}
-                asked = request("POST", path, act, accept="image/png", token=token)
+                asked = request("POST", path, act, accept="image/png", **tokens)
                 begin = time.perf_counter()
                 status, picture = await connection.ask(asked)
                 took = time.perf_counter() - begin

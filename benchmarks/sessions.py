@@ -24,11 +24,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gateway import TOKEN, Connection, child, quantiles_ms, request
+from benchmarks.gateway import TOKEN, TOKENS, Connection, child, quantiles_ms, request
 from benchmarks.machine import facts, load
 from benchmarks.processor import ProcessorTime
 from benchmarks.sessions_report import markdown
-from palaestra.gateway.config import TOKEN_VARIABLE
 from palaestra.sessions.action import Click, Point
 from palaestra.sessions.browser import Browser
 from palaestra.sessions.browser_session import BrowserSession
@@ -148,7 +147,7 @@ async def gateway_process(browsers: int, options: argparse.Namespace, **more: An
         settings = {"port": 0, "servers": browsers, "warm": 0, "state_dir": state, "max_sessions": 64, **more}
         settings["server_command"] = server_command(options)
         arguments = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        environment = {TOKEN_VARIABLE: TOKEN}
+        environment = TOKENS
         async with child(sys.executable, "-m", "palaestra.gateway", *arguments, **environment) as gate:
             await _all_ready(gate["port"], browsers)
             yield gate

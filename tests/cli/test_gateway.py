@@ -18,9 +18,9 @@ def _palaestra(*arguments, cwd):
     )
 
 
-def _asked(url, token=None, body=None, kind="application/json"):
-    headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {token}"} if token else {})
-    request = urllib.request.Request(url, body, headers)
+def _asked(url, token=None, body=None, kind="application/json", method=None, **more):
+    headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {token}"} if token else {}) | more
+    request = urllib.request.Request(url, body, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, json.loads(answer.read())
@@ -48,10 +48,17 @@ def test_it_serves_with_nothing_configured_and_asks_for_its_own_token(tmp_path):
         status, opened = _asked(f"{url}/sessions", token, b'{"session_type": "browser"}')
         assert status == 201
         proxied = f"{url}/proxy/{opened['session_id']}"
-        status, spec = _asked(f"{proxied}/reset", token, b'{"task": "fake/button", "seed": 1}')
+        owned = {"X-Palaestra-Session-Token": opened["session_token"]}
+        reset = b'{"task": "fake/button", "seed": 1}'
+        assert _asked(f"{proxied}/reset", token, reset)[0] == 403
+        status, spec = _asked(f"{proxied}/reset", token, reset, **owned)
         assert (status, spec["instruction"]) == (200, "Click the square.")
         act = b'{"step": 1, "action": {"kind": "click", "at": [40, 60]}}'
-        assert _asked(f"{proxied}/act", token, act)[1]["progress"]["reward"] == 1.0
+        assert _asked(f"{proxied}/act", token, act, **owned)[1]["progress"]["reward"] == 1.0
+        operator = (tmp_path / "var" / "gateway-operator.token").read_text().strip()
+        closing = f"{url}/sessions/{opened['session_id']}"
+        assert _asked(closing, token, method="DELETE")[0] == 403
+        assert _asked(closing, operator, method="DELETE")[0] == 200
         status, refusal = _asked(f"{url}/sessions", token, b"{}", kind="application/x-www-form-urlencoded")
         assert status == 422
         assert "Send application/json" in refusal["error"]["message"]

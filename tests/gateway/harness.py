@@ -74,10 +74,16 @@ class Served:
     gateway: Gateway
     runtime: MemoryRuntime
 
-    async def ask(self, method, path, **how):
-        """Status and JSON of one request."""
-        async with self.http.request(method, self.url + path, **how) as response:
+    async def ask(self, method, path, *, headers=None, owner=True, **how):
+        """Status and JSON of one request; the `owner` of a session sends its token."""
+        sent = {**(self.owned(path) if owner else {}), **(headers or {})}
+        async with self.http.request(method, self.url + path, headers=sent, **how) as response:
             return response.status, await response.json(content_type=None)
+
+    def owned(self, path):
+        """What the client that opened a session sends along."""
+        lease = self.gateway.desk.table.get(path.split("/")[2]) if path.count("/") > 1 else None
+        return {} if lease is None else {"X-Palaestra-Session-Token": lease.token}
 
     async def opened(self, **asked):
         status, document = await self.ask("POST", "/sessions", json=asked)
@@ -86,7 +92,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(*, token=None, **settings):
+async def serving(*, token=None, operator_token=None, **settings):
     """A gateway over a `MemoryRuntime`; the client sends `token` by itself."""
     runtime = MemoryRuntime()
     runner = web.AppRunner(runtime.app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -99,7 +105,7 @@ async def serving(*, token=None, **settings):
     try:
         with listen("127.0.0.1", 0, "gateway.port") as sock:
             async with (
-                open_gateway(config, token=token, runtime=runtime) as gateway,
+                open_gateway(config, token=token, operator_token=operator_token, runtime=runtime) as gateway,
                 answering(gateway.app, sock),
                 aiohttp.ClientSession(headers=headers) as http,
             ):

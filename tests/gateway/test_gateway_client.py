@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sys
 
 import pytest
@@ -42,8 +43,12 @@ async def _losing(gateway, *, answers_to):
         while True:
             method, path, body = await request_read(reader)
             kind = {"Content-Type": "application/json", "Accept": "image/png" if path.endswith("/act") else "*/*"}
-            async with gateway.http.request(method, gateway.url + path, data=body or None, headers=kind) as answer:
+            sent = {**kind, **gateway.owned(path)}
+            async with gateway.http.request(method, gateway.url + path, data=body or None, headers=sent) as answer:
                 data = await answer.read()
+            if (method, path) == ("POST", "/sessions"):
+                opened = json.loads(data)
+                gateway.tokens[opened["session_id"]] = opened["session_token"]
             asked.append(path.rpartition("/")[2])
             if asked[-1] in to_lose:
                 to_lose.remove(asked[-1])

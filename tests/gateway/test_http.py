@@ -84,9 +84,9 @@ def test_without_a_token_a_web_page_is_not_served():
 @served(token=TOKEN)
 async def test_a_session_sees_the_request_without_token_cookie_or_connection(gateway):
     name = await gateway.opened()
-    headers = {"Cookie": "a=b", "X-Kept": "1", "Connection": "x-hop", "X-Hop": "1", "Accept": "image/png"}
-
     path = f"/proxy/{name}/echo/a%20b?x=1&y=%2e%2e&x=2"
+    headers = {"Cookie": "a=b", "X-Kept": "1", "Connection": "x-hop", "X-Hop": "1", **gateway.owned(path)}
+
     async with gateway.http.post(URL(gateway.url + path, encoded=True), headers=headers, data=b"body") as response:
         seen, answered = await response.json(), response.headers
 

@@ -28,15 +28,22 @@ class Started:
     def __init__(self, process, facts):
         self.process, self.url = process, facts["url"]
         self.http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"})
+        self.tokens = {}
 
     async def ask(self, method, path, **how):
-        async with self.http.request(method, self.url + path, **how) as response:
+        async with self.http.request(method, self.url + path, headers=self.owned(path), **how) as response:
             return response.status, await response.json(content_type=None)
 
     async def opened(self):
         status, document = await self.ask("POST", "/sessions", json={})
         assert status == 201, document
+        self.tokens[document["session_id"]] = document["session_token"]
         return document["session_id"]
+
+    def owned(self, path):
+        """What the client that opened a session sends along."""
+        found = [token for name, token in self.tokens.items() if f"/{name}" in path]
+        return {"X-Palaestra-Session-Token": found[0]} if found else {}
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ def test_an_act_by_query_passes_through_the_gateway_and_is_done_once(tmp_path):
             assert (await gateway.ask("GET", hit))[1]["error"]["code"] == "step_required"
             answers = []
             for _ in range(2):
-                async with gateway.http.get(f"{gateway.url}{hit}&step=1") as answer:
+                async with gateway.http.get(f"{gateway.url}{hit}&step=1", headers=gateway.owned(hit)) as answer:
                     answers.append((answer.status, answer.headers["Content-Type"], await answer.read()))
             assert answers[0] == answers[1]
             assert answers[0][:2] == (200, "image/png")

@@ -104,10 +104,11 @@ def test_what_a_gateway_killed_with_9_left_is_gone_when_the_next_one_serves(plac
 def test_a_lost_pod_is_an_environment_failure_to_whoever_uses_the_session(place, tmp_path):
     async def body():
         async with gateway(written(place, tmp_path, warm=0)) as (_, url):
-            name = (await ask(url, "POST", "/sessions", json={}))[1]["session_id"]
+            opened = (await ask(url, "POST", "/sessions", json={}))[1]
+            name, owned = opened["session_id"], {"X-Palaestra-Session-Token": opened["session_token"]}
             os.kill(place.pid(name), signal.SIGKILL)
             await until(lambda: place.pods() == {})
-            status, document = await ask(url, "GET", f"/proxy/{name}/health")
+            status, document = await ask(url, "GET", f"/proxy/{name}/health", headers=owned)
             assert (status, document["error"]["code"]) == (502, "environment_failed")
             assert "exit code 137" in document["error"]["message"]
 

@@ -26,27 +26,30 @@ def gateway(
     """Open, lease, proxy and reap browser sessions over HTTP until interrupted.
 
     Clients send a token. It comes from token_file or $PALAESTRA_GATEWAY_TOKEN; when neither is given, one is made and
-    kept in a file that only you can read.
+    kept in a file that only you can read, and so is the operator's token, with which every session can be closed.
     """
     from palaestra.config import validated
     from palaestra.document import overridden, read_document
     from palaestra.gateway import GatewayConfig, serve_gateway
-    from palaestra.gateway.config import TOKEN_VARIABLE
+    from palaestra.gateway.config import OPERATOR_TOKEN_VARIABLE, TOKEN_VARIABLE
 
     given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
     if anonymous:
         given["allow_anonymous"] = True
     asked = validated(GatewayConfig, given, place="gateway")
     if not (asked.allow_anonymous or asked.token_file or TOKEN_VARIABLE in os.environ):
-        asked = asked.model_copy(update={"token_file": _own_token()})
+        asked = asked.model_copy(update={"token_file": _own_token("gateway.token")})
         print(f"Token in {asked.token_file}", file=sys.stderr)
+        if not (asked.operator_token_file or OPERATOR_TOKEN_VARIABLE in os.environ):
+            asked = asked.model_copy(update={"operator_token_file": _own_token("gateway-operator.token")})
+            print(f"Operator's token in {asked.operator_token_file}", file=sys.stderr)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     serve_gateway(asked)
 
 
-def _own_token() -> Path:
+def _own_token(name: str) -> Path:
     """A token that outlives restarts, so that clients need not be told again."""
-    path = Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()) / "var" / "gateway.token"
+    path = Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()) / "var" / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -16,11 +16,13 @@ from starlette.routing import Route
 
 from palaestra import __version__
 from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.gateway.caller import CALLER
 from palaestra.gateway.config import GatewayConfig
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.leases import Lease, State
 from palaestra.gateway.metrics import CONTENT_TYPE
 from palaestra.gateway.replies import ErrorReply, error_reply
+from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 from palaestra.strict_json import read_json
 
 __all__ = ["build_api"]
@@ -43,7 +45,7 @@ class Error(BaseModel):
     error: ErrorFacts
 
 
-class Opened(BaseModel):
+class Leased(BaseModel):
     """A session that is one's own until its lease runs out."""
 
     session_id: str
@@ -51,6 +53,13 @@ class Opened(BaseModel):
     expires_at: float
     """Unix time at which the lease runs out, unless a request renews it."""
     ttl_s: float
+
+
+class Opened(Leased):
+    """The same when it is opened, with what is said only then."""
+
+    session_token: str
+    """What every request about the session has to send as X-Palaestra-Session-Token."""
 
 
 class Listed(BaseModel):
@@ -89,8 +98,13 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Error, "description": _MEANING[status]} for status in statuses}
 
 
+_SESSION_TOKEN = {
+    "name": SESSION_TOKEN_HEADER, "in": "header", "required": False, "schema": {"type": "string"},
+    "description": "The session_token of its opening. Not needed by the operator, nor where there is no token.",
+}  # fmt: skip
 _MEANING = {
-    400: "malformed", 401: "no token, or a wrong one", 403: "from a web page of another origin",
+    400: "malformed", 401: "no token, or a wrong one",
+    403: "another client's session (`not_your_session`), or from a web page of another origin",
     404: "no such session", 405: "not with this method", 408: "its body did not come",
     409: "not in this state", 413: "too large", 422: "bad input; nothing changed", 429: "every place is taken",
     502: "the session broke (`environment_failed`)", 503: "stopping or not ready", 504: "the session hangs",
@@ -146,18 +160,24 @@ def _add_session_routes(app: FastAPI, desk: SessionDesk, config: GatewayConfig) 
 
     @app.post("/sessions", status_code=201, responses=_errors(422, 429, 502, 503, 504), operation_id="open_session")
     async def open_session(asked: opening) -> Opened:
-        return _opened(await desk.open(asked.session_type, asked.ttl_s), desk)
+        lease = await desk.open(asked.session_type, asked.ttl_s)
+        return Opened(**_leased(lease, desk), session_token=lease.token)
 
     @app.get("/sessions", operation_id="list_sessions")
     async def list_sessions() -> Listing:
         return Listing.model_validate({"sessions": desk.listing()})
 
-    @app.post("/sessions/{session_id}/renew", responses=_errors(404, 409, 422, 502), operation_id="renew_session")
-    async def renew_session(session_id: SessionId, asked: renewal) -> Opened:
-        return _opened(desk.renew(session_id, asked.ttl_s), desk)
+    owned: dict[str, Any] = {"parameters": [_SESSION_TOKEN]}
+    renew_errors, close_errors = _errors(404, 409, 422, 502), _errors(404, 409, 422)
 
-    @app.delete("/sessions/{session_id}", responses=_errors(404, 409, 422), operation_id="close_session")
-    async def close_session(session_id: SessionId) -> Closed:
+    @app.post("/sessions/{session_id}/renew", responses=renew_errors, operation_id="renew_session", openapi_extra=owned)
+    async def renew_session(session_id: SessionId, asked: renewal, request: Request) -> Leased:
+        desk.check_owner(session_id, request.scope[CALLER])
+        return Leased(**_leased(desk.renew(session_id, asked.ttl_s), desk))
+
+    @app.delete("/sessions/{session_id}", responses=close_errors, operation_id="close_session", openapi_extra=owned)
+    async def close_session(session_id: SessionId, request: Request) -> Closed:
+        desk.check_owner(session_id, request.scope[CALLER])
         await desk.close(session_id)
         return Closed(session_id=session_id)
 
@@ -177,11 +197,11 @@ def _add_observation_routes(app: FastAPI, desk: SessionDesk) -> None:
         return PlainTextResponse(written, media_type=CONTENT_TYPE)
 
 
-def _opened(lease: Lease, desk: SessionDesk) -> Opened:
-    return Opened(
-        session_id=lease.session_id, session_type=lease.session_type, ttl_s=lease.ttl_s,
-        expires_at=round(time.time() + lease.left_s(desk.clock()), 3),
-    )  # fmt: skip
+def _leased(lease: Lease, desk: SessionDesk) -> dict[str, Any]:
+    return {
+        "session_id": lease.session_id, "session_type": lease.session_type, "ttl_s": lease.ttl_s,
+        "expires_at": round(time.time() + lease.left_s(desk.clock()), 3),
+    }  # fmt: skip
 
 
 def _add_error_replies(app: FastAPI) -> None:
@@ -234,6 +254,7 @@ def _describe_proxy(app: FastAPI) -> None:
             answers = {str(status): _described(status) for status in (400, 401, 403, 404, 405, 408, 409, 413, 502, 504)}
             answers["default"] = {"description": "what the session answered"}
             parameters = [
+                _SESSION_TOKEN,
                 {"name": "session_id", "in": "path", "required": True,
                  "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}},
                 {"name": "path", "in": "path", "required": True,

@@ -17,10 +17,13 @@ from palaestra.config import Section
 from palaestra.errors import ConfigError
 from palaestra.gateway.pods.config import KubernetesConfig
 
-__all__ = ["TOKEN_VARIABLE", "GatewayConfig", "read_token"]
+__all__ = ["OPERATOR_TOKEN_VARIABLE", "TOKEN_VARIABLE", "GatewayConfig", "read_operator_token", "read_token"]
 
 TOKEN_VARIABLE = "PALAESTRA_GATEWAY_TOKEN"
 """The environment variable the token is taken from when no file is named; it is not handed on to sessions."""
+
+OPERATOR_TOKEN_VARIABLE = "PALAESTRA_GATEWAY_OPERATOR_TOKEN"
+"""The same for the operator's token."""
 
 _MIN_TOKEN = 16
 
@@ -34,8 +37,12 @@ class GatewayConfig(Section):
     """The port to listen on; 0 takes a free one and says which."""
     token_file: Path | None = None
     """File of mode 0600 that holds the token clients must send. None: from PALAESTRA_GATEWAY_TOKEN."""
+    operator_token_file: Path | None = None
+    """File of mode 0600 that holds the operator's token, with which every session can be used and closed. Clients can
+    do so only with sessions they opened. None: from PALAESTRA_GATEWAY_OPERATOR_TOKEN, if that is set."""
     allow_anonymous: bool = False
-    """Serve without a token. Only on this machine itself; any program that runs here can then open sessions."""
+    """Serve without a token. Only on this machine itself; any program that runs here can then open and close sessions,
+    its own and others'."""
     max_sessions: int = Field(16, ge=1, le=10_000)
     """Sessions open at once; further ones are refused with 429. A browser page costs 50 MB and more."""
     ttl_s: float = Field(60.0, gt=0)
@@ -97,26 +104,52 @@ def read_token(config: GatewayConfig, environment: MutableMapping[str, str]) -> 
 
     Takes it out of `environment`, so that no child process gets to see it.
     """
-    from_environment = environment.pop(TOKEN_VARIABLE, None)
-    place, token = TOKEN_VARIABLE, from_environment
-    if config.token_file is not None:
-        place, token = "gateway.token_file", _from_file(config.token_file)
+    place, token = _given(config.token_file, "gateway.token_file", TOKEN_VARIABLE, environment)
     if token is None:
         if config.allow_anonymous:
             return None
         remedy = f"Name a file of mode 0600, set {TOKEN_VARIABLE}, or allow_anonymous on a loopback host"
         raise ConfigError("gateway.token_file", None, "a gateway needs a token", remedy)
+    return _checked(place, token)
+
+
+def read_operator_token(
+    config: GatewayConfig, environment: MutableMapping[str, str], client_token: str | None
+) -> str | None:
+    """The operator's token, None when there is none. Takes it out of `environment`, too."""
+    file, variable = config.operator_token_file, OPERATOR_TOKEN_VARIABLE
+    place, token = _given(file, "gateway.operator_token_file", variable, environment)
+    if token is None:
+        return None
+    if client_token is None:
+        reason = "without a token for clients nobody is told apart"
+        raise ConfigError(place, "(not shown)", reason, "Leave it out, or give clients a token")
+    if token == client_token:
+        reason = "is the clients' token too"
+        raise ConfigError(place, "(not shown)", reason, "Make another one: openssl rand -hex 32")
+    return _checked(place, token)
+
+
+def _given(
+    file: Path | None, file_place: str, variable: str, environment: MutableMapping[str, str]
+) -> tuple[str, str | None]:
+    """Where a token was given, and the token; the file comes first."""
+    from_environment = environment.pop(variable, None)
+    return (variable, from_environment) if file is None else (file_place, _from_file(file, file_place))
+
+
+def _checked(place: str, token: str) -> str:
     if len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         reason = f"must be at least {_MIN_TOKEN} printable characters without spaces"
         raise ConfigError(place, "(not shown)", reason, "openssl rand -hex 32 makes a good one")
     return token
 
 
-def _from_file(path: Path) -> str:
+def _from_file(path: Path, place: str) -> str:
     try:
         with path.open() as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise ConfigError("gateway.token_file", str(path), "others can read it", f"chmod 600 {path}")
+                raise ConfigError(place, str(path), "others can read it", f"chmod 600 {path}")
             return file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("gateway.token_file", str(path), f"cannot be read ({error})") from None
+        raise ConfigError(place, str(path), f"cannot be read ({error})") from None

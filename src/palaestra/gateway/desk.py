@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from palaestra.config import nearest
 from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.gateway.caller import Caller
 from palaestra.gateway.leases import Lease, LeaseTable, State
 from palaestra.gateway.metrics import Metrics
 from palaestra.gateway.runtime import Address, Runtime
+from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
 __all__ = ["SessionDesk"]
 
@@ -37,12 +40,13 @@ class SessionDesk:
     """Opens, hands out and takes back sessions."""
 
     def __init__(
-        self, runtime: Runtime, *, limit: int, new_id: Callable[[], str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, runtime: Runtime, *, limit: int, new_id: Callable[[], str], clock: Callable[[], float] = time.monotonic,
+        new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32),
+    ) -> None:  # fmt: skip
         self.runtime, self.metrics, self.clock = runtime, Metrics(), clock
         self.table = LeaseTable(limit)
         self.draining = False
-        self._new_id = new_id
+        self._new_id, self._new_token = new_id, new_token
         self._addresses: dict[str, Address] = {}
         self._undeleted: set[str] = set()
         self._news = asyncio.Event()
@@ -83,7 +87,7 @@ class SessionDesk:
             raise SessionRefused("unknown_session_type", text, status=422)
         session_id = self._new_id()
         try:
-            self.table.admit(session_id, session_type, ttl_s, self.clock())
+            self.table.admit(session_id, session_type, ttl_s, self.clock(), token=self._new_token())
         except SessionRefused:
             self.metrics.totals["refused"] += 1
             raise
@@ -100,6 +104,17 @@ class SessionDesk:
         self.metrics.totals["created"] += 1
         self._news.set()
         return lease
+
+    def check_owner(self, session_id: str, caller: Caller) -> None:
+        """Refuse (403) what a client asks about a session that another one opened."""
+        lease = self.table.get(session_id)
+        # One that is gone belongs to nobody, and whoever asks is told what became of it.
+        if lease is not None and not caller.may_use(lease.token):
+            text = (
+                f"session {session_id} belongs to the client that opened it. "
+                f"Send the session_token of its opening as {SESSION_TOKEN_HEADER}."
+            )
+            raise SessionRefused("not_your_session", text, status=403)
 
     def renew(self, session_id: str, ttl_s: float) -> Lease:
         """A new term."""

@@ -6,40 +6,48 @@ import hmac
 import re
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.gateway.caller import CALLER, Caller
 from palaestra.gateway.forwarding import PREFIX
 from palaestra.gateway.replies import Asgi, Message, Receive, Scope, Send, read_body, send_error
+from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
 __all__ = ["Entrance", "authorise"]
 
 MAX_CONTROL_BYTES = 64 << 10
+_SESSION_TOKEN = SESSION_TOKEN_HEADER.lower().encode()
+_READ = (b"authorization", b"origin", b"host", _SESSION_TOKEN)
 _LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
 
 
-def authorise(headers: list[tuple[bytes, bytes]], token: bytes | None) -> None:
-    """Refuse a request that must not come in (401, 403).
+def authorise(headers: list[tuple[bytes, bytes]], token: bytes | None, operator: bytes | None = None) -> Caller:
+    """Who sent a request; refused (401, 403) when it must not come in.
 
     Without a token the one danger is a web page in a browser on this machine, which may send requests to any address:
     it gives itself away by its `Origin`, or by a `Host` that is not this machine's.
     """
-    found = {name: value for name, value in headers if name in (b"authorization", b"origin", b"host")}
+    found = {name: value for name, value in headers if name in _READ}
     if token is None:
         if b"origin" in found or not _LOOPBACK.fullmatch(found.get(b"host", b"localhost")):
             text = "without a token only programs on this machine are served, not web pages."
             raise SessionRefused("foreign_origin", text, status=403)
-        return
+        return Caller(operator=True)
     scheme, _, given = found.get(b"authorization", b"").partition(b" ")
     # Compared in full whatever the first bytes are, so that the time taken tells nothing.
-    if not hmac.compare_digest(given.strip(), token) or scheme.lower() != b"bearer":
+    is_client = hmac.compare_digest(given.strip(), token)
+    is_operator = operator is not None and hmac.compare_digest(given.strip(), operator)
+    if not (is_client or is_operator) or scheme.lower() != b"bearer":
         text = "the request carries no token, or a wrong one. Send Authorization: Bearer <token>."
         raise SessionRefused("unauthorised", text, status=401)
+    return Caller(is_operator, found.get(_SESSION_TOKEN, b""))
 
 
 class Entrance:
     """Lets requests in and shows them where to go."""
 
-    def __init__(self, proxy: Asgi, api: Asgi, token: str | None) -> None:
+    def __init__(self, proxy: Asgi, api: Asgi, token: str | None, operator_token: str | None = None) -> None:
         self._proxy, self._api = proxy, api
         self._token = None if token is None else token.encode()
+        self._operator = None if operator_token is None else operator_token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -48,7 +56,7 @@ class Entrance:
         path: str = scope["path"]
         try:
             if path != "/health":
-                authorise(scope["headers"], self._token)
+                scope[CALLER] = authorise(scope["headers"], self._token, self._operator)
             if scope["raw_path"].startswith(PREFIX):
                 await self._proxy(scope, receive, send)
                 return

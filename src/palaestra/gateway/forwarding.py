@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
 from palaestra.errors import SessionRefused
+from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
 __all__ = ["PREFIX", "request_headers", "response_headers", "session_and_path"]
 
@@ -22,8 +23,10 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer trailers "
     b"transfer-encoding upgrade".split()
 )
-# Our own token and anybody's cookies end here; `host` names us, `expect` was answered by our own server.
-_NOT_FOR_SESSIONS = _HOP_BY_HOP | frozenset((b"authorization", b"cookie", b"host", b"expect", b"content-length"))
+# Our own tokens and anybody's cookies end here; `host` names us, `expect` was answered by our own server.
+_NOT_FOR_SESSIONS = _HOP_BY_HOP | frozenset(
+    (b"authorization", b"cookie", b"host", b"expect", b"content-length", SESSION_TOKEN_HEADER.lower().encode())
+)
 # A page inside a session must not set cookies for the gateway's address.
 _NOT_FOR_CLIENTS = _HOP_BY_HOP | frozenset((b"set-cookie", b"set-cookie2", b"server", b"date"))
 

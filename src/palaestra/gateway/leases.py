@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
@@ -83,6 +83,8 @@ class Lease:
     """Requests under way; a lease does not run out under one."""
     reason: str = ""
     """Why it was lost."""
+    token: str = field(default="", repr=False)
+    """What its client sends to be known as such."""
 
     def left_s(self, now: float) -> float:
         """Seconds until it runs out; the whole term while it is being opened or used."""
@@ -120,14 +122,18 @@ class LeaseTable:
             found[lease.state] += 1
         return found
 
-    def admit(self, session_id: str, session_type: str, ttl_s: float, now: float) -> Lease:
+    def get(self, session_id: str) -> Lease | None:
+        """The lease of a session that is on the table."""
+        return self._leases.get(session_id)
+
+    def admit(self, session_id: str, session_type: str, ttl_s: float, now: float, *, token: str = "") -> Lease:
         """Take a place for a session that is about to be opened; refused with 429 when there is none."""
         if session_id in self._leases or session_id in self._gone:
             raise ValueError(f"session {session_id!r} is or was on the table; ids are used once")
         if self.occupied >= self.limit:
             text = f"all {self.limit} sessions are taken. Close one, or try again later."
             raise SessionRefused("no_room", text, status=429, retry_after=self._room_in_s(now))
-        lease = Lease(session_id, session_type, ttl_s, now, now + ttl_s)
+        lease = Lease(session_id, session_type, ttl_s, now, now + ttl_s, token=token)
         self._leases[session_id] = lease
         return lease
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.gateway.caller import CALLER
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.forwarding import request_headers, response_headers, session_and_path
 from palaestra.gateway.replies import FORWARDED, Message, Receive, Scope, Send, announced, send_error
@@ -40,6 +41,7 @@ class Proxy:
         try:
             session_id, path = session_and_path(scope["raw_path"])
             self._check(scope)
+            self._desk.check_owner(session_id, scope[CALLER])
             lease, address = self._desk.begin(session_id)
             status = await self._forward(scope, receive, send, address, path)
         except (SessionRefused, EnvironmentFailed) as error:

@@ -20,7 +20,7 @@ from functools import partial
 import aiohttp
 
 from palaestra.gateway.api import build_api
-from palaestra.gateway.config import GatewayConfig, read_token
+from palaestra.gateway.config import GatewayConfig, read_operator_token, read_token
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.entrance import Entrance
 from palaestra.gateway.local import LocalRuntime, Patience, make_client
@@ -45,7 +45,7 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def open_gateway(
-    config: GatewayConfig, *, token: str | None, runtime: Runtime | None = None
+    config: GatewayConfig, *, token: str | None, operator_token: str | None = None, runtime: Runtime | None = None
 ) -> AsyncIterator[Gateway]:
     """A gateway without its port, for whoever serves it; everything it started is gone when the block ends."""
     async with make_client() as client:
@@ -56,7 +56,7 @@ async def open_gateway(
         proxy = Proxy(desk, upstream, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
         try:
             await desk.start()
-            yield Gateway(Entrance(proxy, build_api(desk, config), token), desk)
+            yield Gateway(Entrance(proxy, build_api(desk, config), token, operator_token), desk)
         finally:
             await desk.stop()
             upstream.close()
@@ -78,9 +78,10 @@ async def run_gateway(
 ) -> None:
     """Serve until told to stop; `told` hears where, as soon as requests are answered."""
     token = read_token(config, environment)
+    operator_token = read_operator_token(config, environment, token)
     with listen(config.host, config.port, "gateway.port") as sock:
         async with (
-            open_gateway(config, token=token) as gateway,
+            open_gateway(config, token=token, operator_token=operator_token) as gateway,
             answering(gateway.app, sock) as serving,
             _stop_asked(config) as stop,
         ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
@@ -35,14 +35,19 @@ class SessionClient:
     def __init__(
         self, url: str, *, token: str | None = None, patience: Patience | None = None, rng: random.Random | None = None,
         caller: HttpCaller | None = None, give_up: Callable[[], Awaitable[object]] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """`caller` shares connections with others and is then not closed here; `give_up` tells whoever opened it."""
+        """`caller` shares connections with others and is then not closed here; `give_up` tells whoever opened it.
+
+        `headers` go with every request, such as the token by which a gateway knows who opened the session.
+        """
         self._caller = caller or HttpCaller(url, token=token, patience=patience, rng=rng)
         self._own_caller = caller is None
         self._path = "" if caller is None else url.removeprefix(caller.url).rstrip("/")
         self._give_up = give_up
         self._closed = False
         self.url = url
+        self.headers = dict(headers or {})
 
     async def reset(self, request: TaskRequest) -> TaskSpec:
         """Begin an episode."""
@@ -94,10 +99,13 @@ class SessionClient:
             if self._own_caller:
                 await self._caller.close()
 
-    async def _call(self, method: str, path: str, body: bytes | None = None, **how: Any) -> Answer:
+    async def _call(
+        self, method: str, path: str, body: bytes | None = None, *, headers: Mapping[str, str] | None = None, **how: Any
+    ) -> Answer:
         if self._closed:
             raise SessionRefused("no_session", "the session is closed. Open another one.", status=404)
-        return await self._caller.call(method, self._path + path, body, **how)
+        sent = {**self.headers, **(headers or {})}
+        return await self._caller.call(method, self._path + path, body, headers=sent, **how)
 
 
 async def open_session(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Mapping
 
 from palaestra.errors import EnvironmentFailed, SessionRefused
 from palaestra.sessions.client import SessionClient
 from palaestra.sessions.http_caller import Answer, HttpCaller, Patience
-from palaestra.sessions.wire import written
+from palaestra.sessions.wire import SESSION_TOKEN_HEADER, written
 from palaestra.strict_json import read_json
 
 __all__ = ["GatewayClient"]
@@ -43,15 +44,19 @@ class GatewayClient:
                 if refusal.status != 429 or asyncio.get_running_loop().time() + wait > end:
                     raise
                 await asyncio.sleep(wait)
-        name = _opened(answer)
+        name, token = _opened(answer)
+        # The gateway's token opens sessions; this one says which of them are ours.
+        owned = {} if token is None else {SESSION_TOKEN_HEADER: token}
 
         async def give_up() -> None:
             await self._let_go(name)
-            await self._caller.call("DELETE", f"/sessions/{name}", repeatable=True)
+            await self._caller.call("DELETE", f"/sessions/{name}", headers=owned, repeatable=True)
 
-        session = SessionClient(f"{self._caller.url}/proxy/{name}", caller=self._caller, give_up=give_up)
+        url = f"{self._caller.url}/proxy/{name}"
+        session = SessionClient(url, caller=self._caller, give_up=give_up, headers=owned)
         self._held[name] = session
-        self._renewing[name] = asyncio.create_task(self._renew(name, ttl_s), name=f"palaestra-lease-{name}")
+        renewing = self._renew(name, ttl_s, {**_JSON, **owned})
+        self._renewing[name] = asyncio.create_task(renewing, name=f"palaestra-lease-{name}")
         return session
 
     async def close(self) -> None:
@@ -59,13 +64,13 @@ class GatewayClient:
         await asyncio.gather(*(session.close() for session in list(self._held.values())))
         await self._caller.close()
 
-    async def _renew(self, name: str, ttl_s: float) -> None:
+    async def _renew(self, name: str, ttl_s: float, headers: Mapping[str, str]) -> None:
         """Three times within each term, so that one renewal may be lost and another be late."""
         body = written({"ttl_s": ttl_s})
         while True:
             await asyncio.sleep(ttl_s / 3)
             try:
-                await self._caller.call("POST", f"/sessions/{name}/renew", body, headers=_JSON, repeatable=True)
+                await self._caller.call("POST", f"/sessions/{name}/renew", body, headers=headers, repeatable=True)
             except SessionRefused as refusal:
                 # The lease is gone; the next call of whoever holds the session is told so.
                 _log.warning("session %s is no longer ours: %s", name, refusal)
@@ -82,9 +87,12 @@ class GatewayClient:
             await asyncio.gather(renewing, return_exceptions=True)
 
 
-def _opened(answer: Answer) -> str:
+def _opened(answer: Answer) -> tuple[str, str | None]:
+    """The session's id, and its token where the gateway gives it one."""
     try:
-        return str(read_json(answer.body)["session_id"])
-    except (ValueError, KeyError, TypeError) as error:
+        document = read_json(answer.body)
+        token = document.get("session_token")
+        return str(document["session_id"]), None if token is None else str(token)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         text = f"the gateway opened no session ({error}): {answer.body[:100]!r}"
         raise EnvironmentFailed("bad_answer", text) from None

@@ -73,13 +73,14 @@ class HttpCaller:
     """Calls to one address; close it when done. Connections are kept and may be shared by many sessions."""
 
     def __init__(
-        self, url: str, *, token: str | None = None, patience: Patience | None = None, rng: random.Random | None = None
-    ) -> None:
+        self, url: str, *, token: str | None = None, patience: Patience | None = None, rng: random.Random | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         if not url.startswith(("http://", "https://")):
             raise ConfigError("url", url, "must begin with http:// or https://")
         self.url = url.rstrip("/")
         self.patience = patience or Patience()
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
         self._rng = rng or random.Random()
         self._http: aiohttp.ClientSession | None = None
 

@@ -62,11 +62,16 @@ class QueryDialectSession:
     def __init__(
         self, url: str, assign: Callable[[TaskRequest], Assignment], *, token: str | None = None, screen: Size = SCREEN,
         delay_s: float = 1.0, scroll_px: int = SCROLL_PX, deadline_s: float = 30.0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """`delay_s`: from an act to its picture. `scroll_px`: what its one kind of scroll amounts to."""
+        """`delay_s`: from an act to its picture. `scroll_px`: what its one kind of scroll amounts to.
+
+        `headers` go with every request, such as those of the session that a gateway opened.
+        """
         # One attempt and no more: a GET that clicks must never be repeated.
-        self._acting = HttpCaller(url, token=token, patience=Patience(attempt_s=deadline_s, attempts=1))
-        self._asking = HttpCaller(url, token=token, patience=Patience(attempt_s=deadline_s))
+        once = Patience(attempt_s=deadline_s, attempts=1)
+        self._acting = HttpCaller(url, token=token, patience=once, headers=headers)
+        self._asking = HttpCaller(url, token=token, patience=Patience(attempt_s=deadline_s), headers=headers)
         self._assign, self._screen, self._delay_s, self._scroll_px = assign, screen, delay_s, scroll_px
         self._turn = asyncio.Lock()
         self._episode: Episode | None = None

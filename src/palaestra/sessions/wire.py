@@ -19,6 +19,7 @@ from palaestra.strict_json import read_json
 
 __all__ = [
     "MAX_BODY",
+    "SESSION_TOKEN_HEADER",
     "STEP_HEADER",
     "act_asked",
     "begun_document",
@@ -37,6 +38,9 @@ MAX_BODY = 1_000_000
 
 STEP_HEADER = "X-Palaestra-Step"
 """The header that carries an act's document beside its picture."""
+
+SESSION_TOKEN_HEADER = "X-Palaestra-Session-Token"
+"""The header by which a gateway knows the client that opened a session."""
 
 MAX_HEADER = 4096
 """Bytes of it; clients and proxies commonly refuse a header from 8 KB on."""
