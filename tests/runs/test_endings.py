@@ -12,7 +12,7 @@ from palaestra.errors import LaunchRefused
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.child import Child
 from palaestra.runs.durable import write_json
-from palaestra.runs.facts import last_lines
+from palaestra.runs.facts import exception_line, last_lines
 from palaestra.runs.phase import Happening
 
 
@@ -186,3 +186,44 @@ def test_a_trainer_inherits_no_descriptor_and_no_signal_setting(home):
     asyncio.run(body())
     # 4 = standard streams and the listing itself; Python ignores SIGPIPE (13) and SIGXFSZ (25) by its own choice.
     assert attempt.stdout.read_text() == "4 0x1001000\n"
+
+
+IGNORED = (
+    "Exception ignored in: <function RecordVideo.__del__>\nTraceback (most recent call last):\n"
+    '  File "b.py", line 2, in close\nImportError: sys.meta_path is None\n'
+)
+RAISED = (
+    'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    close()\nAttributeError: no enabled\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (RAISED, "AttributeError: no enabled"),
+        (RAISED + "\x1b[1;34mwandb\x1b[0m: Find logs at: x\n" * 100, "AttributeError: no enabled"),
+        (RAISED + IGNORED, "AttributeError: no enabled"),
+        (RAISED + "cleaning up\n", "AttributeError: no enabled"),
+        (RAISED + "step\n" * 21, ""),
+        (RAISED + "\nDuring handling of the above exception, another exception occurred:\n\n"
+         + RAISED.replace("AttributeError: no enabled", "ValueError: a\n  b"), "ValueError: a"),
+        (IGNORED, ""),
+        ("".join(f"[rank0]: {line}\n" for line in RAISED.splitlines()), "AttributeError: no enabled"),
+        ("Traceback (most recent call last):\n  File", ""),
+        ("done\n", ""),
+    ],
+)  # fmt: skip
+def test_what_ended_a_program_is_the_exception_of_its_last_traceback(tmp_path, output, line):
+    log = tmp_path / "stdout.log"
+    log.write_text("global_step=1\n" + output)
+    assert exception_line(log) == line
+
+
+def test_a_failure_is_named_by_its_exception_whatever_is_printed_behind_it(home):
+    code = "import atexit; atexit.register(print, 'Find logs at: wandb/x'); raise ValueError('bad learning rate')"
+    assert _end_of(home, code).reason == "exit code 1: ValueError: bad learning rate"
+
+
+def test_a_program_that_leaves_with_words_of_its_own_is_named_by_them(home):
+    code = "import sys\ntry:\n  1 / 0\nexcept Exception: pass\nprint('a'); sys.exit('no such dataset: mnist')"
+    assert _end_of(home, code).reason == "exit code 1: no such dataset: mnist"

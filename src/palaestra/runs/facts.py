@@ -17,7 +17,7 @@ from palaestra.runs.durable import read_json
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.phase import EndFacts
 
-__all__ = ["LABEL", "Observation", "end_facts", "last_lines", "last_said", "observe", "read_known"]
+__all__ = ["LABEL", "Observation", "end_facts", "exception_line", "last_lines", "last_said", "observe", "read_known"]
 
 LABEL = "PALAESTRA_RUN"
 """The environment variable that says which attempt a process belongs to."""
@@ -26,6 +26,11 @@ KNOWN_SCHEMA = 1
 SHOWN_LINES = 20
 _TAIL_BYTES = 1 << 16
 _JOURNAL_TAIL_BYTES = 1 << 18
+_TRACEBACK = "Traceback (most recent call last):"
+_NOT_THE_END = ("Exception ignored in", "Exception in thread", "Error in atexit")
+"""What stands in front of a traceback that ended something else than the program."""
+_LINES_AFTER_TRACEBACK = 20
+"""Of a program that goes on after a traceback: it has another reason to end. W&B's summary is not counted."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ def end_facts(attempt: AttemptPaths, redact: Callable[[str], str]) -> EndFacts:
         last_said=last_said(attempt.journal),
         same_boot=known is None or known.boot_id == boot_id(),
         last_lines=redact(last_lines(attempt.stdout)),
+        exception=redact(exception_line(attempt.stdout)),
     )
 
 
@@ -101,6 +107,23 @@ def last_lines(path: Path, count: int = SHOWN_LINES) -> str:
     while lines and not lines[-1].strip():
         lines.pop()
     return "\n".join(lines[-count:])
+
+
+def exception_line(path: Path) -> str:
+    """`ValueError: bad learning rate`: the exception of the last traceback near the end of an output; else empty."""
+    lines = [line.rstrip("\r") for line in _tail(path, _TAIL_BYTES).decode("utf-8", "replace").split("\n")]
+    for number in range(len(lines) - 1, -1, -1):
+        if _TRACEBACK not in lines[number] or lines[number - 1 if number else 0].startswith(_NOT_THE_END):
+            continue
+        indent = lines[number].index(_TRACEBACK)
+        rest = [line[indent:] for line in lines[number + 1 :]]
+        # Frames are indented, what was raised is not.
+        place = next((at for at, line in enumerate(rest) if line.strip() and not line.startswith(" ")), None)
+        if place is None:
+            return ""
+        went_on = [line for line in rest[place + 1 :] if line[:1].strip() and "wandb" not in line]
+        return rest[place].strip() if len(went_on) <= _LINES_AFTER_TRACEBACK else ""
+    return ""
 
 
 def last_said(journal: Path) -> str:

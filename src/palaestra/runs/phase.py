@@ -116,6 +116,8 @@ class EndFacts:
     """Whether the machine is still up since the attempt started."""
     last_lines: str = ""
     """The end of its output, already redacted."""
+    exception: str = ""
+    """The exception of the last Python traceback in its output, already redacted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,9 @@ def ending_of(facts: EndFacts) -> Ending:
         if facts.out_of_memory:
             return Ending(Happening.KILLED, "out of memory: the kernel killed it", "out_of_memory")
         return Ending(Happening.KILLED, f"killed ({signal_name(-facts.returncode)})", "signal")
-    return Ending(Happening.FAILED, f"exit code {facts.returncode}{_tail(facts.last_lines)}", "exit")
+    # An uncaught exception makes Python exit with 1, and others may print behind it.
+    said = facts.exception if facts.returncode == 1 and facts.exception else facts.last_lines
+    return Ending(Happening.FAILED, f"exit code {facts.returncode}{_last_line(said)}", "exit")
 
 
 def signal_name(number: int) -> str:
@@ -176,6 +180,6 @@ def _unseen(facts: EndFacts) -> Ending:
     return Ending(Happening.LOST, "it is gone and nobody saw it exit", "no_witness")
 
 
-def _tail(lines: str) -> str:
+def _last_line(lines: str) -> str:
     last = next((line.strip() for line in reversed(lines.splitlines()) if line.strip()), "")
     return f": {last[:300]}" if last else ""

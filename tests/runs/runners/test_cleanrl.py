@@ -14,6 +14,7 @@ from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import Machine
 from palaestra.runs.runners.cleanrl import CleanrlRunner
+from palaestra.runs.runners.interpreter import choose_python, environment_findings, probe
 from palaestra.runs.spec import RunSpec
 from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
 
@@ -217,3 +218,95 @@ def test_the_schema_is_the_scripts_own_without_what_every_runner_has():
     assert properties["learning_rate"]["default"] == 2.5e-4
     assert {"seed", "env_id", "track", "capture_video"}.isdisjoint(properties)
     assert list(CleanrlRunner().config_schema(RunSpec(runner="cleanrl"))["properties"]) == ["checkout"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout whose script evaluates the model it has saved, and uploads it, as CleanRL's do."""
+    copy = tmp_path / "copy"
+    shutil.copytree(CHECKOUT, copy)
+    script = copy / "cleanrl" / "shaped.py"
+    saved = '        print(f"model saved to {model_path}")\n'
+    last = (
+        "        from cleanrl_utils.play import evaluate\n"
+        "        evaluate(model_path, run_name)\n"
+        "        if args.upload_model:\n"
+        "            from huggingface_hub import HfApi\n"
+    )
+    text = script.read_text().replace(saved, saved + last)
+    text = text.replace("    env_id: str", "    upload_model: bool = False\n    env_id: str")
+    script.write_text(text)
+    (copy / "cleanrl_utils" / "play.py").write_text("def evaluate(path, name, capture_video: bool = True): ...\n")
+    return copy
+
+
+def _checks(machine, checkout, **config):
+    script = config.pop("script", "shaped")
+    spec = _spec(script=script, python=sys.executable, config={"checkout": str(checkout), **config})
+    return {finding.check: finding for finding in CleanrlRunner().preflight(spec, machine)}
+
+
+def test_what_the_last_step_needs_is_looked_for_before_the_first(machine, checkout):
+    assert "dependency:moviepy" not in _checks(machine, checkout)
+    found = _checks(machine, checkout, save_model=True)["dependency:moviepy"]
+
+    if find_spec("moviepy"):
+        assert found.level == "ok"
+    else:
+        assert (found.level, found.remedy) == ("refused", f"{sys.executable} -m pip install 'moviepy'")
+    assert "dependency:huggingface-hub" not in _checks(machine, checkout, upload_model=True)
+    assert "dependency:huggingface-hub" in _checks(machine, checkout, save_model=True, upload_model=True)
+
+
+def test_an_upload_after_the_training_needs_credentials_before_it(machine, checkout, tmp_path):
+    bare = {k: v for k, v in machine.environment.items() if not k.startswith("HF")} | {"HOME": str(tmp_path)}
+    wishes = {"save_model": True, "upload_model": True}
+
+    refused = _checks(Machine(bare, 10**12), checkout, **wishes)["credentials"]
+    assert (refused.level, refused.remedy) == ("refused", "hf auth login, or leave upload_model out")
+    assert "credentials" not in _checks(Machine(bare, 10**12), checkout, upload_model=True)
+    assert _checks(Machine({**bare, "HF_TOKEN": "x"}, 10**12), checkout, **wishes)["credentials"].level == "ok"
+    (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
+    (tmp_path / ".cache" / "huggingface" / "token").write_text("x")
+    assert _checks(Machine(bare, 10**12), checkout, **wishes)["credentials"].level == "ok"
+
+
+def test_a_script_for_atari_needs_the_emulator(machine, checkout):
+    shutil.copy(checkout / "cleanrl" / "shaped.py", checkout / "cleanrl" / "shaped_atari.py")
+    found = _checks(machine, checkout, script="shaped_atari")
+
+    assert found["dependency:ale-py"].level == ("ok" if find_spec("ale_py") else "refused")
+    assert found["dependency:opencv-python"].level == ("ok" if find_spec("cv2") else "refused")
+
+
+def test_a_wrapper_that_gymnasium_does_not_have_is_refused_with_the_version_that_has_it(machine, checkout):
+    script = checkout / "cleanrl" / "shaped.py"
+    script.write_text(script.read_text() + "\nwrapped = gym.wrappers.MonitorOfOld(1)\n")
+    found = _checks(machine, checkout)["wrappers"]
+
+    assert found.level == "refused"
+    assert "shaped.py uses gymnasium.wrappers.MonitorOfOld, which gymnasium" in found.text
+    assert found.remedy == f"{sys.executable} -m pip install 'gymnasium==0.29.1'"
+
+
+def test_an_environment_that_cannot_draw_is_refused_when_it_is_to_be_filmed(machine, tmp_path):
+    (tmp_path / "blind.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Blind(CartPoleEnv):\n"
+        "    def render(self):\n"
+        "        raise RuntimeError('no eyes')\n"
+        "gymnasium.register('Blind-v0', entry_point=Blind)\n"
+    )
+
+    def findings(render):
+        python = choose_python(_spec(python=sys.executable))
+        found = probe(
+            python, machine, env_id="Blind-v0", register=("blind",), render=render, pythonpath=(str(tmp_path),)
+        )
+        return environment_findings(found, "Blind-v0")
+
+    assert [finding.level for finding in findings(render=False)] == ["ok"]
+    (refused,) = findings(render=True)
+    assert (refused.level, refused.remedy) == ("refused", "Install what it names, or choose another environment")
+    assert "RuntimeError: no eyes" in refused.text

@@ -1,5 +1,6 @@
 """What the shim puts back under Gymnasium 1, asked of a fresh interpreter that has it on its path."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.runs.runners.cleanrl import SHIM
+from palaestra.runs.runners.cleanrl import RENAMED, SHIM
 
 PLAY = """
 import json, sys
@@ -102,3 +103,58 @@ def test_a_program_that_does_not_use_gymnasium_does_not_load_it():
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(SHIM.parent)},
     )  # fmt: skip
     assert done.stdout == "False\n"
+
+
+def test_wrappers_that_were_renamed_have_their_old_names_too():
+    said = _said("""
+import importlib.resources
+stacked = gym.wrappers.FrameStack(Counting(3), 4)
+print(json.dumps([
+    np.asarray(stacked.reset()[0]).shape, gym.wrappers.GrayScaleObservation.__name__,
+    importlib.resources.files("gymnasium").joinpath("py.typed").is_file(),
+]))
+""")
+
+    assert said == [[4, 1], "GrayscaleObservation", True]
+
+
+def test_the_names_that_preflight_expects_of_it_are_those_it_brings():
+    spec = importlib.util.spec_from_file_location("the_shim", SHIM)
+    shim = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(shim)
+
+    assert shim.RENAMED == RENAMED
+
+
+def test_a_recorder_that_wandb_closes_in_its_own_way_can_be_closed(tmp_path):
+    (tmp_path / "moviepy.py").write_text("")
+    said = _said(
+        f"""
+Recorder = gym.wrappers.RecordVideo
+close = Recorder.close
+def closed(self):  # as wandb.integration.gym does with monitor_gym=True
+    close(self)
+    if not self.enabled:
+        return
+    raise AssertionError(self.path)
+Recorder.close = closed
+class Drawn(Counting):
+    metadata = {{"render_modes": ["rgb_array"], "render_fps": 30}}
+    render_mode = "rgb_array"
+Recorder(Drawn(3), {str(tmp_path / "videos")!r}, episode_trigger=lambda _: False).close()
+print(json.dumps("closed"))
+""",
+        search=[str(tmp_path)],
+    )
+
+    assert said == "closed"
+
+
+def test_the_environments_of_an_installed_ale_py_are_registered(tmp_path):
+    (tmp_path / "ale_py.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Pretended-v4', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    said = _said("print(json.dumps('Pretended-v4' in gym.registry))", search=[str(tmp_path)])
+
+    assert said is True

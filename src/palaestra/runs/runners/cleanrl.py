@@ -31,6 +31,7 @@ from palaestra.runs.runner import (
 from palaestra.runs.runners.cleanrl_args import Script, read_script
 from palaestra.runs.runners.environment import trainer_environment
 from palaestra.runs.runners.flags import argument_schema, escapes, flag_findings, flag_words
+from palaestra.runs.runners.import_scan import ScannedImports, scan_imports
 from palaestra.runs.runners.interpreter import (
     Interpreter,
     Probe,
@@ -45,10 +46,13 @@ from palaestra.runs.spec import RunSpec
 __all__ = ["CleanrlRunner", "tracking_findings"]
 
 SHIM = Path(__file__).with_name("shims") / "cleanrl" / "sitecustomize.py"
+RENAMED = {"GrayScaleObservation": "GrayscaleObservation", "FrameStack": "FrameStackObservation"}
+"""Wrappers of Gymnasium 0.29 that version 1 has under another name; the shim brings the old names back."""
 _WHY = "lets a script for Gymnasium 0.29 report its episodes under Gymnasium 1"
 CHECKOUT = "PALAESTRA_CLEANRL"
 CLONE = "git clone https://github.com/vwxyzjn/cleanrl, then export PALAESTRA_CLEANRL=$PWD/cleanrl or give checkout=DIR"
 _DISTRIBUTIONS = {
+    "ale_py": "ale-py",
     "cv2": "opencv-python",
     "PIL": "pillow",
     "memory_gym": "memory-gym",
@@ -73,6 +77,16 @@ class _Wish:
     script: Script
     values: dict[str, Any]
     notes: tuple[Finding, ...]
+    scanned: ScannedImports
+
+    @property
+    def films(self) -> bool:
+        """Whether episodes are filmed at any time; evaluations of saved models are."""
+        return self.scanned.films or bool(self.value("capture_video"))
+
+    @property
+    def atari(self) -> bool:
+        return "atari" in self.script.path.stem and "gymnasium" in self.script.imports
 
     @property
     def env_id(self) -> str:
@@ -124,9 +138,11 @@ class CleanrlRunner:
             Finding("script", "ok", text),
             *python_findings(interpreter, found, _needed(wish, spec), oldest=(3, 8), remedy=remedy),
             *_environment(wish, found),
+            *_wrappers(wish, found, interpreter),
             *(cuda_findings(interpreter, found) if _wants_cuda(wish, spec) else []),
             *wish.notes,
             *tracking_findings(spec, machine),
+            *_upload(wish, machine),
             *([_shim_note(found)] if _needs_shim(wish, found) else []),
         ]
 
@@ -200,7 +216,8 @@ def _understood(spec: RunSpec, machine: Machine) -> _Wish:
         if values.get("cuda") and not spec.gpus:
             notes.append(Finding("gpu", "warning", "cuda is asked for and no GPU: it runs on the CPU", "Use --gpus 1"))
         values["cuda"] = spec.gpus > 0
-    return _Wish(checkout, script, values, tuple(notes))
+    known = {one.name: one.default for one in script.arguments if not one.computed} | values
+    return _Wish(checkout, script, values, tuple(notes), scan_imports(script.path, checkout, _LOCAL, known))
 
 
 def _checkout(spec: RunSpec, environment: Mapping[str, str]) -> Path:
@@ -234,11 +251,12 @@ def _script(name: str, checkout: Path) -> Path:
 
 
 def _needed(wish: _Wish, spec: RunSpec) -> dict[str, str]:
-    """Distributions that the script imports, and how to install each."""
-    names = {_DISTRIBUTIONS.get(word, word) for word in wish.script.imports - _LOCAL}
+    """Distributions that the script imports from its first line to its last, and how to install each."""
+    names = {_DISTRIBUTIONS.get(word, word) for word in wish.scanned.packages}
     names |= {"tensorboard"} if "torch" in names else set()
     names |= {"wandb"} if spec.track != "off" else set()
-    names |= {"moviepy"} if spec.video else set()
+    names |= {"moviepy"} if wish.films else set()
+    names |= {"ale-py", "opencv-python"} if wish.atari else set()
     extras = {"gymnasium": "gymnasium[classic-control]"}
     return {name: extras.get(name, name) for name in sorted(names)}
 
@@ -246,7 +264,10 @@ def _needed(wish: _Wish, spec: RunSpec) -> dict[str, str]:
 def _probed(wish: _Wish, interpreter: Interpreter, machine: Machine, spec: RunSpec) -> Probe:
     env_id = wish.env_id if "gymnasium" in wish.script.imports else None
     packages, cuda = tuple(_needed(wish, spec)), _wants_cuda(wish, spec)
-    return probe(interpreter, machine, packages=packages, env_id=env_id, cuda=cuda, pythonpath=(str(wish.checkout),))
+    return probe(
+        interpreter, machine, packages=packages, env_id=env_id, cuda=cuda, pythonpath=(str(wish.checkout),),
+        register=("ale_py",) if wish.atari else (), render=wish.films, wrappers=tuple(sorted(wish.scanned.wrappers)),
+    )  # fmt: skip
 
 
 def _wants_cuda(wish: _Wish, spec: RunSpec) -> bool:
@@ -254,11 +275,36 @@ def _wants_cuda(wish: _Wish, spec: RunSpec) -> bool:
 
 
 def _environment(wish: _Wish, found: Probe) -> list[Finding]:
+    if None in found.packages.values():
+        # Without its packages the environment cannot be made; they are what is refused.
+        return []
     findings = environment_findings(found, wish.env_id)
-    if wish.script.imports - _LOCAL - _REGISTER_NOTHING or "atari" in wish.script.path.stem:
+    if wish.script.imports - _LOCAL - _REGISTER_NOTHING:
         # The script's own imports may register what a bare Gymnasium does not know.
         return [Finding(f.check, "warning" if f.level == "refused" else f.level, f.text, f.remedy) for f in findings]
     return findings
+
+
+def _wrappers(wish: _Wish, found: Probe, interpreter: Interpreter) -> list[Finding]:
+    """Whether the installed Gymnasium has what the script takes from its `wrappers`."""
+    missing = sorted(set(found.missing_wrappers) - RENAMED.keys())
+    if not missing:
+        return []
+    version = found.packages.get("gymnasium")
+    text = f"{wish.script.path.name} uses gymnasium.wrappers.{missing[0]}, which gymnasium {version} does not have"
+    return [Finding("wrappers", "refused", text, f"{interpreter.path} -m pip install 'gymnasium==0.29.1'")]
+
+
+def _upload(wish: _Wish, machine: Machine) -> list[Finding]:
+    """Whether the Hugging Face Hub would let us in; only asked of runs that upload their model when they have ended."""
+    if "huggingface_hub" not in wish.scanned.packages or not wish.value("upload_model"):
+        return []
+    home = Path(machine.environment.get("HOME", ""))
+    cache = machine.environment.get("HF_HOME") or home / ".cache" / "huggingface"
+    if machine.environment.get("HF_TOKEN") or (Path(cache) / "token").is_file():
+        return [Finding("credentials", "ok", "for the Hugging Face Hub")]
+    text = "upload_model needs HF_TOKEN in the service's environment, or a token that hf auth login has stored"
+    return [Finding("credentials", "refused", text, "hf auth login, or leave upload_model out")]
 
 
 def _needs_shim(wish: _Wish, found: Probe) -> bool:

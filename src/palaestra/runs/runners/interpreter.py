@@ -52,6 +52,8 @@ class Probe:
     """Versions of what was asked for; None for what is not installed."""
     cuda: bool = False
     env: Mapping[str, Any] = field(default_factory=dict)
+    missing_wrappers: tuple[str, ...] = ()
+    """Of the names that were asked for, those that `gymnasium.wrappers` does not have."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -107,9 +109,15 @@ def probe(
     cuda: bool = False,
     signature_of: str | None = None,
     pythonpath: tuple[str, ...] = (),
+    register: tuple[str, ...] = (),
+    render: bool = False,
+    wrappers: tuple[str, ...] = (),
 ) -> Probe:
     """Ask an interpreter; an answer is remembered until its packages change, at most a minute."""
-    wanted = {"packages": packages, "env_id": env_id, "cuda": cuda, "signature_of": signature_of}
+    wanted = {
+        "packages": packages, "env_id": env_id, "cuda": cuda, "signature_of": signature_of,
+        "register": register, "render": render, "wrappers": wrappers,
+    }  # fmt: skip
     environment = {**passed_on(machine), "PYTHONDONTWRITEBYTECODE": "1", "SDL_VIDEODRIVER": "dummy"}
     if pythonpath:
         environment["PYTHONPATH"] = ":".join(pythonpath)
@@ -152,6 +160,7 @@ def _asked(python: str, wanted: Mapping[str, Any], environment: Mapping[str, str
         packages=found["packages"],
         cuda=found.get("cuda", False),
         env=found.get("env", {}),
+        missing_wrappers=tuple(found.get("missing_wrappers", ())),
         arguments=found.get("arguments", {}),
     )
 
@@ -191,6 +200,9 @@ def environment_findings(found: Probe, env_id: str) -> list[Finding]:
     """Whether the environment can be made there."""
     if not found.env or found.env.get("made"):
         return [Finding("env", "ok", env_id)] if found.env else []
-    close = nearest(env_id, found.env["known"])
+    known = found.env["known"]
+    close = nearest(env_id, known)
     hint = f"Nearest: {', '.join(close)}" if close else "Look at what gymnasium has registered there"
+    if env_id in known:
+        hint = "Install what it names, or choose another environment"
     return [Finding("env", "refused", f"{env_id} cannot be made: {found.env['reason'][:300]}", hint)]

@@ -6,6 +6,7 @@ arguments a class takes. Run by path with the interpreter in question; imports n
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -15,12 +16,19 @@ import sys
 from importlib import metadata
 from typing import Any
 
+SAME = {
+    "opencv-python": ("opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
+    "pygame": ("pygame-ce",),
+}
+"""Distributions that bring the same module under another name."""
 MANY = 64
 """Bounds of a space with more numbers than this are told by their range."""
 
 
 def main(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Answer what was asked: `packages`, `env_id`, `cuda`, `signature_of` (an address)."""
+    """Answer what was asked: `packages`, `env_id` (after importing `register`; drawn when `render`), `cuda`,
+    `signature_of` (an address), `wrappers` of Gymnasium.
+    """
     found: dict[str, Any] = {
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "executable": sys.executable,
@@ -29,18 +37,22 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
     if wanted.get("cuda"):
         found["cuda"] = cuda()
     if wanted.get("env_id"):
-        found["env"] = environment(wanted["env_id"])
+        found["env"] = environment(wanted["env_id"], wanted.get("register", ()), wanted.get("render", False))
+    if wanted.get("wrappers"):
+        found["missing_wrappers"] = missing_wrappers(wanted["wrappers"])
     if wanted.get("signature_of"):
         found["arguments"] = arguments_of(wanted["signature_of"])
     return found
 
 
 def version_of(name: str) -> str | None:
-    """Of an installed distribution; None when there is none."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    """Of an installed distribution, or of one that is the same under another name; None when there is none."""
+    for known in (name, *SAME.get(name, ())):
+        try:
+            return metadata.version(known)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def cuda() -> bool:
@@ -52,14 +64,29 @@ def cuda() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def environment(env_id: str) -> dict[str, Any]:
+def missing_wrappers(names: list[str]) -> list[str]:
+    """Those of the names that `gymnasium.wrappers` does not have."""
+    try:
+        wrappers = importlib.import_module("gymnasium.wrappers")
+    except ImportError:
+        return []
+    return [name for name in names if not hasattr(wrappers, name)]
+
+
+def environment(env_id: str, register: list[str], render: bool) -> dict[str, Any]:
     """Whether an environment can be made, and what it looks like; else why not and what is nearest."""
     try:
         gymnasium = importlib.import_module("gymnasium")
     except ImportError as error:
         return {"made": False, "reason": str(error), "known": []}
+    for name in register:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     try:
-        env = gymnasium.make(env_id)
+        env = gymnasium.make(env_id, render_mode="rgb_array") if render else gymnasium.make(env_id)
+        if render:
+            env.reset()
+            env.render()
     except Exception as error:  # noqa: BLE001 - whatever an environment does on being made is its answer
         return {"made": False, "reason": f"{type(error).__name__}: {error}", "known": sorted(gymnasium.registry)}
     try:

@@ -1,14 +1,18 @@
 """Lets scripts written for Gymnasium 0.29 report their episodes under Gymnasium 1: put on PYTHONPATH, script untouched.
 
 Since version 1 a vector environment resets in the next step and tells of an ended episode in another shape; scripts
-that look for `infos["final_info"]` then train for hours and never see an episode end. Three things are put back, and
+that look for `infos["final_info"]` then train for hours and never see an episode end. These things are put back, and
 only where the script did not choose otherwise itself: `SyncVectorEnv` resets in the same step and says `final_info` and
 `final_observation` as 0.29 did; an episode's return and length are arrays of one number; `TransformObservation` may be
-called without a space. Patches happen when those modules are imported, so other programs pay nothing.
+called without a space; `GrayScaleObservation` and `FrameStack` have their names; the environments of an installed
+`ale_py` are registered. `RecordVideo` can be closed where W&B replaced `close` with one for 0.29's recorder, which
+otherwise fails after the training. Patches happen when those modules are imported, so other programs pay nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -89,7 +93,31 @@ def _space_may_be_left_out(module: ModuleType) -> None:
     kind.__init__ = new_init
 
 
+RENAMED = {"GrayScaleObservation": "GrayscaleObservation", "FrameStack": "FrameStackObservation"}
+
+
+def _old_names(module: ModuleType) -> None:
+    for old, new in RENAMED.items():
+        if not hasattr(module, old) and hasattr(module, new):
+            setattr(module, old, getattr(module, new))
+
+
+def _closes_under_wandb(module: ModuleType) -> None:
+    """`wandb.init(monitor_gym=True)` gives `RecordVideo` a `close` that asks for `enabled` and uploads `path`."""
+    kind = getattr(module, "RecordVideo", None)
+    if kind is not None and not hasattr(kind, "enabled"):
+        kind.enabled = False
+
+
+def _registers_atari(_: ModuleType) -> None:
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ale_py")
+
+
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "gymnasium": _registers_atari,
+    "gymnasium.wrappers": _old_names,
+    "gymnasium.wrappers.rendering": _closes_under_wandb,
     "gymnasium.vector.sync_vector_env": _same_step,
     "gymnasium.wrappers.transform_observation": _space_may_be_left_out,
 }
@@ -106,6 +134,10 @@ class _Patching(importlib.abc.Loader):
         return made
 
     def exec_module(self, module: ModuleType) -> None:
+        # Packages are asked for their resources through their loader, which must be their own.
+        module.__loader__ = self._own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
         self._own.exec_module(module)
         self._patch(module)
 
