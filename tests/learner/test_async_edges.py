@@ -12,9 +12,11 @@ import torch
 from tests.actor import rooms
 from tests.learner.test_asynchronous import ROOMS, _nobody_is_left, _trainer, _weights
 
-from palaestra.actor import background
+from palaestra.actor import AsyncConfig, background
+from palaestra.env import EnvConfig, make_env
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
-from palaestra.learner import PPO
+from palaestra.learner import PPO, Trainer
+from palaestra.policy import ActorCritic
 
 __all__ = ["_nobody_is_left"]
 
@@ -218,3 +220,22 @@ def test_an_exit_without_a_word_says_where_to_look():
     trainer = _trainer(f"{__name__}:LeavingTooSoon", "process", kwargs={"at": 40})
     with pytest.raises(CollectorFailed, match=r"died: exit code 3, without a word. .* if __name__ == '__main__'"):
         trainer.train(10_000, 16)
+
+
+class OwnCollection(Trainer):
+    """Collects in a way of its own, as a curriculum does."""
+
+    def collect_rollouts(self, n_steps):
+        return super().collect_rollouts(n_steps)
+
+
+@pytest.mark.parametrize("settings", [{"buffer_type": "vla"}, {"asynchronous": AsyncConfig()}])
+def test_an_overridden_collect_rollouts_is_refused_where_the_background_would_not_call_it(settings):
+    env = make_env(EnvConfig(id="compiled/CartPole-v1", num_envs=2))
+    policy = ActorCritic(env.observation_space, env.action_space)
+    with pytest.raises(ConfigError, match=r"OwnCollection overrides collect_rollouts.*Collect synchronously"):
+        OwnCollection(policy, env, **settings)
+    trainer = Trainer(policy, env, **settings)
+    trainer.collect_rollouts = lambda n_steps: Trainer.collect_rollouts(trainer, n_steps)
+    with pytest.raises(ConfigError, match="overrides collect_rollouts"):
+        trainer.train(64, rollout_length=16)

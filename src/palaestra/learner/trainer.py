@@ -105,6 +105,7 @@ class Trainer:
         discount = self.algorithm.config.gamma if normalize_reward else None
         self._background: AsyncCollection | None = None
         if asynchronous is not None or buffer_type == "vla":
+            _refuse_own_collection(self)
             self._background = AsyncCollection(
                 asynchronous or AsyncConfig(), policy, self.env, seed=seed, compiled=compiled, discount=discount,
                 env_config=env_config or _env_config(env), torch_threads=torch_threads or 1,
@@ -156,6 +157,8 @@ class Trainer:
                 "train(total_timesteps, rollout_length, log_interval)", (total_timesteps, length, log_interval),
                 "each must be at least 1",
             )  # fmt: skip
+        if self._background is not None:
+            _refuse_own_collection(self)
         self._planned_timesteps = total_timesteps
         ring = None if rollout_length is None else self._buffer_size
         history: History = []
@@ -190,8 +193,7 @@ class Trainer:
     def _iterate(self, source: Source, rollout_length: int) -> dict[str, float]:
         began = time.perf_counter()
         before = self.total_timesteps
-        own_collection = _overridden(self, "collect_rollouts") and self._background is None
-        if own_collection:
+        if _overridden(self, "collect_rollouts"):
             rollout = self.collect_rollouts(rollout_length)
             waited = collecting = time.perf_counter() - began
             metrics = self.learn(rollout)
@@ -446,6 +448,16 @@ class Trainer:
 
 def _overridden(trainer: Trainer, method: str) -> bool:
     return getattr(type(trainer), method) is not getattr(Trainer, method) or method in vars(trainer)
+
+
+def _refuse_own_collection(trainer: Trainer) -> None:
+    """Collection in the background does not go through `collect_rollouts`, so an override would never be called."""
+    if _overridden(trainer, "collect_rollouts"):
+        raise ConfigError(
+            "trainer.collection", "asynchronous",
+            f"{type(trainer).__name__} overrides collect_rollouts, which collection in the background does not call",
+            "Collect synchronously (trainer.collection=synchronous), where train() calls it",
+        )  # fmt: skip
 
 
 def _env_config(env: Any) -> EnvConfig | None:
