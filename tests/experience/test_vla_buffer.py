@@ -17,7 +17,7 @@ from palaestra.learner.returns import gae
 NUMBER = ArraySpec((), np.dtype(np.float32))
 
 
-def _ring(buffer_size, segment_length=None, num_envs=1, overflow="block"):
+def _ring(buffer_size, segment_length=1, num_envs=1, overflow="block"):
     return VLABuffer(buffer_size, num_envs, NUMBER, NUMBER, segment_length=segment_length, overflow=overflow)
 
 
@@ -33,7 +33,7 @@ def _slots(ring):
 
 
 def test_the_circular_example_of_the_specification():
-    ring = _ring(4, segment_length=1, overflow="overwrite_oldest")
+    ring = VLABuffer(4, 1, NUMBER, NUMBER)  # nothing but what the specification names
     drawn = []
     for number in range(6):
         ring.add(_step(number))
@@ -51,6 +51,29 @@ def test_the_circular_example_of_the_specification():
     assert ring.get()["reward"].squeeze(1).tolist() == [2.0, 3.0, 4.0, 5.0]  # oldest first, whatever the seam
     assert not ring.is_full()
     assert len(ring) == 0
+
+
+def test_in_one_thread_a_buffer_with_its_defaults_trains_when_full_again_and_again():
+    buffer, windows = VLABuffer(4, 1, NUMBER, NUMBER), []
+    for number in range(11):
+        buffer.add(_step(number))
+        if buffer.is_full():
+            windows.append(buffer.get(flatten=True)["reward"].tolist())
+    assert windows == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert len(buffer) == 3  # 8, 9 and 10 wait for the next one
+    assert buffer.dropped_steps == 0
+
+
+def test_what_get_returned_stays_as_it_was_when_the_ring_goes_round():
+    buffer = VLABuffer(2, 1, NUMBER, NUMBER)
+    for number in range(2):
+        buffer.add(_step(number))
+    window = buffer.get()
+    for number in range(5):
+        buffer.add(_step(100 + number))
+    assert window["reward"].squeeze(1).tolist() == [0.0, 1.0]
+    assert window["env_step"].squeeze(1).tolist() == [0, 1]
+    assert buffer.get()["env_step"].squeeze(1).tolist() == [5, 6]
 
 
 def test_environments_are_columns_and_never_one_interleaved_stream():
@@ -141,7 +164,7 @@ def test_a_segment_without_a_reward_is_refused():
     [
         (3, 4, "smaller than one segment of 4 steps. Give at least 4; 8 lets"),
         (10, 4, "does not hold whole segments of 4 steps. Nearest: 8 and 12"),
-        (0, None, "must be at least 1"),
+        (0, 1, "must be at least 1"),
     ],
 )
 def test_a_ring_that_holds_no_whole_segments_is_refused(buffer_size, segment_length, message):

@@ -119,6 +119,23 @@ class RolloutBuffer:
                 _write(column, rows, value, key)
         self.position += steps
 
+    def append(self, other: RolloutBuffer) -> None:
+        """Append the filled steps of another buffer that was made for the same."""
+        if other.made_for != self.made_for or self.position + other.position > self.num_steps:
+            raise ExperienceError(
+                f"RolloutBuffer.append: {other.position} steps of {other.made_for} do not fit into the "
+                f"{self.num_steps - self.position} left of {self.num_steps} steps of {self.made_for}."
+            )
+        rows, t = slice(self.position, self.position + other.position), other.position
+        for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
+            mine[rows] = theirs[:t]
+        self.position += t
+
+    def _arrays(self) -> list[NDArray[Any]]:
+        """Every array, in a fixed order."""
+        nested = list(self.observation.values()) if isinstance(self.observation, dict) else []
+        return nested + [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+
     def _clear(self, rows: slice) -> None:
         """What a step does not mention must not be what an earlier rollout left behind."""
         for column in (self.action, self.log_prob, self.value, self.next_value, self.terminated, self.truncated):
@@ -176,10 +193,7 @@ class RolloutBuffer:
 
     def nbytes(self) -> int:
         """Memory held, in bytes."""
-        arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
-        if isinstance(self.observation, dict):
-            arrays += list(self.observation.values())
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in self._arrays())
 
 
 def _allocate(spec: ObservationSpec, leading: tuple[int, int], memory: Memory) -> Any:

@@ -7,6 +7,7 @@ slot and counts it as dropped (`overwrite_oldest`). Driven by `VLABuffer`, which
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from enum import Enum
 from typing import Literal, TypeAlias
@@ -36,6 +37,7 @@ class Slots:
         self.overflow: Overflow = overflow
         self.overwritten = 0
         self._full: deque[int] = deque()
+        self._free = list(range(count))  # a heap: the lowest number is filled first
 
     @property
     def num_full(self) -> int:
@@ -45,14 +47,14 @@ class Slots:
     @property
     def num_busy(self) -> int:
         """How many slots are not free."""
-        return sum(state is not SlotState.FREE for state in self.states)
+        return len(self.states) - len(self._free)
 
     def claim(self) -> int | None:
         """A slot to fill, or None when the filler has to wait."""
-        for slot, state in enumerate(self.states):
-            if state is SlotState.FREE:
-                self.states[slot] = SlotState.FILLING
-                return slot
+        if self._free:
+            slot = heapq.heappop(self._free)
+            self.states[slot] = SlotState.FILLING
+            return slot
         if self.overflow == "block" or not self._full:
             return None
         slot = self._full.popleft()
@@ -101,3 +103,5 @@ class Slots:
                 f"{after.value}. Claim, commit, take and release in this order, once each."
             )
         self.states[slot] = after
+        if after is SlotState.FREE:
+            heapq.heappush(self._free, slot)

@@ -1,5 +1,8 @@
 """`VLABuffer`: a ring of whole, time-ordered segments between a collector that never stops and a learner.
 
+Used step by step in one thread it is a circular buffer: `add` overwrites the oldest step once it is full, and `get`
+gives the steps it holds, oldest first. A collector in the background fills longer segments and waits for the reader.
+
 All memory is allocated at the start. A segment is `[segment_length, num_envs]`, each column one environment's unbroken
 stream, so advantages never cross environments or the seam of the ring. What is being read is never overwritten: a full
 ring makes the writer wait (`block`), or lose the oldest unread segment, counted in `dropped_steps`
@@ -14,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.buffer import ArraySpec, Memory, ObservationSpec, RolloutBuffer
@@ -37,14 +41,17 @@ class VLABuffer:
         observation: ObservationSpec,
         action: ArraySpec,
         *,
-        segment_length: int | None = None,
-        overflow: Overflow = "block",
+        segment_length: int = 1,
+        overflow: Overflow = "overwrite_oldest",
         mask_size: int = 0,
         chunk: int = 1,
         memory: Memory = np.zeros,
     ) -> None:
-        """`segment_length` defaults to the whole buffer: one segment, learned from when it is full."""
-        length = buffer_size if segment_length is None else segment_length
+        """`segment_length`: how many steps are overwritten and read together.
+
+        `overflow="block"` makes `add` wait for a reader in another thread instead of overwriting.
+        """
+        length = segment_length
         _check_sizes(buffer_size, length, num_envs, overflow)
         self.segment_length, self.num_envs = length, num_envs
         self.segments = [
@@ -125,18 +132,26 @@ class VLABuffer:
 
         `[T, N]`, or `[T * N]` with `flatten`.
         """
-        from palaestra.experience.rollout import Rollout, combine_rollouts
-
-        parts: list[Rollout] = []
+        taken: list[int] = []
         expected: int | None = None
         while (slot := self.take(expected)) is not None:
-            segment = self.segments[slot]
-            parts.append(Rollout.from_columns(segment.columns()).clone())
-            expected = segment.first_env_step + segment.num_steps
-            self.release(slot)
-        if not parts:
+            taken.append(slot)
+            expected = self.segments[slot].first_env_step + self.segment_length
+        if not taken:
             raise ExperienceError("VLABuffer.get: no segment is whole yet. Ask is_full() or len() first.")
-        rollout = combine_rollouts(parts)
+        first = self.segments[taken[0]]
+        whole = RolloutBuffer(len(taken) * self.segment_length, **first.made_for)
+        whole.first_stream, whole.first_env_step = first.first_stream, first.first_env_step
+        for slot in taken:
+            whole.append(self.segments[slot])
+        columns = whole.columns()
+        scales = torch.tensor([self.segments[slot].reward_scale for slot in taken], dtype=torch.float32)
+        columns["reward_scale"] = scales.repeat_interleave(self.segment_length).unsqueeze(1).expand(-1, self.num_envs)
+        for slot in taken:
+            self.release(slot)
+        from palaestra.experience.rollout import Rollout  # importing tensordict costs a second: only when asked for
+
+        rollout = Rollout.from_columns(columns)
         return rollout.reshape(-1) if flatten else rollout
 
     @contextmanager
