@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,11 +91,13 @@ def test_resume_goes_on_from_the_last_checkpoint(runs, home, started):
     runs("stop", run_id)
     gate.touch()
     said = runs("resume", run_id)
-    assert (said.code, said.out) == (0, f"{run_id} queued, attempt 2\n"), said
+    assert said.code == 0, said
+    # Twenty updates of ten steps each; stopping saved the last.
+    assert re.fullmatch(rf"{run_id} queued, attempt 2: goes on from checkpoint [0-9a-f]{{16}} \(step 200\)\n", said.out)
     assert trainer.wait(run_id, timeout_s=30).attempt == 2
     steps = [point.step for point in trainer.metrics(run_id, "m0")]
     assert steps == [10 * update for update in range(1, 21)]
-    assert "attempt    2" in runs("show", run_id).out
+    assert "attempt    2\nearlier    attempt 1 stopped" in runs("show", run_id).out
     fresh = started("steps=2")
     said = runs("resume", fresh)
     assert (said.code, "no checkpoint to go on from" in said.err) == (2, True), said
@@ -235,3 +238,19 @@ def test_a_damaged_registry_is_rebuilt_before_it_is_read(palaestra, home):
         assert "it is being rebuilt" in said.err
     finally:
         end_service(home)
+
+
+def test_resume_takes_a_checkpoint_and_more_steps(runs, home, started):
+    run_id = started("steps=30", "checkpoint_every=10")
+    refused = runs("resume", run_id)
+    assert refused.code == 2
+    assert f"Give it more: palaestra runs resume {run_id} steps=60" in refused.err
+
+    said = runs("resume", run_id, "steps=40", "--checkpoint", "step_100.json", "--json")
+    assert said.code == 0, said
+    assert json.loads(said.out)["env_step"] == 100
+    record = TrainerService(home).wait(run_id, timeout_s=30)
+    assert (record.phase, record.env_step, record.total_steps) == (Phase.SUCCEEDED, 400, 400)
+    assert "earlier    attempt 1 succeeded" in runs("show", run_id).out
+    assert runs("resume", run_id, "steps").err.startswith("error: override = 'steps': is not key=value")
+    assert "unknown key" in runs("resume", run_id, "stebs=80").err

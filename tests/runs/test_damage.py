@@ -318,7 +318,7 @@ def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
 def test_the_numbers_of_a_resumed_run_do_not_go_back(home):
     async def body():
         async with supervising(home) as supervisor:
-            run_id = (await supervisor.submit(echo(steps=40, checkpoint_every=40))).run_id
+            run_id = (await supervisor.submit(echo(steps=40, checkpoint_every=40, then="exit:1"))).run_id
             first = await ends(supervisor, run_id)
             assert (first.env_step, first.episodes, first.episode_return) == (400, 4, 2.5)
             await supervisor.drain(True)

@@ -620,7 +620,7 @@ def test_a_run_of_palaestra_train_is_known_from_its_first_moment(home):
 def test_one_change_of_a_run_at_a_time(home):
     async def body():
         async with supervising(home) as supervisor:
-            run_id = (await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))).run_id
+            run_id = (await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10, then="exit:1"))).run_id
             await ends(supervisor, run_id)
             changes = (supervisor.archive, supervisor.resume, supervisor.delete, supervisor.restore)
             first, *others = await asyncio.gather(*(change(run_id) for change in changes), return_exceptions=True)

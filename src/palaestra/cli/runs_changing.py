@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palaestra.cli.terminal import strict_json
+from palaestra.cli.terminal import printable, strict_json
 from palaestra.errors import ConfigError, ConsentNeeded
 
 if TYPE_CHECKING:
@@ -116,20 +116,41 @@ def stop(
     _done([service.stop_run(run, grace_s=grace) for run in _resolved(runs)], as_json)
 
 
-def resume(run: Run, yes: Yes = False, as_json: Json = False) -> None:
-    """Go on with a run that has ended, from its last checkpoint."""
+def resume(
+    run: Run,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Changes of its configuration, such as trainer.total_timesteps=200000.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Checkpoint to go on from (id, prefix, name or path); else the newest whole one.")
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that has ended, from its newest whole checkpoint or another one, and with more steps if given.
+
+    A damaged checkpoint is passed over, and the command says so. Nothing changes when the resume is refused.
+    """
+    values = _changes(changes or [])
     service = _service()
     (run_id,) = _resolved([run])
+    path = None if checkpoint is None else _weights(checkpoint)
     try:
-        record = service.resume_run(run_id)
+        record = service.resume_run(run_id, checkpoint=path, changes=values)
     except ConsentNeeded as needed:
         print(needed, file=sys.stderr)
         _agreed("run this foreign code", yes)
-        record = service.resume_run(run_id, consent=needed.digest)
+        record = service.resume_run(run_id, needed.digest, checkpoint=path, changes=values)
     if as_json:
         _print([record], single=True)
     else:
-        print(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}")
+        reason = f": {record.reason}" if record.reason else ""
+        print(printable(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}{reason}"))
 
 
 def tensorboard(
@@ -279,6 +300,20 @@ def _configuration(words: list[str], runner: str) -> tuple[dict[str, Any], str, 
     given = path.read_text(encoding="utf-8") if path is not None else ""
     config = overridden(data, words)
     return config, given, run_name(config.get("name"), path)
+
+
+def _changes(words: list[str]) -> dict[str, Any]:
+    """Values by dotted key."""
+    from palaestra.document import overridden
+
+    found: dict[str, Any] = {}
+    for word in words:
+        value: Any = overridden({}, [word])
+        key = word.partition("=")[0]
+        for part in key.split("."):
+            value = value[part]
+        found[key] = value
+    return found
 
 
 def _variables(words: list[str]) -> dict[str, str]:

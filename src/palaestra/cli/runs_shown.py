@@ -10,7 +10,7 @@ from typing import Any
 from palaestra.cli.runs_table import aligned, became, duration, sized, steps, why
 from palaestra.cli.terminal import printable, shortened
 from palaestra.runs.checkpoints.listing import all_checkpoints
-from palaestra.runs.life import elapsed
+from palaestra.runs.life import elapsed, outcomes
 from palaestra.runs.media.clip import Pace
 from palaestra.runs.media.recording import film_pace
 from palaestra.runs.reading import RunReading
@@ -73,6 +73,7 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
         ("agent", agent or record.runner),
         ("env", shortened(record.env_id, _LONGEST_NAME)),
         ("attempt", str(record.attempt) if record.attempt > 1 else ""),
+        ("earlier", "" if record.archived else _earlier(reading, record)),
         ("started", _at(record.started)),
         ("ended", _at(record.ended) if record.phase.ended else ""),
         ("elapsed", duration(took) if record.started is not None else ""),
@@ -93,6 +94,14 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
         ("size", sized(record.bytes_on_disk) if record.bytes_on_disk else ""),
         ("directory", "" if record.archived else str(paths.path)),
     ]
+
+
+def _earlier(reading: RunReading, record: RunRecord) -> str:
+    """How the attempts before this one ended."""
+    if record.attempt < 2 or not reading.home.run(record.run_id).path.is_dir():
+        return ""
+    ended = outcomes(reading.life(record.run_id)).items()
+    return "; ".join(f"attempt {number} {one.phase}" for number, one in ended if number < record.attempt)
 
 
 def _tracking(reading: RunReading, record: RunRecord) -> str:

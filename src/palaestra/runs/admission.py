@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.durable import write_json, write_text
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import CheckpointRecord, RunRecord
+from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import LaunchPlan, Place
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.storable import LARGEST, text_fault, value_fault
@@ -25,8 +24,8 @@ from palaestra.runs.storable import LARGEST, text_fault, value_fault
 __all__ = [
     "admit",
     "first_row",
+    "free_disk",
     "named",
-    "newest_checkpoint",
     "place_of",
     "plan_fault",
     "prepare_attempt",
@@ -122,16 +121,12 @@ def read_spec(run: RunPaths) -> RunSpec:
         raise ConfigError("spec", str(run.spec), f"cannot be read ({error})", "Start the run anew") from None
 
 
-def newest_checkpoint(run: RunPaths, known: list[CheckpointRecord]) -> str | None:
-    """What a resume begins with: the last one that was announced, else the last that lies there."""
-    for record in known:
-        if Path(record.path).exists():
-            return record.path
-    for attempt in reversed(run.attempts()):
-        found = sorted(_checkpoint_files(attempt), key=lambda path: (path.stat().st_mtime_ns, path.name))
-        if found:
-            return str(found[-1])
-    return None
+def free_disk(home: Home) -> int:
+    """Bytes that are free where runs are kept, or will be."""
+    path = home.path
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def size_of(directory: Path) -> int:
@@ -150,12 +145,3 @@ def _is_taken(home: Home, run_id: str) -> bool:
     """Whether a run has this id, wherever it was put."""
     archived = (home.path / "archive" / f"{run_id}.tar.gz").exists()
     return archived or home.run(run_id).path.exists() or any((home.path / "trash").glob(f"{run_id}.*"))
-
-
-def _checkpoint_files(attempt: AttemptPaths) -> Iterator[Path]:
-    for directory in (attempt.path / "checkpoints", attempt.work / "checkpoints"):
-        if directory.is_dir():
-            yield from (path for path in directory.iterdir() if path.name[0] != "." and path.name != "best.json")
-    plan = AttemptPlan.read(attempt)
-    for pattern in plan.checkpoints if plan else ():
-        yield from attempt.work.glob(pattern)

@@ -102,9 +102,20 @@ class TrainerService:
         """End a run. Returns when nothing of it lives."""
         return run_of(self._call("POST", f"/runs/{_word(run_id)}/stop", {"grace_s": grace_s}))
 
-    def resume_run(self, run_id: str, consent: str | None = None) -> RunRecord:
-        """Queue a run that has ended once more, from its last checkpoint."""
-        return run_of(self._call("POST", f"/runs/{_word(run_id)}/resume", {"consent": consent}))
+    def resume_run(
+        self,
+        run_id: str,
+        consent: str | None = None,
+        *,
+        checkpoint: str | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> RunRecord:
+        """Queue a run that has ended once more: from its newest whole checkpoint or a named one, with changed keys.
+
+        `changes` are values by dotted key, such as {"trainer.total_timesteps": 200_000}.
+        """
+        body = {"consent": consent, "checkpoint": checkpoint, "changes": dict(changes or {})}
+        return run_of(self._call("POST", f"/runs/{_word(run_id)}/resume", body))
 
     def run(self, run_id: str) -> RunRecord:
         """A run as it is at the moment."""

@@ -11,10 +11,10 @@ from typing import Any
 from palaestra.proc import boot_id
 from palaestra.runs.durable import append_line
 from palaestra.runs.layout import RunPaths
-from palaestra.runs.phase import Phase
+from palaestra.runs.phase import Happening, Phase
 from palaestra.runs.record import LifeRecord
 
-__all__ = ["LifeLog", "elapsed", "phase_of"]
+__all__ = ["LifeLog", "elapsed", "outcomes", "phase_of"]
 
 _SCHEMA = 1
 
@@ -76,6 +76,12 @@ def phase_of(records: Iterable[LifeRecord]) -> Phase:
     for record in records:
         phase = record.phase
     return phase
+
+
+def outcomes(records: Iterable[LifeRecord]) -> dict[int, LifeRecord]:
+    """How each attempt ended, by its number; a resume that never began changes none of them."""
+    ends = frozenset(Happening) - {Happening.RESUME_CANCELLED}
+    return {record.attempt: record for record in records if record.happening in ends and record.phase.ended}
 
 
 def elapsed(started: float | None, ended: float | None, now: float) -> float:

@@ -23,6 +23,7 @@ from palaestra.runs.camera_crew import CameraCrew
 from palaestra.runs.checkpoints.catalogue import Catalogue
 from palaestra.runs.layout import Home
 from palaestra.runs.record import RunRecord
+from palaestra.runs.resuming import ResumeRequest
 from palaestra.runs.runner import Runner
 from palaestra.runs.runners.table import registered_runners
 from palaestra.runs.service_lock import ServiceLock
@@ -121,9 +122,11 @@ class TrainerOrchestrator:
         """What a run is at the moment. `UnknownRun` when there is none."""
         return self._started().known(run_id)
 
-    def resume(self, run_id: str) -> RunRecord:
-        """Queue a run that has ended once more; it goes on from its last checkpoint."""
-        return self._wait(self._started().resume(run_id))
+    def resume(
+        self, run_id: str, *, checkpoint: str | None = None, changes: Mapping[str, Any] | None = None
+    ) -> RunRecord:
+        """Queue a run that has ended once more: from its newest whole checkpoint or a named one, with changed keys."""
+        return self._wait(self._started().resume(run_id, request=ResumeRequest(checkpoint, dict(changes or {}))))
 
     async def _subscribed(self, run_id: str) -> AsyncIterator[Any]:
         return self._started().subscribe(run_id)

@@ -53,6 +53,8 @@ class Happening(StrEnum):
     """The first event, or the first byte of output."""
     STOP_ASKED = "stop_asked"
     RESUMED = "resumed"
+    RESUME_CANCELLED = "resume_cancelled"
+    """A resume that never began: the run is again what it was before."""
     LAUNCH_REFUSED = "launch_refused"
     """Preflight said no at the moment of launch, or the program could not be executed."""
     SUCCEEDED = "succeeded"

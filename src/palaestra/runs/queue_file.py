@@ -15,11 +15,17 @@ from typing import Any
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home
+from palaestra.runs.record import RunRecord
 
-__all__ = ["QueueFile"]
+__all__ = ["QueueFile", "waiting_reason"]
 
 _NOBODY = "waits for a service; palaestra serve starts one"
 _log = logging.getLogger(__name__)
+
+
+def waiting_reason(row: RunRecord, why: str) -> str:
+    """What is said of a run that waits: what it will do, if that was noted, and what it waits for."""
+    return "; ".join(text for text in (row.reason, why) if text)
 
 
 class QueueFile:

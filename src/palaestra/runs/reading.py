@@ -20,7 +20,7 @@ from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, ending_of
-from palaestra.runs.queue_file import QueueFile
+from palaestra.runs.queue_file import QueueFile, waiting_reason
 from palaestra.runs.record import LifeRecord, RunRecord
 from palaestra.runs.run_id import checked_run_id
 from palaestra.runs.secret import Redactor
@@ -245,7 +245,7 @@ class RunReading:
     def _as_it_is(self, row: RunRecord) -> RunRecord:
         """A row that says something lives, held against what lives."""
         if row.phase is Phase.QUEUED:
-            return dataclasses.replace(row, reason=row.reason or self._queue.reason(row.run_id))
+            return dataclasses.replace(row, reason=waiting_reason(row, self._queue.reason(row.run_id)))
         if row.phase.ended:
             return row
         if not row.supervised:

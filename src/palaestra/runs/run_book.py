@@ -18,8 +18,9 @@ from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, advance
 from palaestra.runs.record import LifeRecord, RunRecord
+from palaestra.runs.resuming import outcome_before
 from palaestra.runs.store.database import RegistryCorrupt
-from palaestra.runs.store.rebuild import recover
+from palaestra.runs.store.rebuild import read_run, recover
 from palaestra.runs.store.registry import Registry
 
 __all__ = ["RunBook", "Tell"]
@@ -75,6 +76,27 @@ class RunBook:
             row = replace(self.record, phase=phase, reason=reason, code=code, **columns)
             await self._write(happening, row, reason, code, facts or {}, at)
             return self.record
+
+    async def cancel_resume(self, why: str) -> bool:
+        """Take a run that waits back to how it had ended before; False when it was never resumed."""
+        async with self._writing:
+            before = outcome_before(await asyncio.to_thread(self._life.read))
+            if self.record.phase is not Phase.QUEUED or before is None:
+                return False
+            reason = f"{before.reason}; it was not resumed: {why}" if before.reason else f"it was not resumed: {why}"
+            facts = {name: value for name, value in before.facts.items() if name != "last_lines"}
+            facts.setdefault("ended", before.time)
+            happened = LifeRecord(
+                0, self._clock(), before.attempt, str(Happening.RESUME_CANCELLED), before.phase, reason, before.code,
+                facts,
+            )  # fmt: skip
+            written = await self._patiently(lambda: self._life.append(happened))
+            # The directory tells the rest: when it began and ended, and how far it had come.
+            told = await asyncio.to_thread(read_run, self.paths)
+            self.record = told or replace(self.record, phase=before.phase, reason=reason, code=before.code)
+            await self._patiently(self._index)
+            self._tell(self.run_id, written)
+            return True
 
     async def noted(self, what: str, *, reason: str = "", code: str = "", facts: dict[str, Any] | None = None) -> None:
         """Write down something that changes no phase: `alarm`, `alarm_over`, `adopted`, `note`."""

@@ -125,6 +125,8 @@ class LaunchPlan:
     env_id: str = ""
     algorithm: str = ""
     total_steps: int | None = None
+    steps_key: str = ""
+    """The key of the runner's configuration that says how long it trains, for who wants to train further."""
     env_signature: Mapping[str, Any] = field(default_factory=dict)
     """Spaces and environment spec as the probe found them."""
     resolved: Mapping[str, Any] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
-from palaestra.runs.admission import prepare_attempt, read_spec, size_of
+from palaestra.runs.admission import prepare_attempt, size_of
 from palaestra.runs.alarms import Limits, lasting_alarms, no_episodes, still_the_same
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.attempt_watch import AttemptWatch, signs_of
@@ -28,6 +28,7 @@ from palaestra.runs.numbers import Numbers
 from palaestra.runs.phase import Ending, Happening, Phase, advance, ending_of
 from palaestra.runs.preflight import Preview
 from palaestra.runs.record import RunRecord
+from palaestra.runs.resuming import resumed_spec
 from palaestra.runs.run_book import RunBook
 from palaestra.runs.runner import LaunchPlan, Place
 from palaestra.runs.sampling import Sampler
@@ -105,7 +106,7 @@ class Supervised:
         async with self._lock:
             await self._recall()
             try:
-                self.spec = read_spec(self.book.paths)
+                self.spec = await asyncio.to_thread(self._stored_spec)
             except ConfigError as error:
                 if self.book.phase is Phase.QUEUED:
                     await self._refuse(str(error), "spec")
@@ -149,6 +150,9 @@ class Supervised:
         began = (await asyncio.to_thread(read_json, found.process) or {}).get("started")
         at = float(began) if isinstance(began, int | float) else self._around.clock()
         await self.book.happened(Happening.LAUNCHED, reason=reason, at=at, attempt=found.number, started=at, ended=None)
+
+    def _stored_spec(self) -> RunSpec:
+        return resumed_spec(self.book.paths, LifeLog(self.book.paths).read())
 
     async def stop(self, reason: str, grace_s: float | None) -> RunRecord:
         """End it; returns when nothing of it lives and its end is written down."""
@@ -348,6 +352,8 @@ class Supervised:
         for alarm in alarms:
             if alarm.code not in noted:
                 await self.book.noted("alarm", reason=alarm.text, code=alarm.code)
+        if ending.happening is not Happening.SUCCEEDED:
+            ending = replace(ending, reason=ending.reason + await asyncio.to_thread(self._earlier_success))
         url = progress.tracking_url or self.book.record.tracking_url
         columns = {**self._before.and_then(progress), "tracking_url": url, "bytes_on_disk": size}
         duration = exit_.get("duration_s")
@@ -372,6 +378,12 @@ class Supervised:
         self._over()
         if progress.problem:
             around.spawn(self._drain_later(attempt, plan))
+
+    def _earlier_success(self) -> str:
+        """What an attempt that failed does not undo."""
+        life = LifeLog(self.book.paths).read()
+        done = [record.attempt for record in life if record.happening == Happening.SUCCEEDED]
+        return f"; attempt {done[-1]} succeeded" if done else ""
 
     def _unseen_end(self) -> float:
         """When an attempt ended that nobody saw exit: now, or, when that was before our time, at its last sign."""
@@ -404,7 +416,8 @@ class Supervised:
     async def _end_here(self, happening: Happening, reason: str, code: str) -> None:
         now = self._around.clock()
         try:
-            await self.book.happened(happening, reason=reason, code=code, ended=now)
+            if not await self.book.cancel_resume(reason):
+                await self.book.happened(happening, reason=reason, code=code, ended=now)
         except OSError:
             # Its directory cannot be written; the slot must be free all the same.
             _log.exception("%s: its end could not be written down", self.book.run_id)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from palaestra.config import nearest
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
-from palaestra.runs.admission import admit, first_row, named, newest_checkpoint, place_of, read_spec
+from palaestra.runs.admission import admit, first_row, free_disk, named, place_of
 from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.attic import Attic
@@ -30,13 +30,23 @@ from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.layout import AttemptPaths, Home
+from palaestra.runs.life import LifeLog
 from palaestra.runs.news import News
 from palaestra.runs.phase import Happening
 from palaestra.runs.preflight import Preview, preflight
 from palaestra.runs.queue import Running as Slot
 from palaestra.runs.queue import Slots, Waiting, next_launches, why_waiting
-from palaestra.runs.queue_file import QueueFile
+from palaestra.runs.queue_file import QueueFile, waiting_reason
 from palaestra.runs.record import LifeRecord, RunRecord
+from palaestra.runs.resuming import (
+    ResumePoint,
+    ResumeRequest,
+    changed_columns,
+    changed_spec,
+    check_work_left,
+    find_resume_point,
+    resumed_spec,
+)
 from palaestra.runs.retention import Doom
 from palaestra.runs.run_book import RunBook
 from palaestra.runs.run_id import checked_run_id, fresh_run_id
@@ -170,22 +180,29 @@ class Supervisor:
             raise IllegalTransition(f"{run_id} is {record.phase} and cannot be stopped")
         return await run.stop(reason, grace_s)
 
-    async def resume(self, run_id: str, consent: str | None = None) -> RunRecord:
-        """Queue a run that has ended once more; it goes on from its last checkpoint."""
+    async def resume(self, run_id: str, consent: str | None = None, request: ResumeRequest | None = None) -> RunRecord:
+        """Queue a run that has ended once more. What is refused, for a damaged checkpoint too, changes nothing."""
+        request = request or ResumeRequest()
         with self._alone(checked_run_id(run_id)):
             await self._left(run_id)
             record = self.known(run_id)
             if not record.phase.ended and record.supervised:
                 raise IllegalTransition(f"{run_id} is {record.phase} and cannot be resumed")
-            spec = await self._resumable(record, consent)
+            spec, point, columns = await self._resumable(record, consent, request)
             # Written down before it is taken in: until then it has ended for everybody.
             run = self._made(record, spec)
-            await run.book.happened(Happening.RESUMED, reason="", started=None, ended=None, alarms=())
+            facts = {**request.facts(), **columns}
+            await run.book.happened(
+                Happening.RESUMED, reason=point.description, facts=facts, started=None, ended=None, alarms=(), **columns
+            )
             self._runs[run_id] = run
         self._kick()
         return run.book.record
 
-    async def _resumable(self, record: RunRecord, consent: str | None) -> RunSpec:
+    async def _resumable(
+        self, record: RunRecord, consent: str | None, request: ResumeRequest
+    ) -> tuple[RunSpec, ResumePoint, dict[str, Any]]:
+        """What would be executed, from which checkpoint, and the columns of the row that change."""
         run_id = record.run_id
         if not record.supervised:
             remedy = f"palaestra train --resume {run_id}"
@@ -194,14 +211,19 @@ class Supervisor:
             raise LaunchRefused("run", run_id, "is archived", f"palaestra runs restore {run_id}")
         if self._pump is not None and self._pump.progress(run_id) is not None:
             raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
-        spec = read_spec(self._home.run(run_id))
         paths = self._home.run(run_id)
         await asyncio.to_thread(check_unused, paths)
-        place = await asyncio.to_thread(self._place, run_id, next_attempt(paths, record.attempt))
-        if place.resume_from is None:
-            raise LaunchRefused("run", run_id, "has no checkpoint to go on from", "Start it anew")
-        (await self._look_ahead(spec, self._runner(spec.runner), place, self._slots.gpus)).agreed(consent)
-        return spec
+        spec = changed_spec(resumed_spec(paths, await asyncio.to_thread(LifeLog(paths).read)), request.changes)
+        runner = self._runner(spec.runner)
+        point = await asyncio.to_thread(self._resume_point, record, request.checkpoint)
+        place = place_of(paths, next_attempt(paths, record.attempt), point.checkpoint.path)
+        plan = (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
+        check_work_left(record, request, point, plan)
+        return spec, point, changed_columns(record, request, point, plan)
+
+    def _resume_point(self, record: RunRecord, wanted: str | None) -> ResumePoint:
+        rows = self._registry.checkpoints(run_id=record.run_id)
+        return find_resume_point(self._home.run(record.run_id), record, rows, wanted)
 
     async def drain(self, on: bool) -> None:
         """Start nothing new, or start again; the next service keeps to it."""
@@ -388,8 +410,7 @@ class Supervisor:
                 self._registry.put(found)
 
     async def _look_ahead(self, spec: RunSpec, runner: Runner, place: Place, gpus: tuple[str, ...]) -> Preview:
-        free = shutil.disk_usage(_existing(self._home)).free
-        machine = Machine(environment=dict(os.environ), free_disk_bytes=free, gpus=gpus)
+        machine = Machine(environment=dict(os.environ), free_disk_bytes=free_disk(self._home), gpus=gpus)
 
         def look(spec: RunSpec) -> Preview:
             least, drift = self._config.min_free_disk_mb, partial(plan_drift, self._home, self._registry, runner.name)
@@ -406,8 +427,10 @@ class Supervisor:
 
     def _place(self, run_id: str, number: int) -> Place:
         run = self._home.run(run_id)
-        start = newest_checkpoint(run, self._registry.checkpoints(run_id=run_id)) if number > 1 else None
-        return place_of(run, number, start)
+        if number == 1:
+            return place_of(run, number)
+        wanted = ResumeRequest.pending(LifeLog(run).read()).checkpoint
+        return place_of(run, number, self._resume_point(self.known(run_id), wanted).checkpoint.path)
 
     def _runner(self, name: str) -> Runner:
         if name in self.runners:
@@ -424,7 +447,7 @@ class Supervisor:
         run = self._runs.get(run_id)
         if run is not None:
             told = run.book.record
-            return replace(told, reason=told.reason or self._why.get(run_id, "")) if run.waits else told
+            return replace(told, reason=waiting_reason(told, self._why.get(run_id, ""))) if run.waits else told
         record = self._registry.get(checked_run_id(run_id))
         if record is None or not (record.supervised or record.phase.ended):
             # Started without us: a moment ago, so that it has no row, or ended a moment ago, so that the row is old.
@@ -467,10 +490,3 @@ class Supervisor:
         holder = journal_holder(self._home.run(record.run_id).attempt(record.attempt))
         how = f"end it with kill {holder.pid}" if holder else "it is gone by now"
         return IllegalTransition(f"{record.run_id} was started without the service and is not stopped by it; {how}")
-
-
-def _existing(home: Home) -> str:
-    path = home.path
-    while not path.exists():
-        path = path.parent
-    return str(path)

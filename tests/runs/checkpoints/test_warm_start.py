@@ -101,7 +101,7 @@ def test_a_run_is_resumed_though_what_it_began_with_is_gone(tmp_path):
         async with supervising(home, runners={"echo": runner}) as supervisor:
             gone = tmp_path / "gone"
             gone.write_bytes(b"weights")
-            asked = echo(steps=20, rate=0, checkpoint_every=10, warm_start=str(gone))
+            asked = echo(steps=20, checkpoint_every=10, then="exit:1", warm_start=str(gone))
             run_id = (await supervisor.submit(asked)).run_id
             await ends(supervisor, run_id)
             gone.unlink()

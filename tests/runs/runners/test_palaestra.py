@@ -131,7 +131,7 @@ def test_a_warm_start_names_the_checkpoint_and_a_resume_the_run(runner, place, m
 
     assert refused.check == "warm_start"
     assert begun.argv[-2:] == ("--warm-start", str(checkpoint))
-    assert resumed.argv[-2:] == ("--resume", str(place.run_dir))
+    assert resumed.argv[-4:] == ("--resume", str(place.run_dir), "--checkpoint", str(checkpoint))
 
 
 def test_its_checkpoints_are_filmed_when_asked_for_and_can_be_drawn(runner, place, machine, there):

@@ -382,6 +382,15 @@ class Agreement(_Body):
     consent: Annotated[str | None, Field(max_length=64)] = None
 
 
+class Resume(Agreement):
+    """From where and with what a run goes on."""
+
+    checkpoint: Annotated[_Text | None, Field(min_length=1, max_length=4096)] = None
+    """Its id or a prefix of it, the name of its file, or its path; null is the newest that is whole."""
+    changes: Annotated[dict[str, Any], Field(max_length=100)] = {}
+    """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
+
+
 class Drain(_Body):
     """Start nothing new, or start again."""
 

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Query
 from palaestra import __version__
 from palaestra.runs.api.answers import RunId, RunName, errors
 from palaestra.runs.api.documents import (
-    Agreement,
     Comparison,
     Doomed,
     Drain,
@@ -20,6 +19,7 @@ from palaestra.runs.api.documents import (
     Health,
     LifeDocument,
     PreviewDocument,
+    Resume,
     RunDocument,
     Start,
     Stop,
@@ -30,6 +30,7 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.preflight import Preview
 from palaestra.runs.reading import RunReading
 from palaestra.runs.record import RunRecord
+from palaestra.runs.resuming import ResumeRequest
 from palaestra.runs.supervisor import Supervisor
 from palaestra.runs.wire import life_data, run_data
 
@@ -116,9 +117,13 @@ def _add_changing(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> 
         return _document(await supervisor.stop(await _full(reading, run_id), grace_s=asked.grace_s))
 
     @app.post("/runs/{run_id}/resume", operation_id="resume_run", tags=["runs"], responses=errors(404, 409))
-    async def resume_run(run_id: RunId, asked: Agreement) -> RunDocument:
-        """Queue a run that has ended once more, from its last checkpoint."""
-        return _document(await supervisor.resume(await _full(reading, run_id), asked.consent))
+    async def resume_run(run_id: RunId, asked: Resume) -> RunDocument:
+        """Queue a run that has ended once more, from its newest checkpoint that is whole, or from another of its own.
+
+        The reason of the answer says which one that is, and why newer ones were passed over.
+        """
+        request = ResumeRequest(asked.checkpoint, asked.changes)
+        return _document(await supervisor.resume(await _full(reading, run_id), asked.consent, request))
 
     @app.post("/drain", operation_id="drain", tags=["service"])
     async def drain(asked: Drain) -> DrainState:

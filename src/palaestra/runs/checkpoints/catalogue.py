@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,10 +128,11 @@ def attempts_with_checkpoints(run: RunPaths) -> list[AttemptPaths]:
     return [attempt for attempt in run.attempts() if next(_lying(attempt, _patterns(attempt)), None) is not None]
 
 
-def checkpoints_of(run: RunRecord, attempt: AttemptPaths) -> list[CheckpointRecord]:
-    """What lies there, read from the files alone, oldest first."""
+def checkpoints_of(run: RunRecord, attempt: AttemptPaths, known: Collection[str] = ()) -> list[CheckpointRecord]:
+    """What lies there, read from the files alone, oldest first; known paths are left out."""
     steps = AttemptSteps(attempt)
-    found = [_read(run, attempt, path, steps) for path in _lying(attempt, _patterns(attempt))]
+    paths = [path for path in _lying(attempt, _patterns(attempt)) if str(path) not in known]
+    found = [_read(run, attempt, path, steps) for path in paths]
     return sorted((row for row in found if row is not None), key=lambda row: (row.env_step or 0, row.created))
 
 

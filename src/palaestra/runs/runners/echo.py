@@ -120,5 +120,6 @@ class EchoRunner:
             env_id=spec.env_id or "Echo-v0",
             algorithm="echo",
             total_steps=config.steps * ENV_STEPS,
+            steps_key="steps",
             resolved=config.model_dump(),
         )

@@ -101,13 +101,15 @@ class PalaestraRunner:
 
     def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
         """`palaestra train` into the attempt."""
+        from palaestra.document import is_ui_document  # reads YAML, which naming the runners must not load
+
         interpreter = choose_python(spec)
         found = self._check(spec, interpreter, machine)
         document = place.attempt_dir / "config.input.json"
         argv = [interpreter.path, *_CODE, "train", str(document)]
         argv += ["--into", str(place.run_dir), "--attempt", str(place.attempt)]
         if place.resume_from is not None:
-            argv += ["--resume", str(place.run_dir)]
+            argv += ["--resume", str(place.run_dir), "--checkpoint", place.resume_from]
         elif spec.warm_start is not None:
             argv += ["--warm-start", str(_path(spec, spec.warm_start))]
         return LaunchPlan(
@@ -122,6 +124,7 @@ class PalaestraRunner:
             env_id=found["env_id"],
             algorithm=found["algorithm"],
             total_steps=found["total_steps"],
+            steps_key="trainer.num_training_steps" if is_ui_document(spec.config) else "trainer.total_timesteps",
             env_signature=found["env_signature"],
             resolved=found["resolved"],
             files={document.name: json.dumps(training_document(spec), indent=2) + "\n"},

@@ -116,6 +116,7 @@ class Sb3Runner:
             env_id=spec.env_id,
             algorithm=(spec.script or "").lower(),
             total_steps=config.total_timesteps,
+            steps_key="total_timesteps",
             env_signature=found.env.get("signature", {}),
             resolved={**config.model_dump(), "env_id": spec.env_id, "seed": spec.seed or 0, "class": address},
             versions={"python": found.shown_version, **{k: v for k, v in found.packages.items() if v is not None}},
