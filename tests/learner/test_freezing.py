@@ -103,6 +103,22 @@ def test_what_was_frozen_at_the_start_learns_after_it_is_thawed(asynchronous: As
     assert not torch.equal(weights(network.body), frozen)
 
 
+@pytest.mark.parametrize("collector", ["thread", "process"])
+def test_background_collection_goes_on_with_weights_frozen_between_two_trainings(collector: Any) -> None:
+    config = EnvConfig(id="CartPole-v1", num_envs=2)
+    env = make_env(config)
+    network: Any = TwoLayers(env.observation_space, env.action_space)
+    policy = ActorCritic(env.observation_space, env.action_space, network=network)
+    first = Trainer(policy, env, PPO(batch_size=16, n_epochs=2))
+    first.train(32, rollout_length=16)
+    network.body.requires_grad_(False)
+    frozen, head = weights(network.body), weights(network.head)
+    trainer = Trainer(policy, env, asynchronous=AsyncConfig(collector=collector, max_staleness=0), env_config=config)
+    trainer.train(32, rollout_length=16)
+    assert torch.equal(weights(network.body), frozen)
+    assert not torch.equal(weights(network.head), head)
+
+
 def test_a_layer_replaced_between_two_updates_is_the_one_that_acts_and_learns() -> None:
     trainer = trainer_for()
     trainer.train(32, rollout_length=16)

@@ -119,7 +119,7 @@ def acting_for(policy: nn.Module, compiled: Compiled = "auto", *, masked: bool =
     """The fastest way this policy can act."""
     if compiled == "off":
         return TorchActing(policy)
-    reason = "actions are masked" if masked else why_not_compiled(policy)
+    reason = "actions are masked" if masked else why_not_compiled(policy, learning=False)
     if reason is None:
         assert isinstance(policy, ActorCritic)
         return CompiledActing(policy)

@@ -35,6 +35,7 @@ from palaestra.env.workers import is_picklable
 from palaestra.errors import CollectorFailed, PalaestraError
 from palaestra.experience.slots import Overflow
 from palaestra.experience.vla_buffer import VLABuffer
+from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, packed, tensors_of, unpacked
 from palaestra.threads import few_threads
 from palaestra.transport.queue import Claim, SegmentQueue
@@ -63,15 +64,15 @@ class SharedPlan:
     depth: int
     live: tuple[tuple[int, ...], ...]
     tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool, bool], ...]
-    """Shape, type, whether a parameter, whether frozen: of every tensor of the policy."""
+    """Shape, type, whether a parameter, whether it never learns: of every tensor of the policy."""
 
     @classmethod
     def of(cls, policy: nn.Module, shape: dict[str, Any], **sizes: Any) -> SharedPlan:
         """The plan for a policy and the buffers it needs."""
         live = tuple(array.shape for array in LiveWeights(policy).read())
+        untrained = {id(p) for p in FlatParameters.of(policy).untrained}
         tensors = tuple(
-            (tuple(t.shape), t.dtype, isinstance(t, nn.Parameter), isinstance(t, nn.Parameter) and not t.requires_grad)
-            for t in tensors_of(policy)
+            (tuple(t.shape), t.dtype, isinstance(t, nn.Parameter), id(t) in untrained) for t in tensors_of(policy)
         )
         return cls(shape=shape, live=live, tensors=tensors, **sizes)
 
@@ -115,7 +116,7 @@ class ProcessFiller:
     ) -> None:
         self._plan, self._block, self._queue, self._next_orders = plan, block, queue, next_orders
         _, _, self._pulse, self._frozen = plan.lay(SharedArrays(block))
-        self._fixed = [p for p in policy.parameters() if not p.requires_grad]
+        self._fixed = FlatParameters.of(policy).untrained
         self._structure = packed(policy)
         self._process: Any = None
         self._pipe: Connection | None = None

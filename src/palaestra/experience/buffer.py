@@ -58,7 +58,7 @@ class RolloutBuffer:
         """`chunk`: actions per decision; above 1 each has its log-probability, and `duration` counts those executed."""
         T, N = num_steps, num_envs
         self.num_steps, self.num_envs = T, N
-        self.made_for = {
+        self.made_for: dict[str, Any] = {
             "num_envs": N, "observation": observation, "action": action, "mask_size": mask_size, "chunk": chunk
         }  # fmt: skip
         """The arguments of one step, to tell whether it fits another environment or policy."""

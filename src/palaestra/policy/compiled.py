@@ -28,8 +28,8 @@ __all__ = ["CompiledActorCritic", "why_not_compiled"]
 F32 = np.float32
 
 
-def why_not_compiled(policy: nn.Module) -> str | None:
-    """None when the policy can run compiled, else the reason in a few words."""
+def why_not_compiled(policy: nn.Module, *, learning: bool = True) -> str | None:
+    """None when the policy can run compiled, else the reason in a few words; `learning=False`: when it can act so."""
     if type(policy) is not ActorCritic or policy.network is not None:
         return "the network is your own"
     if not policy.encoder.is_plain_vector:
@@ -39,7 +39,7 @@ def why_not_compiled(policy: nn.Module) -> str | None:
     for parameter in policy.parameters():
         if parameter.device.type != "cpu" or parameter.dtype is not torch.float32:
             return "weights are not float32 on the CPU"
-        if not parameter.requires_grad:
+        if learning and not parameter.requires_grad:
             return "some weights are frozen"
     outputs = policy.distribution.num_parameters
     if not (_is_described(policy, policy.actor, outputs) and _is_described(policy, policy.critic, 1)):

@@ -60,9 +60,15 @@ class LiveWeights:
 
 
 def twin(policy: nn.Module) -> nn.Module:
-    """A second policy with weights of its own; what is frozen is shared, since nobody writes to it."""
-    shared: dict[int, Any] = {id(p): p for p in policy.parameters() if not p.requires_grad}
-    return copy.deepcopy(policy, shared)
+    """A second policy with weights of its own in the same layout; what never learned is shared: nobody writes to it."""
+    flat = FlatParameters.of(policy)
+    untrained = {id(p) for p in flat.untrained}
+    shared: dict[int, Any] = {id(p): p for p in flat.untrained if not p.requires_grad}
+    copied = copy.deepcopy(policy, shared)
+    for mine, theirs in zip(policy.parameters(), copied.parameters(), strict=True):
+        if id(mine) not in untrained:
+            theirs.requires_grad_(True)  # what was frozen since has its place in the vector, here as there
+    return copied
 
 
 def packed(policy: nn.Module) -> bytes:
