@@ -23,7 +23,7 @@ def test_ordinary_json_is_read_as_the_standard_library_reads_it():
         ("", "Expecting value"),
         ("1 2", "Extra data"),
         ("[" * 100_000, "nested too deeply"),
-        (b"\xff", "codec can't decode"),
+        (b"\xff", "not UTF-8 .invalid start byte at byte 0."),
     ],
 )
 def test_what_is_ambiguous_or_no_json_is_refused(text, reason):

@@ -40,6 +40,9 @@ def read_json(text: str | bytes) -> Any:
     """The value of a JSON document (bytes: in UTF-8); `ValueError` with the reason when it is ambiguous or not JSON."""
     try:
         return _DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except UnicodeDecodeError as error:
+        # Its own text would quote all that was read.
+        raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

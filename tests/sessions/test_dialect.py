@@ -22,6 +22,7 @@ from palaestra.sessions.action import (
 )
 from palaestra.sessions.fake import _png
 from palaestra.sessions.query_dialect import Assignment, QueryDialectSession, rows_entered
+from palaestra.sessions.query_tasks import ROWS_TASK, assign_rows
 from palaestra.sessions.screen import Size
 from palaestra.sessions.task import Progress, TaskRequest
 
@@ -100,7 +101,9 @@ def test_every_action_the_dialect_knows_is_said_in_its_words():
 
     (spec, steps), desktop = _play(play)
     assert (spec.instruction, spec.screen) == ("Enter rows [3, 7].", SCREEN)
-    assert desktop.asked == [{**dict(parse_qsl(query)), "delay": "0"} for _, query in SAID]
+    assert desktop.asked == [
+        {**dict(parse_qsl(query)), "step": str(number), "delay": "0"} for number, (_, query) in enumerate(SAID, 1)
+    ]
     assert len({step.screenshot.sha256 for step in steps}) == len(SAID)
 
 
@@ -158,18 +161,19 @@ def test_rows_that_were_entered_earn_their_share_and_wrong_ones_cost():
 
 
 def test_the_older_report_counts_only_and_a_rule_may_be_content_with_that():
-    counted = _Desktop(progress={"num_correct_submissions": 3})
+    counted = _Desktop(progress={"num_correct_submissions": 1})
 
     async def run():
         async with listening(counted) as url:
             rule = Assignment("Enter all.", 5, lambda detail: Progress(detail["correct_submissions"], False, False))
             session = QueryDialectSession(url, lambda request: rule)
             await session.reset(TASK)
+            counted.reported = {"num_correct_submissions": 4}
             progress = await session.progress()
             await session.close()
             return progress
 
-    assert asyncio.run(run()).reward == 3
+    assert asyncio.run(run()).reward == 3  # the first was there before the episode
 
     async def play(session):
         await session.reset(TASK)
@@ -183,12 +187,37 @@ def test_the_older_report_counts_only_and_a_rule_may_be_content_with_that():
 def test_a_report_of_another_shape_is_a_failure_and_not_a_reward_of_nothing(report):
     async def play(session):
         await session.reset(TASK)
+        desktop.reported = report
         with pytest.raises(EnvironmentFailed, match="bad_progress"):
             await session.progress()
 
+    async def begin(session):
+        with pytest.raises(EnvironmentFailed, match="bad_progress"):
+            await session.reset(TASK)
+
     desktop = _Desktop()
-    desktop.reported = report
     _play(play, desktop)
+    _play(begin, desktop)
+
+
+def test_only_what_is_reported_after_the_episode_began_counts_and_a_report_that_shrinks_is_a_failure():
+    async def play(session):
+        await session.reset(TASK)
+        before = await session.progress()
+        desktop.reported = {"submitted_row_indices": [1, 5, 1], "num_incorrect_submissions": 4}
+        after = await session.progress()
+        desktop.reported = {"submitted_row_indices": [9, 5, 1, 1], "num_incorrect_submissions": 4}
+        with pytest.raises(EnvironmentFailed, match="does not follow"):
+            await session.progress()
+        desktop.reported = {"submitted_row_indices": [1, 5], "num_incorrect_submissions": 0}
+        with pytest.raises(EnvironmentFailed, match="does not follow"):
+            await session.progress()
+        return before, after
+
+    desktop = _Desktop(progress={"submitted_row_indices": [1, 5], "num_incorrect_submissions": 3})
+    (before, after), _ = _play(play, desktop)
+    assert (before.reward, before.done) == (0.0, False)
+    assert (after.reward, after.detail["submitted_rows"]) == (0.4, [1])  # a half, less one wrong submission
 
 
 def test_an_act_whose_answer_is_lost_is_not_sent_again_and_ends_the_session():
@@ -212,13 +241,15 @@ def test_an_act_whose_answer_is_lost_is_not_sent_again_and_ends_the_session():
 def test_an_act_nobody_waits_for_ends_the_session_too():
     class Stuck(_Desktop):
         async def __call__(self, reader, writer):
-            _, path, _ = await request_read(reader)
-            if "left_click" in path:
-                self.asked.append(path)
-                stuck.set()
-                await asyncio.Event().wait()
-            writer.write(response(self._picture(), media="image/png"))
-            await writer.drain()
+            while True:
+                _, path, _ = await request_read(reader)
+                if "left_click" in path:
+                    self.asked.append(path)
+                    stuck.set()
+                    await asyncio.Event().wait()
+                looks = path.startswith("/act")
+                writer.write(response(self._picture() if looks else json.dumps(self.reported).encode()))
+                await writer.drain()
 
     async def play(session):
         await session.reset(TASK)
@@ -271,9 +302,10 @@ def test_a_refusal_by_the_server_is_a_failed_environment():
     async def refuse(reader, writer):
         while True:
             _, path, _ = await request_read(reader)
-            looks = "screenshot" in path
-            picture = _Desktop()._picture()
-            writer.write(response(picture) if looks else response(b'{"detail": "no"}', status="422 Unprocessable"))
+            fine = {"/progress": b'{"submitted_row_indices": []}'}
+            fine["/act?action_type=screenshot"] = _Desktop()._picture()
+            refusal = response(b'{"detail": "no"}', status="422 Unprocessable")
+            writer.write(response(fine[path]) if path in fine else refusal)
             await writer.drain()
 
     async def run():
@@ -286,3 +318,57 @@ def test_a_refusal_by_the_server_is_a_failed_environment():
             await session.close()
 
     asyncio.run(run())
+
+
+def test_the_screen_may_be_of_any_size_and_closing_gives_the_session_up_once():
+    given_up = []
+
+    async def give_up():
+        given_up.append(True)
+
+    async def play(session):
+        spec = await session.reset(TASK)
+        await session.close()
+        return spec.screen
+
+    screen, _ = _play(play, _Desktop(size=Size(640, 480)), screen=None, give_up=give_up)
+    assert (screen, given_up) == (Size(640, 480), [True])
+
+
+@pytest.mark.parametrize(
+    ("params", "instruction", "rows"),
+    [
+        ({"rows": [7, 3]}, "Enter rows 3 and 7 of the sheet into the form, one at a time, and submit each.", {1, 5}),
+        ({"rows": [2], "instruction": "Do {rows}."}, "Do row 2.", {0}),
+        ({"wanted": 2, "last_row": 3, "step_limit": 9}, "Enter rows 2 and 3 of the sheet into the form", {0, 1}),
+    ],
+)
+def test_the_task_of_the_dialect_says_which_rows_and_judges_them(params, instruction, rows):
+    assignment = assign_rows(TaskRequest(ROWS_TASK, 3, params))
+    assert assignment.instruction.startswith(instruction)
+    assert assignment.step_limit == params.get("step_limit", 50)
+    done = {"submitted_rows": sorted(rows), "correct_submissions": len(rows), "wrong_submissions": 0}
+    assert assignment.judge(done).success
+    assert not assignment.judge({**done, "submitted_rows": []}).done
+    assert assignment.judge({**done, "wrong_submissions": 50}).reward == -1.0
+
+
+def test_rows_that_are_not_named_follow_from_the_seed():
+    drawn = [assign_rows(TaskRequest(ROWS_TASK, seed, {"wanted": 3})).instruction for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(
+    ("task", "params", "reason"),
+    [
+        ("data_entry/form", {}, "carries simple_data_entry/rows alone"),
+        (ROWS_TASK, {"row": 3}, "Did you mean 'rows'"),
+        (ROWS_TASK, {"rows": [1]}, "from 2 to 101"),
+        (ROWS_TASK, {"rows": [3, 3]}, "names a row twice"),
+        (ROWS_TASK, {"wanted": 0}, "between 1 and the 100 rows"),
+        (ROWS_TASK, {"step_limit": 0}, "at least 1"),
+    ],
+)
+def test_a_request_that_makes_no_sense_there_is_refused(task, params, reason):
+    with pytest.raises(SessionRefused, match=reason):
+        assign_rows(TaskRequest(task, 0, params))

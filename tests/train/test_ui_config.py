@@ -53,6 +53,13 @@ def test_the_file_of_the_specification_loads_as_it_is_written():
     assert read.algorithm["name"] == "rejection_sampling"
 
 
+def test_the_query_dialect_has_one_task_which_need_not_be_named():
+    environment = {"dialect": "query", "cluster_host": "10.0.0.7"}
+    read = config(environment=environment, actor={"session_type": "simple_data_entry"})
+    assert [choice.task for choice in read.tasks] == ["simple_data_entry/rows"]
+    assert ui_config_from(read.resolved()) == read
+
+
 def test_everything_that_was_read_can_be_read_again():
     read = config(algorithm={"name": "grpo", "group_size": 8}, tasks=[{"task": "miniwob/click-test"}])
     assert ui_config_from(read.resolved()) == read
@@ -80,6 +87,21 @@ def test_every_configuration_that_ships_is_accepted(path):
         ({"environment": {"session_servers": "127.0.0.1:8000"}}, "is not a URL such as"),
         ({"environment": {"session_servers": ["http://a", "http://a/"]}}, "names a server twice"),
         ({"environment": {"session_server": "http://a"}}, "Did you mean 'session_servers'"),
+        ({"environment": {"dialect": "query"}}, "Name environment.session_servers, or environment.gateway"),
+        ({"environment": {"dialect": "query", "session_servers": ["http://a"]}}, "Set environment.reuse_screens=true"),
+        (
+            {"environment": {"dialect": "query", "session_servers": ["http://a"], "reuse_screens": True}},
+            "target_concurrent_actors = 2: is more than the 1 servers",
+        ),
+        (
+            {
+                "environment": {"dialect": "query", "session_servers": ["http://a"], "reuse_screens": True},
+                "algorithm": {"name": "grpo"},
+            },
+            "has to begin on one screen",
+        ),
+        ({"environment": {"reuse_screens": True}}, "Leave it out"),
+        ({"environment": {"dialect": "post"}}, "environment.dialect"),
         ({"inference": {"backend": "process"}}, "collection=asynchronous"),
         ({"tasks": [{"task": "no-slash"}]}, "tasks.0.task"),
         ({"tasks": [{"task": "a/b", "params": {"x": ["\ud800"]}}]}, "half of a surrogate pair"),

@@ -1,15 +1,16 @@
 """Sessions that speak the query-string dialect: `GET /act?action_type=left_click&x=10&y=20` answers with a picture.
 
-One server is one session: there is no reset, no seed and no step number, so an episode can be begun once, what is
-asked of the agent is decided here (`assign`), and an act is never sent twice: whenever its answer is lost the session
-has failed. What the dialect cannot say exactly is refused with the reason rather than approximated. It types and
-clicks through PyAutoGUI, which drops characters it has no key for and gives up in the corners of the screen.
+One server is one session: there is no reset and no seed, so an episode can be begun once, what is asked of the agent is
+decided here (`assign`), and only what is reported after its beginning counts. A server need not heed the step number
+that goes with an act, so no act is sent twice: whenever its answer is lost the session has failed. What the dialect
+cannot say exactly is refused with the reason rather than approximated. It types and clicks through PyAutoGUI, which
+drops characters it has no key for and gives up in the corners of the screen.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +38,14 @@ class Assignment:
     step_limit: int
     judge: Judge
     """Progress from `submitted_rows` (None if the server only counts), `correct_submissions`, `wrong_submissions`."""
+    reward_range: tuple[float, float] | None = (-1.0, 1.0)
+    """The least and the most that `judge` pays; the most for success alone."""
 
 
 def rows_entered(rows: set[int], *, cost_of_a_wrong_one: float = 0.1) -> Judge:
-    """The rule of our own data-entry task: each of `rows` earns its share of 1, a wrong submission costs a tenth."""
+    """The rule of our own data-entry task: each of `rows` earns its share of 1, a wrong submission costs a tenth, and
+    an episode is never paid less than -1.
+    """
 
     def judge(detail: Mapping[str, Any]) -> Progress:
         if detail["submitted_rows"] is None:
@@ -50,8 +55,8 @@ def rows_entered(rows: set[int], *, cost_of_a_wrong_one: float = 0.1) -> Judge:
         entered = [row for row in detail["submitted_rows"] if row in rows]
         wrong = detail["wrong_submissions"] + len(detail["submitted_rows"]) - len(set(entered))
         done = set(entered) == rows
-        reward = len(set(entered)) / len(rows) - cost_of_a_wrong_one * wrong
-        return Progress(reward, done, done and wrong == 0, detail=detail)
+        reward = max(-1.0, len(set(entered)) / len(rows) - cost_of_a_wrong_one * wrong)
+        return Progress(round(reward, 6), done, done and wrong == 0, detail=detail)
 
     return judge
 
@@ -60,22 +65,26 @@ class QueryDialectSession:
     """One session of the dialect, at a URL. `assign` says what a request for a task means there."""
 
     def __init__(
-        self, url: str, assign: Callable[[TaskRequest], Assignment], *, token: str | None = None, screen: Size = SCREEN,
-        delay_s: float = 1.0, scroll_px: int = SCROLL_PX, deadline_s: float = 30.0,
-        headers: Mapping[str, str] | None = None,
+        self, url: str, assign: Callable[[TaskRequest], Assignment], *, token: str | None = None,
+        screen: Size | None = SCREEN, delay_s: float = 1.0, scroll_px: int = SCROLL_PX, deadline_s: float = 30.0,
+        headers: Mapping[str, str] | None = None, give_up: Callable[[], Awaitable[object]] | None = None,
     ) -> None:  # fmt: skip
         """`delay_s`: from an act to its picture. `scroll_px`: what its one kind of scroll amounts to.
 
-        `headers` go with every request, such as those of the session that a gateway opened.
+        `screen` is the size to insist on; None takes that of the first picture. `headers` go with every request, such
+        as those of the session that a gateway opened. `give_up` is awaited when the session is closed.
         """
         # One attempt and no more: a GET that clicks must never be repeated.
         once = Patience(attempt_s=deadline_s, attempts=1)
         self._acting = HttpCaller(url, token=token, patience=once, headers=headers)
         self._asking = HttpCaller(url, token=token, patience=Patience(attempt_s=deadline_s), headers=headers)
-        self._assign, self._screen, self._delay_s, self._scroll_px = assign, screen, delay_s, scroll_px
+        self._assign, self._expected, self._delay_s, self._scroll_px = assign, screen, delay_s, scroll_px
+        self._give_up = give_up
         self._turn = asyncio.Lock()
         self._episode: Episode | None = None
         self._judge: Judge | None = None
+        self._before: dict[str, Any] = {}
+        """What was reported before the episode, and is no merit of the agent's."""
         self._pointer: Point | None = None
         self._failure: EnvironmentFailed | None = None
         self._closed = False
@@ -89,12 +98,13 @@ class QueryDialectSession:
                 raise SessionRefused("cannot_reset", text, status=409)
             assignment = self._assign(request)
             picture = await self._look()
-            if picture.size != self._screen:
-                text = f"the screen is {picture.size}, expected was {self._screen}"
+            if self._expected is not None and picture.size != self._expected:
+                text = f"the screen is {picture.size}, expected was {self._expected}"
                 raise EnvironmentFailed("bad_screenshot", text)
+            self._before = await self._report()
             spec = TaskSpec(
                 request.suite, request.name, request.seed, dict(request.params), assignment.instruction,
-                assignment.step_limit, self._screen,
+                assignment.step_limit, picture.size, assignment.reward_range,
             )  # fmt: skip
             self._episode, self._judge = Episode(spec), assignment.judge
             return spec
@@ -107,10 +117,10 @@ class QueryDialectSession:
             if isinstance(repeated, Repeated):
                 reply: Step = repeated.reply
                 return reply
-            query = write_query(action, self._pointer, self._screen, self._scroll_px)
+            query = write_query(action, self._pointer, episode.spec.screen, self._scroll_px)
             episode.begin(action)
             try:
-                picture = await self._look() if query is None else await self._perform(query)
+                picture = await self._look() if query is None else await self._perform(query, step)
                 found = judge(await self._detail())
             except EnvironmentFailed as failure:
                 self._failure = failure
@@ -144,13 +154,19 @@ class QueryDialectSession:
 
     async def close(self) -> None:
         """Let go of the connection; the server is ended by whoever started it."""
+        if self._closed:
+            return
         self._closed = True
-        await self._acting.close()
-        await self._asking.close()
+        try:
+            await self._acting.close()
+            await self._asking.close()
+        finally:
+            if self._give_up is not None:
+                await self._give_up()
 
-    async def _perform(self, query: Mapping[str, str]) -> Screenshot:
-        timed = {**query, "delay": f"{self._delay_s:g}"}
-        answer = await self._acting.call("GET", "/act", params=timed, extra_s=self._delay_s)
+    async def _perform(self, query: Mapping[str, str], step: int) -> Screenshot:
+        sent = {**query, "step": str(step), "delay": f"{self._delay_s:g}"}
+        answer = await self._acting.call("GET", "/act", params=sent, extra_s=self._delay_s)
         return Screenshot.of(answer.body)
 
     async def _look(self) -> Screenshot:
@@ -158,6 +174,17 @@ class QueryDialectSession:
         return Screenshot.of(answer.body)
 
     async def _detail(self) -> dict[str, Any]:
+        """What was reported since the episode began."""
+        now, before = await self._report(), self._before
+        rows, earlier = now["submitted_rows"], before["submitted_rows"]
+        since = {name: now[name] - before[name] for name in ("correct_submissions", "wrong_submissions")}
+        shrunk = min(since.values()) < 0 or (rows is None) != (earlier is None)
+        if shrunk or (rows is not None and rows[: len(earlier)] != earlier):
+            text = f"the report does not follow on that of the episode's beginning: {before}, then {now}"
+            raise EnvironmentFailed("bad_progress", text)
+        return {"submitted_rows": None if rows is None else rows[len(earlier) :], **since}
+
+    async def _report(self) -> dict[str, Any]:
         answer = await self._asking.call("GET", "/progress", repeatable=True)
         try:
             told = read_json(answer.body)

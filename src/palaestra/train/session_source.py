@@ -1,11 +1,12 @@
 """Where a run's sessions come from: a gateway (its own or another one), or session servers that run already.
 
 `find_sessions` decides that before a run exists and refuses what does not answer; `open_source` then opens one session
-after the other.
+after the other. Sessions speak our own contract or the query-string dialect, as the configuration says.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import urllib.error
@@ -17,6 +18,8 @@ from typing import Protocol, TypeAlias
 from palaestra.errors import ConfigError
 from palaestra.sessions.client import open_session
 from palaestra.sessions.gateway_client import GatewayClient
+from palaestra.sessions.query_dialect import QueryDialectSession
+from palaestra.sessions.query_tasks import assign_rows
 from palaestra.sessions.session import Session
 from palaestra.train.gateway_child import GatewayAddress, existing_gateway, own_gateway, read_token
 from palaestra.train.ui_config import UiRunConfig
@@ -60,7 +63,7 @@ def find_sessions(config: UiRunConfig, stack: ExitStack) -> SessionAddress:
         # The variable holds a gateway's token, which is not for other servers.
         token = read_token(environment.token_file) if environment.token_file is not None else None
         for url in environment.session_servers:
-            _check_server(url, token)
+            _check_server(url, token, environment.dialect)
         return ServerAddresses(environment.session_servers, token)
     if environment.url is not None:
         return existing_gateway(environment.url, environment.token_file)
@@ -72,20 +75,29 @@ def find_sessions(config: UiRunConfig, stack: ExitStack) -> SessionAddress:
 
 def open_source(config: UiRunConfig, address: SessionAddress) -> SessionSource:
     """Sessions from that address."""
-    if isinstance(address, ServerAddresses):
-        return _ServerSessions(address)
-    return _GatewaySessions(config, address)
+    environment = config.environment
+    if isinstance(address, GatewayAddress):
+        return _GatewaySessions(config, address)
+    if environment.dialect == "query":
+        return _QueryServers(address, environment.act_delay_s)
+    return _ServerSessions(address)
 
 
 class _GatewaySessions:
     """Sessions that a gateway opens and leases."""
 
     def __init__(self, config: UiRunConfig, address: GatewayAddress) -> None:
-        self._client = GatewayClient(address.url, token=address.token)
-        self._session_type, self._ttl_s = config.actor.session_type, config.environment.session_timeout
+        self._client, self._token = GatewayClient(address.url, token=address.token), address.token
+        self._session_type, self._environment = config.actor.session_type, config.environment
 
     async def open(self) -> Session:
-        return await self._client.open(self._session_type, ttl_s=self._ttl_s)
+        held = await self._client.open(self._session_type, ttl_s=self._environment.session_timeout)
+        if self._environment.dialect == "json":
+            return held
+        return QueryDialectSession(
+            held.url, assign_rows, token=self._token, headers=held.headers, screen=None, give_up=held.close,
+            delay_s=self._environment.act_delay_s,
+        )  # fmt: skip
 
     async def close(self) -> None:
         await self._client.close()
@@ -107,8 +119,32 @@ class _ServerSessions:
         """Nothing is shared between sessions; each is deleted on its server when it is closed."""
 
 
-def _check_server(url: str, token: str | None) -> None:
-    request = urllib.request.Request(f"{url}/health")
+class _QueryServers:
+    """Servers of the query-string dialect: each is one screen, used by one episode at a time."""
+
+    def __init__(self, address: ServerAddresses, delay_s: float) -> None:
+        self._token, self._delay_s = address.token, delay_s
+        self._idle: asyncio.Queue[str] = asyncio.Queue()
+        for url in address.urls:
+            self._idle.put_nowait(url)
+
+    async def open(self) -> Session:
+        url = await self._idle.get()
+
+        async def give_back() -> None:
+            self._idle.put_nowait(url)
+
+        return QueryDialectSession(
+            url, assign_rows, token=self._token, screen=None, delay_s=self._delay_s, give_up=give_back
+        )
+
+    async def close(self) -> None:
+        """The servers stay; each session lets go of its connections when it is closed."""
+
+
+def _check_server(url: str, token: str | None, dialect: str) -> None:
+    path = "/health" if dialect == "json" else "/progress"
+    request = urllib.request.Request(url + path)
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     place = "environment.session_servers"
@@ -116,8 +152,10 @@ def _check_server(url: str, token: str | None) -> None:
         with urllib.request.urlopen(request, timeout=PING_S):
             return
     except urllib.error.HTTPError as error:
-        reason = f"answers GET /health with status {error.code}"
-        raise ConfigError(place, url, reason, "Is it a session server?") from None
+        reason = f"answers GET {path} with status {error.code}"
+        other = "query" if dialect == "json" else "json"
+        raise ConfigError(place, url, reason, f"Does it speak environment.dialect={other}?") from None
     except (OSError, ValueError) as error:
         reason = f"cannot be reached ({getattr(error, 'reason', error)})"
-        raise ConfigError(place, url, reason, "Start it with `python -m palaestra.sessions.server`") from None
+        remedy = "Start it with `python -m palaestra.sessions.server`" if dialect == "json" else "Start it first"
+        raise ConfigError(place, url, reason, remedy) from None

@@ -22,6 +22,7 @@ from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.learner.trajectories.token_update import UpdateConfig
 from palaestra.policy.vlm.config import ModelConfig
+from palaestra.sessions.query_tasks import ROWS_TASK
 from palaestra.telemetry import TelemetryConfig
 
 __all__ = ["UI_SECTIONS", "EnvironmentConfig", "UiRunConfig", "UiTrainerConfig", "ui_config_from"]
@@ -75,6 +76,14 @@ class EnvironmentConfig(Section):
     """Host (or host:port) of a gateway in a cluster, as the specification writes it."""
     session_servers: tuple[str, ...] = ()
     """URLs of session servers that run already, used without a gateway. Each episode opens a session on one of them."""
+    dialect: Literal["json", "query"] = "json"
+    """What sessions speak. `json`: our own contract. `query`: the query-string dialect (`GET /act?action_type=…`) of
+    existing images and servers, which offer the task simple_data_entry/rows."""
+    reuse_screens: bool = False
+    """Allow episodes to begin on the screen that the one before left. Needed for `query` with session_servers, since
+    such a server is one session and has no reset."""
+    act_delay_s: float = Field(default=1.0, ge=0, le=60)
+    """With `query`: seconds from an action to its screenshot. Shorter is faster and may miss what the action does."""
     namespace: str = "default"
     """Which namespace the cluster's gateway uses. The gateway knows; here it is only recorded."""
     session_timeout: float = Field(default=300.0, gt=0)
@@ -195,6 +204,10 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
     # `actor:` with nothing behind it says nothing.
     data = {key: value for key, value in data.items() if value is not None}
     data["algorithm"] = _algorithm(data.get("algorithm") or {})
+    environment = data.get("environment")
+    if isinstance(environment, Mapping) and environment.get("dialect") == "query":
+        # The one task there is; ours needs a server of ours.
+        data.setdefault("tasks", [{"task": ROWS_TASK}])
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
     config = validated(UiRunConfig, data)
@@ -228,7 +241,7 @@ def _check_across(config: UiRunConfig) -> None:
             "trainer.batch_size", config.trainer.batch_size, f"is not made of whole groups of {size}",
             f"Nearest that are: {' and '.join(str(number) for number in nearest)}",
         )  # fmt: skip
-    _check_environment(config)
+    _check_environment(config, group_size=size)
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         raise ConfigError(
             "inference.backend", "process", "gains nothing when playing waits for learning",
@@ -236,7 +249,7 @@ def _check_across(config: UiRunConfig) -> None:
         )  # fmt: skip
 
 
-def _check_environment(config: UiRunConfig) -> None:
+def _check_environment(config: UiRunConfig, *, group_size: int) -> None:
     environment = config.environment
     places = {
         "gateway": environment.gateway, "cluster_host": environment.cluster_host,
@@ -246,3 +259,38 @@ def _check_environment(config: UiRunConfig) -> None:
     if len(named) > 1:
         (first, value), (second, other) = list(named.items())[:2]
         raise ConfigError(f"environment.{second}", other, f"environment.{first} says {value}", "Give one of them")
+    if environment.dialect == "query":
+        _check_query_dialect(config, group_size)
+    elif environment.reuse_screens:
+        raise ConfigError(
+            "environment.reuse_screens", True, "sessions that can be reset begin on a fresh screen", "Leave it out"
+        )
+
+
+def _check_query_dialect(config: UiRunConfig, group_size: int) -> None:
+    environment, servers = config.environment, config.environment.session_servers
+    if environment.url is None and not servers:
+        raise ConfigError(
+            "environment.dialect", "query", "the gateway that training starts has sessions that speak json",
+            "Name environment.session_servers, or environment.gateway with an actor.session_type that speaks it",
+        )  # fmt: skip
+    if not servers:
+        return
+    if not environment.reuse_screens:
+        raise ConfigError(
+            "environment.session_servers", list(servers), "a server of the query dialect cannot be reset",
+            "Set environment.reuse_screens=true to begin each episode on the screen that the last one left, or use a "
+            "gateway that makes a pod for every session",
+        )  # fmt: skip
+    if group_size > 1:
+        raise ConfigError(
+            "environment.reuse_screens", True, f"a group of {group_size} has to begin on one screen",
+            "Use rejection_sampling or ppo, or a gateway that makes a pod for every session",
+        )  # fmt: skip
+    actors = config.actor_pool.target_concurrent_actors
+    if actors > len(servers):
+        raise ConfigError(
+            "actor_pool.target_concurrent_actors", actors,
+            f"is more than the {len(servers)} servers of environment.session_servers, each of which is one screen",
+            f"Set it to {len(servers)}, or name more servers",
+        )  # fmt: skip
