@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -171,3 +172,35 @@ def test_who_is_interrupted_while_starting_is_told_which_run_may_come_of_it(runs
     run_id = told.split()[-1]
     assert run_id.startswith("late-")
     assert f"may yet queue it as {run_id}; stop it with: palaestra runs stop {run_id}" in told
+
+
+def test_an_ended_run_shows_the_most_it_took_and_not_what_it_took_last(started, runs, home):
+    run_id = started("steps=2")
+    attempt = home.run(run_id).attempt(1)
+    lines = [
+        f'{{"time":1,"cpu_percent":{cpu},"rss_mb":{rss},"processes":2,"gpus":[]}}\n'
+        for cpu, rss in ((150, 800), (5, 30))
+    ]
+    (attempt.path / "system.jsonl").write_text("".join(lines))
+
+    assert "machine    at most 150 % of a core, 800 MB, 2 processes\n" in runs("show", run_id).out
+    (attempt.path / "system.jsonl").unlink()
+    assert re.search(r"machine    at most \d+ MB in one process\n", runs("show", run_id).out)
+
+
+def test_what_gives_clips_depends_on_who_trains(started, runs, home):
+    run_id = started("steps=2")
+    assert runs("videos", run_id).out == (
+        "No clips. Only its own trainer (echo) can play its checkpoints. "
+        "Start a new run with palaestra runs start --video: the trainer then films while it trains.\n"
+    )
+    record = runs("videos", run_id, "--record")
+    assert (record.code, "trainers that save none film with palaestra runs start --video" in record.err) == (2, True)
+
+
+def test_a_run_of_ours_without_clips_says_how_to_film_it(palaestra, home):
+    (home.run("solo").attempt(1).path).mkdir(parents=True)
+    (home.run("solo").path / "resolved.json").write_text("{}")
+    assert palaestra("runs", "videos", "solo").out == (
+        "No clips. Film its newest checkpoint with: palaestra runs videos solo --record\n"
+    )

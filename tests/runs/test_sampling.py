@@ -9,7 +9,7 @@ from tests.runs.supervising import echo, reaches, supervising
 
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.phase import Phase
-from palaestra.runs.sampling import Sample, Sampler, read_samples
+from palaestra.runs.sampling import Peaks, Sample, Sampler, read_peaks, read_samples
 
 
 def test_a_busy_trainer_is_seen_to_be_busy_and_large(home):
@@ -49,6 +49,18 @@ def test_torn_and_foreign_lines_are_skipped_and_the_last_are_kept(home):
     assert [sample.time for sample in read_samples(attempt)] == [0, 1, 2, 3, 4]
     assert read_samples(attempt, last=1) == [Sample(4.0, 1.0, 2.0, 3, (("0", 4.0, 5.0),))]
     assert read_samples(attempt, last=0) == []
+
+
+def test_the_most_of_everything_is_found_wherever_it_was(home):
+    attempt = attempt_in(home)
+    assert read_peaks(attempt) is None
+    looks = [(10, 5, 1, 90, 1), (200, 2, 3, 10, 7), (30, 900, 2, 0, 2), (1, 1, 1, 0, 0)]
+    lines = [
+        f'{{"time":1,"cpu_percent":{cpu},"rss_mb":{rss},"processes":{count},"gpus":[["0",{busy},{used}]]}}\n'
+        for cpu, rss, count, busy, used in looks
+    ]
+    (attempt.path / "system.jsonl").write_text("torn\n" + "".join(lines))
+    assert read_peaks(attempt) == Peaks(200.0, 900.0, 3, (("0", 90.0, 7.0),))
 
 
 def test_the_supervisor_samples_every_run(home):

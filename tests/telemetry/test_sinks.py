@@ -5,11 +5,11 @@ import pytest
 
 from palaestra.config import validated
 from palaestra.errors import ConfigError
-from palaestra.telemetry.event import Frame, TrainingStep
+from palaestra.telemetry.event import Frame, LogLine, TrainingStep
 from palaestra.telemetry.journal import Journal, JournalReader
 from palaestra.telemetry.sinks import TelemetryConfig, check_telemetry, open_telemetry
 
-from .test_wandb import FakeWandb
+from .test_wandb import FakeRun, FakeWandb
 
 
 @pytest.fixture
@@ -102,3 +102,16 @@ def test_without_a_progress_display_warnings_still_reach_a_person():
         sink.emit(event)
     assert heard.getvalue() == "warning: look here\n"
     check_sink(lambda: NoticeSink(StringIO()))
+
+
+def test_the_address_of_a_run_on_wandb_is_in_the_journal(opened, journal_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setattr(FakeRun, "url", "https://wandb.ai/me/p/runs/x", raising=False)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    opened(progress=False, wandb="online").close()
+
+    with JournalReader(journal_path) as reader:
+        assert [record.event for record in reader.read()] == [
+            LogLine("info", "View run at https://wandb.ai/me/p/runs/x")
+        ]

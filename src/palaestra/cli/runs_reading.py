@@ -190,7 +190,11 @@ def videos(
     if pace is not None:
         print(slowed(pace))
     if not clips:
-        print("No clips. Film its newest checkpoint with --record.")
+        from palaestra.runs.filming import how_to_film
+
+        record_ = asked(lambda reading: reading.run(run))
+        films = bool(asked(lambda reading: reading.document(run, "spec")).get("video"))
+        print(f"No clips. {how_to_film(record_, films_itself=films)}")
 
 
 def asked(question: Callable[[RunReading], _T]) -> _T:

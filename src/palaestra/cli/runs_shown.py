@@ -10,12 +10,14 @@ from typing import Any
 from palaestra.cli.runs_table import aligned, became, duration, sized, steps, why
 from palaestra.cli.terminal import printable, shortened
 from palaestra.runs.checkpoints.listing import all_checkpoints
+from palaestra.runs.durable import read_json
+from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.life import elapsed, outcomes
 from palaestra.runs.media.clip import Pace
 from palaestra.runs.media.recording import film_pace
 from palaestra.runs.reading import RunReading
 from palaestra.runs.record import RunRecord
-from palaestra.runs.sampling import read_samples
+from palaestra.runs.sampling import Peaks, Sample, read_peaks, read_samples
 from palaestra.runs.tools.wandb import tracking_of
 from palaestra.runs.wire import checkpoint_data, life_data, run_data
 from palaestra.telemetry.json_number import json_number
@@ -129,13 +131,24 @@ def slowed(pace: Pace) -> str:
 def _machine(reading: RunReading, record: RunRecord) -> str:
     if not record.attempt or record.archived:
         return ""
-    samples = read_samples(reading.home.run(record.run_id).attempt(record.attempt), 1)
-    if not samples:
-        return ""
-    last = samples[-1]
-    gpus = "".join(f", GPU {index} {busy:.0f} %" for index, busy, _ in last.gpus)
-    many = "es" if last.processes != 1 else ""
-    return f"{last.cpu_percent:.0f} % of a core, {last.rss_mb:,.0f} MB, {last.processes} process{many}{gpus}"
+    attempt = reading.home.run(record.run_id).attempt(record.attempt)
+    if record.phase.ended:
+        peaks = read_peaks(attempt)
+        return f"at most {_use(peaks)}" if peaks is not None else _use_at_exit(attempt)
+    samples = read_samples(attempt, 1)
+    return _use(samples[-1]) if samples else ""
+
+
+def _use(use: Sample | Peaks) -> str:
+    gpus = "".join(f", GPU {index} {busy:.0f} % and {used:,.0f} MB" for index, busy, used in use.gpus)
+    many = "es" if use.processes != 1 else ""
+    return f"{use.cpu_percent:.0f} % of a core, {use.rss_mb:,.0f} MB, {use.processes} process{many}{gpus}"
+
+
+def _use_at_exit(attempt: AttemptPaths) -> str:
+    """What the kernel counted for a run that ended before anybody looked."""
+    rss_kb = (read_json(attempt.exit) or {}).get("max_rss_kb")
+    return f"at most {rss_kb / 1024:,.0f} MB in one process" if isinstance(rss_kb, int | float) else ""
 
 
 def _life(reading: RunReading, record: RunRecord) -> list[str]:

@@ -7,8 +7,23 @@ from palaestra.runs.checkpoints.listing import all_checkpoints
 from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.media.clip import Clip
 from palaestra.runs.media.recording import record_clip
+from palaestra.runs.record import RunRecord
 
-__all__ = ["film_run"]
+__all__ = ["film_run", "how_to_film"]
+
+_NONE_YET = "Let it train until it saves one; trainers that save none film with palaestra runs start --video"
+
+
+def how_to_film(record: RunRecord, *, films_itself: bool) -> str:
+    """What gives clips of a run that has none; `films_itself` says that it was started with `--video`."""
+    if record.runner == "palaestra":
+        return f"Film its newest checkpoint with: palaestra runs videos {record.run_id} --record"
+    if films_itself:
+        return "Its trainer films while it trains; the first clip comes with the first episode that it films."
+    return (
+        f"Only its own trainer ({record.runner}) can play its checkpoints. "
+        "Start a new run with palaestra runs start --video: the trainer then films while it trains."
+    )
 
 
 def film_run(home: Home, run: RunPaths, checkpoint_id: str | None = None, frames: int = 200) -> Clip:
@@ -16,7 +31,7 @@ def film_run(home: Home, run: RunPaths, checkpoint_id: str | None = None, frames
     found = all_checkpoints(home, run_id=run.run_id)
     fitting = [one for one in found if checkpoint_id is None or one.checkpoint_id.startswith(checkpoint_id)]
     if not fitting:
-        remedy = f"There are {', '.join(one.checkpoint_id for one in found[:5])}" if found else "Let it train longer"
+        remedy = f"There are {', '.join(one.checkpoint_id for one in found[:5])}" if found else _NONE_YET
         raise ConfigError("checkpoint", checkpoint_id, f"{run.run_id} has no such checkpoint", remedy)
     if checkpoint_id is not None and len({one.sha256 for one in fitting}) > 1:
         few = ", ".join(one.checkpoint_id for one in fitting[:4])

@@ -19,7 +19,7 @@ from palaestra.proc import ProcessIdentity, below
 from palaestra.runs.durable import append_line
 from palaestra.runs.layout import AttemptPaths
 
-__all__ = ["Sample", "Sampler", "read_samples"]
+__all__ = ["Peaks", "Sample", "Sampler", "read_peaks", "read_samples"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,6 +39,16 @@ class Sample:
     processes: int
     gpus: tuple[tuple[str, float, float], ...] = ()
     """Index, utilisation in percent and memory in MB of every GPU it has leased."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most that an attempt took at any look."""
+
+    cpu_percent: float
+    rss_mb: float
+    processes: int
+    gpus: tuple[tuple[str, float, float], ...] = ()
 
 
 class Sampler:
@@ -92,6 +102,35 @@ def read_samples(attempt: AttemptPaths, last: int | None = None) -> list[Sample]
         return []
     found = [sample for line in lines if (sample := _read(line)) is not None]
     return found if last is None else found[-last:] if last else []
+
+
+def read_peaks(attempt: AttemptPaths) -> Peaks | None:
+    """The greatest of everything that was written down; None when nothing was."""
+    peaks: Peaks | None = None
+    try:
+        with open(_file(attempt), "rb") as file:
+            for line in file:
+                sample = _read(line)
+                if sample is not None:
+                    peaks = _greater(peaks, sample)
+    except OSError:
+        pass
+    return peaks
+
+
+def _greater(peaks: Peaks | None, sample: Sample) -> Peaks:
+    if peaks is None:
+        return Peaks(sample.cpu_percent, sample.rss_mb, sample.processes, sample.gpus)
+    gpus = {index: (busy, used) for index, busy, used in peaks.gpus}
+    for index, busy, used in sample.gpus:
+        before = gpus.get(index, (0.0, 0.0))
+        gpus[index] = (max(before[0], busy), max(before[1], used))
+    return Peaks(
+        max(peaks.cpu_percent, sample.cpu_percent),
+        max(peaks.rss_mb, sample.rss_mb),
+        max(peaks.processes, sample.processes),
+        tuple((index, busy, used) for index, (busy, used) in gpus.items()),
+    )
 
 
 def _file(attempt: AttemptPaths) -> Path:

@@ -15,10 +15,12 @@ class ScalarSink(ABC):
     """Writes the metrics of updates over environment steps.
 
     `episode_return` and `episode_length` are the trainer's own when it reports them, and otherwise the means of the
-    episodes that ended since the last update.
+    episodes that ended since the last update. With `single_episodes` each of them is written, too, as `episode/return`
+    and `episode/length` at the step at which it ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, single_episodes: bool = False) -> None:
+        self._single_episodes = single_episodes
         self._episodes = EpisodeMeans()
         self._closed = False
 
@@ -28,6 +30,9 @@ class ScalarSink(ABC):
             return
         if isinstance(event, EpisodeSummary):
             self._episodes.add(event)
+            if self._single_episodes:
+                single = {"episode/return": event.episode_return, "episode/length": float(event.length)}
+                self._write(event.env_step, single)
         elif isinstance(event, TrainingStep):
             self._write(event.env_step, self._episodes.take() | event.metrics)
 

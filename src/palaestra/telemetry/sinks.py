@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO
 from pydantic import Field
 
 from palaestra.config import Section
+from palaestra.telemetry.event import LogLine
 from palaestra.telemetry.journal import Journal
 from palaestra.telemetry.notice import NoticeSink
 from palaestra.telemetry.progress import ProgressSink
@@ -75,11 +76,16 @@ def open_telemetry(
             undo.callback(sink.close)
             sinks.append(sink)
 
-        opened(Journal(journal_path))
+        journal = Journal(journal_path)
+        opened(journal)
         if config.tensorboard:
             opened(TensorBoardSink(Path(journal_path).parent / "tensorboard"))
         if config.wandb != "off":
-            opened(WandbSink(config.wandb_project, run_id, config.wandb, run_dir, resolved))
+            wandb = WandbSink(config.wandb_project, run_id, config.wandb, run_dir, resolved)
+            opened(wandb)
+            if wandb.url:
+                # In the journal, because W&B itself is kept quiet; the run service reads it there.
+                journal.emit(LogLine("info", f"View run at {wandb.url}"))
         if config.progress:
             opened(ProgressSink(total_env_steps, run_id, stream=stream, unit=unit))
         else:

@@ -1,7 +1,7 @@
 """Curves for TensorBoard: one scalar per metric and update, over environment steps.
 
 Writes event files with the `tensorboard` package alone (no torch, no TensorFlow), which is imported when a
-sink is opened. Metrics keep their names; single episodes are in the journal.
+sink is opened. Metrics keep their names; single episodes are written on request and are in the journal always.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def require_tensorboard() -> None:
 class TensorBoardSink(ScalarSink):
     """Writes scalars into a directory that `tensorboard --logdir` shows."""
 
-    def __init__(self, directory: str | Path, clock: Callable[[], float] = time.time) -> None:
-        super().__init__()
+    def __init__(
+        self, directory: str | Path, clock: Callable[[], float] = time.time, *, single_episodes: bool = False
+    ) -> None:
+        super().__init__(single_episodes=single_episodes)
         file_writer = _import("tensorboard.summary.writer.event_file_writer").EventFileWriter
         self._proto = _import("tensorboard.compat.proto.event_pb2")
         self._summary = _import("tensorboard.compat.proto.summary_pb2").Summary
@@ -39,6 +41,8 @@ class TensorBoardSink(ScalarSink):
             remedy = "Choose a directory that can be written"
             raise ConfigError("telemetry.tensorboard", str(directory), f"cannot be written: {error}", remedy) from error
         self._clock = clock
+        self.points = 0
+        """How many values were written."""
 
     def flush(self) -> None:
         """Have the file hold all that was emitted."""
@@ -49,6 +53,7 @@ class TensorBoardSink(ScalarSink):
         self._writer.close()
 
     def _write(self, env_step: int, metrics: Mapping[str, float]) -> None:
+        self.points += len(metrics)
         values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
         summary = self._summary(value=values)
         self._writer.add_event(self._proto.Event(wall_time=self._clock(), step=env_step, summary=summary))

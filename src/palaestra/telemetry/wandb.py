@@ -75,6 +75,11 @@ class WandbSink(ScalarSink):
             raise ConfigError("telemetry.wandb", mode, f"wandb did not start: {error}", remedy) from error
         self._mode = mode
 
+    @property
+    def url(self) -> str:
+        """Where W&B shows the run; empty offline."""
+        return str(getattr(self._run, "url", None) or "")
+
     def flush(self) -> None:
         """Nothing to do: wandb hands on in a process of its own."""
 

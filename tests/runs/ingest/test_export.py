@@ -40,11 +40,22 @@ def test_curves_carry_the_time_at_which_they_were_reported(run, tmp_path):
 
     assert scalars(tmp_path / "out") == [
         (1000.0, "loss", 10, 0.5),
+        (1002.0, "episode/return", 15, 4.0),
+        (1002.0, "episode/length", 15, 8.0),
         (1003.0, "episode_return", 20, 4.0),
         (1003.0, "episode_length", 20, 8.0),
         (1003.0, "loss", 20, 0.25),
     ]
-    assert report == (4, tmp_path / "out")
+    assert report == (6, tmp_path / "out")
+
+
+def test_every_single_episode_is_exported(run, tmp_path):
+    attempt(run, 1, *(EpisodeSummary(8 * n, n, 0, float(n), 8) for n in range(1, 401)), step(4000, 0.5))
+    report = export_tensorboard(run, tmp_path / "out")
+
+    found = [(at, value) for _, tag, at, value in scalars(tmp_path / "out") if tag == "episode/return"]
+    assert found == [(8 * n, float(n)) for n in range(1, 401)]
+    assert report.points == 2 * 400 + 3
 
 
 def test_steps_that_a_resume_took_again_come_from_the_resume(run, tmp_path):
@@ -59,8 +70,8 @@ def test_steps_that_a_resume_took_again_come_from_the_resume(run, tmp_path):
 
 def test_episodes_behind_the_last_update_are_counted_too(run, tmp_path):
     attempt(run, 1, EpisodeSummary(15, 1, 0, 4.0, 8), EpisodeSummary(25, 2, 0, 6.0, 8))
-    assert export_tensorboard(run, tmp_path / "out").points == 2
-    assert [(tag, at, value) for _, tag, at, value in scalars(tmp_path / "out")] == [
+    assert export_tensorboard(run, tmp_path / "out").points == 6
+    assert [(tag, at, value) for _, tag, at, value in scalars(tmp_path / "out")][4:] == [
         ("episode_return", 25, 5.0),
         ("episode_length", 25, 8.0),
     ]

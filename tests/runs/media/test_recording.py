@@ -59,7 +59,7 @@ def test_checkpoints_of_others_are_filmed_by_their_trainers(home):
     evil.torch_zip(run.attempt(1).work / "a.pt")
     (checkpoint,) = checkpoints_of(RUN, run.attempt(1))
 
-    with pytest.raises(ConfigError, match="Ask its trainer for clips"):
+    with pytest.raises(ConfigError, match="Start a new run with palaestra runs start --video"):
         record_clip(run, checkpoint)
 
 

@@ -1,8 +1,10 @@
 from palaestra.runs.tools.wandb import tracking_of
+from palaestra.telemetry.event import LogLine
+from palaestra.telemetry.journal import Journal
 
 
-def offline_run(attempt, name, *, synced=False):
-    directory = attempt.path / "wandb" / f"offline-run-20261116_100000-{name}"
+def offline_run(place, name, *, synced=False, mode="offline-"):
+    directory = place.path / "wandb" / f"{mode}run-20261116_100000-{name}"
     directory.mkdir(parents=True)
     (directory / f"run-{name}.wandb").write_bytes(b":W&B")
     if synced:
@@ -61,3 +63,21 @@ def test_a_flood_of_output_is_read_at_both_ends_only(home):
         file.write(b"View run at https://wandb.ai/end\n")
 
     assert tracking_of(run).url == "https://wandb.ai/end"
+
+
+def test_our_own_trainer_keeps_what_is_offline_beside_the_attempts(home):
+    run, _ = place(home)
+    directory = offline_run(run, "abc")
+
+    assert tracking_of(run).state == "offline"
+    assert tracking_of(run).pending == (str(directory),)
+
+
+def test_our_own_run_that_is_online_is_so_and_its_address_is_in_its_journal(home):
+    run, attempt = place(home)
+    offline_run(run, "abc", mode="")
+    assert (tracking_of(run).state, tracking_of(run).url) == ("online", "")
+
+    with Journal(attempt.journal) as journal:
+        journal.emit(LogLine("info", "View run at https://wandb.ai/me/p/runs/x3"))
+    assert tracking_of(run).url == "https://wandb.ai/me/p/runs/x3"

@@ -1,7 +1,7 @@
 """A run as TensorBoard shows it, whoever trained it: event files made from its journals.
 
-Written beside its place and moved there when complete. Steps that a resumed attempt took again come from that attempt
-alone. Needs the `tensorboard` package.
+Every value and every single episode is in them. Written beside their place and moved there when complete. Steps that a
+resumed attempt took again come from that attempt alone. Needs the `tensorboard` package.
 """
 
 from __future__ import annotations
@@ -35,27 +35,19 @@ def export_tensorboard(run: RunPaths, into: Path) -> ExportReport:
     new = into.with_name(f".{into.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     time = 0.0
-    sink = TensorBoardSink(new, clock=lambda: time)
-    points, episodes = 0, False
+    sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
     try:
         for record in _records(run):
             time = record.time
-            event = record.event
-            if isinstance(event, TrainingStep):
-                # The sink writes the means of the episodes in between along with the update.
-                means = {"episode_return", "episode_length"} if episodes else set()
-                points += len(means | event.metrics.keys())
-            episodes = isinstance(event, EpisodeSummary)
-            sink.emit(event)
+            sink.emit(record.event)
     except BaseException:
         sink.close()
         shutil.rmtree(new, ignore_errors=True)
         raise
     sink.close()
-    points += 2 * episodes
     shutil.rmtree(into, ignore_errors=True)
     new.rename(into)
-    return ExportReport(points, into)
+    return ExportReport(sink.points, into)
 
 
 def _require_replaceable(into: Path) -> None:

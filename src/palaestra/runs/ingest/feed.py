@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from palaestra.runs.ingest.grammar import tracking_url
 from palaestra.runs.ingest.non_finite import NonFiniteMetrics
 from palaestra.runs.ingest.output_watch import OutputWatch
 from palaestra.runs.ingest.progress import Progress
@@ -27,6 +28,7 @@ from palaestra.telemetry.event import (
     CheckpointSaved,
     EpisodeSummary,
     Frame,
+    LogLine,
     PhaseChanged,
     Record,
     TrainingStep,
@@ -39,7 +41,8 @@ __all__ = ["Feed"]
 _FLUSH_EVERY_S = 0.5
 _FLUSH_POINTS = 4_096
 _RETURNS = 100
-_COUNTED = ("env_step", "update", "episodes", "corrupt", "left_out", "unknown", "first_dropped", "said", "said_reason")
+_COUNTED = ("env_step", "update", "episodes", "corrupt", "left_out", "unknown", "first_dropped", "said", "said_reason",
+            "tracking_url")  # fmt: skip
 
 
 @dataclass
@@ -56,6 +59,7 @@ class _Tally:
     first_dropped: str = ""
     said: str = ""
     said_reason: str = ""
+    tracking_url: str = ""
     non_finite: NonFiniteMetrics = field(default_factory=NonFiniteMetrics)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
 
@@ -78,6 +82,9 @@ class _Tally:
                 self.non_finite.take(event.env_step, {"episode/return": event.episode_return})
             elif isinstance(event, PhaseChanged):
                 self.said, self.said_reason = event.phase, event.reason
+                continue
+            elif isinstance(event, LogLine):
+                self.tracking_url = tracking_url(event.text) or self.tracking_url
                 continue
             elif isinstance(event, UnknownEvent):
                 self.unknown += 1
@@ -188,7 +195,7 @@ class Feed:
             corrupt=tally.corrupt + counts.corrupt,
             unread_lines=counts.unread_lines,
             episode_lines=counts.episode_lines,
-            tracking_url=counts.tracking_url,
+            tracking_url=counts.tracking_url or tally.tracking_url,
             points_left_out=tally.left_out,
             dropped=counts.dropped + counts.corrupt + tally.corrupt + tally.unknown,
             first_dropped=counts.first_dropped or tally.first_dropped,

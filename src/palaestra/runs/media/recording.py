@@ -42,8 +42,9 @@ def record_clip(
     `nice` lets it step back for others; when `cancelled` says so, it is given up.
     """
     if checkpoint.format != "palaestra":
-        remedy = "Ask its trainer for clips with --video"
-        raise ConfigError("checkpoint", checkpoint.checkpoint_id, f"of the format {checkpoint.format}", remedy)
+        reason = f"is of the format {checkpoint.format}, which only its own trainer can play"
+        remedy = "Start a new run with palaestra runs start --video: the trainer then films while it trains"
+        raise ConfigError("checkpoint", checkpoint.checkpoint_id, reason, remedy)
     videos = run.attempt(checkpoint.attempt).videos
     videos.mkdir(parents=True, exist_ok=True)
     step = "unknown" if checkpoint.env_step is None else checkpoint.env_step

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from palaestra.runs.layout import AttemptPaths, RunPaths
+from palaestra.runs.layout import RunPaths
 
 __all__ = ["Tracking", "tracking_of"]
 
-_URL = re.compile(rb"View run .{0,200}?at:? (https://[^\s\x1b]+)")
+_URL = re.compile(rb"View run .{0,200}?at:? (https://[^\s\x1b\"]+)")
 _READ_BYTES = 4 << 20
 
 
@@ -37,7 +37,9 @@ class Tracking:
 def tracking_of(run: RunPaths, url: str = "") -> Tracking:
     """Look at a run; `url` is what its telemetry already told."""
     attempts = run.attempts()
-    offline = sorted({path for attempt in attempts for path in _offline(attempt)})
+    # Our own trainer keeps one W&B directory per run, others one per working directory.
+    places = [run.path, *(attempt.path for attempt in attempts), *(attempt.work for attempt in attempts)]
+    offline = sorted({path for place in places for path in _offline(place)})
     pending = tuple(str(path) for path in offline if not list(path.glob("*.wandb.synced")))
     url = url or next((found for attempt in reversed(attempts) if (found := _address(attempt.stdout))), "")
     if pending:
@@ -46,12 +48,17 @@ def tracking_of(run: RunPaths, url: str = "") -> Tracking:
         return Tracking("offline", url, shlex.join(["wandb", "sync", *pending]), pending, remedy)
     if offline:
         return Tracking("uploaded", url)
-    return Tracking("online", url) if url else Tracking("off")
+    if url:
+        return Tracking("online", url)
+    if any(list(place.glob("wandb/run-*/run-*.wandb")) for place in places):
+        # Of our own trainer, which keeps W&B quiet and writes the address into its journal.
+        return Tracking("online", next((found for one in reversed(attempts) if (found := _address(one.journal))), ""))
+    return Tracking("off")
 
 
-def _offline(attempt: AttemptPaths) -> list[Path]:
+def _offline(place: Path) -> list[Path]:
     """What wandb keeps on disk: `wandb/offline-run-<time>-<id>/` below the directory it was given."""
-    found = [*attempt.path.glob("wandb/offline-run-*"), *attempt.path.glob("*/wandb/offline-run-*")]
+    found = place.glob("wandb/offline-run-*")
     return [path for path in found if path.is_dir() and not path.is_symlink() and list(path.glob("run-*.wandb"))]
 
 
