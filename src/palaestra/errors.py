@@ -25,6 +25,8 @@ is never an error: it warns once and training goes on.
 
 from __future__ import annotations
 
+from palaestra.secret import hide_secrets
+
 __all__ = [
     "CheckpointError",
     "CollectorFailed",
@@ -52,9 +54,10 @@ class PalaestraError(Exception):
 
 
 class ConfigError(PalaestraError):
-    """Input refused: place, value, reason, remedy. Nothing has been launched or written."""
+    """Input refused: place, value, reason, remedy. Nothing has been launched or written. Secrets in it are hidden."""
 
     def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
+        value = hide_secrets(value, place)
         self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
         shown = repr(value)
         if len(shown) > 200:

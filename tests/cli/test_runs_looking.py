@@ -45,7 +45,12 @@ def test_what_a_spec_can_say_the_command_line_can_say(home, started):
     ("words", "reason"),
     [
         (["--set", "novalue"], "--set = 'novalue': is not NAME=VALUE"),
-        (["--set", "MY_TOKEN=x"], "--set = {'MY_TOKEN': 'x'}: MY_TOKEN looks like a secret"),
+        (["--set", "MY_TOKEN=x"], "--set = {'MY_TOKEN': '***'}: MY_TOKEN looks like a secret"),
+        (["--set", "WANDB_API_KEY=planted123"], "--set = {'WANDB_API_KEY': '***'}: WANDB_API_KEY looks like a secret"),
+        (
+            ["--set", "PROXY=http://me:planted123@host"],
+            "--set = {'PROXY': 'http://me:***@host'}: PROXY holds a password",
+        ),
         (["--nice", "20"], "--nice = 20"),
         (["--grace", "-1"], "--grace = -1"),
         (["--thin-every", "0"], "--thin-every = 0"),
@@ -56,6 +61,17 @@ def test_options_that_cannot_be_are_named_as_they_were_typed(palaestra, words, r
     said = palaestra("runs", "start", "--runner", "echo", *words)
     assert (said.code, said.err.count("\n")) == (2, 1), said
     assert reason in said.err
+    assert "planted" not in said.err + said.out
+
+
+def test_a_secret_among_the_keys_is_refused_unseen_and_nothing_is_stored(runs, home):
+    for words in (["wandb.api_key=planted123"], ["password=planted123"], ["note=http://me:planted123@host"]):
+        said = runs("start", "--runner", "echo", *words)
+        assert (said.code, "looks like a token and would be stored" in said.err) == (2, True), said
+        assert "planted" not in said.err + said.out
+        said = runs("start", "--runner", "echo", "--dry-run", "--json", *words)
+        assert "planted" not in said.err + said.out
+    assert os.listdir(home.runs) == []
 
 
 def test_who_watches_a_run_that_waits_is_told_so(runs, home, started):

@@ -36,7 +36,8 @@ def test_attempts_are_counted_and_secrets_are_not_written_down(tmp_path, monkeyp
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("SOMETHING_PRIVATE", "hush")
     run = _run(tmp_path, "pole")
-    assert [run.new_attempt(["palaestra"], {}).path.name for _ in range(3)] == ["attempt_1", "attempt_2", "attempt_3"]
+    words = ["palaestra", "a.password=hush"]
+    assert [run.new_attempt(words, {}).path.name for _ in range(3)] == ["attempt_1", "attempt_2", "attempt_3"]
     text = (run.path / "attempt_1" / "command.json").read_text()
     assert "hush" not in text
     assert '"OMP_NUM_THREADS": "1"' in text

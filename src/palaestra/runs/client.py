@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from palaestra.errors import PalaestraError, ServiceUnreachable
+from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
 from palaestra.runs.connect import RESTART, Endpoint, ensure_service, holder_of
 from palaestra.runs.ingest.metric_point import MetricPoint
 from palaestra.runs.layout import Home
@@ -71,6 +71,8 @@ class TrainerService:
             self.home = Home.default()
         else:
             self.home = home if isinstance(home, Home) else Home(Path(home).resolve() / "var" / "training")
+        if url is not None and "@" in urllib.parse.urlsplit(url).netloc:
+            raise ConfigError("url", url, "holds a user or password", "Leave them out, and give the service's token")
         self._given = None if url is None else Endpoint(url, token or "")
         self._found: Endpoint | None = None
 

@@ -20,10 +20,10 @@ from palaestra.runs.layout import Home
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.runners.table import broken_runners, registered_runners
-from palaestra.runs.secret import is_secret_name
 from palaestra.runs.service_config import SETTINGS_FILE, service_config, settings_changed
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_reading
+from palaestra.secret import is_secret_name
 
 __all__ = ["examine"]
 

@@ -13,8 +13,8 @@ from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused
 from palaestra.runs.admission import plan_fault
 from palaestra.runs.queue import Slots, never_fits
 from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, Runner
-from palaestra.runs.secret import Redactor
 from palaestra.runs.spec import RunSpec
+from palaestra.secret import Redactor, is_secret_key, shown_words
 
 __all__ = ["Preview", "preflight"]
 
@@ -44,7 +44,8 @@ class Preview:
         digest = self.plan.digest()
         if self.needs_consent and consent != digest:
             changed = " The command has changed since it was agreed to." if consent else ""
-            text = f"this runs code that is not ours: {' '.join(self.plan.argv)}.{changed} Agree to it to have it run."
+            command = " ".join(shown_words(self.plan.argv))
+            text = f"this runs code that is not ours: {command}.{changed} Agree to it to have it run."
             raise ConsentNeeded(text, digest)
         return self.plan
 
@@ -132,11 +133,13 @@ def _gpus(spec: RunSpec, runner: Runner, slots: Slots) -> Iterator[Finding]:
 
 def _secrets(spec: RunSpec) -> Iterator[Finding]:
     redact = Redactor()
+    remedy = "Export it where the service starts, and leave it out here"
     for place, text in _texts(spec.config, "config"):
-        if redact(text) != text:
-            remedy = "Export it before `palaestra serve`, and leave it out here"
+        if redact(text) != text or (text and is_secret_key(place)):
             yield Finding("secret", "refused", f"{place} looks like a token and would be stored", remedy)
             return
+    if redact(spec.given) != spec.given:
+        yield Finding("secret", "refused", "the configuration file holds a token and would be stored", remedy)
 
 
 def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:

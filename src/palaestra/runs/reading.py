@@ -23,9 +23,9 @@ from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.queue_file import QueueFile, waiting_reason
 from palaestra.runs.record import LifeRecord, RunRecord
 from palaestra.runs.run_id import checked_run_id
-from palaestra.runs.secret import Redactor
 from palaestra.runs.store.registry import reading_registry
 from palaestra.runs.unsupervised import read_unsupervised
+from palaestra.secret import Redactor
 
 if TYPE_CHECKING:
     from palaestra.runs.ingest.metric_point import MetricPoint

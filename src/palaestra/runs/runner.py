@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from palaestra.runs.secret import shown_environment
 from palaestra.runs.spec import RunSpec
+from palaestra.secret import shown_environment, shown_words
 
 __all__ = [
     "EventFiles", "Finding", "Injection", "JournalFile", "LaunchPlan", "Machine", "Place", "Runner",
@@ -141,7 +141,7 @@ class LaunchPlan:
         """As it is previewed and stored in command.json: everything, secrets hidden."""
         return {
             "schema": 1,
-            "argv": list(self.argv),
+            "argv": shown_words(self.argv),
             "cwd": str(self.cwd),
             "environment": shown_environment(self.environment),
             "injected": [asdict(injection) for injection in self.injected],

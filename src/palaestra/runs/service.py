@@ -33,13 +33,13 @@ from palaestra.runs.durable import write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
 from palaestra.runs.runners.table import registered_runners
-from palaestra.runs.secret import Redactor
 from palaestra.runs.service_config import ServiceConfig, service_config
 from palaestra.runs.service_lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import error_data
+from palaestra.secret import Redactor
 
 __all__ = ["ServiceConfig", "main", "run_service", "serve", "service_config"]
 

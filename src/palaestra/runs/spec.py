@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
 from palaestra.config import Section
-from palaestra.runs.secret import is_secret_name
 from palaestra.runs.storable import LARGEST, text_fault, value_fault
+from palaestra.secret import Redactor, is_secret_name
 
 __all__ = ["RunSpec"]
 
@@ -132,8 +132,12 @@ class RunSpec(Section):
     @classmethod
     def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
         for key, text in value.items():
-            if is_secret_name(key):
-                raise ValueError(f"{key} looks like a secret and would be stored: export it before `palaestra serve`")
+            if is_secret_name(key) or Redactor()(text) != text:
+                what = "looks like a secret" if is_secret_name(key) else "holds a password or token"
+                raise ValueError(
+                    f"{key} {what} and would be stored: export it where the service starts (palaestra serve --stop "
+                    "ends the one that runs), and the trainer inherits it"
+                )
             if "\0" in key + text or "=" in key or not key:
                 raise ValueError(f"{key!r} is not a name that an environment can hold")
         return value

@@ -32,10 +32,10 @@ from palaestra.runs.resuming import resumed_spec
 from palaestra.runs.run_book import RunBook
 from palaestra.runs.runner import LaunchPlan, Place
 from palaestra.runs.sampling import Sampler
-from palaestra.runs.secret import Redactor
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.survivors import check_unused, has_run, newer_attempt, next_attempt, put_on_record, survivors
+from palaestra.secret import Redactor
 from palaestra.telemetry.event import CheckpointSaved, Record
 
 __all__ = ["Supervised", "Surroundings"]

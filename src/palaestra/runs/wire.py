@@ -24,7 +24,7 @@ from palaestra.errors import (
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, LifeRecord, RunRecord
-from palaestra.runs.secret import Redactor
+from palaestra.secret import Redactor
 from palaestra.telemetry.json_number import json_number, optional_number, read_numbers
 
 __all__ = [

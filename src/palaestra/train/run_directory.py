@@ -20,11 +20,11 @@ from typing import Any
 from palaestra.config import nearest
 from palaestra.errors import CheckpointError, ConfigError, PalaestraError
 from palaestra.learner.checkpoint import MANIFEST, checkpoints_in
+from palaestra.secret import shown_environment, shown_words
 
 __all__ = ["Attempt", "RunDirectory", "begin_attempt", "find_checkpoint", "is_ui_checkpoint", "runs_root", "write_json"]
 
 RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
-SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 
 
 def runs_root() -> Path:
@@ -128,15 +128,13 @@ class RunDirectory:
         number = 1 + max((attempt.number for attempt in self.attempts()), default=0)
         attempt = Attempt(self.path / f"attempt_{number}")
         attempt.checkpoints.mkdir(parents=True)
-        environment = {
-            key: "***" if SECRET.search(key) else value
-            for key, value in sorted(os.environ.items())
-            if RELEVANT.match(key)  # what can change a run; the rest of a shell is nobody's business
-        }
-        write_json(attempt.path / "command.json", {"argv": list(argv), "environment": environment})
+        # What can change a run; the rest of a shell is nobody's business.
+        environment = {key: value for key, value in shown_environment(os.environ).items() if RELEVANT.match(key)}
+        command = {"argv": shown_words(argv), "environment": environment}
+        write_json(attempt.path / "command.json", command)
         write_json(attempt.path / "resolved.json", resolved)
         if number == 1:
-            write_json(self.path / "command.json", {"argv": list(argv), "environment": environment})
+            write_json(self.path / "command.json", command)
         return attempt
 
     def fill_attempt(self, attempt: Attempt, resolved: Mapping[str, Any]) -> None:

@@ -152,9 +152,22 @@ def test_planted_keys_are_in_no_file_no_log_and_no_answer(home, monkeypatch):
         for path in ("", "/spec", "/command", "/life", "/log", "/metrics", "/events"):
             heard = _bytes(trainer, f"/runs/{run_id}{path}")
             _without(heard, [*planted.values(), token], path)
-        refused = {"spec": {"runner": "echo", "environment": {"MY_TOKEN": "abcdefgh12345678"}}}
-        with pytest.raises(ConfigError, match="looks like a secret"):
-            trainer.ask("POST", "/runs", refused)
+        sent = "abcdefgh12345678"
+        refused = {"runner": "echo", "environment": {"MY_TOKEN": sent}}
+        asked = [
+            ("/runs", {"spec": refused}),
+            ("/preflight", {"spec": {**refused, "environment": {"PROXY": f"http://me:{sent}@host"}}}),
+            ("/preflight", {"spec": {"runner": "echo", "config": {"wandb": {"api_key": sent}}}}),
+            ("/preflight", {"spec": {"runner": "echo", "api_key": sent}}),
+            (f"/runs/{run_id}/resume", {"changes": {"api_key": sent}, "checkpoint": f"http://me:{sent}@host"}),
+            (f"/runs/{run_id}/stop", {"api_key": sent}),
+        ]
+        endpoint = find_service(home)
+        for path, body in asked:
+            answer = ask(endpoint.url, "POST", path, body, token=endpoint.token)
+            assert answer.status == (200 if "config" in str(body) else 422), answer.body
+            _without(answer.body, [sent], path)
+        planted["sent"] = sent
         _without(_bytes(trainer, "/doctor"), [*planted.values(), token], "doctor")
     for path in home.path.rglob("*"):
         if path.is_file() and path != home.token:

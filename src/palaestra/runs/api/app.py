@@ -22,12 +22,12 @@ from palaestra.runs.api.run_routes import add_run_routes
 from palaestra.runs.api.stream_routes import add_stream_routes
 from palaestra.runs.api.tool_routes import add_tool_routes
 from palaestra.runs.reading import RunReading
-from palaestra.runs.secret import Redactor
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import error_data
+from palaestra.secret import Redactor
 
 __all__ = ["build_api"]
 

@@ -15,11 +15,11 @@ from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.record import Alarm, CheckpointRecord, LifeRecord, RunRecord
-from palaestra.runs.secret import Redactor
 from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import ROW_FAULTS, Registry
 from palaestra.runs.unsupervised import read_unsupervised
+from palaestra.secret import Redactor
 from palaestra.telemetry.json_number import optional_number
 
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]

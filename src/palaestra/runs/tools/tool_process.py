@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from palaestra.errors import ConfigError
-from palaestra.runs.secret import is_secret_name
 from palaestra.runs.tools import tool_keeper
+from palaestra.secret import is_secret_name
 
 __all__ = ["ToolProcess"]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from palaestra.runs.secret import Redactor, is_secret_name, shown_environment
+from palaestra.errors import ConfigError
+from palaestra.secret import Redactor, is_secret_key, is_secret_name, shown_environment, shown_words
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,35 @@ def test_the_longer_of_two_secrets_goes_first():
 
 def test_a_value_with_special_characters_is_taken_literally():
     assert Redactor(["a.c+d(e)f"])("a.c+d(e)f axc+d(e)f") == "*** axc+d(e)f"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["api_key", "wandb.api_key", "--api-key", "password", "db_passwd", "token", "hf_token", "MY_TOKEN", "secret"],
+)
+def test_these_keys_hold_secrets(name):
+    assert is_secret_key(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "pad_token", "tokenizer", "author", "keys", "token_file", "key", "env.id"]
+)
+def test_these_keys_do_not(name):
+    assert not is_secret_key(name)
+
+
+def test_a_refusal_hides_what_a_secret_key_holds_and_tokens_in_any_text():
+    assert str(ConfigError("wandb.api_key", "abc", "unknown key")) == "wandb.api_key = '***': unknown key."
+    nested = ConfigError(
+        "spec", {"environment": {"MY_TOKEN": "abc", "A": "1"}, "list": ["--api-key=abc", 3]}, "is wrong"
+    )
+    assert nested.value == {"environment": {"MY_TOKEN": "***", "A": "1"}, "list": ["--api-key=***", 3]}
+    assert ConfigError("url", "http://me:abc@host", "does not answer").value == "http://me:***@host"
+    assert ConfigError("override", "a.password=abc", "is wrong").value == "a.password=***"
+    assert ConfigError("steps", 3, "is wrong").value == 3
+
+
+def test_a_command_line_is_shown_without_what_its_options_hide():
+    words = ["python", "x.py", "--api-key", "abc", "--token=abc", "--max-tokens", "5", "--password", "--seed", "3"]
+    shown = ["python", "x.py", "--api-key", "***", "--token=***", "--max-tokens", "5", "--password", "--seed", "3"]
+    assert shown_words(words) == shown
