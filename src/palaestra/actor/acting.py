@@ -10,12 +10,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from palaestra.env.vector import Observation
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
+from palaestra.policy.device import device_of, move_to
 from palaestra.policy.flat import FlatParameters
 
 __all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for"]
@@ -41,13 +42,20 @@ class Acting(Protocol):
     def value(self, observation: Observation) -> NDArray[np.float32]:
         """Values `[N]`."""
 
+    def up_to_date(self) -> bool:
+        """Whether the policy's weights are still where they were when this was made."""
+
 
 class TorchActing:
     """Any policy, through torch."""
 
     def __init__(self, policy: nn.Module) -> None:
         self._policy: Any = policy
-        self._device = next(policy.parameters()).device
+        self._device = device_of(policy)
+
+    def up_to_date(self) -> bool:
+        """Whether the policy's weights are still on the device that observations go to."""
+        return self._device == device_of(self._policy)
 
     def act_into(
         self,
@@ -61,9 +69,9 @@ class TorchActing:
         """Act without recording gradients."""
         with torch.inference_mode():
             acted = self._policy.act(
-                self._tensors(observation),
-                torch.from_numpy(noise).to(self._device),
-                mask=None if mask is None else torch.from_numpy(mask).to(self._device),
+                move_to(self._device, observation),
+                move_to(self._device, noise),
+                mask=None if mask is None else move_to(self._device, mask),
             )
         action[:] = acted.action.cpu().numpy()
         log_prob[:] = acted.log_prob.cpu().numpy()
@@ -72,13 +80,8 @@ class TorchActing:
     def value(self, observation: Observation) -> NDArray[np.float32]:
         """Values `[N]`."""
         with torch.inference_mode():
-            values: NDArray[np.float32] = self._policy.value(self._tensors(observation)).float().cpu().numpy()
+            values: NDArray[np.float32] = self._policy.value(move_to(self._device, observation)).float().cpu().numpy()
         return values
-
-    def _tensors(self, observation: Observation) -> Tensor | dict[str, Tensor]:
-        if isinstance(observation, dict):
-            return {name: torch.from_numpy(part).to(self._device) for name, part in observation.items()}
-        return torch.from_numpy(observation).to(self._device)
 
 
 class CompiledActing:

@@ -6,10 +6,12 @@ between `start` and the source's `stop`. Chooses between thread and process; ref
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.actor.acting import Compiled
@@ -24,6 +26,7 @@ from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import Snapshot, VectorEnv
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.vla_buffer import VLABuffer
+from palaestra.policy.device import device_of
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, twin
 from palaestra.transport.queue import SegmentQueue
@@ -129,9 +132,12 @@ class AsyncCollection:
                     "that, or on a trainer of its own."
                 )
             self._follow_layout()
-            mine, theirs = LiveWeights(self._policy), LiveWeights(self.collector.policy)
-            for target, array in zip(theirs.read(), mine.read(), strict=True):
-                np.copyto(target, array)
+            LiveWeights(self.collector.policy).write(self._copy_weights)
+
+    def _copy_weights(self, targets: Sequence[NDArray[Any]]) -> int:
+        for target, array in zip(targets, LiveWeights(self._policy).read(), strict=True):
+            np.copyto(target, array)
+        return 0
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -210,6 +216,7 @@ class AsyncCollection:
             first_stream=self._first_stream if self._attempt == 0 else stream_base(self._seed),
             num_steps=self._num_steps,
             torch_threads=self._torch_threads,
+            device=str(device_of(self._policy)),
         )
         self._attempt += 1
         return orders

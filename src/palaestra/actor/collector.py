@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.actor.acting import Acting, Compiled, CompiledActing, acting_for
+from palaestra.actor.acting import Acting, Compiled, acting_for
 from palaestra.actor.fit import buffer_shape, check_fit
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.whole_rollout import can_roll_out_whole, whole_rollout
@@ -90,7 +90,9 @@ class Collector:
         self._started = False
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
         self._shape = buffer_shape(env, policy)
-        self._acting: Acting | None = None
+        # Whoever insists on the kernels is refused now, not at the first step.
+        masked = bool(env.mask_size)
+        self._acting: Acting | None = acting_for(policy, compiled, masked=masked) if compiled == "on" else None
 
     def replace_policy(self, policy: nn.Module) -> None:
         """Act with another policy of the same spaces from the next segment on."""
@@ -162,7 +164,7 @@ class Collector:
     def _acting_now(self, *, masked: bool) -> Acting:
         """Made once, and again only if the policy's weights have moved to other memory."""
         known = self._acting
-        if known is None or (isinstance(known, CompiledActing) and not known.up_to_date()):
+        if known is None or not known.up_to_date():
             self._acting = known = acting_for(self.policy, self._compiled, masked=masked)
         return known
 

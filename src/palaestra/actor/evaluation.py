@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from palaestra.actor.fit import check_fit
 from palaestra.actor.proportion import wilson_interval
 from palaestra.env.spaces import allocate_row
-from palaestra.env.vector import Ended, Observation, StepRow, VectorEnv
+from palaestra.env.vector import Ended, StepRow, VectorEnv
 from palaestra.errors import ConfigError
+from palaestra.policy.device import device_of, move_to
 
 __all__ = ["Evaluation", "confidence_interval", "evaluate"]
 
@@ -88,6 +89,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
         raise ConfigError("episodes", episodes, "must be at least 1")
     check_fit(policy, env)
     player: Any = policy
+    device = device_of(policy)
     row = _first_row(env, seed)
     rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
     N = env.num_envs
@@ -97,10 +99,10 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
     policy.eval()
     try:
         while any(len(done) < want for done, want in zip(played, wanted, strict=True)):
-            noise = None if deterministic else _noise(player.distribution, rng, N)
+            noise = None if deterministic else move_to(device, _noise(player.distribution, rng, N))
             with torch.inference_mode():
-                mask = None if row.action_mask is None else torch.from_numpy(row.action_mask)
-                acted = player.act(_tensors(row.observation), noise, mask=mask)
+                mask = None if row.action_mask is None else move_to(device, row.action_mask)
+                acted = player.act(move_to(device, row.observation), noise, mask=mask)
             action: NDArray[Any] = acted.action.cpu().numpy()
             for ended in env.step(player.distribution.to_env(action), row):
                 if len(played[ended.index]) < wanted[ended.index]:
@@ -122,12 +124,7 @@ def _first_row(env: VectorEnv, seed: int) -> StepRow:
     return row
 
 
-def _noise(distribution: Any, rng: np.random.Generator, n: int) -> Tensor:
+def _noise(distribution: Any, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
     draw: Any = rng.random if distribution.noise_kind == "uniform" else rng.standard_normal
-    return torch.from_numpy(draw((n, distribution.noise_size), dtype=np.float32))
-
-
-def _tensors(observation: Observation) -> Tensor | dict[str, Tensor]:
-    if isinstance(observation, dict):
-        return {name: torch.from_numpy(part) for name, part in observation.items()}
-    return torch.from_numpy(observation)
+    noise: NDArray[np.float32] = draw((n, distribution.noise_size), dtype=np.float32)
+    return noise

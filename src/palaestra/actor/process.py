@@ -106,6 +106,8 @@ class Orders:
     num_steps: int
     """Steps each stream has taken before."""
     torch_threads: int
+    device: str = "cpu"
+    """Where the collector's copy of the policy acts."""
 
 
 class ProcessFiller:
@@ -267,7 +269,7 @@ def _live(pipe: Connection, block: Any, plan: SharedPlan, structure: bytes, orde
     try:
         ring, board, pulse, frozen = plan.lay(SharedArrays(block))
         threading.Thread(target=_leave_with_parent, args=(pulse,), daemon=True).start()
-        policy = unpacked(structure, _tensors(plan, frozen))
+        policy = unpacked(structure, _tensors(plan, frozen)).to(orders.device)
         following = Following(policy, board)
         following.renew()
         env = orders.make_env()

@@ -45,7 +45,7 @@ CARTPOLE: dict[str, Any] = {
         "n_epochs": 4,
         "batch_size": 128,
     },
-    "trainer": {"total_timesteps": 500_000, "rollout_length": 128, "seed": 1},
+    "trainer": {"total_timesteps": 500_000, "rollout_length": 128, "seed": 1, "device": "cpu"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -42,6 +43,9 @@ def evaluate_command(
     video: Annotated[Path | None, typer.Option(help="Also film its first episode: clip.webm, or clip.mp4.")] = None,
     frames: Annotated[int, typer.Option(help="At most so many frames of it.")] = 200,
     long: Annotated[bool, typer.Option("--long", help="Allow more than 200 frames.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="auto (default; screens: as trained), cpu, cuda or cuda:N.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Play a trained policy on fresh environments, or held-out tasks, and report how it did with a 95 % interval."""
@@ -55,7 +59,6 @@ def evaluate_command(
 
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise ConfigError("--seed", seed, f"must lie between 0 and {MAX_SEED}")
-
     run = _named(run, deployed)
     path = find_checkpoint(run, runs_root(), which=checkpoint)
     other = find_checkpoint(against, runs_root(), which=checkpoint) if against is not None else None
@@ -67,15 +70,16 @@ def evaluate_command(
         greedy = None if sample is None else not sample
         evaluate_screens(
             path, other, episodes=episodes, first=seed or 0, tasks=tasks, greedy=greedy, samples=samples,
-            as_json=as_json,
+            device=device, as_json=as_json,
         )  # fmt: skip
         return
     if tasks or samples > 1:
         raise ConfigError("--tasks", tasks, "means something for models on screens alone", "Leave it out")
-    found = evaluate_checkpoint(path, episodes=episodes, seed=seed, deterministic=not sample)
+    play = partial(evaluate_checkpoint, episodes=episodes, seed=seed, deterministic=not sample, device=device or "auto")
+    found = play(path)
     document: dict[str, Any] = {"checkpoint": str(path), **found.report()}
     if other is not None:
-        rival = evaluate_checkpoint(other, episodes=episodes, seed=seed, deterministic=not sample)
+        rival = play(other)
         document["against"] = {"checkpoint": str(other), **rival.report()}
         document["difference"] = _difference(found, rival)
     if video is not None:

@@ -35,10 +35,12 @@ class Judged:
 
 def evaluate_screens(
     path: Path, other: Path | None, *, episodes: int, first: int, tasks: str, greedy: bool | None, samples: int,
-    as_json: bool,
+    device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Play a checkpoint on held-out tasks; with `other`, that one on the same tasks, and compare them in pairs."""
-    judged = judge(path, other, episodes=episodes, first=first, tasks=tasks, greedy=greedy, samples=samples)
+    judged = judge(
+        path, other, episodes=episodes, first=first, tasks=tasks, greedy=greedy, samples=samples, device=device
+    )
     if as_json:
         print(strict_json(judged.document))
         return
@@ -47,9 +49,12 @@ def evaluate_screens(
 
 def judge(
     path: Path, other: Path | None, *, episodes: int, first: int = 0, tasks: str = "", greedy: bool | None = None,
-    samples: int = 1, names: tuple[str, str] | None = None,
+    samples: int = 1, names: tuple[str, str] | None = None, device: str | None = None,
 ) -> Judged:  # fmt: skip
-    """Play and compare; `names` are what the two are called, by default their paths."""
+    """Play and compare; `names` are what the two are called, by default their paths.
+
+    `device` is where the model answers; None: where it was trained.
+    """
     from palaestra.actor.ui_comparison import UiComparison
     from palaestra.actor.ui_report import comparison_page, evaluation_page, write_page
     from palaestra.train.session_source import find_sessions
@@ -57,7 +62,7 @@ def judge(
     from palaestra.train.ui_task_check import check_tasks
 
     name, rival_name = names or (str(path), str(other))
-    config, policy = load_ui_policy(path)
+    config, policy = load_ui_policy(path, device=device)
     chosen = _with_tasks(config, tasks)
     with ExitStack() as stack:
         address = find_sessions(chosen, stack)
@@ -67,7 +72,7 @@ def judge(
         page = evaluation_page(found, f"Evaluation of {name}")
         lines, archives = [_sentence(name, found)], [kept]
         if other is not None:
-            _, rival = load_ui_policy(other)
+            _, rival = load_ui_policy(other, device=device)
             beside, kept_too = _played(chosen, rival, other, address, episodes, first, greedy, samples)
             compared = UiComparison(found, beside)
             document["against"] = {"checkpoint": str(other), **beside.facts(), "trajectories": str(kept_too)}

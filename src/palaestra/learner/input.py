@@ -10,6 +10,7 @@ from torch import Tensor
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.columns import Columns
+from palaestra.policy.device import move_to
 
 __all__ = ["columns_of", "moved"]
 
@@ -38,7 +39,7 @@ def moved(rollout: Columns, device: torch.device) -> Columns:
     """The same columns on another device; as they are when they are there."""
 
     def there(part: Any) -> Any:
-        return part.to(device) if isinstance(part, Tensor) and part.device != device else part
+        return move_to(device, part) if isinstance(part, Tensor) else part
 
     return {key: _each(entry, there) for key, entry in rollout.items()}
 

@@ -43,6 +43,7 @@ from palaestra.learner.returns import explained_variance
 from palaestra.learner.update import learn_plainly, where_it_broke
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
+from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.threads import few_threads
@@ -81,13 +82,17 @@ class Trainer:
         buffer_size: int | None = None,
         asynchronous: AsyncConfig | None = None,
         env_config: EnvConfig | None = None,
+        device: Device | None = None,
     ) -> None:
         """`env`: ours, a Gymnasium environment (vector or single), a list of them, or an id.
 
         `buffer_type="vla"`, or settings in `asynchronous`, collects in the background. `buffer_size` is the
         `rollout_length` of `train` when that says none, else what the background's ring holds. `env_config` tells a
-        collector process how to make the environments, when `env` itself does not say.
+        collector process how to make the environments, when `env` itself does not say. `device` (`auto`, `cpu`,
+        `cuda:1`, …) is where the policy is moved to, to act and to learn there; None: it stays where it is.
         """
+        if device is not None:
+            policy.to(choose_device(device))
         self.policy = policy
         self.env = as_vector_env(env)
         self.algorithm = algorithm or PPO()
@@ -124,6 +129,11 @@ class Trainer:
         self._buffer: RolloutBuffer | None = None
         self._planned_timesteps = 0
         self._buffer_size = buffer_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy acts and learns; environments and rollouts stay on the CPU."""
+        return device_of(self.policy)
 
     # ------------------------------------------------------------------ the three calls
 

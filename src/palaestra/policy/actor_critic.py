@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from palaestra.config import Section
 from palaestra.errors import ConfigError
+from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.policy.distribution import (
     Bernoulli,
     Categorical,
@@ -116,7 +117,8 @@ class ActorCritic(nn.Module):
     """Actor and critic for any supported pair of spaces.
 
     `network`, when given, replaces both: a module whose `forward(observation)` returns
-    `(parameters [B, distribution.num_parameters], value [B])`.
+    `(parameters [B, distribution.num_parameters], value [B])`. First weights are drawn on the CPU whatever `device`
+    says (`auto`, `cpu`, `cuda:1`, …; None: the CPU), so the same seed gives the same policy everywhere.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class ActorCritic(nn.Module):
         network: nn.Module | None = None,
         normalize_observation: bool = False,
         seed: int = 0,
+        device: Device | None = None,
     ) -> None:
         super().__init__()
         config = config or PolicyConfig()
@@ -144,6 +147,8 @@ class ActorCritic(nn.Module):
                 "env.normalize_observation", True, "your own network receives these observations as they are",
                 "Normalise inside your network, or set env.normalize_observation=false",
             )  # fmt: skip
+        if device is not None:
+            self.to(choose_device(device))
 
     def _make_networks(self, ours: bool, normalize: bool, generator: torch.Generator) -> None:
         config = self.config
@@ -163,7 +168,7 @@ class ActorCritic(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.parameters()).device
+        return device_of(self)
 
     def forward(self, observation: TensorObservation) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[B, k]` and values `[B]`."""

@@ -11,6 +11,7 @@ from torch import nn
 from palaestra.config import imported, nearest
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+from palaestra.policy.device import Device, choose_device, move_to
 from palaestra.policy.vla import VLAPolicy, checked_box, load_vla_model
 from palaestra.policy.vla_conformance import check_vla_model
 
@@ -27,11 +28,13 @@ def build_policy(
     normalize_observation: bool = False,
     seed: int = 0,
     pretrained: bool = True,
+    device: Device = "cpu",
 ) -> nn.Module:
-    """The policy that `config` names, with weights drawn from `seed` where no file gives them.
+    """The policy that `config` names, on `device`, with weights drawn from `seed` where no file gives them.
 
     `pretrained=False` leaves a pretrained model's file unread, for a checkpoint that brings every weight itself.
     """
+    chosen = choose_device(device)
     network = None
     if config.name == "vla":
         if normalize_observation:
@@ -39,11 +42,11 @@ def build_policy(
                 "env.normalize_observation", True, "a pretrained model receives observations as they are",
                 "Set env.normalize_observation=false",
             )  # fmt: skip
-        return _vla_policy(config, observation_space, action_space, seed, pretrained)
+        return _vla_policy(config, observation_space, action_space, seed, pretrained, chosen)
     if ":" in config.name:
         network = _own_network(config, observation_space, action_space, seed)
         if hasattr(network, "evaluate_actions"):  # a whole policy, not just a network
-            return network
+            return network.to(chosen)
     elif config.name not in POLICIES:
         close = nearest(config.name, POLICIES, count=1)
         raise ConfigError(
@@ -51,8 +54,9 @@ def build_policy(
             f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'",
         )  # fmt: skip
     policy = ActorCritic(
-        observation_space, action_space, config, network=network, normalize_observation=normalize_observation, seed=seed
-    )
+        observation_space, action_space, config, network=network, normalize_observation=normalize_observation,
+        seed=seed, device=chosen,
+    )  # fmt: skip
     if network is not None:
         _try_out(policy, config)
     return policy
@@ -64,6 +68,7 @@ def _vla_policy(
     action_space: gymnasium.Space[Any],
     seed: int,
     pretrained: bool,
+    device: torch.device,
 ) -> VLAPolicy:
     """The model, in the interface of a policy, after every rule it has to keep was tried on it."""
     assert config.vla_config is not None
@@ -85,7 +90,9 @@ def _vla_policy(
         freeze=config.vla_config.freeze,
         learning_rate_scale=config.vla_config.learning_rate_scale,
         notices=notices,
+        device=device,
     )
+    # On the device it will train on: a model that makes tensors elsewhere is found here.
     check_vla_model(model, observation_space, box)
     return policy
 
@@ -120,7 +127,7 @@ def _try_out(policy: ActorCritic, config: PolicyConfig) -> None:
     wanted = policy.distribution.num_parameters
     try:
         with torch.no_grad():
-            parameters, value = policy(observation)
+            parameters, value = policy(move_to(policy.device, observation))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             "policy.name", config.name, f"its forward failed on one observation ({error})",

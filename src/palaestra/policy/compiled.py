@@ -18,18 +18,27 @@ from torch import nn
 from palaestra.errors import ExperienceError
 from palaestra.policy import kernels
 from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.device import device_of
 from palaestra.policy.distribution import Categorical, Gaussian
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.network import ACTIVATIONS
 from palaestra.policy.normalizer import ObservationNormalizer
 
-__all__ = ["CompiledActorCritic", "why_not_compiled"]
+__all__ = ["CompiledActorCritic", "why_never_compiled", "why_not_compiled"]
 
 F32 = np.float32
 
 
 def why_not_compiled(policy: nn.Module, *, learning: bool = True) -> str | None:
     """None when the policy can run compiled, else the reason in a few words; `learning=False`: when it can act so."""
+    reason = why_never_compiled(policy, learning=learning)
+    if reason is None and device_of(policy).type != "cpu":
+        return f"the kernels run on the CPU only, and the weights are on {device_of(policy)}"
+    return reason
+
+
+def why_never_compiled(policy: nn.Module, *, learning: bool = True) -> str | None:
+    """The same, whatever device the policy is on."""
     if type(policy) is not ActorCritic or policy.network is not None:
         return "the network is your own"
     if not policy.encoder.is_plain_vector:
@@ -37,8 +46,8 @@ def why_not_compiled(policy: nn.Module, *, learning: bool = True) -> str | None:
     if type(policy.distribution) not in (Categorical, Gaussian):
         return f"{type(policy.distribution).__name__} actions"
     for parameter in policy.parameters():
-        if parameter.device.type != "cpu" or parameter.dtype is not torch.float32:
-            return "weights are not float32 on the CPU"
+        if parameter.dtype is not torch.float32:
+            return "weights are not float32"
         if learning and not parameter.requires_grad:
             return "some weights are frozen"
     outputs = policy.distribution.num_parameters

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from palaestra.config import validated
 from palaestra.errors import CheckpointError
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+from palaestra.policy.device import Device
 
 __all__ = ["load_policy", "load_weights", "policy_bytes", "save_policy"]
 
@@ -56,8 +57,10 @@ def save_policy(policy: nn.Module, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def load_policy(path: str | os.PathLike[str], *, network: nn.Module | None = None) -> ActorCritic:
-    """Build the policy a file describes, with its weights."""
+def load_policy(
+    path: str | os.PathLike[str], *, network: nn.Module | None = None, device: Device | None = None
+) -> ActorCritic:
+    """Build the policy a file describes, with its weights, on `device` (None: the CPU), wherever it was trained."""
     facts, tensors = _read(path)
     if facts.get("own_network") and network is None:
         raise CheckpointError(
@@ -74,6 +77,7 @@ def load_policy(path: str | os.PathLike[str], *, network: nn.Module | None = Non
         validated(PolicyConfig, facts["config"], place="policy"),
         network=network,
         normalize_observation=facts["normalize_observation"],
+        device=device,
     )
     _fill(policy, tensors, path)
     return policy

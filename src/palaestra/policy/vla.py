@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from palaestra.config import imported, nearest, validated
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import Acted, TensorObservation
+from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.policy.vla_config import VLAConfig
 from palaestra.policy.vla_weights import fit_weights, read_weights, under
 
@@ -233,7 +234,7 @@ class VLAPolicy(nn.Module):
     """A model that follows `VLAModelInterface`, as a policy.
 
     An action space `[d]` means one action per decision, `[k, d]` a chunk of k. `notices` are sentences a person should
-    see before training starts.
+    see before training starts. `device`: `auto`, `cpu`, `cuda:1`, …; None: where the model is.
     """
 
     def __init__(
@@ -246,6 +247,7 @@ class VLAPolicy(nn.Module):
         freeze: Sequence[str] = (),
         learning_rate_scale: Mapping[str, float] | None = None,
         notices: Sequence[str] = (),
+        device: Device | None = None,
     ) -> None:
         super().__init__()
         box = checked_box(action_space, action_dim)
@@ -260,11 +262,13 @@ class VLAPolicy(nn.Module):
         self._scales = dict(learning_rate_scale or {})
         self._freeze()
         self.eval()
+        if device is not None:
+            self.to(choose_device(device))
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.parameters()).device
+        return device_of(self)
 
     @property
     def learning_rate_scales(self) -> dict[str, float]:

@@ -107,8 +107,10 @@ class _Trial:
         return ConfigError(self.place, type(self.model).__qualname__, reason, remedy)
 
     def observations(self, rows: list[int] | None = None) -> Any:
-        parts = self.parts if rows is None else {name: part[rows] for name, part in self.parts.items()}
-        return as_tensordict(parts)
+        if rows is None:
+            return as_tensordict(self.parts)
+        chosen = torch.tensor(rows).to(self.device)
+        return as_tensordict({name: part.index_select(0, chosen) for name, part in self.parts.items()})
 
     def call(self, name: str, *arguments: Any, gradients: bool = False) -> Any:
         return self.told(name, lambda: getattr(self.model, name)(*arguments), gradients=gradients)

@@ -57,10 +57,12 @@ def _registered(env_id: str, limit: int | None) -> dict[str, Any]:
 def _checked_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     if find_spec("transformers") is None:
         raise ConfigError("model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'")
+    from palaestra.policy.device import choose_device
     from palaestra.train.ui_config import ui_config_from
 
     config = ui_config_from(data, seed=seed)
     check_telemetry(config.telemetry)
+    choose_device(config.model.device, place="model.device")
     return {
         "resolved": config.resolved(),
         "env_id": config.tasks[0].task,

@@ -21,6 +21,7 @@ from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
 from palaestra.learner.algorithm import CONFIGS, config_of
 from palaestra.policy.actor_critic import PolicyConfig
+from palaestra.policy.device import DEVICE_PATTERN
 from palaestra.telemetry import TelemetryConfig
 
 __all__ = ["MAX_SEED", "SECTIONS", "RunConfig", "TrainerConfig", "config_from", "load_config"]
@@ -73,8 +74,13 @@ class TrainerConfig(AsyncConfig):
     eval_episodes: int = Field(default=10, ge=1)
     """Episodes per evaluation."""
 
+    device: str = Field(default="auto", pattern=DEVICE_PATTERN)
+    """Where the policy acts and learns: `cpu`, `cuda`, `cuda:1`, …; `auto`: the first GPU there is, or the CPU.
+    Environments and rollouts stay on the CPU (docs/devices.md). Small networks are fastest on `cpu`."""
+
     compiled: Literal["auto", "on", "off"] = "auto"
-    """Compiled kernels for small networks: `auto` where they fit, `off` never, `on` refuses to start without them."""
+    """Compiled kernels for small networks on the CPU: `auto` where they fit, `off` never, `on` refuses to start without
+    them."""
 
     torch_threads: int | None = Field(default=None, ge=1)
     """Threads of torch while training, in a collector process too. null: 1 for small networks and for a collector

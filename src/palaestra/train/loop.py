@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from palaestra.actor.evaluation import Evaluation, evaluate
@@ -22,6 +23,8 @@ from palaestra.learner.algorithm import build_algorithm
 from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
 from palaestra.learner.trainer import Trainer
 from palaestra.policy.build import build_policy
+from palaestra.policy.compiled import why_never_compiled
+from palaestra.policy.device import Device, choose_device
 from palaestra.policy.storage import load_weights
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, TrainingStep, open_telemetry
 from palaestra.telemetry.event import LogLine, PhaseChanged
@@ -52,9 +55,10 @@ def build_trainer(config: RunConfig, *, pretrained: bool = True) -> Trainer:
     algorithm = build_algorithm(
         config.algorithm["name"], {key: value for key, value in config.algorithm.items() if key != "name"}
     )
+    device = choose_device(config.trainer.device, place="trainer.device")
     env = make_env(config.env)
     try:
-        policy = _policy_for(config, env, pretrained=pretrained)
+        policy = _policy_for(config, env, device, pretrained=pretrained)
         return Trainer(
             policy,
             env,
@@ -72,7 +76,7 @@ def build_trainer(config: RunConfig, *, pretrained: bool = True) -> Trainer:
         raise
 
 
-def _policy_for(config: RunConfig, env: VectorEnv, *, pretrained: bool) -> nn.Module:
+def _policy_for(config: RunConfig, env: VectorEnv, device: torch.device, *, pretrained: bool) -> nn.Module:
     return build_policy(
         config.policy,
         env.observation_space,
@@ -80,7 +84,23 @@ def _policy_for(config: RunConfig, env: VectorEnv, *, pretrained: bool) -> nn.Mo
         normalize_observation=config.env.normalize_observation,
         seed=config.trainer.seed,
         pretrained=pretrained,
+        device=device,
     )
+
+
+def device_notices(trainer: Trainer) -> list[str]:
+    """What a person should know about the device a trainer uses; nothing about the CPU."""
+    device = trainer.device
+    if device.type == "cpu":
+        return []
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    notices = [f"The policy acts and learns on {device}{name}."]
+    if why_never_compiled(trainer.policy) is None:
+        notices.append(
+            "The compiled kernels run on the CPU only and are not used. For a network this small trainer.device=cpu is "
+            "faster."
+        )
+    return notices
 
 
 def train(
@@ -124,7 +144,7 @@ def train(
             config.telemetry, run.path, run.run_id, config.total_timesteps, resolved, attempt.journal
         ) as telemetry:
             telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
-            for text in getattr(trainer.policy, "notices", ()):
+            for text in [*device_notices(trainer), *getattr(trainer.policy, "notices", ())]:
                 telemetry.emit(LogLine("warning", text))
             if not exact:
                 text = "The environments could not be brought back to where they stood: they start fresh episodes."
@@ -248,13 +268,18 @@ def evaluate_checkpoint(
     seed: int | None,
     deterministic: bool = True,
     make: Callable[[EnvConfig], VectorEnv] = make_env,
+    device: Device = "cpu",
 ) -> Evaluation:
-    """Play a checkpoint's policy in the environment it was trained for, as `make` makes it."""
+    """Play a checkpoint's policy in the environment it was trained for, as `make` makes it.
+
+    `device` is where the policy acts here, whatever it was trained on.
+    """
+    here = choose_device(device)
     checkpoint = read_checkpoint(path)
     config = config_from(checkpoint.state["about"]["config"])
     env = make(_evaluation_env(config, episodes))
     try:
-        policy = _policy_for(config, env, pretrained=False)
+        policy = _policy_for(config, env, here, pretrained=False)
         load_weights(policy, checkpoint.policy_file)
         chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
         return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)

@@ -47,10 +47,12 @@ def play_held_out(
         return runner.run(played())
 
 
-def load_ui_policy(path: Path) -> tuple[UiRunConfig, VLMPolicy]:
-    """The model of a checkpoint, and the configuration it was trained with."""
+def load_ui_policy(path: Path, *, device: str | None = None) -> tuple[UiRunConfig, VLMPolicy]:
+    """The model of a checkpoint, and the configuration it was trained with; `device` replaces its `model.device`."""
     checkpoint = read_ui_checkpoint(path)
     config = ui_config_from(checkpoint.state["about"]["config"])
+    if device is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
     policy = VLMPolicy.from_config(config.model, seed=config.trainer.seed)
     policy.load(checkpoint.policy)
     return config, policy

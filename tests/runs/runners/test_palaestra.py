@@ -168,3 +168,22 @@ def test_the_schema_is_the_one_of_the_configuration(runner):
     schema = runner.config_schema(RunSpec())
 
     assert {"env", "algorithm", "trainer", "telemetry"} <= schema["properties"].keys()
+
+
+def test_a_gpu_that_the_configuration_would_not_use_is_refused(runner, machine):
+    config = {**CONFIG, "trainer": {**CONFIG.get("trainer", {}), "device": "cpu"}}
+    two = Machine(machine.environment, 10**12, gpus=("0", "1"))
+
+    findings = [f for f in runner.preflight(RunSpec(config=config, gpus=1), two) if f.check == "gpu"]
+
+    assert findings[-1].text == "trainer.device is cpu: the run would hold the GPU and train on the CPU"
+    assert findings[-1].level == "refused"
+
+
+def test_a_device_beyond_the_leased_gpus_is_refused_before_the_run_is_queued(runner, machine):
+    config = {**CONFIG, "trainer": {**CONFIG.get("trainer", {}), "device": "cuda"}}
+
+    (refused,) = runner.preflight(RunSpec(config=config), machine)
+
+    assert refused.level == "refused"
+    assert "trainer.device = 'cuda'" in refused.text

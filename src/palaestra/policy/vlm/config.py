@@ -59,7 +59,7 @@ class ModelConfig(Section):
     """Of the frozen weights. `auto`: float32 on a CPU and without LoRA, else bfloat16. What is trained is float32."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, … `auto`: the first GPU there is, or the CPU."""
+    """Where the model answers and learns: `cpu`, `cuda`, `cuda:1`, …; `auto`: the first GPU there is, or the CPU."""
 
     attn_implementation: str | None = None
     """`sdpa`, `eager`, `flash_attention_2`. Left out: what transformers finds best."""

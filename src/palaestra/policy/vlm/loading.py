@@ -18,6 +18,7 @@ import torch
 
 from palaestra.config import nearest
 from palaestra.errors import ConfigError
+from palaestra.policy.device import choose_device
 from palaestra.policy.vlm.config import ModelConfig
 
 __all__ = ["Parts", "load_parts"]
@@ -46,6 +47,7 @@ def load_parts(config: ModelConfig) -> Parts:
         import transformers
     except ImportError as error:
         raise ConfigError(PLACE, config.name, f"needs a package that is not there ({error.name})", NEEDED) from None
+    device = choose_device(config.device, place="model.device")
     source, options = _source(config.name), {"revision": config.revision, "trust_remote_code": False}
     known = _read(config, "config.json", transformers.AutoConfig, source, **options)
     _refuse_other_kinds(config, known)
@@ -55,7 +57,6 @@ def load_parts(config: ModelConfig) -> Parts:
     # would be other numbers on another machine.
     images = _read(config, "the image processor", transformers.AutoImageProcessor, source, backend="pil", **options)
     _refuse_other_pictures(config, known, tokenizer, images)
-    device = _device(config)
     dtype = _dtype(config, device)
     extra = {} if config.attn_implementation is None else {"attn_implementation": config.attn_implementation}
     with _silent() if config.name in BUILT_IN else nullcontext():
@@ -194,17 +195,6 @@ def _refuse_random_weights(config: ModelConfig, report: Any) -> None:
             f"{len(missing)} weights are missing from its files and {len(other)} have another shape ({first}, …)",
             "config.json and the weights belong to different models: download both again",
         )  # fmt: skip
-
-
-def _device(config: ModelConfig) -> torch.device:
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(config.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError("model.device", config.device, _first_sentence(error), "Use 'auto' or 'cpu'") from None
-    return device
 
 
 def _dtype(config: ModelConfig, device: torch.device) -> torch.dtype:

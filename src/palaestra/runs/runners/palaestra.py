@@ -96,6 +96,7 @@ class PalaestraRunner:
             Finding("env", "ok", found["env_id"]),
             Finding("config", "ok", f"{found['algorithm']}{length}"),
             *(cuda_findings(interpreter, probe(interpreter, machine, cuda=True)) if spec.gpus else []),
+            *_device_findings(spec, found["resolved"]),
             *(_film_findings(spec, found["env_id"]) if spec.video else []),
         ]
 
@@ -134,11 +135,13 @@ class PalaestraRunner:
     def _check(self, spec: RunSpec, interpreter: Interpreter, machine: Machine) -> dict[str, Any]:
         """What `train --check` answers, remembered for a minute; `ConfigError` as it refuses."""
         document = json.dumps(training_document(spec))
-        key = json.dumps([document, interpreter.path, str(spec.invoked_from), spec.environment], sort_keys=True)
+        # What it will see: a device that is not among the leased ones is refused before the run is queued.
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[: spec.gpus]), **spec.environment}
+        key = json.dumps([document, interpreter.path, str(spec.invoked_from), visible], sort_keys=True)
         now = time.monotonic()
         self._checked = {k: entry for k, entry in self._checked.items() if now - entry[1] < REMEMBERED_S}
         if key not in self._checked:
-            environment = {**passed_on(machine), **spec.environment}
+            environment = {**passed_on(machine), **visible}
             answer = _called(interpreter, ("train", "/dev/stdin", "--check"), document, spec.invoked_from, environment)
             try:
                 found = json.loads(answer.stdout.splitlines()[-1])
@@ -152,6 +155,19 @@ class PalaestraRunner:
             refused = found["refused"]
             raise ConfigError(refused["place"], refused["value"], refused["reason"], refused["remedy"])
         return found
+
+
+def _device_findings(spec: RunSpec, resolved: Mapping[str, Any]) -> list[Finding]:
+    """Whether the GPUs it leases would be used."""
+    key = "model.device" if "model" in resolved else "trainer.device"
+    section, _, name = key.partition(".")
+    if spec.gpus and resolved[section][name] == "cpu":
+        text = f"{key} is cpu: the run would hold the GPU and train on the CPU"
+        return [Finding("gpu", "refused", text, f"Set {key}=auto, or leave --gpus out")]
+    if spec.gpus > 1:
+        text = f"it trains on one GPU: {spec.gpus - 1} of the {spec.gpus} would be idle"
+        return [Finding("gpu", "warning", text, "Ask for one: --gpus 1")]
+    return []
 
 
 def _film_findings(spec: RunSpec, env_id: str) -> list[Finding]:

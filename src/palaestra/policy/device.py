@@ -1,0 +1,76 @@
+"""Which device a policy computes on, and the one function that moves data there.
+
+Environments, rollout buffers and checkpoints stay in the CPU's memory; weights, gradients and Adam's moments are on the
+device. Observations go there when the policy acts, and whole rollouts when it learns, both through `move_to`; actions
+come back as arrays. The compiled kernels run on the CPU only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from palaestra.errors import ConfigError
+
+__all__ = ["DEVICE_PATTERN", "Device", "choose_device", "device_of", "move_to"]
+
+Device: TypeAlias = str | torch.device
+"""`auto`, `cpu`, `cuda`, `cuda:1`, or a `torch.device`."""
+
+DEVICE_PATTERN = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
+"""What a configuration may say."""
+_REMEDY = "Use 'auto' (a GPU where there is one), 'cpu', 'cuda' or 'cuda:N'"
+
+
+def choose_device(device: Device, *, place: str = "device") -> torch.device:
+    """The device that `device` names, with its index; `auto` is the first GPU that torch sees, or the CPU.
+
+    `ConfigError` when it cannot be used here, so that a run is refused before anything of it exists.
+    """
+    if device == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(place, str(device), "names no device", _REMEDY) from None
+    if chosen.type == "cuda":
+        _check_cuda(chosen, str(device), place)
+        return torch.device("cuda", chosen.index or 0)
+    try:
+        return torch.empty(0, device=chosen).device
+    except (RuntimeError, NotImplementedError) as error:
+        reason = f"torch cannot use it here ({str(error).splitlines()[0]})"
+        raise ConfigError(place, str(device), reason, _REMEDY) from None
+
+
+def _check_cuda(chosen: torch.device, given: str, place: str) -> None:
+    if torch.version.cuda is None and torch.version.hip is None:
+        remedy = "Install a CUDA build of torch (https://pytorch.org/get-started), or use 'auto' or 'cpu'"
+        raise ConfigError(place, given, f"torch {torch.__version__} is built without CUDA", remedy)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    if count == 0:
+        remedy = "Use 'auto' or 'cpu'; with the run service, ask for a GPU: --gpus 1"
+        raise ConfigError(place, given, f"torch sees no GPU{limit}", remedy)
+    if (chosen.index or 0) >= count:
+        known = ", ".join(f"cuda:{index}" for index in range(count))
+        raise ConfigError(place, given, f"torch sees {count} GPU{'s' if count > 1 else ''}{limit}", f"Use {known}")
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module's weights are."""
+    return next(module.parameters()).device
+
+
+def move_to(device: torch.device, data: Any) -> Any:
+    """Arrays, tensors, or mappings of them as tensors on `device`; what is there already is not copied."""
+    if isinstance(data, Tensor):
+        return data.to(device)
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(data).to(device)
+    return {name: move_to(device, part) for name, part in data.items()}
