@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentFault, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
+from palaestra.experience.columns import NO_FINGERPRINT
+from palaestra.policy.fingerprint import policy_fingerprint
 
 __all__ = ["BeforeStep", "Collector", "Episode", "StopCollecting"]
 
@@ -49,6 +52,19 @@ def stream_base(seed: int) -> int:
 def seed_of_attempt(seed: int, attempt: int) -> int:
     """The seed of a collector that takes over from another in the same run; of the first it is the run's own."""
     return seed if attempt == 0 else int(np.random.SeedSequence([seed, 5, attempt]).generate_state(1)[0])
+
+
+_COLLECTED_FOR: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
+def default_seed(policy: nn.Module) -> int:
+    """0 for the first who asks for a policy, and another seed for each after that.
+
+    Several trainers that collect for one policy would play the same episodes if all had the same default.
+    """
+    number = _COLLECTED_FOR.get(policy, 0)
+    _COLLECTED_FOR[policy] = number + 1
+    return 0 if number == 0 else int(np.random.SeedSequence([0, 6, number]).generate_state(1)[0])
 
 
 class Episode(NamedTuple):
@@ -132,6 +148,8 @@ class Collector:
         self.episodes = []
         acting = self._acting_now(masked=buffer.action_mask is not None)
         buffer.policy_version[:] = policy_version
+        if before_step is None:
+            buffer.policy_fingerprint[:] = policy_fingerprint(self.policy)
         if buffer.duration is not None:
             buffer.duration[:] = buffer.chunk
         try:
@@ -179,6 +197,7 @@ class Collector:
         if before_step is None or can_roll_out_whole(self.env, acting):
             if before_step is not None:
                 buffer.policy_version[:] = before_step(0)
+                buffer.policy_fingerprint[:] = policy_fingerprint(self.policy)
             ends = whole_rollout(self.env, acting, buffer, noise)
         if ends is None:
             ends = self._step_by_step(buffer, acting, noise, before_step)
@@ -201,6 +220,7 @@ class Collector:
         nested = isinstance(observations, dict)
         here = _at(observations, 0)
         ends: list[tuple[int, Ended]] = []
+        fingerprint = NO_FINGERPRINT
         for t in range(buffer.num_steps):
             row.observation = _at(observations, t + 1) if nested else observations[t + 1]
             row.reward, row.terminated = buffer.reward[t], buffer.terminated[t]
@@ -211,6 +231,9 @@ class Collector:
             if before_step is not None:
                 buffer.position = t
                 buffer.policy_version[t] = before_step(t)
+                if t == 0 or buffer.policy_version[t] != buffer.policy_version[t - 1]:
+                    fingerprint = policy_fingerprint(self.policy)
+                buffer.policy_fingerprint[t] = fingerprint
             act_into(here, noise[t], mask, action, log_probs[t], values[t])
             for ended in step(to_env(action), row):
                 ends.append((t, ended))  # noqa: PERF401  almost always empty

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palaestra.errors import ExperienceError
-from palaestra.experience.columns import Columns
+from palaestra.experience.columns import NO_FINGERPRINT, Columns
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -75,6 +75,7 @@ class RolloutBuffer:
         self.chunk_log_prob = memory((T, N, chunk), np.float32) if chunk > 1 else None
         self.duration = memory((T, N), np.int32) if chunk > 1 else None
         self.policy_version = memory((T,), np.int64)
+        self.policy_fingerprint = memory((T,), np.int64)
         if memory is np.zeros:  # shared memory may hold steps that another process has yet to read
             self.valid[:] = True
             if self.action_mask is not None:
@@ -108,8 +109,8 @@ class RolloutBuffer:
             if key == "observation" and isinstance(self.observation, dict):
                 for name, column in self.observation.items():
                     _write(column, rows, value[name], f"observation/{name}")
-            elif key == "policy_version":
-                self.policy_version[rows] = _versions(value, steps)
+            elif key in ("policy_version", "policy_fingerprint"):
+                getattr(self, key)[rows] = _per_step(key, value, steps)
             elif key in ("reward_scale", "stream", "env_step"):
                 continue
             else:
@@ -141,6 +142,7 @@ class RolloutBuffer:
         for column in (self.action, self.log_prob, self.value, self.next_value, self.terminated, self.truncated):
             column[rows] = 0
         self.policy_version[rows] = 0
+        self.policy_fingerprint[rows] = NO_FINGERPRINT
         self.valid[rows] = True
         if self.action_mask is not None:
             self.action_mask[rows] = True
@@ -172,6 +174,7 @@ class RolloutBuffer:
             "truncated": torch.from_numpy(self.truncated[:t]),
             # The same number along an axis, or counted along it: views that cost no memory.
             "policy_version": torch.from_numpy(self.policy_version[:t]).unsqueeze(1).expand(t, n),
+            "policy_fingerprint": torch.from_numpy(self.policy_fingerprint[:t]).unsqueeze(1).expand(t, n),
             "reward_scale": torch.tensor(self.reward_scale, dtype=torch.float32).expand(t, n),
             "stream": (self.first_stream + torch.arange(n)).expand(t, n),
             "env_step": (self.first_env_step + torch.arange(t)).unsqueeze(1).expand(t, n),
@@ -202,12 +205,12 @@ def _allocate(spec: ObservationSpec, leading: tuple[int, int], memory: Memory) -
     return {name: memory((*leading, *part.shape), part.dtype) for name, part in spec.items()}
 
 
-def _versions(value: Any, steps: int) -> NDArray[Any]:
-    """One version per step, however many environments it was given for: they act on one set of weights."""
-    versions = _array(value).reshape(steps, -1)
-    if (versions != versions[:, :1]).any():
-        raise ExperienceError("RolloutBuffer.add: the environments of one step must act on one policy_version.")
-    return versions[:, 0]
+def _per_step(key: str, value: Any, steps: int) -> NDArray[Any]:
+    """One number per step, however many environments it was given for: they act on one set of weights."""
+    numbers = _array(value).reshape(steps, -1)
+    if (numbers != numbers[:, :1]).any():
+        raise ExperienceError(f"RolloutBuffer.add: the environments of one step must act on one {key}.")
+    return numbers[:, 0]
 
 
 def _tensors(observation: Any, t: int) -> Any:

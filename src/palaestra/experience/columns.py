@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["Columns"]
+__all__ = ["NO_FINGERPRINT", "Columns"]
 
 Columns: TypeAlias = dict[str, Any]
 """Tensors by key, `[T, N, ...]`, with the keys of a `Rollout`; `observation` may be a dict of tensors."""
+
+NO_FINGERPRINT = 0
+"""The `policy_fingerprint` of a step for which none was recorded."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +21,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from palaestra.errors import CheckpointError, ExperienceError
-from palaestra.experience.columns import Columns
+from palaestra.experience.columns import NO_FINGERPRINT, Columns
 
 __all__ = ["Rollout", "combine_rollouts"]
 
 SCHEMA = 1
+FEWEST_STEPS_TO_COMPARE = 16
+"""Rollouts with fewer steps than this may well be equal by chance."""
 REQUIRED = (
     "observation", "action", "log_prob", "value", "next_value", "reward", "terminated", "truncated", "policy_version",
 )  # fmt: skip
@@ -41,7 +44,8 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
     reward          as the environment paid it
     terminated      the task ended: the future is worth nothing
     truncated       we stopped watching: the future is worth `next_value`
-    policy_version  which weights acted
+    policy_version  which weights acted, counted in updates
+    policy_fingerprint  which weights acted, by their numbers (0 or missing: not recorded, as in older files)
     reward_scale    by how much rewards are multiplied before learning (1 without reward normalisation)
     stream          which environment, unique within one process
     env_step        how many steps that environment had taken before this one
@@ -136,9 +140,9 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     if len(keys) > 1:
         common = frozenset.intersection(*keys)
         extra = sorted(set().union(*keys) - common)
-        if set(extra) - {"valid"}:
+        if set(extra) - {"valid", "policy_fingerprint"}:
             raise ExperienceError(f"combine_rollouts: only some of the rollouts have {', '.join(extra)}.")
-        rollouts = [_with_valid(rollout) for rollout in rollouts]
+        rollouts = [_completed(rollout, extra) for rollout in rollouts]
     ordered = (
         sorted(rollouts, key=lambda rollout: int(rollout.get("env_step")[0, 0])) if _same_streams(rollouts) else []
     )
@@ -150,6 +154,7 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
             f"combine_rollouts: lengths {lengths} from different environments cannot stand side by side. "
             "Collect the same n_steps from each, or pass the list to learn() as it is."
         )
+    _warn_about_copies(rollouts)
     return _joined(rollouts, dim=1)
 
 
@@ -158,12 +163,37 @@ def _joined(rollouts: Sequence[Rollout], dim: int) -> Rollout:
     return Rollout(dict(joined.items()), batch_size=joined.batch_size)
 
 
-def _with_valid(rollout: Rollout) -> Rollout:
-    if "valid" in rollout.keys():
+def _completed(rollout: Rollout, keys: Sequence[str]) -> Rollout:
+    """The rollout with what others beside it have: all steps valid, no fingerprint recorded."""
+    shape, missing = tuple(rollout.batch_size), [key for key in keys if key not in rollout.keys()]
+    if not missing:
         return rollout
     whole = Rollout(dict(rollout.items()), batch_size=rollout.batch_size)
-    whole.set("valid", torch.ones(tuple(rollout.batch_size), dtype=torch.bool))
+    for key in missing:
+        filling = torch.ones(shape, dtype=torch.bool) if key == "valid" else torch.full(shape, NO_FINGERPRINT)
+        whole.set(key, filling)
     return whole
+
+
+def _warn_about_copies(rollouts: Sequence[Rollout]) -> None:
+    """Collectors with one seed play the same episodes: side by side they count twice and add nothing."""
+    seen: dict[bytes, int] = {}
+    for number, rollout in enumerate(rollouts):
+        if rollout.numel() < FEWEST_STEPS_TO_COMPARE:
+            continue
+        digest = hashlib.sha256()
+        for key in ("observation", "action", "reward"):
+            value = rollout.get(key)
+            for part in value.values(True, True) if isinstance(value, TensorDict) else [value]:
+                digest.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        first = seen.setdefault(digest.digest(), number)
+        if first != number:
+            warnings.warn(
+                f"combine_rollouts: rollouts {first} and {number} are the same, step by step, so they count twice and "
+                "add nothing. If two trainers collected them, give each a seed of its own: Trainer(..., seed=1).",
+                stacklevel=3,
+            )
+            return
 
 
 def _same_streams(rollouts: Sequence[Rollout]) -> bool:

@@ -9,18 +9,18 @@ plain PPO. Edits nothing: what it changes, it copies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from palaestra.experience.columns import Columns
+from palaestra.experience.columns import NO_FINGERPRINT, Columns
 from palaestra.learner.compiled import compiled_gae, compiled_vtrace
 from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibatch, scaled_reward
 from palaestra.learner.returns import gae, vtrace
 
-__all__ = ["Seen", "prepare_stale", "seen_today", "stale_steps"]
+__all__ = ["Seen", "prepare_stale", "seen_today", "stale_steps", "staleness_metrics"]
 
 ROWS_AT_ONCE = 1024
 """Steps per forward pass: enough to be fast, few enough for images of a large model."""
@@ -35,10 +35,40 @@ class Seen(NamedTuple):
     """log(proximal / behaviour) `[T, N]`; exactly 0 for steps of the proximal policy itself."""
 
 
-def stale_steps(rollout: Columns, version: int) -> Tensor | None:
-    """Which steps were not taken by the weights of `version`, `[T, N]`; None when all were."""
-    stale: Tensor = rollout["policy_version"] != version
+def stale_steps(rollout: Columns, version: int, fingerprint: int = NO_FINGERPRINT) -> Tensor | None:
+    """Which steps other weights took than those of `fingerprint`, `[T, N]`; None when these took all of them.
+
+    A step without a recorded fingerprint is judged by its version.
+    """
+    recorded = rollout.get("policy_fingerprint")
+    if recorded is None or fingerprint == NO_FINGERPRINT:
+        stale: Tensor = rollout["policy_version"] != version
+    elif bool((recorded == fingerprint).all()):
+        return None
+    else:
+        unknown = recorded == NO_FINGERPRINT
+        stale = torch.where(unknown, rollout["policy_version"] != version, recorded != fingerprint)
     return stale if bool(stale.any()) else None
+
+
+def staleness_metrics(rollouts: Sequence[Columns], version: int, stale: Sequence[Tensor | None]) -> dict[str, float]:
+    """How many updates old the weights behind the steps are, given what `stale_steps` says of each rollout.
+
+    Steps of the current weights are 0 updates old, whoever counted their version. A step is foreign when its version
+    says that it is not older than the current weights, and other weights took it; it counts as one update old.
+    """
+    if all(one is None for one in stale):
+        return {"staleness": 0.0, "staleness_max": 0.0}
+    lags, foreign = [], []
+    for rollout, one in zip(rollouts, stale, strict=True):
+        lag = (version - rollout["policy_version"]).reshape(-1)
+        old = torch.zeros_like(lag, dtype=torch.bool) if one is None else one.reshape(-1)
+        lags.append(torch.where(old, lag.clamp(min=1), 0))
+        foreign.append(old & (lag <= 0))
+    lag = torch.cat(lags)
+    metrics = {"staleness": float(lag.double().mean()), "staleness_max": float(lag.max())}
+    share = float(torch.cat(foreign).double().mean())
+    return metrics | ({"foreign_steps": share} if share else {})
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from palaestra.actor.acting import Compiled
 from palaestra.actor.async_config import AsyncConfig
 from palaestra.actor.asynchronous import AsyncCollection
-from palaestra.actor.collector import Collector, Episode
+from palaestra.actor.collector import Collector, Episode, default_seed
 from palaestra.actor.fit import check_fit, rollout_spec
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.source import InTurn, Segment, Source
@@ -37,13 +37,14 @@ from palaestra.learner.adam import Adam
 from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
 from palaestra.learner.compiled import CompiledLearner, compiled_gae
 from palaestra.learner.input import columns_of, moved
-from palaestra.learner.off_policy import prepare_stale, stale_steps
+from palaestra.learner.off_policy import prepare_stale, stale_steps, staleness_metrics
 from palaestra.learner.ppo import PPO, TrainBatch, joined, scaled_reward
 from palaestra.learner.returns import explained_variance
 from palaestra.learner.update import learn_plainly, where_it_broke
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import Device, choose_device, device_of
+from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.threads import few_threads
@@ -74,7 +75,7 @@ class Trainer:
         env: Any,
         algorithm: PPO | None = None,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         normalize_reward: bool = False,
         compiled: Compiled = "auto",
         torch_threads: int | None = None,
@@ -86,6 +87,7 @@ class Trainer:
     ) -> None:
         """`env`: ours, a Gymnasium environment (vector or single), a list of them, or an id.
 
+        `seed`: everything random follows from it. None: 0, and another for each further trainer of the same policy.
         `buffer_type="vla"`, or settings in `asynchronous`, collects in the background. `buffer_size` is the
         `rollout_length` of `train` when that says none, else what the background's ring holds. `env_config` tells a
         collector process how to make the environments, when `env` itself does not say. `device` (`auto`, `cpu`,
@@ -96,7 +98,7 @@ class Trainer:
         self.policy = policy
         self.env = as_vector_env(env)
         self.algorithm = algorithm or PPO()
-        self.seed = seed
+        self.seed = seed = default_seed(policy) if seed is None else seed
         self.total_timesteps = 0
         self.n_updates = 0
         self.episode_rewards: deque[float] = deque(maxlen=100)
@@ -243,7 +245,9 @@ class Trainer:
             else:
                 # Nobody stands between, so the experience need not leave its buffer, nor tensordict (over a second to
                 # import) be there.
-                metrics = self._learn([segment.buffer.columns()], heed=source.heed, once=True)
+                # Taking turns, the weights are those that have just acted.
+                known = int(segment.buffer.policy_fingerprint[-1]) if self._background is None else None
+                metrics = self._learn([segment.buffer.columns()], heed=source.heed, once=True, fingerprint=known)
         except CollectorFailed:
             self._count(-segment.buffer.num_steps, ())
             source.put_back(replace(segment, episodes=()))  # they have been told
@@ -273,16 +277,27 @@ class Trainer:
                 self.episode_successes.append(episode.success)
 
     def _learn(
-        self, rollouts: list[Columns], *, heed: Callable[[], None] | None = None, once: bool = False
+        self,
+        rollouts: list[Columns],
+        *,
+        heed: Callable[[], None] | None = None,
+        once: bool = False,
+        fingerprint: int | None = None,
     ) -> dict[str, float]:
-        """`heed` may raise in the middle of a long update; `once`: this experience does not come again."""
+        """`heed` may raise in the middle of a long update; `once`: this experience does not come again.
+
+        `fingerprint`: of the policy's weights, where it is known already.
+        """
         flat = FlatParameters.refresh(self.policy)
         device = flat.vector.device
         rollouts = [moved(rollout, device) for rollout in rollouts]
         for rollout in rollouts:
             check_columns(rollout, self._spec)
+        if fingerprint is None:
+            fingerprint = policy_fingerprint(self.policy)
+        stale = [stale_steps(rollout, self.n_updates, fingerprint) for rollout in rollouts]
         fast = self._compiled_learner(rollouts, flat)
-        batch = joined([self._prepared(rollout) for rollout in rollouts])
+        batch = joined([self._prepared(*pair) for pair in zip(rollouts, stale, strict=True)])
         size = len(batch["advantage"])
         if size == 0:
             raise ExperienceError("learn: the rollout holds no valid step.")
@@ -305,16 +320,15 @@ class Trainer:
             found = where_it_broke(self.policy, batch, str(error))
             undo()
             raise found from None
-        fresh = all(bool((rollout["policy_version"] == self.n_updates).all()) for rollout in rollouts)
         metrics |= self._about(batch, rollouts, rate, clip_range, metrics)
+        metrics |= staleness_metrics(rollouts, self.n_updates, stale)
         self.n_updates += 1
-        if fresh or once:
+        if once or all(one is None for one in stale):
             # Statistics move between rollouts, never within one, and no experience counts twice.
             self._absorb(batch)
         return metrics
 
-    def _prepared(self, rollout: Columns) -> TrainBatch:
-        stale = stale_steps(rollout, self.n_updates)
+    def _prepared(self, rollout: Columns, stale: Tensor | None) -> TrainBatch:
         if stale is not None and self.algorithm.config.correction != "none" and self._prepares_as_ppo():
             return prepare_stale(self.algorithm, self.policy, rollout, stale, compiled=self._compiled != "off")
         if type(self.algorithm) is PPO and rollout["reward"].device.type == "cpu" and self._compiled != "off":
@@ -342,11 +356,9 @@ class Trainer:
             "return_mean": float(batch["target"].mean()),
             "advantage_std": float(batch["advantage"].std(correction=0)),
         }
-        lag = self.n_updates - torch.cat([rollout["policy_version"].reshape(-1) for rollout in rollouts])
-        about |= {"staleness": float(lag.double().mean()), "staleness_max": float(lag.max())}
         if "weight" in batch:
             about["behaviour_weight"] = float(batch["weight"].mean())
-        if self.collector.reward_scale is not None:
+        if "reward_scale" in rollouts[-1] and self.collector.reward_scale is not None:
             about["reward_scale"] = float(rollouts[-1]["reward_scale"].reshape(-1)[-1])
         return about
 

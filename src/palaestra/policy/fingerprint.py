@@ -2,7 +2,7 @@
 
 Experience records it beside the policy version. A version is a counter that two policies can share; the fingerprint
 says which weights acted. It is no signature: whoever can edit the experience can copy a fingerprint into it.
-`policy_fingerprint` is the same as one number, over everything that decides an action, for the columns of a rollout.
+`policy_fingerprint` is the same as one number, over all parameters of a policy, for the columns of a rollout.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ _UNTRAINED: WeakKeyDictionary[nn.Module, tuple[tuple[tuple[int, int], ...], int]
 
 
 def policy_fingerprint(policy: nn.Module) -> int:
-    """The fingerprint of trained weights, untrained weights and buffers as they are now; positive, below 2**60."""
+    """The fingerprint of all parameters as they are now; positive, below 2**60.
+
+    Buffers are left out: some networks change theirs in every forward pass.
+    """
     flat = FlatParameters.of(policy)
-    moving = {"trained": flat.vector, **dict(policy.named_buffers(prefix="buffer"))}
-    number = _number(moving) ^ _untrained(policy, flat)
+    number = _number({"trained": flat.vector}) ^ _untrained(policy, flat)
     return number or 1  # 0 stands for "not recorded"
 
 

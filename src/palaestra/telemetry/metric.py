@@ -166,6 +166,11 @@ METRICS: dict[str, Metric] = {
         "The oldest weights behind any step of this update; in the background never above max_staleness.",
         "Far above 1 while returns fall behind a synchronous run: lower max_staleness.",
     ),
+    "foreign_steps": Metric(
+        "0 to 1",
+        "Share of steps that other weights took than those their version stands for here; absent when there are none.",
+        "Above 0: rollouts of another policy are in the batch. They are weighed as stale; check where they come from.",
+    ),
     "behaviour_weight": Metric(
         "–",
         "Mean weight of this update's samples: how much likelier today's policy is to act as the older one did.",
