@@ -25,7 +25,7 @@ from palaestra.runs.layout import Home
 from palaestra.runs.record import RunRecord
 from palaestra.runs.resuming import ResumeRequest
 from palaestra.runs.runner import Runner
-from palaestra.runs.runners.table import registered_runners
+from palaestra.runs.runners.table import add_installed, registered_runners
 from palaestra.runs.service_lock import ServiceLock
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.rebuild import open_registry
@@ -66,7 +66,9 @@ class TrainerOrchestrator:
             catalogue = CameraCrew(Catalogue(registry), self._home, registry)
             stack.callback(catalogue.close)
             runners = self.registered_runners()
-            supervisor = Supervisor(self._home, registry, runners, self._config, catalogue=catalogue)
+            supervisor = Supervisor(
+                self._home, registry, runners, self._config, catalogue=catalogue, installed=add_installed
+            )
             stack.callback(lambda: self._wait(supervisor.close()))
             self._wait(supervisor.start())
             catalogue.catch_up(self._home)

@@ -32,7 +32,7 @@ from palaestra.runs.checkpoints.importing import separate_from_runs
 from palaestra.runs.durable import write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
-from palaestra.runs.runners.table import registered_runners
+from palaestra.runs.runners.table import add_installed, registered_runners
 from palaestra.runs.service_config import ServiceConfig, service_config
 from palaestra.runs.service_lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
@@ -74,7 +74,8 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         url = url_at(config.host, sock)
         registry = await asyncio.to_thread(open_registry, home)
         catalogue = CameraCrew(Catalogue(registry), home, registry)
-        supervisor = Supervisor(home, registry, registered_runners(), config, catalogue=catalogue)
+        runners = registered_runners()
+        supervisor = Supervisor(home, registry, runners, config, catalogue=catalogue, installed=add_installed)
         tensorboards, closing = TensorBoards(home), asyncio.Event()
         catching_up: asyncio.Task[None] | None = None
         try:

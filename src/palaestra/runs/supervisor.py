@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from palaestra.config import nearest
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.runs.admission import admit, first_row, free_disk, named, place_of
 from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
@@ -51,6 +50,7 @@ from palaestra.runs.retention import Doom
 from palaestra.runs.run_book import RunBook
 from palaestra.runs.run_id import checked_run_id, fresh_run_id
 from palaestra.runs.runner import Machine, Place, Runner
+from palaestra.runs.runners.table import missing_runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.rebuild import recover
 from palaestra.runs.store.registry import Registry
@@ -79,8 +79,9 @@ class Supervisor:
         clock: Callable[[], float] = time.time,
         new_id: Callable[[str], str] = fresh_run_id,
         catalogue: Catalogue | None = None,
+        installed: Callable[[dict[str, Runner]], dict[str, str]] = lambda _: {},
     ) -> None:
-        self.runners = dict(runners)
+        self.runners, self._add_installed = dict(runners), installed
         self._home, self._registry = home, registry
         self._config = config or SupervisorConfig()
         self._clock, self._new_id, self._catalogue = clock, new_id, catalogue
@@ -145,13 +146,13 @@ class Supervisor:
 
     async def preview(self, spec: RunSpec) -> Preview:
         """What a start of this would find and execute. Writes nothing."""
-        runner = self._runner(spec.runner)
+        runner = await self.runner_named(spec.runner)
         place = place_of(self._home.run(self._stem_id(spec)), 1)
         return await self._look_ahead(spec, runner, place, self._slots.gpus)
 
     async def submit(self, spec: RunSpec, consent: str | None = None, run_id: str | None = None) -> RunRecord:
         """Queue a run, under the id of its preview if given. Refusals come before anything is written."""
-        runner = self._runner(spec.runner)
+        runner = await self.runner_named(spec.runner)
         run_id = checked_run_id(run_id or self._stem_id(spec))
         place = place_of(self._home.run(run_id), 1)
         spec = await asyncio.to_thread(named_in_full, self._home, spec, runner)
@@ -214,7 +215,7 @@ class Supervisor:
         paths = self._home.run(run_id)
         await asyncio.to_thread(check_unused, paths)
         spec = changed_spec(resumed_spec(paths, await asyncio.to_thread(LifeLog(paths).read)), request.changes)
-        runner = self._runner(spec.runner)
+        runner = await self.runner_named(spec.runner)
         point = await asyncio.to_thread(self._resume_point, record, request.checkpoint)
         place = place_of(paths, next_attempt(paths, record.attempt), point.checkpoint.path)
         plan = (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
@@ -304,7 +305,7 @@ class Supervisor:
             self._kick()
 
         async def look(spec: RunSpec, place: Place, gpus: tuple[str, ...]) -> Preview:
-            return await self._look_ahead(spec, self._runner(spec.runner), place, gpus)
+            return await self._look_ahead(spec, await self.runner_named(spec.runner), place, gpus)
 
         return Surroundings(
             home=self._home,
@@ -432,12 +433,19 @@ class Supervisor:
         wanted = ResumeRequest.pending(LifeLog(run).read()).checkpoint
         return place_of(run, number, self._resume_point(self.known(run_id), wanted).checkpoint.path)
 
-    def _runner(self, name: str) -> Runner:
-        if name in self.runners:
-            return self.runners[name]
-        close = nearest(name, self.runners, count=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(self.runners))}"
-        raise LaunchRefused("runner", name, "no such runner", remedy)
+    async def runner_named(self, name: str) -> Runner:
+        """One runner; one of a package that was installed meanwhile is loaded. `LaunchRefused` without it."""
+        broken = await self.refresh_runners() if name not in self.runners else {}
+        if name not in self.runners:
+            raise missing_runner(name, self.runners, broken)
+        return self.runners[name]
+
+    async def refresh_runners(self) -> dict[str, str]:
+        """Look for runners that were installed meanwhile; why some cannot be loaded, by name."""
+        found = dict(self.runners)
+        broken = await asyncio.to_thread(self._add_installed, found)
+        self.runners |= found
+        return broken
 
     def _stem_id(self, spec: RunSpec) -> str:
         return self._new_id(spec.name or spec.env_id or spec.script or spec.runner)

@@ -4,8 +4,10 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+from tests.runs.serving import service_thread
 
-from palaestra.errors import ConfigError
+from palaestra.errors import ConfigError, LaunchRefused
+from palaestra.runs import TrainerService
 from palaestra.runs.runners import table
 from palaestra.runs.runners.echo import EchoRunner
 
@@ -77,3 +79,33 @@ class Mine(EchoRunner):
 class Raising(EchoRunner):
     def __init__(self):
         1 / 0  # noqa: B018
+
+
+def install(directory, name, code):
+    """What `pip install` leaves of a package that announces a runner of its name."""
+    (directory / f"{name}_package.py").write_text(code)
+    facts = directory / f"{name}_package-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[{table.GROUP}]\n{name} = {name}_package:Runner\n")
+
+
+def test_a_runner_that_is_installed_while_a_service_runs_can_be_started(home, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    with service_thread(home):
+        trainer = TrainerService(home)
+        with pytest.raises(LaunchRefused, match=rf"no such runner in {sys.prefix}, where the service runs\. There are"):
+            trainer.start_run({"steps": 1}, runner="zzz")
+        install(site, "zzz", "from palaestra.runs.runners.echo import EchoRunner as Runner\n")
+        assert "zzz" in trainer.ask("GET", "/runners")
+        assert trainer.wait(trainer.start_run({"steps": 1}, runner="zzz"), timeout_s=30).phase == "succeeded"
+        install(site, "yyy", "import a_module_that_needs_a_new_process\n")
+        reason = (
+            r"the service that runs cannot load it \(cannot be imported \(No module named 'a_module_.*'\)\)\. Restart"
+        )
+        with pytest.raises(LaunchRefused, match=reason):
+            trainer.start_run({"steps": 1}, runner="yyy")
+        assert trainer.ask("GET", "/runners/zzz/schema")["properties"]["steps"]["default"] == 100
+    sys.modules.pop("zzz_package")

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Path, Query
 from fastapi.responses import FileResponse
 
-from palaestra.config import nearest, validated
-from palaestra.errors import UnknownRun
+from palaestra.config import validated
+from palaestra.errors import LaunchRefused, UnknownRun
 from palaestra.runs.api.answers import RunId, RunName, errors
 from palaestra.runs.api.documents import (
     ClipDocument,
@@ -44,18 +44,18 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, t
 
     @app.get("/runners", operation_id="runners", tags=["runners"])
     async def runners() -> dict[str, RunnerDocument]:
-        """Who can train, and what each of them can do."""
+        """Who can train, and what each of them can do; packages that were installed meanwhile are looked for."""
+        await supervisor.refresh_runners()
         found = supervisor.runners.items()
         return {name: RunnerDocument.model_validate(asdict(runner.capabilities)) for name, runner in found}
 
     @app.get("/runners/{name}/schema", operation_id="runner_schema", tags=["runners"], responses=errors(404))
     async def runner_schema(name: Annotated[str, Path(max_length=100)], script: _Word = None) -> dict[str, Any]:
         """JSON Schema of a runner's own keys; of some runners it depends on the script."""
-        runner = supervisor.runners.get(name)
-        if runner is None:
-            close = nearest(name, supervisor.runners, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(supervisor.runners))}"
-            raise UnknownRun("runner", name, "no such runner", remedy)
+        try:
+            runner = await supervisor.runner_named(name)
+        except LaunchRefused as refused:
+            raise UnknownRun(refused.place, refused.value, refused.reason, refused.remedy) from None
         spec = validated(RunSpec, {"runner": name, "script": script}, place="spec")
         return await asyncio.to_thread(runner.config_schema, spec)
 

@@ -6,14 +6,17 @@ A package whose runner cannot be loaded is a warning and a line of `palaestra do
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Collection, Mapping
 from functools import lru_cache
+from importlib import invalidate_caches
 from importlib.metadata import entry_points
 
 from palaestra.config import imported, nearest
-from palaestra.errors import ConfigError
+from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs.runner import Runner
 
-__all__ = ["RUNNERS", "broken_runners", "registered_runners", "runner_named"]
+__all__ = ["RUNNERS", "add_installed", "broken_runners", "missing_runner", "registered_runners", "runner_named"]
 
 RUNNERS = {
     "palaestra": "palaestra.runs.runners.palaestra:PalaestraRunner",
@@ -42,20 +45,56 @@ def runner_named(name: str) -> Runner:
         return found[name]
     if name in broken:
         raise ConfigError("runner", name, f"is installed and cannot be loaded ({broken[name]})", "Repair its package")
-    close = nearest(name, found, count=1)
-    remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(found))}"
-    raise ConfigError("runner", name, "no such runner", remedy)
+    raise ConfigError("runner", name, "no such runner", _nearest(name, found))
+
+
+def add_installed(runners: dict[str, Runner]) -> dict[str, str]:
+    """Add runners of packages that were installed since this process started; why others cannot be loaded, by name.
+
+    What is there already stays as it is: code of a package that was upgraded meanwhile needs a new process.
+    """
+    invalidate_caches()
+    found, broken = _loaded(runners)
+    for name, runner in found.items():
+        _log.info("runner %s was installed meanwhile", name)
+        runners[name] = runner
+    return broken
+
+
+def missing_runner(name: str, runners: Mapping[str, Runner], broken: Mapping[str, str]) -> LaunchRefused:
+    """The refusal of a service that has no such runner, although other processes may have."""
+    if name in broken:
+        reason = f"is installed, and the service that runs cannot load it ({broken[name]})"
+        remedy = "Restart the service: palaestra serve --stop ends it, and the next command starts another; runs go on"
+        return LaunchRefused("runner", name, reason, remedy)
+    remedy = _nearest(name, runners)
+    where = "" if remedy.endswith("?") else f" in {sys.prefix}, where the service runs"
+    return LaunchRefused("runner", name, f"no such runner{where}", remedy)
+
+
+def _nearest(name: str, runners: Mapping[str, Runner]) -> str:
+    close = nearest(name, runners, count=1)
+    return f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(runners))}"
 
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[dict[str, Runner], dict[str, str]]:
+    found, broken = _loaded(())
+    for name, reason in broken.items():
+        _log.warning("runner %s cannot be loaded: %s", name, reason)
+    return found, broken
+
+
+def _loaded(known: Collection[str]) -> tuple[dict[str, Runner], dict[str, str]]:
+    """Every runner that is announced and not known yet, and why some cannot be loaded."""
     addresses = {entry.name: entry.value for entry in entry_points(group=GROUP)} | RUNNERS
     found: dict[str, Runner] = {}
     broken: dict[str, str] = {}
     for name, address in sorted(addresses.items()):
+        if name in known:
+            continue
         try:
             found[name] = imported(address, place="runner")()
         except Exception as error:  # noqa: BLE001 - whatever a foreign package does on import, the others must work
-            broken[name] = f"{type(error).__name__}: {error}"
-            _log.warning("runner %s (%s) cannot be loaded: %s", name, address, broken[name])
+            broken[name] = error.reason if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     return found, broken
