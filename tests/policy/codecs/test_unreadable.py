@@ -69,6 +69,9 @@ def _qwen(arguments):
     return f'<tool_call>\n{{"name": "computer_use", "arguments": {arguments}}}\n</tool_call>'
 
 
+WAIT = _qwen('{"action": "wait", "time": 1}')
+
+
 @pytest.mark.parametrize(
     ("text", "code", "reason"),
     [
@@ -116,6 +119,14 @@ def _qwen(arguments):
         (_qwen('{"action": "terminate", "status": "done"}'), "bad_argument", "is none of success, failure"),
         (_qwen('{"action": "triple_click", "coordinate": [1, 2]}'), "unknown_action", "Did you mean"),
         ("x" * 200_001, "too_long", "at most 200000 are read"),
+        (f"<think>{WAIT}</think>\n\nI am done.", "no_action", "stands in the thinking alone"),
+        (f"<think>{WAIT} or {WAIT}</think>", "no_action", "stands in the thinking alone"),
+        (f"<think>{WAIT} or not</think>", "no_action", "stands in the thinking alone"),
+        (f"<think>a</think>{WAIT}{WAIT}", "several", "one is taken"),
+        (f"<think>{WAIT}{WAIT}", "several", "one is taken"),
+        ("<think>a</think>", "no_action", "has no <tool_call>"),
+        (_qwen('{"action": "key", "keys": ["ctrl++"]}'), "unknown_key", "'ctrl++' is no key"),
+        (_qwen('{"action": "key", "keys": ["ctrl+a", "Control"]}'), "invalid", "held only once"),
     ],
 )  # fmt: skip
 def test_a_malformed_call_of_qwen_is_refused_with_the_reason(text, code, reason):
@@ -152,7 +163,15 @@ def test_a_malformed_call_of_qwen_is_refused_with_the_reason(text, code, reason)
         ("Action: type(content='\\ud83d')", "bad_argument", "half a character"),
         ("Action: type(content='')", "invalid", "1 to 10000"),
         ("Action: scroll(direction='downwards')", "bad_argument", "is none of up, down, left, right"),
-        ("Action: hotkey(key='ctrl+c')", "unknown_key", "'ctrl+c' is no key"),
+        ("Action: hotkey(key='ctrl++')", "unknown_key", "'ctrl++' is no key"),
+        ("Action: hotkey(key='ctrl+controll')", "unknown_key", "Did you mean 'control'?"),
+        ("Action: type(content='f('x')')", "syntax", "not clear where it ends"),
+        ("Action: type(content='it's') wait()", "syntax", "neither a comma nor a parenthesis"),
+        ("Action: type(content='it's \\')", "syntax", "neither a comma nor a parenthesis"),
+        ("Action: type(content='it's\n')", "syntax", "neither a comma nor a parenthesis"),
+        ("Action: type(content='it's)", "syntax", "neither a comma nor a parenthesis"),
+        ("Action: type(content='it's')\n\nAction: wait()", "several", "one is taken"),
+        ("Action: scroll(direction='it's', point='<point>1 2</point>')", "syntax", "neither a comma"),
         ("Action: hotkey(key='')", "invalid", "1 to 8 keys"),
     ],
 )  # fmt: skip
@@ -180,7 +199,24 @@ def test_a_malformed_call_of_ui_tars_is_refused_with_the_reason(text, code, reas
         (AN, '{"action": "scroll", "scroll_direction": "up", "scroll_amount": 1, "text": "a"}', "unsupported", "click"),
         (AN, '{"action": "left_click_drag", "coordinate": [1, 2]}', "missing_argument", "needs start_coordinate"),
         (OA, '[{"type": "wait"}, {"type": "wait"}]', "several", "one is taken"),
-        (OA, '[{"type": "wait"}]', "syntax", "not a JSON object"),
+        (OA, "[]", "no_action", "calls no tool"),
+        (OA, "[3]", "syntax", "the list holds 3"),
+        (OA, '[[{"type": "wait"}]]', "syntax", "not a JSON object"),
+        (OA, '"wait"', "syntax", "not a JSON object"),
+        (OA, '{"type": "computer_call"}', "missing_argument", "carries no action"),
+        (OA, '{"type": "computer_call", "action": 3}', "syntax", "the action is 3"),
+        (OA, '{"type": "computer_call", "action": {"type": "wait"}, "status": "incomplete"}', "unclosed", "incomplete"),
+        (OA, '{"type": "computer_call", "actions": [{"type": "wait"}, {"type": "wait"}]}', "several", "one is taken"),
+        (OA, '{"type": "computer_call", "action": {"type": "wait"}, "actions": [{"type": "wait"}]}', "several", "both"),
+        (OA, '{"type": "computer_call", "action": {"type": "wait"}, "pending_safety_checks": [{"id": "a"}]}',
+         "unsupported", "nobody here can confirm"),
+        (OA, '{"object": "response", "output": [{"type": "function_call"}]}', "unsupported", "is not read"),
+        (OA, '{"object": "response", "output": [{"type": "message", "content": []}]}', "no_action", "calls no tool"),
+        (AN, '{"type": "tool_use", "name": "bash", "input": {}}', "unknown_action", "'bash' is no tool"),
+        (AN, '{"type": "tool_use", "name": "computer", "input": "wait"}', "syntax", "not a JSON object"),
+        (AN, '{"role": "assistant", "content": "Done."}', "no_action", "calls no tool"),
+        (AN, '[{"type": "image"}]', "unsupported", "'image' is not read"),
+        (AN, '[{"action": "wait", "duration": 1}, {"action": "wait", "duration": 1}]', "several", "one is taken"),
         (OA, '{"type": "click", "x": 1, "y": 2}', "missing_argument", "click needs button"),
         (OA, '{"type": "click", "button": "back", "x": 1, "y": 2}', "unsupported", "no back button"),
         (OA, '{"type": "click", "button": "left", "x": 1.5, "y": 2}', "bad_argument", "not a whole number"),
@@ -206,5 +242,7 @@ def test_a_number_at_the_edge_is_brought_in_only_by_what_rounding_adds():
     assert at(Q2, 111.9).action.at.x == 99  # inside, and rounds to 112
     assert at(Q2, 112).code == "outside"
     assert at(Q3, 999).action.at.x == 99  # the right edge is the last pixel's
-    assert at(Q3, 999.4).code == "outside"
-    assert at(Q3, 1000).code == "outside"
+    assert at(Q3, 1000).action.at.x == 99  # the size that the prompt tells, which models write for the edge
+    assert at(Q3, 999.4).action.at.x == 99
+    assert at(Q3, 1000.1).code == "outside"
+    assert at(Q3, 1001).code == "outside"

@@ -1,7 +1,8 @@
 """Anthropic's computer tool: the tool's input as one JSON object, in pixels of the picture that was sent.
 
 For interchange: recorded conversations become our actions and the other way round. An answer is the JSON text of a tool
-input. The end of a task is the end of a turn there, not an action, so neither a verdict nor an answer has a word.
+input, of a `tool_use` block, of a list of blocks or of a whole message. The end of a task is the end of a turn there,
+not an action, so neither a verdict nor an answer has a word.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 from palaestra.policy.codecs.frame import Frame
 from palaestra.policy.codecs.key_names import XDOTOOL_KEYS
-from palaestra.policy.codecs.reading import Arguments, Refusal, Shape
-from palaestra.policy.codecs.tool_object import ToolObjectCodec
+from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, shown
+from palaestra.policy.codecs.tool_object import ToolObjectCodec, texts_in
 from palaestra.policy.codecs.wheel import DIRECTIONS, WHEEL_PIXELS, clicks, turned
 from palaestra.policy.codecs.writing import no_words, spelled
 from palaestra.sessions.action import (
@@ -107,6 +108,35 @@ class AnthropicCodec(ToolObjectCodec):
                 return {"action": "wait", "duration": int(seconds)}
             case _:
                 raise no_words(self.name, action, "has no word for it: the turn ends without a call of the tool")
+
+    def _blocks(self, value: Any) -> list[Any] | None:
+        if isinstance(value, list):
+            return value
+        if not isinstance(value, dict):
+            return None
+        if value.get("type") == "tool_use":
+            return [value]
+        if value.get("type") == "message" or ("role" in value and "content" in value):
+            content = value.get("content")
+            return content if isinstance(content, list) else [{"type": "text", "text": content}]
+        return None
+
+    def _read_block(self, block: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
+        match block.get("type"):
+            case "text":
+                return [], texts_in([block])
+            case "thinking":
+                return [], texts_in([block], "thinking")
+            case "redacted_thinking":
+                return [], []
+            case "tool_use":
+                if block.get("name") != "computer":
+                    raise Refusal("unknown_action", f"{shown(block.get('name'))} is no tool. There is only 'computer'")
+                return [block.get("input")], []
+            case None if "action" in block:
+                return [dict(block)], []
+            case other:
+                raise Refusal("unsupported", f"a block of type {shown(other)} is not read")
 
     def _click_word(self, action: Click) -> str:
         for word, clicked in _CLICKS.items():

@@ -3,6 +3,9 @@ r"""Calls such as `type(content='it\'s')` as text, read by a scanner that knows 
 A call is a name and, in parentheses, named arguments that are quoted strings. In a string a backslash escapes itself,
 either quote, and the letters of a newline, tab, return or character number (`\n`, `\t`, `\r`, `\x3c`, `\u00e4`);
 another letter after it is refused, since families disagree about what it would mean.
+
+Models forget to escape a quote, as in `type(content='it's')`. A call with one argument is read all the same if only one
+quote can be the last: the one before a parenthesis that ends the line.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ _BODY = {
     "'": re.compile(r"([^'\\]*(?:\\.[^'\\]*)*)'", re.DOTALL),
     '"': re.compile(r'([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL),
 }
+_ONE_ARGUMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\(\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(['\"])(.*)\3\s*\)")
+_UNESCAPED = r"(?<!\\)(?:\\\\)*"
 _NEXT = re.compile(r"\s*(,\s*|\))")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _LETTERS = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r"}
@@ -36,6 +41,35 @@ class Call:
 
 def call_at(text: str, start: int) -> Call:
     """The call that begins at `start`."""
+    try:
+        return _escaped_call(text, start)
+    except Refusal:
+        call = _call_with_bare_quotes(text, start)
+        if call is None:
+            raise
+        return call
+
+
+def _call_with_bare_quotes(text: str, start: int) -> Call | None:
+    """A call of one argument whose text holds quotes that are not escaped; None if this is not what it is."""
+    line = text[start:].partition("\n")[0].rstrip()
+    whole = _ONE_ARGUMENT.fullmatch(line)
+    if whole is None:
+        return None
+    name, argument, quote, body = whole.groups()
+    if not re.search(rf"{_UNESCAPED}{quote}", body) or re.search(rf"{_UNESCAPED}\\$", body):
+        return None
+    # What looks like another argument is no text of this one; the rules say what is wrong with it.
+    if re.search(rf"{quote}\s*,\s*[A-Za-z_][A-Za-z0-9_]*\s*=", body):
+        return None
+    if re.search(rf"{quote}\s*\)", body):
+        reason = f"the text of {argument} holds quotes that are not escaped, and it is not clear where it ends"
+        raise Refusal("syntax", reason)
+    return Call(name, {argument: _ESCAPE.sub(_escaped, body)}, (start, start + len(line)))
+
+
+def _escaped_call(text: str, start: int) -> Call:
+    """The call that begins at `start` and is written by the rules."""
     head = _HEAD.match(text, start)
     if head is None:
         raise Refusal("syntax", f"no call such as click(...) at character {start}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from palaestra.policy.codecs.reading import Refusal, shown
 
-__all__ = ["object_at", "sole_object", "written"]
+__all__ = ["object_at", "sole_value", "written"]
 
 BLANKS = " \t\r\n"
 
@@ -22,19 +22,17 @@ def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
     return value, end
 
 
-def sole_object(text: str) -> tuple[dict[str, Any], tuple[int, int]]:
-    """The one JSON object a text consists of, and where it stands."""
+def sole_value(text: str) -> tuple[Any, tuple[int, int]]:
+    """The one JSON value a text consists of, and where it stands."""
     start = _after_blanks(text, 0)
     if start == len(text):
         raise Refusal("no_action", "the answer is empty")
     value, end = _value_at(text, start)
     rest = _after_blanks(text, end)
-    if text.startswith(("{", "["), rest) or (isinstance(value, list) and len(value) > 1):
+    if text.startswith(("{", "["), rest):
         raise Refusal("several", "the answer says several actions; one is taken a step")
     if rest != len(text):
         raise Refusal("syntax", f"something follows the JSON at character {rest}")
-    if not isinstance(value, dict):
-        raise Refusal("syntax", f"the action is {shown(value)}, not a JSON object")
     return value, (start, end)
 
 

@@ -63,6 +63,13 @@ class KeyNames:
             raise Refusal("unknown_key", f"{shown(spelling)} is no key.{remedy}")
         return key
 
+    def keys(self, spelling: str) -> tuple[str, ...]:
+        """The keys a spelling means: one, or several whose names are joined by `+`, such as `ctrl+a`."""
+        parts = [part.strip() for part in spelling.split("+")]
+        if len(parts) > 1 and all(parts):
+            return tuple(self.key(part) for part in parts)
+        return (self.key(spelling),)
+
     def _known(self) -> dict[str, str]:
         known = {_plain(name): name for name in NAMED} | dict(SYNONYMS)
         known |= {_plain(written): name for name, written in self.named.items()}

@@ -1,7 +1,8 @@
 """OpenAI's computer tool: one action object as JSON, in pixels of the picture that was sent.
 
-For interchange, as Anthropic's. An answer is the JSON text of one `action` of a `computer_call`. The end of a task is
-the end of the turn there, so neither a verdict nor an answer has a word. A positive `scroll_y` scrolls down.
+For interchange, as Anthropic's. An answer is the JSON text of one `action`, of a `computer_call`, of a list of output
+items or of a whole response. The end of a task is the end of the turn there, so neither a verdict nor an answer has a
+word. A positive `scroll_y` scrolls down.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 from palaestra.policy.codecs.frame import Frame
 from palaestra.policy.codecs.key_names import OPENAI_KEYS
-from palaestra.policy.codecs.reading import Arguments, Refusal, Shape
-from palaestra.policy.codecs.tool_object import ToolObjectCodec
+from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, shown
+from palaestra.policy.codecs.tool_object import ToolObjectCodec, texts_in
 from palaestra.policy.codecs.writing import no_words, spelled
 from palaestra.sessions.action import (
     Button,
@@ -96,6 +97,29 @@ class OpenAICodec(ToolObjectCodec):
             case _:
                 raise no_words(self.name, action, "has no word for it: the turn ends without a call of the tool")
 
+    def _blocks(self, value: Any) -> list[Any] | None:
+        if isinstance(value, list):
+            return value
+        if not isinstance(value, dict):
+            return None
+        if value.get("type") == "computer_call":
+            return [value]
+        output = value.get("output")
+        return output if isinstance(output, list) else None
+
+    def _read_block(self, block: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
+        match block.get("type"):
+            case "computer_call":
+                return _actions_of(block), []
+            case "message":
+                return [], texts_in(block.get("content"))
+            case "reasoning":
+                return [], [*texts_in(block.get("summary")), *texts_in(block.get("content"))]
+            case word if word in _SHAPES or word in _UNSUPPORTED:
+                return [dict(block)], []
+            case other:
+                raise Refusal("unsupported", f"an output item of type {shown(other)} is not read")
+
     def _click(self, action: Click, frame: Frame) -> dict[str, Any]:
         if action.at is None:
             raise no_words(self.name, action, "clicks at a point only", "Say where the pointer is")
@@ -139,3 +163,19 @@ class OpenAICodec(ToolObjectCodec):
 
     def _point(self, given: Arguments, frame: Frame) -> Point:
         return self.space.read(given.whole("x"), given.whole("y"), frame)
+
+
+def _actions_of(call: Mapping[str, Any]) -> list[Any]:
+    """The actions of a `computer_call`, which carries one or a list of them."""
+    if call.get("pending_safety_checks"):
+        raise Refusal("unsupported", "computer_call.pending_safety_checks: nobody here can confirm them")
+    if call.get("status") not in (None, "completed"):
+        raise Refusal("unclosed", f"the call's status is {shown(call['status'])}")
+    action, actions = call.get("action"), call.get("actions")
+    if action is not None and actions:
+        raise Refusal("several", "the call carries both an action and a list of them")
+    if action is not None:
+        return [action]
+    if not isinstance(actions, list):
+        raise Refusal("missing_argument", "the computer_call carries no action")
+    return actions

@@ -17,6 +17,7 @@ from palaestra.policy.codecs.key_names import PYAUTOGUI_KEYS
 from palaestra.policy.codecs.qwen_prompt import qwen_prompt
 from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, read_answer, shown
 from palaestra.policy.codecs.space import Grid, ImagePixels, Space
+from palaestra.policy.codecs.thinking import CALL, CALL_END, call_start, without_marks
 from palaestra.policy.codecs.writing import check_writable, no_words, spelled
 from palaestra.sessions.action import (
     Answer,
@@ -37,7 +38,6 @@ from palaestra.sessions.screen import Size
 __all__ = ["QwenCodec"]
 
 _THOUSAND = Size(1000, 1000)
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _CLICKS: Mapping[str, tuple[Button, int]] = {
     "left_click": ("left", 1), "right_click": ("right", 1), "middle_click": ("middle", 1),
     "double_click": ("left", 2), "triple_click": ("left", 3),
@@ -79,7 +79,8 @@ class QwenCodec:
     @property
     def space(self) -> Space:
         """What its coordinates count."""
-        return Grid(self.denominator, "down") if self.third else ImagePixels()
+        # The prompt says 1000x1000 and the grid ends at 999, so models also write 1000 for the edge.
+        return Grid(self.denominator, "down", self.advertised.width) if self.third else ImagePixels()
 
     def system_prompt(self, frame: Frame) -> str:
         """The models' own prompt, with the size of the picture they see or the one they are told."""
@@ -90,9 +91,9 @@ class QwenCodec:
         check_writable(self.name, action, frame)
         call = written({"name": "computer_use", "arguments": self._arguments(action, frame)})
         # Marks of the grammar and of the tokenizer would be taken for marks wherever they stand.
-        for mark in ("<|", _OPEN, _CLOSE):
+        for mark in ("<|", CALL, CALL_END):
             call = call.replace(mark, "\\u003c" + mark[1:])
-        return f"{_OPEN}\n{call}\n{_CLOSE}"
+        return f"{CALL}\n{call}\n{CALL_END}"
 
     def decode(self, text: str, frame: Frame) -> Decoded:
         """What an answer's one call says."""
@@ -153,16 +154,14 @@ class QwenCodec:
         return _THIRD if self.third else _SECOND
 
     def _read(self, text: str, frame: Frame) -> Understood:
-        start = text.find(_OPEN)
-        if start < 0:
-            raise Refusal("no_action", f"the answer has no {_OPEN}")
-        call, end = object_at(text, start + len(_OPEN))
+        start = call_start(text)
+        call, end = object_at(text, start + len(CALL))
         closing = text[end:].lstrip()
-        if not closing.startswith(_CLOSE):
-            raise Refusal("unclosed", f"no {_CLOSE} follows the call")
-        end = len(text) - len(closing) + len(_CLOSE)
-        before, after = text[:start].strip(), text[end:].strip()
-        if _OPEN in after:
+        if not closing.startswith(CALL_END):
+            raise Refusal("unclosed", f"no {CALL_END} follows the call")
+        end = len(text) - len(closing) + len(CALL_END)
+        before, after = without_marks(text[:start]), without_marks(text[end:])
+        if CALL in after:
             raise Refusal("several", "the answer says several actions; one is taken a step")
         outer = Arguments("the call", call, Shape(("name", "arguments")))
         if outer.text("name") != "computer_use":
@@ -193,7 +192,7 @@ class QwenCodec:
             case "hscroll":
                 return Scroll(self._point(given, frame), round(given.number("pixels")), 0)
             case "key":
-                return PressKeys(tuple(PYAUTOGUI_KEYS.key(key) for key in given.words("keys")))
+                return PressKeys(tuple(key for word in given.words("keys") for key in PYAUTOGUI_KEYS.keys(word)))
             case "type":
                 return TypeText(given.text("text"))
             case "wait":

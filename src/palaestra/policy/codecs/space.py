@@ -54,6 +54,8 @@ class Grid:
     denominator: int
     rounding: Literal["down", "nearest"]
     """What the family does with a fraction of a pixel: cut it off, or round it."""
+    largest: int = 0
+    """The largest number that is read, for families that write more than `denominator` for the edge."""
 
     def write(self, point: Point, frame: Frame) -> tuple[int, int]:
         """The grid lines nearest to the pixel."""
@@ -61,8 +63,9 @@ class Grid:
 
     def read(self, x: float, y: float, frame: Frame) -> Point:
         """The pixel at a crossing of grid lines; the last line is the last pixel's."""
-        if not (0 <= x <= self.denominator and 0 <= y <= self.denominator):
-            raise _outside(x, y, f"the grid from 0 to {self.denominator}")
+        largest = max(self.denominator, self.largest)
+        if not (0 <= x <= largest and 0 <= y <= largest):
+            raise _outside(x, y, f"the grid from 0 to {largest}")
         return Point(self._pixel(round(x), frame.screen.width), self._pixel(round(y), frame.screen.height))
 
     def _line(self, pixel: int, side: int) -> int:

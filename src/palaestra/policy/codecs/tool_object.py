@@ -1,6 +1,7 @@
 """A computer tool whose calls are one JSON object each, in pixels of the picture: what Anthropic's and OpenAI's share.
 
-A family says which key names the action, which arguments each has, and how they become an action and back.
+A family says which key names the action, which arguments each has, how they become an action and back, and how its
+interface wraps the object: an answer may also be the whole message, or its list of blocks.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any, ClassVar
 
 from palaestra.policy.codecs.codec import Decoded, Understood
 from palaestra.policy.codecs.frame import Frame
-from palaestra.policy.codecs.json_text import sole_object, written
-from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, read_answer
+from palaestra.policy.codecs.json_text import sole_value, written
+from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, read_answer, shown
 from palaestra.policy.codecs.space import ImagePixels
 from palaestra.policy.codecs.writing import check_writable
 from palaestra.sessions.action import UiAction
 
-__all__ = ["ToolObjectCodec"]
+__all__ = ["ToolObjectCodec", "texts_in"]
 
 
 class ToolObjectCodec(ABC):
@@ -49,12 +50,41 @@ class ToolObjectCodec(ABC):
         return read_answer(text, lambda: self._read(text, frame))
 
     def _read(self, text: str, frame: Frame) -> Understood:
-        document, span = sole_object(text)
+        value, span = sole_value(text)
+        document, thought = self._sole_action(value)
         if self.word not in document:
             raise Refusal("missing_argument", self.unnamed)
         rest = {name: value for name, value in document.items() if name != self.word}
         given = Arguments.of(document[self.word], rest, self.shapes, self.unsupported)
-        return Understood(self._action(given, frame), "", span)
+        return Understood(self._action(given, frame), thought, span)
+
+    def _sole_action(self, value: Any) -> tuple[dict[str, Any], str]:
+        """The one action object in an answer, and the text around it."""
+        blocks = self._blocks(value)
+        actions: list[Any] = [value] if blocks is None else []
+        texts: list[str] = []
+        for block in blocks or ():
+            if not isinstance(block, dict):
+                raise Refusal("syntax", f"the list holds {shown(block)}, not a JSON object")
+            block_actions, block_texts = self._read_block(block)
+            actions += block_actions
+            texts += block_texts
+        if not actions:
+            raise Refusal("no_action", "the message calls no tool")
+        if len(actions) > 1:
+            raise Refusal("several", "the answer says several actions; one is taken a step")
+        (action,) = actions
+        if not isinstance(action, dict):
+            raise Refusal("syntax", f"the action is {shown(action)}, not a JSON object")
+        return action, "\n".join(text for text in texts if text)
+
+    @abstractmethod
+    def _blocks(self, value: Any) -> list[Any] | None:
+        """The blocks of a message, or of a list of them; None when the value is an action itself."""
+
+    @abstractmethod
+    def _read_block(self, block: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
+        """The actions and the texts of one block; `Refusal` for a block that is neither."""
 
     @abstractmethod
     def _object(self, action: UiAction, frame: Frame) -> dict[str, Any]:
@@ -63,3 +93,11 @@ class ToolObjectCodec(ABC):
     @abstractmethod
     def _action(self, given: Arguments, frame: Frame) -> UiAction:
         """The action that a word with its arguments means."""
+
+
+def texts_in(value: Any, key: str = "text") -> list[str]:
+    """The texts of a list of blocks, or a text that stands for such a list."""
+    if isinstance(value, str):
+        return [value]
+    blocks = value if isinstance(value, list) else []
+    return [block[key] for block in blocks if isinstance(block, dict) and isinstance(block.get(key), str)]

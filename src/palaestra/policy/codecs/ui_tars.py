@@ -180,7 +180,7 @@ class UiTarsCodec:
             case "drag" | "select":
                 return Drag((self._point(given, "start_point", frame), self._point(given, "end_point", frame)))
             case "hotkey":
-                return PressKeys(tuple(PYAUTOGUI_KEYS.key(key) for key in given.text("key").split()))
+                return PressKeys(tuple(key for word in given.text("key").split() for key in PYAUTOGUI_KEYS.keys(word)))
             case "type":
                 return TypeText(given.text("content"))
             case "scroll":
