@@ -75,7 +75,11 @@ def test_without_a_token_a_web_page_is_not_served():
     authorise([(b"host", b"127.0.0.1:8700")], None)
     authorise([(b"host", b"localhost")], None)
     authorise([(b"host", b"[::1]:8700")], None)
-    for headers in ([(b"host", b"localhost"), (b"origin", b"http://evil")], [(b"host", b"evil.example:8700")]):
+    authorise([(b"host", b"localhost"), (b"sec-fetch-site", b"none")], None)  # typed into a browser
+    for headers in (
+        [(b"host", b"localhost"), (b"origin", b"http://evil")], [(b"host", b"evil.example:8700")],
+        [(b"host", b"localhost"), (b"sec-fetch-site", b"cross-site")],  # an image, which is fetched without an Origin
+    ):  # fmt: skip
         with pytest.raises(SessionRefused) as caught:
             authorise(headers, None)
         assert caught.value.status == 403

@@ -53,18 +53,19 @@ def test_an_act_by_query_answers_with_the_picture_and_is_done_once_however_often
     assert Screenshot.of(before.body).size == Size(160, 210)
 
 
-def test_an_act_without_a_step_is_refused_and_so_is_a_head():
+def test_an_act_without_a_step_is_refused_and_so_are_a_head_and_a_web_page():
     async def play(ask):
         await ask("POST", "/reset", RESET)
         return (
             await ask("GET", HIT.removesuffix("&step=1")), await ask("HEAD", HIT), await ask("GET", "/progress"),
-            await ask("GET", HIT.replace("step=1", "step=2")),
+            await ask("GET", HIT.replace("step=1", "step=2")), await ask("GET", HIT, Sec_Fetch_Site="cross-site"),
         )  # fmt: skip
 
     _Counting.done = ()
-    unnumbered, head, progress, early = _talk(play, make=_Counting)
+    unnumbered, head, progress, early, page = _talk(play, make=_Counting)
     assert (unnumbered.status, unnumbered.code) == (422, "step_required")
-    assert head.status == 405
+    assert (head.status, head.headers["Allow"]) == (405, "GET, POST")
+    assert (page.status, page.code) == (403, "foreign_origin")
     assert progress.document["done"] is False
     assert (early.status, early.code) == (409, "step_out_of_order")
     assert _Counting.done == ()

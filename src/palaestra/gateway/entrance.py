@@ -15,7 +15,9 @@ __all__ = ["Entrance", "authorise"]
 
 MAX_CONTROL_BYTES = 64 << 10
 _SESSION_TOKEN = SESSION_TOKEN_HEADER.lower().encode()
-_READ = (b"authorization", b"origin", b"host", _SESSION_TOKEN)
+_READ = (b"authorization", b"origin", b"host", b"sec-fetch-site", _SESSION_TOKEN)
+_WEB_PAGE = (b"cross-site", b"same-site")
+"""What browsers say of a request that a page of another origin makes, also where they send no `Origin`."""
 _LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
 
 
@@ -23,11 +25,12 @@ def authorise(headers: list[tuple[bytes, bytes]], token: bytes | None, operator:
     """Who sent a request; refused (401, 403) when it must not come in.
 
     Without a token the one danger is a web page in a browser on this machine, which may send requests to any address:
-    it gives itself away by its `Origin`, or by a `Host` that is not this machine's.
+    it gives itself away by its `Origin`, by `Sec-Fetch-Site`, or by a `Host` that is not this machine's.
     """
     found = {name: value for name, value in headers if name in _READ}
     if token is None:
-        if b"origin" in found or not _LOOPBACK.fullmatch(found.get(b"host", b"localhost")):
+        from_a_page = b"origin" in found or found.get(b"sec-fetch-site") in _WEB_PAGE
+        if from_a_page or not _LOOPBACK.fullmatch(found.get(b"host", b"localhost")):
             text = "without a token only programs on this machine are served, not web pages."
             raise SessionRefused("foreign_origin", text, status=403)
         return Caller(operator=True)

@@ -179,6 +179,9 @@ class _Routes:
         return await self._act(session, action, number, picture=_asks_for(request, "image/"))
 
     async def act_by_query(self, request: Request) -> Response:
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            # An image in a web page is fetched by GET, with no Origin to know it by.
+            raise SessionRefused("foreign_origin", "an act by GET is not for web pages of another origin.", status=403)
         session = self._sessions.of(request)
         asked = read_query(request.scope["query_string"])
         if asked.action is None:
@@ -190,7 +193,8 @@ class _Routes:
         return await self._act(session, asked.action, asked.step, picture=picture)
 
     async def no_head(self, request: Request) -> Response:
-        raise SessionRefused("method_not_allowed", "HEAD performs no act. Send GET or POST.", status=405)
+        refusal = SessionRefused("method_not_allowed", "HEAD performs no act. Send GET or POST.")
+        return _json(error_document(refusal), 405, headers={"Allow": "GET, POST"})
 
     async def _act(self, session: Session, action: UiAction, number: int, *, picture: bool) -> Response:
         step = await self._sessions.to_the_end(session.act(action, step=number))

@@ -142,7 +142,8 @@ def _json(name: str) -> dict[str, Any]:
 
 _PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
 _REFUSALS = {
-    400: "malformed JSON (`bad_json`)", 404: "no such session or task (`no_session`, `unknown_task`)",
+    400: "malformed JSON (`bad_json`)", 403: "from a web page of another origin (`foreign_origin`)",
+    404: "no such session or task (`no_session`, `unknown_task`)",
     409: "not now (`not_reset`, `step_conflict`, `step_out_of_order`, `episode_over`, `session_exists`)",
     413: "the body is larger than 1 MB (`too_large`)",
     422: "understood and wrong (`bad_request`, `bad_params`, `invalid_action`, `step_required`)",
@@ -210,7 +211,7 @@ def _session_paths(prefix: str, parameters: tuple[dict[str, Any], ...]) -> dict[
             (400, *missing, 409, 413, 422, 500), body="ActRequest", parameters=parameters,
         ), "get": _operation(
             f"act_by_query{suffix}", "The query-string dialect: the same act, answered with the picture", acted,
-            (*missing, 409, 422, 500), parameters=(*parameters, *_query_parameters()),
+            (403, *missing, 409, 422, 500), parameters=(*parameters, *_query_parameters()),
         )},
         f"{prefix}/screenshot": {"get": _operation(
             f"screenshot{suffix}", "What is on the screen", picture, (*missing, 409, 500), parameters=parameters,
