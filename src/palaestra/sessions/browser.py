@@ -24,6 +24,9 @@ __all__ = ["Browser", "Target"]
 UP_S = 10.0
 """How long a page's process may take to come up."""
 
+FRAME_MS = 16.0
+"""What a page is told of the time between two frames."""
+
 _PICTURE = {"screenshot": {"format": "png", "optimizeForSpeed": True}}
 
 
@@ -150,25 +153,26 @@ class Browser:
         with contextlib.suppress(EnvironmentFailed, CdpError):
             await self.cdp.call("Target.disposeBrowserContext", {"browserContextId": page.context}, timeout=5.0)
 
-    async def draw(self, page: Target, *, timeout: float) -> Screenshot:
-        """Let the page draw what it has, and take the picture."""
+    async def draw(self, page: Target, ticks: float, *, timeout: float) -> Screenshot:
+        """Let the page draw what it has in a frame of this time stamp, and take the picture."""
         if not self.installed.draws_on_demand:
             shot = {"format": "png", "optimizeForSpeed": True, "captureBeyondViewport": False}
             answer = await self.cdp.call("Page.captureScreenshot", shot, session=page.session, timeout=timeout)
             return Screenshot.of(base64.b64decode(answer["data"]))
-        for _ in range(3):
-            answer = await self._next_frame(page, _PICTURE, timeout)
+        for attempt in range(3):
+            answer = await self._next_frame(page, ticks + attempt * 0.01, timeout, **_PICTURE)
             # A frame without damage may come without a picture; the next one has it.
             if "screenshotData" in answer:
                 return Screenshot.of(base64.b64decode(answer["screenshotData"]))
         raise EnvironmentFailed("no_picture", "the page drew three frames and no picture came of them")
 
-    async def tick(self, page: Target, *, timeout: float) -> None:
-        """Let one frame pass without taking a picture, so that the page's own clockwork goes on."""
+    async def tick(self, page: Target, ticks: float, *, timeout: float) -> None:
+        """Let a frame of this time stamp pass without taking a picture. Full browsers draw frames by themselves."""
         if self.installed.draws_on_demand:
-            await self._next_frame(page, {}, timeout)
+            await self._next_frame(page, ticks, timeout)
 
-    async def _next_frame(self, page: Target, frame: dict[str, Any], timeout: float) -> dict[str, Any]:
+    async def _next_frame(self, page: Target, ticks: float, timeout: float, **more: Any) -> dict[str, Any]:
+        frame = {"frameTimeTicks": ticks, "interval": FRAME_MS, **more}
         async with self._frame:
             answer = self.cdp.begin("HeadlessExperimental.beginFrame", frame, session=page.session)
             try:

@@ -50,7 +50,8 @@ class BrowserSession:
                         browser, task.screen, task.serve, seed=request.seed, entry=task.entry, deadline=self._deadline
                     )
                     told = task.told(await self._page.evaluate(task.begin))
-                    await self._page.draw()  # the first frame lays the page out, before anybody clicks on it
+                    await self._page.settle()
+                    await self._page.draw()  # lays the settled page out before the first click
             except EnvironmentFailed:
                 await self._let_go()
                 raise

@@ -77,18 +77,31 @@ class Cdp:
         One write instead of several: each costs as much as everything else that is done for a call.
         """
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        if self._gone is not None:
-            _refuse(answer, self._gone)
-            return answer
+        listed = list(calls)
+        if len(listed) > 1:
+            self._missing[answer] = len(listed)
+        self._send([(call, answer) for call in listed], session)
+        return answer
+
+    def begin_each(self, calls: Iterable[Call], *, session: str | None = None) -> list[asyncio.Future[dict[str, Any]]]:
+        """Send calls in one go, in this order; the future of each one's answer."""
+        loop = asyncio.get_running_loop()
+        listed = [(call, loop.create_future()) for call in calls]
+        self._send(listed, session)
+        return [answer for _, answer in listed]
+
+    def _send(self, calls: list[tuple[Call, asyncio.Future[dict[str, Any]]]], session: str | None) -> None:
         messages = []
-        for method, params in calls:
+        for (method, params), answer in calls:
+            if self._gone is not None:
+                self._missing.pop(answer, None)
+                if not answer.done():
+                    _refuse(answer, self._gone)
+                continue
             number = next(self._numbers)
             self._waiting[number] = answer
             messages.append(_message(number, method, params, session))
-        if len(messages) > 1:
-            self._missing[answer] = len(messages)
         self._write(b"".join(messages))
-        return answer
 
     async def call(
         self, method: str, params: dict[str, Any] | None = None, *, session: str | None = None, timeout: float = 10.0

@@ -27,8 +27,12 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--no-first-run", "--no-default-browser-check", "--disable-extensions", "--disable-breakpad",
     "--disable-client-side-phishing-detection", "--disable-default-apps", "--disable-dev-shm-usage",
-    "--disable-domain-reliability", "--disable-features=Translate,MediaRouter,OptimizationHints,PaintHolding",
-    "--disable-hang-monitor", "--disable-popup-blocking", "--disable-prompt-on-repost",
+    "--disable-domain-reliability",
+    # The last of them holds a page's tasks back after an input, until a frame that may never come.
+    "--disable-features=Translate,MediaRouter,OptimizationHints,PaintHolding,DeferRendererTasksAfterInput",
+    # A page that was left and is kept for a return would stop the clock of its successor.
+    "--disable-back-forward-cache",
+    "--disable-smooth-scrolling", "--disable-hang-monitor", "--disable-popup-blocking", "--disable-prompt-on-repost",
     "--disable-renderer-backgrounding",
     "--disable-background-timer-throttling", "--disable-backgrounding-occluded-windows", "--force-color-profile=srgb",
     "--force-device-scale-factor=1", "--hide-scrollbars", "--metrics-recording-only", "--mute-audio",

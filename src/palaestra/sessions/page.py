@@ -1,32 +1,39 @@
 """A page that a task lives on: loaded from memory, cut off from every network, acted on by mouse and keyboard.
 
 Every request of the page comes here first: the task's own origin is answered by the task, everything else is refused.
-Time starts at a fixed instant, chance is seeded, animations are off, dialogs are dismissed. A page that crashes, or
-does not answer within its deadline, is an `EnvironmentFailed` from then on. Whether it still answers is asked *before*
-it is made to draw, because a page that hangs while drawing would hold up its neighbours.
+The page's clock stands still except after loading and after each act, when it passes a fixed time (`VirtualTime`), so
+that a picture shows the page settled, and the same acts give the same pictures. `prelude.js` runs before the page's own
+scripts: it seeds chance, switches CSS animations off and keeps drop-down lists inside the page. Dialogs are dismissed.
+
+A page that crashes, or does not answer within its deadline, is an `EnvironmentFailed` from then on. Whether it still
+answers is asked *before* it is made to draw, because a page that hangs while drawing would hold up its neighbours.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from importlib import resources
 from typing import Any
 from urllib.parse import urlsplit
 
 from palaestra.errors import EnvironmentFailed
-from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, UiAction, Wait
+from palaestra.sessions.action import Move, Scroll, UiAction, Wait
 from palaestra.sessions.browser import Browser, Target
 from palaestra.sessions.cdp import Call, CdpError
-from palaestra.sessions.keys import MODIFIERS, Key, key_named
+from palaestra.sessions.input_events import InputEvents
 from palaestra.sessions.screen import Screenshot, Size
+from palaestra.sessions.virtual_time import SETTLE_MS, VirtualTime
 
 __all__ = ["ORIGIN", "Page", "PageRequest", "PageResponse"]
 
 ORIGIN = "http://task.localhost"
-FRAME_S = 0.02
+PROMISE_MS = 50.0
+"""Page time that passes between two looks at a promise."""
+
 QUICK_S = 0.05
 """How long an event may take before a frame is drawn to help it along, if it is not known to need one."""
 
@@ -51,29 +58,11 @@ class PageResponse:
 
 Serve = Callable[[PageRequest], PageResponse | None]
 
-_PRELUDE = """
-(() => {
-  let state = SEED >>> 0;
-  Math.random = () => { state = (state + 0x6D2B79F5) | 0; let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t; return ((t ^ (t >>> 14)) >>> 0) / 4294967296; };
-  const Real = Date, began = Real.now(), base = Real.UTC(2024, 0, 15, 12, 0, 0);
-  const now = () => base + Real.now() - began;
-  window.Date = new Proxy(Real, {
-    construct: (target, given) => given.length ? new target(...given) : new target(now()),
-    apply: () => new Real(now()).toString(),
-    get: (target, name) => name === 'now' ? now : Reflect.get(target, name),
-  });
-  window.open = () => null;
-  window.print = () => {};
-  const still = () => {
-    const style = document.createElement('style');
-    style.textContent = '*,*::before,*::after{animation:none!important;transition:none!important;' +
-      'caret-color:transparent!important;scroll-behavior:auto!important}';
-    (document.head || document.documentElement).appendChild(style);
-  };
-  document.documentElement ? still() : document.addEventListener('readystatechange', still, {once: true});
-})();
-"""
+_PRELUDE = resources.files("palaestra.sessions").joinpath("prelude.js").read_text("utf-8")
+
+
+def _prelude(seed: int) -> str:
+    return f"(() => {{ const settings = {json.dumps({'seed': seed % 2**32})};\n{_PRELUDE}\n}})();"
 
 
 class Page:
@@ -82,7 +71,12 @@ class Page:
     def __init__(self, browser: Browser, target: Target, size: Size, serve: Serve, deadline: float) -> None:
         self._browser, self._target, self._size = browser, target, size
         self._serve, self._deadline = serve, deadline
-        self._pointer = Point(0, 0)
+        self._input = InputEvents()
+        self._clock = VirtualTime(browser.cdp, target.session, deadline=deadline)
+        loop = asyncio.get_running_loop()
+        self._committed: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._broken: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._failure: EnvironmentFailed | None = None
         self.blocked: list[str] = []
         """What the page asked the world for, and did not get."""
@@ -105,30 +99,42 @@ class Page:
         cdp, session = self._browser.cdp, self._target.session
         cdp.listen(session, self._hear)
         calls: list[Call] = [
+            # Without it a document that has no script of its own runs the prelude at the first evaluation only.
+            ("Runtime.enable", {}),
+            ("Page.addScriptToEvaluateOnNewDocument", {"source": _prelude(seed)}),
             ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
-            ("Page.addScriptToEvaluateOnNewDocument", {"source": _PRELUDE.replace("SEED", str(seed % 2**32))}),
             ("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}),
         ]
         if not self._browser.installed.draws_on_demand:
             metrics = {"width": self._size.width, "height": self._size.height, "deviceScaleFactor": 1, "mobile": False}
             calls.append(("Emulation.setDeviceMetricsOverride", metrics))
-        await self._in_time(cdp.begin_all(calls, session=session), "the page was prepared")
-        loaded = asyncio.get_running_loop().create_future()
-        self._loaded = loaded
+        await self._in_time(cdp.begin_all(calls, session=session), "the page could not be prepared")
+        await self._guarded(self._clock.start())
+        await self._load(entry)
+
+    async def _load(self, entry: str) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._deadline
         answer = await self._call("Page.navigate", {"url": f"{ORIGIN}{entry}"})
         if answer.get("errorText"):
             raise EnvironmentFailed("load_failed", f"the task's page did not load: {answer['errorText']}")
-        await self._in_time(loaded, "the page loaded")
+        # Time that is granted before the new document is there would never begin to pass.
+        await self._in_time(self._committed, "the page did not begin to load")
+        await self._guarded(self._clock.advance(SETTLE_MS))
+        while not self._loaded.done() and loop.time() < end:
+            await self._guarded(self._clock.advance(SETTLE_MS))
+        await self._in_time(self._loaded, "the page did not load")
 
     # ------------------------------------------------------------------ what the page says
 
     def _hear(self, method: str, params: dict[str, Any]) -> None:
         if method == "Fetch.requestPaused":
             self._answer(params)
+        elif method == "Page.frameNavigated":
+            if "parentId" not in params["frame"]:
+                _complete(self._committed)
         elif method == "Page.loadEventFired":
-            loaded = getattr(self, "_loaded", None)
-            if loaded is not None and not loaded.done():
-                loaded.set_result({})
+            _complete(self._loaded)
         elif method == "Page.javascriptDialogOpening":
             accept = {"accept": params.get("type") == "beforeunload"}
             self._browser.cdp.tell("Page.handleJavaScriptDialog", accept, session=self._target.session)
@@ -136,14 +142,14 @@ class Page:
             self._fail("page_crashed", "the page's process died")
         elif method == "Palaestra.gone":
             self._fail("browser_gone", "the browser is gone")
+        else:
+            self._clock.hear(method)
 
     def _fail(self, reason: str, detail: str) -> None:
         if self._failure is None:
             self._failure = EnvironmentFailed(reason, detail)
-        loaded = getattr(self, "_loaded", None)
-        if loaded is not None and not loaded.done():
-            loaded.set_exception(self._failure)
-            loaded.exception()  # looked at: whoever waits still gets it, and nobody is warned if none does
+        self._clock.fail(self._failure)
+        _complete(self._broken)
 
     def _answer(self, params: dict[str, Any]) -> None:
         request, number = params["request"], params["requestId"]
@@ -179,9 +185,21 @@ class Page:
     # ------------------------------------------------------------------ what the page is asked
 
     async def evaluate(self, expression: str) -> Any:
-        """The JSON value of a JavaScript expression; promises are waited for."""
+        """The JSON value of a JavaScript expression.
+
+        A promise is waited for. If it is not kept at once, page time passes until it is: it may wait for a timer.
+        """
         settings = {"expression": expression, "returnByValue": True, "awaitPromise": True}
-        answer = await self._call("Runtime.evaluate", settings)
+        calls: list[Call] = [("Runtime.evaluate", settings), ("Runtime.evaluate", {"expression": "0"})]
+        value, after = self._browser.cdp.begin_each(calls, session=self._target.session)
+        await self._in_time(after, f"the page did not answer {expression[:80]!r}")
+        end = asyncio.get_running_loop().time() + self._deadline
+        # The second expression is evaluated after the first, so what has no value yet is a promise. Whether time passes
+        # depends on the page alone and not on how fast it answers.
+        while not value.done() and asyncio.get_running_loop().time() < end:
+            await self._guarded(self._clock.advance(PROMISE_MS))
+        await self._in_time(value, f"the page did not keep the promise of {expression[:80]!r}")
+        answer = value.result()
         if "exceptionDetails" in answer:
             thrown = answer["exceptionDetails"].get("exception", {}).get("description", "an exception")
             raise EnvironmentFailed("script_failed", f"{expression[:80]} threw {str(thrown).splitlines()[0]}")
@@ -194,43 +212,40 @@ class Page:
 
     async def draw(self) -> Screenshot:
         """What the page looks like, for whoever has just heard from it."""
-        picture: Screenshot = await self._guarded(self._browser.draw(self._target, timeout=self._deadline))
+        ticks = self._clock.frame_ticks()
+        picture: Screenshot = await self._guarded(self._browser.draw(self._target, ticks, timeout=self._deadline))
         return picture
+
+    async def settle(self, milliseconds: float = SETTLE_MS) -> None:
+        """Let page time pass, so that what an event has begun is over.
+
+        The frame comes first: events and animations are only begun by it, and tasks that follow an input wait for it.
+        """
+        await self._frame()
+        await self._guarded(self._clock.advance(milliseconds))
 
     async def act(self, action: UiAction) -> None:
         """Perform an action with real input events; `Terminate` and `Answer` do nothing to a page.
 
-        Returns when the page has dealt with all of them, so that what it draws next shows what came of them.
+        Returns when the page has dealt with all of them and its time has passed, so that the next picture shows the
+        result.
         """
         if isinstance(action, Wait):
-            await self._wait(action.seconds)
+            await self.evaluate("1")
+            await self.settle(action.seconds * 1000)
             return
-        events = list(self._events(action))
+        events = list(self._input.of(action))
         if not events:
             await self.evaluate("1")
             return
         sent = self._browser.cdp.begin_all(events, session=self._target.session)
-        await self._settle(sent, at_once=isinstance(action, Move | Scroll))
+        await self._acknowledge(sent, at_once=isinstance(action, Move | Scroll))
         if isinstance(action, Scroll):
             # The wheel is acknowledged one frame before the content has moved.
-            await self._guarded(self._browser.tick(self._target, timeout=self._deadline))
+            await self._frame()
+        await self.settle()
 
-    def _events(self, action: UiAction) -> Iterator[Call]:
-        if isinstance(action, Click):
-            yield from self._click(action)
-        elif isinstance(action, Move):
-            yield self._mouse("mouseMoved", action.at)
-        elif isinstance(action, Drag):
-            yield from self._drag(action)
-        elif isinstance(action, TypeText):
-            yield from _typed(action.text)
-        elif isinstance(action, PressKeys):
-            yield from _pressed(action.keys)
-        elif isinstance(action, Scroll):
-            at = action.at or self._pointer
-            yield self._mouse("mouseWheel", at, deltaX=action.dx, deltaY=action.dy)
-
-    async def _settle(self, sent: asyncio.Future[dict[str, Any]], *, at_once: bool) -> None:
+    async def _acknowledge(self, sent: asyncio.Future[dict[str, Any]], *, at_once: bool) -> None:
         """Wait until every event was dealt with.
 
         A move and the wheel are dealt with in the next frame, which comes on demand: it is drawn `at_once`. A button
@@ -245,68 +260,38 @@ class Page:
                 break
             # A page that hangs is found out here, before a frame is asked of it.
             await self.evaluate("1")
-            await self._guarded(self._browser.tick(self._target, timeout=self._deadline))
+            await self._frame()
             at_once = False
-        await self._in_time(sent, "the page took notice of the action")
+        await self._in_time(sent, "the page did not take notice of the action")
+
+    async def _frame(self) -> None:
+        """Let one frame pass without taking a picture."""
+        ticks = self._clock.frame_ticks()
+        await self._guarded(self._browser.tick(self._target, ticks, timeout=self._deadline))
 
     async def close(self) -> None:
         """Dispose of the page and its context."""
         await self._browser.close_page(self._target)
 
-    # ------------------------------------------------------------------ mouse and keyboard
-
-    def _mouse(self, kind: str, at: Point, **more: Any) -> Call:
-        self._pointer = at
-        return "Input.dispatchMouseEvent", {"type": kind, "x": at.x, "y": at.y, **more}
-
-    def _click(self, click: Click) -> Iterator[Call]:
-        at = click.at or self._pointer
-        bits = sum(MODIFIERS[name] for name in click.held)
-        for name in click.held:
-            yield _key("rawKeyDown", key_named(name), bits)
-        yield self._mouse("mouseMoved", at, modifiers=bits)
-        mask = _BUTTONS[click.button]
-        for count in range(1, click.times + 1):
-            shared = {"button": click.button, "clickCount": count, "modifiers": bits}
-            yield self._mouse("mousePressed", at, buttons=mask, **shared)
-            yield self._mouse("mouseReleased", at, buttons=0, **shared)
-        for name in reversed(click.held):
-            yield _key("keyUp", key_named(name), 0)
-
-    def _drag(self, drag: Drag) -> Iterator[Call]:
-        mask = _BUTTONS[drag.button]
-        yield self._mouse("mouseMoved", drag.path[0])
-        yield self._mouse("mousePressed", drag.path[0], button=drag.button, buttons=mask, clickCount=1)
-        for start, end in pairwise(drag.path):
-            # A drag that jumps is not recognised as one by pages that measure distances.
-            for part in range(1, 6):
-                x = round(start.x + (end.x - start.x) * part / 5)
-                y = round(start.y + (end.y - start.y) * part / 5)
-                yield self._mouse("mouseMoved", Point(x, y), button=drag.button, buttons=mask)
-        yield self._mouse("mouseReleased", drag.path[-1], button=drag.button, buttons=0, clickCount=1)
-
-    async def _wait(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while (left := end - loop.time()) > 0:
-            await asyncio.sleep(min(FRAME_S, left))
-            await self.evaluate("1")
-            await self._guarded(self._browser.tick(self._target, timeout=self._deadline))
-
     # ------------------------------------------------------------------ calls and their failures
 
     async def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        call = self._browser.cdp.call(method, params, session=self._target.session, timeout=self._deadline)
-        answer: dict[str, Any] = await self._guarded(call)
-        return answer
+        answer = self._browser.cdp.begin(method, params, session=self._target.session)
+        await self._in_time(answer, f"the page did not answer {method}")
+        return answer.result()
 
-    async def _in_time(self, answer: asyncio.Future[dict[str, Any]], what: str) -> None:
+    async def _in_time(self, answer: asyncio.Future[dict[str, Any]], problem: str) -> None:
+        """Wait for an answer; a page that breaks meanwhile, or that has no answer by its deadline, fails."""
+
         async def waited() -> None:
-            try:
-                async with asyncio.timeout(self._deadline):
-                    await answer
-            except TimeoutError:
-                raise EnvironmentFailed("hung", f"{self._deadline:g} s went by before {what}") from None
+            both = (answer, self._broken)
+            await asyncio.wait(both, timeout=self._deadline, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                answer.result()
+            elif self._failure is not None:
+                raise self._failure
+            else:
+                raise EnvironmentFailed("hung", f"{problem} within {self._deadline:g} s")
 
         await self._guarded(waited())
 
@@ -325,40 +310,6 @@ class Page:
         raise self._failure
 
 
-def _typed(text: str) -> Iterator[Call]:
-    for character in text:
-        key = key_named({"\n": "Enter", "\t": "Tab"}.get(character, character))
-        if not key.code:
-            yield "Input.insertText", {"text": character}
-            continue
-        bits = MODIFIERS["Shift"] if character.isupper() else 0
-        yield _key("keyDown" if key.text else "rawKeyDown", key, bits)
-        yield _key("keyUp", key, bits)
-
-
-def _pressed(names: tuple[str, ...]) -> Iterator[Call]:
-    bits = 0
-    keys = [key_named(name) for name in names]
-    for name, key in zip(names, keys, strict=True):
-        bits |= MODIFIERS.get(name, 0)
-        # With Control or Meta held a letter is a command, not text.
-        types = key.text and not bits & (MODIFIERS["Control"] | MODIFIERS["Meta"])
-        yield _key("keyDown" if types else "rawKeyDown", key, bits)
-    for name, key in zip(reversed(names), reversed(keys), strict=True):
-        bits &= ~MODIFIERS.get(name, 0)
-        yield _key("keyUp", key, bits)
-
-
-def _key(kind: str, key: Key, bits: int) -> Call:
-    event: dict[str, Any] = {
-        "type": kind, "key": key.name, "code": key.code, "windowsVirtualKeyCode": key.number, "modifiers": bits,
-    }  # fmt: skip
-    if kind == "keyDown":
-        event["text"] = event["unmodifiedText"] = key.text
-    if kind == "rawKeyDown" and bits & MODIFIERS["Control"] and key.name.lower() in _EDITING:
-        event["commands"] = [_EDITING[key.name.lower()]]
-    return "Input.dispatchKeyEvent", event
-
-
-_BUTTONS = {"left": 1, "right": 2, "middle": 4}
-_EDITING = {"a": "SelectAll", "c": "Copy", "v": "Paste", "x": "Cut", "z": "Undo", "y": "Redo"}
+def _complete(future: asyncio.Future[dict[str, Any]]) -> None:
+    if not future.done():
+        future.set_result({})

@@ -1,0 +1,148 @@
+// Runs in every document before the page's own scripts, as the body of a function.
+//
+// `settings` holds `seed` (of Math.random).
+
+// ------------------------------------------------------------------ chance
+
+let state = settings.seed >>> 0;
+Math.random = () => {
+  state = (state + 0x6d2b79f5) | 0;
+  let t = Math.imul(state ^ (state >>> 15), 1 | state);
+  t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+  return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+};
+
+// ------------------------------------------------------------------ time
+
+// Virtual time moves in whole microseconds from an arbitrary start: the fraction would differ from run to run.
+const preciseNow = Performance.prototype.now;
+Performance.prototype.now = function now() {
+  return Math.round(preciseNow.call(this));
+};
+
+// Input is stamped with the machine's clock, which lies before or after the page's.
+const stamps = new WeakMap();
+Object.defineProperty(Event.prototype, 'timeStamp', {
+  configurable: true,
+  enumerable: true,
+  get() {
+    if (!stamps.has(this)) stamps.set(this, performance.now());
+    return stamps.get(this);
+  },
+});
+
+// Frames are drawn when a picture is wanted. Animations must go on between two of them.
+const later = window.setTimeout.bind(window);
+let waiting = new Map();
+let running = new Map();
+let lastRequest = 0;
+let isScheduled = false;
+const runAnimationFrame = () => {
+  isScheduled = false;
+  running = waiting;
+  waiting = new Map();
+  const now = performance.now();
+  for (const callback of running.values()) {
+    try {
+      callback(now);
+    } catch (error) {
+      window.reportError(error);
+    }
+  }
+};
+window.requestAnimationFrame = (callback) => {
+  if (typeof callback !== 'function') throw new TypeError('requestAnimationFrame: the callback is not a function');
+  if (!isScheduled) later(runAnimationFrame, 16);
+  isScheduled = true;
+  lastRequest += 1;
+  waiting.set(lastRequest, callback);
+  return lastRequest;
+};
+window.cancelAnimationFrame = (request) => {
+  waiting.delete(request);
+  running.delete(request);
+};
+
+// ------------------------------------------------------------------ windows of the system
+
+window.open = () => null;
+window.print = () => {};
+if (window.MediaDevices) {
+  MediaDevices.prototype.getDisplayMedia = async () => {
+    throw new DOMException('Permission denied', 'NotAllowedError');
+  };
+}
+
+// ------------------------------------------------------------------ style
+
+// A native drop-down list is a window of its own, and a page with such a window is never drawn again. So drop-down
+// lists are drawn inside the page (`base-select`), as alike to the native ones as a style sheet can make them.
+const list = 'select:not([multiple], [size]:not([size=""], [size="0"], [size="1"]))';
+const sheet = new CSSStyleSheet();
+sheet.replaceSync(`
+  *, *::before, *::after { animation: none !important; transition: none !important;
+    caret-color: transparent !important; scroll-behavior: auto !important }
+  ${list}, ${list}::picker(select) { appearance: base-select !important }
+  :where(${list}) { font: 13.333px Arial; color: #000; background: #fff; border: 1px solid #767676; border-radius: 0;
+    padding: 0 2px; gap: 2px; min-inline-size: 0; min-block-size: 0; block-size: 19px; white-space: nowrap;
+    overflow: hidden }
+  :where(${list})::picker-icon { font-size: 9px; line-height: 17px; position: sticky; inset-inline-end: -2px;
+    padding-inline: 2px; background: inherit }
+  :where(${list})::picker(select) { font: 13.333px Arial; color: #000; background: #fff; border: 1px solid #767676;
+    padding: 0; inline-size: max-content }
+  :where(${list} option) { padding: 1px 4px; gap: 0; min-block-size: 0; outline: none }
+  :where(${list} option)::checkmark { display: none }
+  :where(${list} option:hover) { background: #e5e5e5 }
+  :where(${list} option:focus) { color: #fff; background: #1967d2 }
+  input::-webkit-calendar-picker-indicator { display: none !important }
+`);
+const isHere = (holder) => (holder.ownerDocument ?? holder) === document;
+for (const kind of [Document, ShadowRoot]) {
+  const sheets = Object.getOwnPropertyDescriptor(kind.prototype, 'adoptedStyleSheets');
+  Object.defineProperty(kind.prototype, 'adoptedStyleSheets', {
+    ...sheets,
+    set(wanted) {
+      const own = [...wanted].filter((one) => one !== sheet);
+      sheets.set.call(this, isHere(this) ? [...own, sheet] : own);
+    },
+  });
+}
+document.adoptedStyleSheets = [];
+const attachShadow = Element.prototype.attachShadow;
+Element.prototype.attachShadow = function (options) {
+  const root = attachShadow.call(this, options);
+  root.adoptedStyleSheets = [];
+  return root;
+};
+
+// ------------------------------------------------------------------ pickers that are windows of their own
+
+// Dates and times are typed; a colour is set by the page or not at all. A list that could not be drawn inside the page
+// (in an old browser) still changes by arrow keys.
+const target = (event) => event.composedPath()[0];
+const FIELDS = new Set(['date', 'time', 'datetime-local', 'month', 'week', 'color']);
+const isColor = (element) => element instanceof HTMLInputElement && element.type === 'color';
+const isNativeList = (element) =>
+  element instanceof HTMLSelectElement && element.matches(list) && getComputedStyle(element).appearance !== 'base-select';
+const hasWindow = (element) =>
+  (element instanceof HTMLInputElement && FIELDS.has(element.type)) || isNativeList(element);
+for (const kind of ['mousedown', 'click']) {
+  window.addEventListener(kind, (event) => {
+    if (isColor(target(event)) || isNativeList(target(event))) {
+      event.preventDefault();
+      target(event).focus();
+    }
+  }, true);
+}
+window.addEventListener('keydown', (event) => {
+  if (!hasWindow(target(event))) return;
+  const isArrow = event.altKey && (event.key === 'ArrowUp' || event.key === 'ArrowDown');
+  const isEnter = event.key === 'Enter' && (isColor(target(event)) || isNativeList(target(event)));
+  if (event.key === ' ' || event.key === 'F4' || isArrow || isEnter) event.preventDefault();
+}, true);
+for (const kind of [HTMLInputElement, HTMLSelectElement]) {
+  const { showPicker } = kind.prototype;
+  kind.prototype.showPicker = function () {
+    if (!hasWindow(this)) showPicker.call(this);
+  };
+}
