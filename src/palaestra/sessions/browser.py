@@ -112,6 +112,7 @@ class Browser:
 
     async def _made(self, size: Size) -> Target:
         context = (await self.cdp.call("Target.createBrowserContext", {"disposeOnDetach": True}))["browserContextId"]
+        self.cdp.tell("Browser.setDownloadBehavior", {"behavior": "deny", "browserContextId": context})
         settings: dict[str, Any] = {
             "url": "about:blank", "browserContextId": context, "width": size.width, "height": size.height,
         }  # fmt: skip

@@ -32,7 +32,10 @@ _FLAGS = (
     "--disable-features=Translate,MediaRouter,OptimizationHints,PaintHolding,DeferRendererTasksAfterInput",
     # A page that was left and is kept for a return would stop the clock of its successor.
     "--disable-back-forward-cache",
+    # Selected text is not offered to the next middle click, in whichever page that happens.
+    "--blink-settings=selectionClipboardBufferAvailable=false",
     "--disable-smooth-scrolling", "--disable-hang-monitor", "--disable-popup-blocking", "--disable-prompt-on-repost",
+    "--deny-permission-prompts",
     "--disable-renderer-backgrounding",
     "--disable-background-timer-throttling", "--disable-backgrounding-occluded-windows", "--force-color-profile=srgb",
     "--force-device-scale-factor=1", "--hide-scrollbars", "--metrics-recording-only", "--mute-audio",

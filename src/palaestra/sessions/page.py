@@ -3,7 +3,8 @@
 Every request of the page comes here first: the task's own origin is answered by the task, everything else is refused.
 The page's clock stands still except after loading and after each act, when it passes a fixed time (`VirtualTime`), so
 that a picture shows the page settled, and the same acts give the same pictures. `prelude.js` runs before the page's own
-scripts: it seeds chance, switches CSS animations off and keeps drop-down lists inside the page. Dialogs are dismissed.
+scripts: it seeds chance, switches CSS animations off, keeps drop-down lists inside the page and gives the session a
+clipboard of its own. Dialogs are dismissed, downloads and file choosers are refused.
 
 A page that crashes, or does not answer within its deadline, is an `EnvironmentFailed` from then on. Whether it still
 answers is asked *before* it is made to draw, because a page that hangs while drawing would hold up its neighbours.
@@ -59,10 +60,14 @@ class PageResponse:
 Serve = Callable[[PageRequest], PageResponse | None]
 
 _PRELUDE = resources.files("palaestra.sessions").joinpath("prelude.js").read_text("utf-8")
+_REPORT = "palaestraClipboard"
+"""The function by which the prelude reports what was copied; it is gone before the page's own scripts run."""
 
 
-def _prelude(seed: int) -> str:
-    return f"(() => {{ const settings = {json.dumps({'seed': seed % 2**32})};\n{_PRELUDE}\n}})();"
+def _prelude(seed: int, clipboard: str) -> str:
+    settings = json.dumps({"seed": seed % 2**32, "clipboard": clipboard})
+    head = f"const settings = {settings}; const report = window.{_REPORT}; delete window.{_REPORT};"
+    return f"(() => {{ {head}\n{_PRELUDE}\n}})();"
 
 
 class Page:
@@ -78,6 +83,8 @@ class Page:
         self._loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._broken: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._failure: EnvironmentFailed | None = None
+        self._seed = 0
+        self._prelude_id: asyncio.Future[dict[str, Any]] | None = None
         self.blocked: list[str] = []
         """What the page asked the world for, and did not get."""
 
@@ -98,19 +105,30 @@ class Page:
     async def _prepare(self, seed: int, entry: str) -> None:
         cdp, session = self._browser.cdp, self._target.session
         cdp.listen(session, self._hear)
+        self._seed = seed
         calls: list[Call] = [
             # Without it a document that has no script of its own runs the prelude at the first evaluation only.
             ("Runtime.enable", {}),
-            ("Page.addScriptToEvaluateOnNewDocument", {"source": _prelude(seed)}),
+            ("Runtime.addBinding", {"name": _REPORT}),
             ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
             ("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}),
+            ("Page.setInterceptFileChooserDialog", {"enabled": True}),
         ]
         if not self._browser.installed.draws_on_demand:
             metrics = {"width": self._size.width, "height": self._size.height, "deviceScaleFactor": 1, "mobile": False}
             calls.append(("Emulation.setDeviceMetricsOverride", metrics))
+        self._install_prelude("")
         await self._in_time(cdp.begin_all(calls, session=session), "the page could not be prepared")
         await self._guarded(self._clock.start())
         await self._load(entry)
+
+    def _install_prelude(self, clipboard: str) -> None:
+        """Have every new document begin with this clipboard, instead of the one it was installed with before."""
+        cdp, session, old = self._browser.cdp, self._target.session, self._prelude_id
+        if old is not None and old.done() and old.exception() is None:
+            cdp.tell("Page.removeScriptToEvaluateOnNewDocument", old.result(), session=session)
+        script = {"source": _prelude(self._seed, clipboard)}
+        self._prelude_id = cdp.begin("Page.addScriptToEvaluateOnNewDocument", script, session=session)
 
     async def _load(self, entry: str) -> None:
         loop = asyncio.get_running_loop()
@@ -138,6 +156,9 @@ class Page:
         elif method == "Page.javascriptDialogOpening":
             accept = {"accept": params.get("type") == "beforeunload"}
             self._browser.cdp.tell("Page.handleJavaScriptDialog", accept, session=self._target.session)
+        elif method == "Runtime.bindingCalled":
+            if params["name"] == _REPORT:
+                self._install_prelude(params["payload"])
         elif method == "Inspector.targetCrashed":
             self._fail("page_crashed", "the page's process died")
         elif method == "Palaestra.gone":

@@ -1,6 +1,7 @@
 // Runs in every document before the page's own scripts, as the body of a function.
 //
-// `settings` holds `seed` (of Math.random).
+// `settings` holds `seed` (of Math.random) and `clipboard` (the session's, so far). `report(text)` tells the session
+// what was copied; it is undefined in a document that cannot.
 
 // ------------------------------------------------------------------ chance
 
@@ -145,4 +146,66 @@ for (const kind of [HTMLInputElement, HTMLSelectElement]) {
   kind.prototype.showPicker = function () {
     if (!hasWindow(this)) showPicker.call(this);
   };
+}
+
+// ------------------------------------------------------------------ clipboard
+
+// The browser has one clipboard for all its pages. Each session has its own, kept here: text only.
+const shared = Symbol.for('palaestra.clipboard');
+let owner = window;
+try {
+  if (window.top[shared]) owner = window.top;
+} catch {
+  // A document of another origin keeps its own.
+}
+if (owner === window) {
+  Object.defineProperty(window, shared, { value: { text: settings.clipboard } });
+}
+const clipboard = owner[shared];
+const writeClipboard = (text) => {
+  clipboard.text = text;
+  if (report) report(text);
+};
+const selectedText = () => {
+  const field = document.activeElement;
+  if (field instanceof HTMLTextAreaElement || (field instanceof HTMLInputElement && field.selectionStart !== null)) {
+    return field.type === 'password' ? '' : field.value.slice(field.selectionStart, field.selectionEnd);
+  }
+  return String(window.getSelection());
+};
+for (const kind of ['copy', 'cut', 'paste']) {
+  window.addEventListener(kind, (event) => {
+    if (!event.isTrusted) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    const data = new DataTransfer();
+    if (kind === 'paste') data.setData('text/plain', clipboard.text);
+    const own = new ClipboardEvent(kind, { bubbles: true, cancelable: true, composed: true, clipboardData: data });
+    const goesOn = target(event).dispatchEvent(own);
+    if (kind === 'paste') {
+      if (goesOn && clipboard.text) document.execCommand('insertText', false, clipboard.text);
+      return;
+    }
+    const text = goesOn ? selectedText() : data.getData('text/plain');
+    if (text || !goesOn) writeClipboard(text);
+    if (goesOn && text && kind === 'cut') document.execCommand('delete');
+  }, true);
+}
+if (window.Clipboard) {
+  Object.assign(Clipboard.prototype, {
+    async readText() {
+      return clipboard.text;
+    },
+    async writeText(text) {
+      writeClipboard(String(text));
+    },
+    async read() {
+      return [new ClipboardItem({ 'text/plain': new Blob([clipboard.text], { type: 'text/plain' }) })];
+    },
+    async write(items) {
+      for (const item of items) {
+        if (item.types.includes('text/plain')) writeClipboard(await (await item.getType('text/plain')).text());
+      }
+    },
+  });
 }
