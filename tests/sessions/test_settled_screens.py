@@ -133,6 +133,7 @@ def test_sessions_that_begin_with_the_same_seed_begin_with_the_same_pixels():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_no_reset_of_any_page_differs_from_another_with_the_same_seed():
     async def play(browser):
         return len(NAMES), await _differing_resets(browser, NAMES, range(5))
@@ -141,6 +142,7 @@ def test_no_reset_of_any_page_differs_from_another_with_the_same_seed():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_every_page_repeats_itself_and_settles_unless_it_moves_by_itself():
     async def play(browser):
         unsettled, varying = set(), set()
