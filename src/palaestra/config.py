@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from palaestra.errors import ConfigError
 from palaestra.strict_json import lone_surrogate
@@ -26,6 +26,27 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # To Python True is 1, so `num_envs: true` would quietly train in one environment.
+        if _has_boolean(value) and info.field_name is not None:
+            annotation = cls.model_fields[info.field_name].annotation
+            if not _takes_booleans(annotation):
+                raise ValueError("is true or false, which this key does not take")
+        return value
+
+
+def _has_boolean(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(_has_boolean(part) for part in value))
+
+
+def _takes_booleans(annotation: Any) -> bool:
+    """Whether true and false are among the values of a field."""
+    if annotation in (bool, Any, object) or isinstance(annotation, bool | TypeVar):
+        return True
+    return any(_takes_booleans(part) for part in typing.get_args(annotation))
 
 
 _SectionT = TypeVar("_SectionT", bound=Section)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from palaestra.errors import ConfigError
+from palaestra.strict_json import unique_keys
 
 __all__ = ["is_ui_document", "overridden", "read_document"]
 
@@ -102,11 +103,19 @@ class _Unbearable(Exception):
 
 def _json(text: str) -> Any:
     try:
-        data = json.loads(without_comments(text))
+        data = json.loads(without_comments(text), object_pairs_hook=_unique_keys)
     except RecursionError:
         raise _Unbearable(_TOO_DEEP) from None
     _check(data, lambda one: one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
     return data
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key written twice, as in YAML."""
+    try:
+        return unique_keys(pairs)
+    except ValueError as error:
+        raise _Unbearable(f"is ambiguous: {error}") from None
 
 
 def _yaml(text: str) -> Any:

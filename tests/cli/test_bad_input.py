@@ -32,6 +32,9 @@ REFUSED = {
     "a width that is no list": (["policy.hidden=64"], "Write policy.hidden=[64]"),
     "two rollout lengths": (["trainer.buffer_size=64"], "Give one of them"),
     "more environments than any machine": (["env.num_envs=1000000000"], "less than or equal to 65536"),
+    "a count that is true": (["env.num_envs=true"], "env.num_envs = True: is true or false"),
+    "a number that is false": (["algorithm.gamma=false"], "algorithm.gamma = False: is true or false"),
+    "a width that is true": (["policy.hidden=[64, true]"], "policy.hidden = [64, True]: is true or false"),
     "no environments": (["env.num_envs=0"], "greater than or equal to 1"),
     "negative staleness": (["trainer.collection=asynchronous", "trainer.max_staleness=-1"], "greater than or equal"),
     "ring smaller than a segment": (
@@ -72,6 +75,8 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(palaestra, conf
         ("bad.yaml", b"trainer: {seed: 1}\ntrainer: {seed: 2}\n", "'trainer' is there twice"),
         ("bad.yaml", b"\x00\xff\xfe", "is not text"),
         ("bad.json", b'{"a": 1,,}', "is not JSON"),
+        ("bad.json", b'{"env": {"id": "A"}, "env": {"id": "B"}}', "is ambiguous: the key 'env' is given twice"),
+        ("bad.json", b'{"env": {"id": "A", "id": "B"}}', "is ambiguous: the key 'id' is given twice"),
         ("bad.yaml", b"name: 2020-01-01\nenv: {id: CartPole-v1}", "name = datetime.date(2020, 1, 1)"),
         ("bad.yaml", b"env: &env {id: CartPole-v1, kwargs: *env}", "is not YAML: an anchor that contains itself"),
     ],
@@ -99,7 +104,35 @@ def test_a_damaged_checkpoint_is_refused_by_eval_and_by_resume(palaestra, config
         assert (said.code, reason in said.err) == (2, True), said
         said = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
         assert (said.code, reason in said.err) == (2, True), said
+        assert "newest one that is whole: palaestra train --resume" in said.err
     assert not (Path(document["run_dir"]) / "attempt_2").exists()
+    command = said.err.strip().rstrip(".").partition("is whole: palaestra ")[2].split()
+    said = palaestra(*command, "trainer.total_timesteps=512", "--json")
+    assert (said.code, json.loads(said.out)["run_id"]) == (0, document["run_id"])
+
+
+def test_a_run_without_any_whole_checkpoint_says_to_start_anew(palaestra, config):
+    document = json.loads(palaestra("train", config, "--json").out)
+    for file in Path(document["run_dir"]).glob("attempt_1/checkpoints/*/state.json"):
+        file.write_text("{}")
+    said = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
+    assert (said.code, "No earlier checkpoint of the run is whole: start it anew" in said.err) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seed", "abc"], "error: --seed = 'abc': input should be a valid integer. See: palaestra train --help."),
+        (["--seed=1.5"], "error: --seed = '1.5': input should be a valid integer. See: palaestra train --help."),
+        (["--sede", "1"], "No such option: --sede"),
+        (["--warm-start"], "--warm-start"),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_refused_in_one_line(palaestra, config, words, message):
+    said = palaestra("train", config, *words)
+    assert (said.code, message in said.err) == (2, True), said
+    assert len(said.err.strip().splitlines()) == 1
+    assert not Path("var").exists()
 
 
 def test_a_checkpoint_of_another_shape_is_refused(palaestra, config):

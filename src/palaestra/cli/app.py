@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,11 +105,39 @@ def _of_a_place_that_is_gone(error: OSError) -> ConfigError | None:
     return None
 
 
+def _refuse_words(error: Any, words: Sequence[str]) -> int:
+    """Say in one line what is wrong with the words of a command; gives the exit code."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return int(error.exit_code)
+    command = context.command_path if context is not None else "palaestra"
+    names = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
+    value = _value_of(names, words)
+    if value is None:
+        _tell(f"{error.format_message().rstrip('.')}. See: {command} --help")
+    else:
+        reason = str(error.message).rstrip(".").replace(", unable to parse string as an integer", "")
+        _tell(str(ConfigError(names[-1], value, reason[:1].lower() + reason[1:], f"See: {command} --help")))
+    return int(error.exit_code)
+
+
+def _value_of(names: Sequence[str], words: Sequence[str]) -> str | None:
+    """What was written after an option, `--name value` or `--name=value`."""
+    for number, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else next(iter(words[number + 1 :]), None)
+    return None
+
+
 def main() -> None:
     """Run the command; every error of ours becomes one message and an exit code."""
     _speak()
+    words = sys.argv[1:]
     try:
-        _app(sys.argv[1:])()
+        code = _app(words)(prog_name="palaestra", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except (ConfigError, SessionRefused) as error:
         _tell(f"{error}", error)
         sys.exit(2)
@@ -130,3 +158,8 @@ def main() -> None:
     except MemoryError as error:
         _tell(f"out of memory ({error}). Use fewer environments or shorter rollouts.", error)
         sys.exit(1)
+    except Exception as error:
+        # typer's own; where it keeps them differs from version to version.
+        if not hasattr(error, "format_message"):
+            raise
+        sys.exit(_refuse_words(error, words))

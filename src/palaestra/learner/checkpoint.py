@@ -25,7 +25,7 @@ from torch import Tensor
 from palaestra.disk import sync
 from palaestra.errors import CheckpointError
 
-__all__ = ["Checkpoint", "checkpoints_in", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "checkpoints_in", "is_whole", "read_checkpoint", "write_checkpoint"]
 
 SCHEMA = 1
 POLICY, LEARNER, STATE, MANIFEST = "policy.safetensors", "learner.safetensors", "state.json", "manifest.json"
@@ -115,6 +115,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tensors=load(contents[LEARNER]),
         state=json.loads(contents[STATE]),
     )
+
+
+def is_whole(path: Path) -> bool:
+    """Whether every file that a checkpoint's manifest lists is there and has its SHA-256."""
+    try:
+        files = json.loads((path / MANIFEST).read_bytes())["files"]
+        return bool(files) and all(
+            hashlib.sha256((path / name).read_bytes()).hexdigest() == facts["sha256"] for name, facts in files.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def checkpoints_in(directory: Path) -> list[Path]:

@@ -128,7 +128,7 @@ def train(
         if warm_start is not None:
             load_weights(trainer.policy, read_checkpoint(warm_start).policy_file)
         if resume is not None:
-            exact = trainer.load_checkpoint(checkpoint or resume.latest_checkpoint())
+            exact = resume.load_checkpoint(trainer.load_checkpoint, checkpoint)
             if trainer.total_timesteps >= config.total_timesteps:
                 raise ConfigError(
                     "trainer.total_timesteps", config.total_timesteps,

@@ -12,19 +12,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from palaestra.config import nearest
 from palaestra.errors import CheckpointError, ConfigError, PalaestraError
-from palaestra.learner.checkpoint import MANIFEST, checkpoints_in
+from palaestra.learner.checkpoint import MANIFEST, checkpoints_in, is_whole
 from palaestra.secret import shown_environment, shown_words
 
 __all__ = ["Attempt", "RunDirectory", "begin_attempt", "find_checkpoint", "is_ui_checkpoint", "runs_root", "write_json"]
 
 RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
+
+
+_T = TypeVar("_T")
 
 
 def runs_root() -> Path:
@@ -163,13 +166,32 @@ class RunDirectory:
                 return found[-1]
         raise CheckpointError("run", self.run_id, "has no checkpoint", "Start it anew")
 
+    def all_checkpoints(self) -> list[Path]:
+        """Newest first, over all attempts."""
+        return [path for attempt in reversed(self.attempts()) for path in reversed(checkpoints_in(attempt.checkpoints))]
+
+    def load_checkpoint(self, load: Callable[[Path], _T], chosen: Path | None = None) -> _T:
+        """Have `load` read the newest checkpoint, or the chosen one; for a damaged one name the command for another."""
+        path = chosen or self.latest_checkpoint()
+        try:
+            return load(path)
+        except CheckpointError as error:
+            if is_whole(path):
+                raise  # it does not fit, and an earlier one would not either
+            known = self.all_checkpoints()
+            earlier = next((p for p in known[known.index(path) + 1 if path in known else 0 :] if is_whole(p)), None)
+            if earlier is None:
+                remedy = "No earlier checkpoint of the run is whole: start it anew"
+            else:
+                name = earlier.name if self.checkpoint_named(earlier.name) == earlier else str(earlier)
+                remedy = f"Go on from the newest one that is whole: {self.resume_command} --checkpoint {name}"
+            raise CheckpointError(error.place, error.value, error.reason, remedy) from None
+
     def checkpoint_named(self, name: str) -> Path:
         """One of the run's checkpoints, by its path or by the name of its directory; of several, the newest."""
         if (Path(name) / MANIFEST).is_file():
             return Path(name).resolve()
-        known = [
-            path for attempt in reversed(self.attempts()) for path in reversed(checkpoints_in(attempt.checkpoints))
-        ]
+        known = self.all_checkpoints()
         for path in known:
             if path.name == name:
                 return path

@@ -67,7 +67,7 @@ def train_ui(
         if warm_start is not None:
             policy.load(read_ui_checkpoint(warm_start).policy)
         if resume is not None:
-            learning.load(checkpoint or resume.latest_checkpoint())
+            resume.load_checkpoint(learning.load, checkpoint)
         address = find_sessions(config, stack)
         check_tasks(config, address)
         resolved = config.resolved()
