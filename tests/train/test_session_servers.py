@@ -86,6 +86,7 @@ def test_a_run_trains_against_a_server_that_speaks_the_query_dialect_alone(tmp_p
         "Enter rows 2 and 3 of the sheet into the form, one at a time, and submit each."
     }
     assert {(episode.task["width"], episode.task["height"]) for episode in episodes} == {(160, 120)}
+    assert len({episode.session_id for episode in episodes}) == 4
     done = [turn.action for episode in episodes for turn in episode.turns if turn.action is not None]
     sent = [action for action in done if action["kind"] not in ("terminate", "answer")]
     assert len(acts) == len(sent) > 0  # every action once, none repeated
@@ -162,7 +163,7 @@ def test_the_specifications_session_type_trains_on_fresh_servers_of_the_dialect_
         assert runtime.servers == {}  # every session was closed
     assert outcome.final["trajectories_learned"] == 4
     assert len(runtime.made) == 5  # one for each episode, and one that checked the task
-    assert len(played(outcome)) == 4
+    assert len({episode.session_id for episode in played(outcome)}) == 4
 
 
 def test_a_server_of_the_other_dialect_is_named_with_the_key_to_change(tmp_path):

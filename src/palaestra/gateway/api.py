@@ -1,15 +1,12 @@
 """The gateway's own routes: open, list, renew and close sessions, health and metrics, and their OpenAPI description."""
 
 # Annotations are evaluated here: FastAPI reads the bounds of the configuration out of them.
-import json
 import time
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import FastAPI, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -22,8 +19,8 @@ from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.leases import Lease, State
 from palaestra.gateway.metrics import CONTENT_TYPE
 from palaestra.gateway.replies import ErrorReply, error_reply
+from palaestra.http_json import StrictJsonRoute
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
-from palaestra.strict_json import read_json
 
 __all__ = ["build_api"]
 
@@ -111,30 +108,6 @@ _MEANING = {
 }  # fmt: skip
 
 
-class _StrictRequest(Request):
-    """A request whose JSON is read by the reader that sessions use; FastAPI's keeps the last of two equal keys."""
-
-    async def json(self) -> Any:
-        body = await self.body()
-        try:
-            return read_json(body)
-        except json.JSONDecodeError:
-            raise
-        except ValueError as error:
-            # The one error that FastAPI turns into an answer of 422.
-            raise json.JSONDecodeError(str(error), "", 0) from None
-
-
-class _StrictRoute(APIRoute):
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        answer = super().get_route_handler()
-
-        async def answer_strictly(request: Request) -> Response:
-            return await answer(_StrictRequest(request.scope, request.receive))
-
-        return answer_strictly
-
-
 def build_api(desk: SessionDesk, config: GatewayConfig) -> FastAPI:
     """The application behind every path but /proxy."""
     app = FastAPI(
@@ -142,7 +115,7 @@ def build_api(desk: SessionDesk, config: GatewayConfig) -> FastAPI:
         description="Opens, leases, proxies and reaps UI sessions.", responses=_errors(400, 401, 403, 413),
         redirect_slashes=False,
     )  # fmt: skip
-    app.router.route_class = _StrictRoute
+    app.router.route_class = StrictJsonRoute
     _add_session_routes(app, desk, config)
     _add_observation_routes(app, desk)
     _add_error_replies(app)

@@ -68,12 +68,15 @@ class QueryDialectSession:
         self, url: str, assign: Callable[[TaskRequest], Assignment], *, token: str | None = None,
         screen: Size | None = SCREEN, delay_s: float = 1.0, scroll_px: int = SCROLL_PX, deadline_s: float = 30.0,
         headers: Mapping[str, str] | None = None, give_up: Callable[[], Awaitable[object]] | None = None,
+        session_id: str = "",
     ) -> None:  # fmt: skip
         """`delay_s`: from an act to its picture. `scroll_px`: what its one kind of scroll amounts to.
 
         `screen` is the size to insist on; None takes that of the first picture. `headers` go with every request, such
-        as those of the session that a gateway opened. `give_up` is awaited when the session is closed.
+        as those of the session that a gateway opened. `give_up` is awaited when the session is closed. `session_id` is
+        what trajectories call the session.
         """
+        self.session_id = session_id
         # One attempt and no more: a GET that clicks must never be repeated.
         once = Patience(attempt_s=deadline_s, attempts=1)
         self._acting = HttpCaller(url, token=token, patience=once, headers=headers)

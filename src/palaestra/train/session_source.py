@@ -96,7 +96,7 @@ class _GatewaySessions:
             return held
         return QueryDialectSession(
             held.url, assign_rows, token=self._token, headers=held.headers, screen=None, give_up=held.close,
-            delay_s=self._environment.act_delay_s,
+            delay_s=self._environment.act_delay_s, session_id=held.url.rpartition("/")[2],
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -124,6 +124,7 @@ class _QueryServers:
 
     def __init__(self, address: ServerAddresses, delay_s: float) -> None:
         self._token, self._delay_s = address.token, delay_s
+        self._opened = 0
         self._idle: asyncio.Queue[str] = asyncio.Queue()
         for url in address.urls:
             self._idle.put_nowait(url)
@@ -134,9 +135,11 @@ class _QueryServers:
         async def give_back() -> None:
             self._idle.put_nowait(url)
 
+        self._opened += 1
         return QueryDialectSession(
-            url, assign_rows, token=self._token, screen=None, delay_s=self._delay_s, give_up=give_back
-        )
+            url, assign_rows, token=self._token, screen=None, delay_s=self._delay_s, give_up=give_back,
+            session_id=f"{url}#{self._opened}",
+        )  # fmt: skip
 
     async def close(self) -> None:
         """The servers stay; each session lets go of its connections when it is closed."""

@@ -83,6 +83,10 @@ def test_refusals_carry_place_reason_and_remedy(served):
     assert answer.json["error"]["text"] == "spec.runnr = 'echo': unknown key. Did you mean 'runner'?"
     answer = served.ask("POST", "/runs", {"spec": {"runner": "echo", "gpus": True}})
     assert answer.json["error"]["text"] == "spec.gpus = True: is not a number."
+    twice = b'{"spec": {"runner": "echo", "seed": 1, "seed": 2}}'
+    answer = served.ask("POST", "/runs", raw=twice, headers={"Content-Type": "application/json"})
+    assert answer.status == 422
+    assert "the key 'seed' is given twice" in answer.json["error"]["text"]
     assert served.ask("GET", "/runs/nobody").json["error"]["code"] == "unknown_run"
     assert served.ask("PUT", "/runs", {}).headers["Allow"] == "GET, POST"
     assert served.ask("GET", "/nowhere").json["error"]["code"] == "no_route"

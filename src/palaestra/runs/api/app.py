@@ -15,6 +15,7 @@ from starlette.routing import Route
 from palaestra import __version__
 from palaestra.config import validated
 from palaestra.errors import ConfigError, ConsentNeeded, IllegalTransition, PalaestraError, UnknownRun
+from palaestra.http_json import StrictJsonRoute
 from palaestra.runs.api.answers import ALWAYS, errors
 from palaestra.runs.api.checkpoint_routes import add_checkpoint_routes
 from palaestra.runs.api.metric_routes import add_metric_routes
@@ -46,6 +47,7 @@ def build_api(
         "the token that the service keeps in `var/training/service/token`.",
         responses=errors(*ALWAYS), separate_input_output_schemas=False,
     )  # fmt: skip
+    app.router.route_class = StrictJsonRoute
     add_run_routes(app, supervisor, reading)
     add_metric_routes(app, reading)
     add_stream_routes(app, supervisor, reading, closing)
@@ -114,7 +116,9 @@ def _bad_input(error: RequestValidationError) -> ConfigError:
             return refusal
     found = error.errors()[0]
     if found["type"] == "json_invalid":
-        return ConfigError("body", found["loc"][-1], "is not JSON from this character on", "Send one JSON document")
+        why = found.get("ctx", {}).get("error", "")
+        reason = f"is not JSON from this character on ({why})"
+        return ConfigError("body", found["loc"][-1], reason, "Send one JSON document")
     if isinstance(found.get("input"), bytes):
         # Insisted upon: a web page can make a browser send forms to this machine, but not JSON.
         return ConfigError("Content-Type", "", "the body must be declared as JSON", "Send application/json")
