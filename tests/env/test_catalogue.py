@@ -29,16 +29,31 @@ def test_cheap_environments_stay_in_the_process_and_many_copies_use_the_native_f
     assert many.num_envs == 16
 
 
-@pytest.mark.parametrize(("milliseconds", "cores", "kind"), [(2.0, 4, "workers"), (2.0, 1, "one"), (0.5, 4, "one")])
-def test_slow_environments_get_workers_when_there_are_cores(monkeypatch, milliseconds, cores, kind):
+@pytest.mark.parametrize(
+    ("milliseconds", "busy", "cores", "num_envs", "processes"),
+    [
+        (1.0, 1.0, 4, 3, 3),  # computes: one process per core, at most one per environment
+        (1.0, 1.0, 2, 8, 2),
+        (1.0, 1.0, 1, 8, 1),  # one core: nothing to share
+        (0.2, 1.0, 4, 8, 1),  # 1.6 ms for all eight is not worth it
+        (37.0, 0.01, 2, 8, 8),  # waits: all at once, whatever the cores
+        (37.0, 0.01, 1, 8, 8),
+        (37.0, 0.01, 2, 100, 32),  # but not hundreds of processes unasked
+        (10.0, 0.5, 2, 8, 4),  # half of a step on the core: two for each core
+        (0.2, 0.01, 2, 8, 1),
+    ],
+)
+def test_auto_shares_out_what_computes_over_cores_and_lets_what_waits_wait_together(
+    monkeypatch, milliseconds, busy, cores, num_envs, processes
+):
     made = []
     space = Countdown()
-    facts = EnvFacts(milliseconds / 1e3, space.observation_space, space.action_space, 0)
+    facts = EnvFacts(milliseconds / 1e3, space.observation_space, space.action_space, 0, busy)
     monkeypatch.setattr(catalogue, "inspect_env", lambda make, name, patience_s: facts)
-    monkeypatch.setattr(catalogue.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(catalogue, "WorkerEnv", lambda make, n, workers, facts: made.append((n, workers)))
-    make_env(EnvConfig(id="palaestra.env.toy:Countdown", num_envs=3))
-    assert made == ([(3, 3)] if kind == "workers" else [])
+    monkeypatch.setattr(catalogue, "usable_cores", lambda: cores)
+    monkeypatch.setattr(catalogue, "WorkerEnv", lambda make, n, count, facts: made.append(count))
+    make_env(EnvConfig(id="palaestra.env.toy:Countdown", num_envs=num_envs))
+    assert made == ([] if processes == 1 else [processes])
 
 
 def test_workers_can_be_asked_for():

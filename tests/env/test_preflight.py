@@ -1,5 +1,6 @@
 """The short acquaintance before a run: what it measures and what it refuses."""
 
+import time
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,29 @@ def test_a_healthy_environment_is_measured_by_the_clock_it_is_given():
     assert facts.step_seconds == 2.0  # the median of 1, 2 and 5
     assert facts.action_space.n == 2
     assert facts.mask_size == 0
+
+
+class Waiting(Countdown):
+    """Waits in every step, as for an answer over a network."""
+
+    def step(self, action):
+        time.sleep(0.02)
+        return super().step(action)
+
+
+class Computing(Countdown):
+    """Keeps a core busy in every step, and never gives it up."""
+
+    def step(self, action):
+        until = time.process_time() + 0.01
+        while time.process_time() < until:
+            pass
+        return super().step(action)
+
+
+def test_waiting_is_told_from_computing_however_busy_the_machine_is():
+    assert inspect_env(Waiting).busy_share < 0.5
+    assert inspect_env(Computing).busy_share > 0.9
 
 
 def test_masks_are_noticed_and_respected_and_episodes_may_end():

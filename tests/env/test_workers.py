@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -16,6 +18,7 @@ from palaestra.env.spaces import allocate_row, random_actions, same_observation
 from palaestra.env.toy import Countdown, Faulty, Gate, MixedSenses, TargetReach
 from palaestra.env.workers import WorkerEnv
 from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.proc import ProcessIdentity
 
 
 def _started(env, seed=0):
@@ -79,9 +82,7 @@ def test_calls_and_their_answers_travel():
 def test_a_killed_worker_is_named_within_a_second_and_nobody_is_left():
     env = WorkerEnv(Countdown, 4, 2)
     row = _started(env)
-    processes = [worker.process for worker in env._workers]
-    pids = [process.pid for process in processes]
-    os.kill(pids[1], signal.SIGKILL)
+    os.kill(env._workers[0].process.pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(EnvironmentFault, match=r"worker 1 \(environments 2 to 3\) died \(killed by signal 9, SIGKILL"):
         env.step(np.zeros(4, np.int64), row)
@@ -91,15 +92,101 @@ def test_a_killed_worker_is_named_within_a_second_and_nobody_is_left():
         env.step(np.zeros(4, np.int64), row)
 
 
+def _faulty_in_workers(fault):
+    # This process steps the first share: its environments stay well.
+    here = os.getpid()
+    return partial(FaultyElsewhere, here, fault)
+
+
+class FaultyElsewhere(Faulty):
+    """Fails at its sixth step, in every process but one."""
+
+    def __init__(self, well_in, fault):
+        super().__init__(fault=fault, at=10**9 if os.getpid() == well_in else 6)
+
+
 @pytest.mark.parametrize(("fault", "told"), [("raise", "the simulator fell over"), ("exit", "SystemExit: 3")])
 def test_a_failing_worker_tells_its_traceback_and_its_environment(fault, told):
+    env = WorkerEnv(_faulty_in_workers(fault), 4, 2)
+    row = _started(env)
+    for _ in range(5):
+        env.step(np.zeros(4, np.int64), row)
+    with pytest.raises(EnvironmentFault, match=r"(?s)worker 1 \(environments 2 to 3\).*Traceback.*toy.py.*" + told):
+        env.step(np.zeros(4, np.int64), row)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("fault", "told"), [("raise", "the simulator fell over"), ("exit", "SystemExit: 3")])
+def test_an_environment_that_fails_in_this_process_ends_the_workers_too(fault, told):
     env = WorkerEnv(partial(Faulty, fault=fault, at=6), 4, 2)
     row = _started(env)
     for _ in range(5):
         env.step(np.zeros(4, np.int64), row)
-    with pytest.raises(EnvironmentFault, match=r"(?s)worker . \(environments.*Traceback.*toy.py.*" + told):
+    with pytest.raises(EnvironmentFault, match="environment.* 0 .*" + told):
         env.step(np.zeros(4, np.int64), row)
     assert multiprocessing.active_children() == []
+
+
+class Interrupted(Countdown):
+    """Raises KeyboardInterrupt once, at its third step, in one process."""
+
+    def __init__(self, where):
+        super().__init__()
+        self._until = 3 if os.getpid() == where else 0
+
+    def step(self, action):
+        self._until -= 1
+        if self._until == 0:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+def test_after_an_interrupt_the_next_question_gets_its_own_answer():
+    calm = Countdown()
+    facts = EnvFacts(0.0, calm.observation_space, calm.action_space, 0)
+    env = WorkerEnv(partial(Interrupted, os.getpid()), 2, 2, facts=facts)
+    try:
+        row = _started(env)
+        for _ in range(2):
+            env.step(np.zeros(2, np.int64), row)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(np.zeros(2, np.int64), row)
+        assert len(env.call("get_wrapper_attr", "observation_space")) == 2
+    finally:
+        env.close()
+
+
+def test_a_worker_whose_parent_is_killed_ends_by_itself():
+    script = (
+        "import sys, time\n"
+        "from palaestra.env.toy import Countdown\n"
+        "from palaestra.env.workers import WorkerEnv\n"
+        "if __name__ == '__main__':\n"
+        "    env = WorkerEnv(Countdown, 2, 2)\n"
+        "    print(env._workers[0].process.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        identity = ProcessIdentity.of(child)
+        parent.kill()
+    while identity.lives():  # the test's time limit is the bound
+        time.sleep(0.05)
+
+
+def test_a_script_without_a_main_guard_is_told_what_to_do(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from palaestra.env.catalogue import EnvConfig, make_env\n"
+        "make_env(EnvConfig(id='CartPole-v1', num_envs=2, vectorization='workers', num_workers=2))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "palaestra.errors.ConfigError: env.vectorization = 'workers': the script starts worker processes when it is "
+        "imported, and each of them imports it. Put what the script does under `if __name__ == '__main__':`, because "
+        "every child process imports the script; or use env.vectorization='in_process'."
+    )
+    assert done.stderr.count("Traceback") == 1
 
 
 class Sleeper(Countdown):

@@ -31,7 +31,7 @@ from palaestra.actor.background import START_GRACE_S, STOP_GRACE_S, Filled, Foll
 from palaestra.actor.collector import Collector, Episode, StopCollecting
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.env.vector import VectorEnv
-from palaestra.env.workers import is_picklable
+from palaestra.env.workers import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process
 from palaestra.errors import CollectorFailed, PalaestraError
 from palaestra.experience.slots import Overflow
 from palaestra.experience.vla_buffer import VLABuffer
@@ -153,7 +153,7 @@ class ProcessFiller:
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
         try:
-            self._process.start()
+            start_process(self._process)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
@@ -374,6 +374,8 @@ def _exit_reason(code: int | None) -> str:
             f"killed by signal {-code}, {signal.Signals(-code).name}. If nobody killed it, look for it in the system's "
             "out-of-memory log."
         )
+    if code == UNGUARDED_EXIT:
+        return f"the script starts a collector when it is imported, and the collector imports it. {UNGUARDED_REMEDY}."
     return (
         f"exit code {code}, without a word. Look above for its own output; a script that trains must do so under "
         "if __name__ == '__main__', and an environment must not end the process."

@@ -8,7 +8,7 @@ Gymnasium environment, a list, a vector environment) becomes ours in `as_vector_
 from __future__ import annotations
 
 import importlib
-import os
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -20,10 +20,10 @@ from pydantic import Field
 from palaestra.config import Section
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.native import NativeEnv
-from palaestra.env.preflight import inspect_env
+from palaestra.env.preflight import EnvFacts, inspect_env
 from palaestra.env.recipe import EnvRecipe, missing_dependency, quiet_gymnasium
 from palaestra.env.vector import VectorEnv
-from palaestra.env.workers import WorkerEnv
+from palaestra.env.workers import WorkerEnv, usable_cores
 from palaestra.errors import ConfigError
 
 __all__ = ["COMPILED", "EnvConfig", "KnownEnvironment", "as_vector_env", "known_environments", "make_env"]
@@ -41,8 +41,12 @@ _REGISTERED = {
 _TOYS = ("Bandit", "Countdown", "Gate", "MaskedChoice", "MixedSenses", "Pixels", "TargetReach")
 _NATIVE_FROM = 16
 """Copies from which numpy over all of them beats a Python loop over each."""
-_WORKERS_FROM_S = 1e-3
-"""A step cheaper than this costs less than the message that asks a worker for it."""
+_WORKERS_FROM_S = 2e-3
+"""A step of all copies cheaper than this is not worth other processes: on a busy machine waking them takes as long."""
+_WAITS_BELOW = 0.75
+"""An environment that keeps a core busy for a smaller share of its step counts as waiting."""
+_MOST_WORKERS = 32
+"""Processes that are started without being asked for by number; each takes some 60 MB and a second to start."""
 
 
 class EnvConfig(Section):
@@ -59,11 +63,13 @@ class EnvConfig(Section):
     """Handed to the environment's constructor as they are."""
 
     vectorization: Literal["auto", "in_process", "workers", "native"] = "auto"
-    """`in_process` steps one after the other and is right for cheap environments; `workers` pays a message per step
-    to use more cores; `native` uses the environment's own vectorised form. `auto` measures a few steps and decides."""
+    """`in_process` steps one after the other and is right for cheap environments; `workers` shares them out over
+    processes; `native` uses the environment's own vectorised form. `auto` measures a few steps and decides: workers
+    where a step of all copies takes more than 2 ms."""
 
     num_workers: int | None = Field(default=None, ge=1)
-    """Processes for `workers`; by default one per core, and never more than `num_envs`."""
+    """Processes for `workers`, the training process among them. null: one per core; for environments that spend their
+    step waiting (for a network, a simulator, a clock) as many as wait at once, up to 32. Never more than `num_envs`."""
 
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Cuts episodes after so many steps (truncation: their future still counts). By default the registered limit."""
@@ -116,12 +122,19 @@ def make_env(config: EnvConfig) -> VectorEnv:
 def _one_by_one(config: EnvConfig, recipe: EnvRecipe) -> VectorEnv:
     """Copies of the single environment, here or in workers."""
     facts = inspect_env(recipe, name=config.id, patience_s=0.1)
-    cores = os.cpu_count() or 1
-    slow = facts.step_seconds > _WORKERS_FROM_S and config.num_envs > 1 and cores > 1
-    if config.vectorization == "workers" or (config.vectorization == "auto" and slow):
-        wanted = config.num_workers or cores
-        return WorkerEnv(recipe, config.num_envs, min(wanted, config.num_envs), facts=facts)
+    processes = min(config.num_workers or _useful_processes(facts), config.num_envs)
+    slow = facts.step_seconds * config.num_envs > _WORKERS_FROM_S
+    if config.vectorization == "workers" or (config.vectorization == "auto" and slow and processes > 1):
+        return WorkerEnv(recipe, config.num_envs, processes, facts=facts)
     return InProcessEnv(recipe, config.num_envs, mask_size=facts.mask_size)
+
+
+def _useful_processes(facts: EnvFacts) -> int:
+    """One per core; more for environments that wait, because those that wait need no core."""
+    cores = usable_cores()
+    if facts.busy_share >= _WAITS_BELOW:
+        return cores
+    return max(cores, min(_MOST_WORKERS, math.ceil(cores / max(facts.busy_share, 1e-3))))
 
 
 def as_vector_env(env: Any, *, num_envs: int = 8) -> VectorEnv:

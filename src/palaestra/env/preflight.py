@@ -7,6 +7,7 @@ costs. Refuses with a `ConfigError` about `env.id`; keeps nothing: the environme
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -34,6 +35,8 @@ class EnvFacts:
     action_space: gymnasium.Space[Any]
     mask_size: int
     """Length of `info["action_mask"]`, 0 when there is none."""
+    busy_share: float = 1.0
+    """Share of a step in which it keeps a core busy; in the rest it waits for a network, a clock, another process."""
 
 
 def inspect_env(
@@ -56,6 +59,11 @@ def inspect_env(
         env.close()
 
 
+def _times_slept() -> int:
+    """How often this process has given up its core of its own accord."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
 class _Acquaintance:
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, clock: Callable[[], float]) -> None:
         self._env, self._name, self._clock = env, name, clock
@@ -67,24 +75,29 @@ class _Acquaintance:
         mask_size = self._actions.mask_size if info.get("action_mask") is not None else 0
         rng, split = np.random.default_rng(0), self._actions.splitter()
         seconds: list[float] = []
+        busy: list[float] = []
         for t in range(1, 100 * steps + 1):
             if t > steps and sum(seconds) >= patience_s:
                 break
             mask = self._mask(info, f"step {t}")
             action = split(random_actions(self._env.action_space, 1, rng, mask))[0]
-            began = self._clock()
+            slept, computed, began = _times_slept(), time.process_time(), self._clock()
             try:
                 value, reward, terminated, truncated, info = self._env.step(action)
             except Exception as error:
                 raise self._refusal(f"step({action!r}) raised {type(error).__name__}: {error}") from error
             seconds.append(self._clock() - began)
+            # A step that never gave up its core did not wait, however long others held that core.
+            waited = _times_slept() > slept
+            busy.append((time.process_time() - computed) / max(seconds[-1], 1e-9) if waited else 1.0)
             self._check_observation(value, f"step {t}")
             self._check_outcome(reward, terminated, truncated, t)
             if terminated or truncated:
                 info = self._reset()
         return EnvFacts(
-            statistics.median(seconds) if seconds else 0.0, self._layout.space, self._env.action_space, mask_size
-        )
+            statistics.median(seconds) if seconds else 0.0, self._layout.space, self._env.action_space, mask_size,
+            min(1.0, statistics.median(busy)) if busy else 1.0,
+        )  # fmt: skip
 
     def _reset(self) -> dict[str, Any]:
         try:

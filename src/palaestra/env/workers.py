@@ -1,10 +1,10 @@
-"""Environments shared out over processes, for those whose step costs more than a message.
+"""Environments shared out over processes: this one and worker processes step a share each, at the same time.
 
-Each worker hosts an `InProcessEnv` over its share; actions, observations, rewards and flags lie in anonymous shared
-memory (no name, so nothing can be left behind), and a pipe per worker carries one word per step. Environments are
-seeded by their global number: the data is the same, bit for bit, as without workers, and so are snapshots.
-A worker that raises, dies or stops answering surfaces as an `EnvironmentFault` that names it, with its traceback or
-exit code, and takes the others down with it. Refuses recipes that cannot be pickled.
+Every process hosts an `InProcessEnv` over its share. Actions, observations, rewards and flags lie in anonymous shared
+memory, and `WorkerSignals` says when to step; a pipe per worker carries the rest: ended episodes, calls, snapshots,
+tracebacks. Environments are seeded by their global number: the data is the same, bit for bit, as in one process, and so
+are snapshots. A worker that raises, dies or stops answering surfaces as an `EnvironmentFault` that names it, with its
+traceback or exit code, and takes the others down with it. Refuses recipes that cannot be pickled.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
+import os
 import pickle
 import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import gymnasium
@@ -29,13 +30,36 @@ from palaestra.env.in_process import InProcessEnv
 from palaestra.env.preflight import EnvFacts, inspect_env
 from palaestra.env.spaces import ActionLayout, empty_observation, write_observation
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow
+from palaestra.env.worker_signals import WorkerSignals
 from palaestra.errors import ConfigError, EnvironmentFault, PalaestraError
 
-__all__ = ["WorkerEnv", "is_picklable"]
+__all__ = ["UNGUARDED_EXIT", "UNGUARDED_REMEDY", "WorkerEnv", "is_picklable", "start_process", "usable_cores"]
 
 _ALIGN = 64
 _GRACE_S = 5.0
 """How long a worker may take to close its environments before it is killed."""
+_LOOK_S = 0.1
+"""How often a parent that waits for an answer looks whether its workers are alive."""
+_PARENT_LOOK_S = 2.0
+"""How often an idle worker looks whether its parent is alive."""
+UNGUARDED_EXIT = 97
+"""Exit code of a child that found itself starting children while it was importing the script of its parent."""
+UNGUARDED_REMEDY = (
+    "Put what the script does under `if __name__ == '__main__':`, because every child process imports the script"
+)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def start_process(process: Any) -> None:
+    """Start a child; one that is itself still importing its parent's script ends instead, with `UNGUARDED_EXIT`."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # multiprocessing would raise here, and its traceback would come before the parent's message.
+        raise SystemExit(UNGUARDED_EXIT)
+    process.start()
 
 
 @dataclass(slots=True)
@@ -44,6 +68,7 @@ class _Worker:
     share: slice
     process: Any
     pipe: Connection
+    signals: WorkerSignals
 
     def __str__(self) -> str:
         return f"worker {self.number} (environments {self.share.start} to {self.share.stop - 1})"
@@ -87,21 +112,21 @@ class _Plan:
 
 
 class WorkerEnv:
-    """N environments over `num_workers` processes, as a `VectorEnv`."""
+    """N environments over `num_processes` processes, this one among them, as a `VectorEnv`."""
 
     def __init__(
         self,
         make: Callable[[], gymnasium.Env[Any, Any]],
         num_envs: int,
-        num_workers: int,
+        num_processes: int,
         *,
         facts: EnvFacts | None = None,
         timeout_s: float = 300.0,
     ) -> None:
         """Start the workers; `timeout_s` is how long any answer may take before a worker counts as hung."""
-        if not 1 <= num_workers <= num_envs:
+        if not 1 <= num_processes <= num_envs:
             reason = f"must lie between 1 and env.num_envs ({num_envs})"
-            raise ConfigError("env.num_workers", num_workers, reason, "Use one worker per core or fewer")
+            raise ConfigError("env.num_workers", num_processes, reason, "Use one per core or fewer")
         try:
             pickle.dumps(make)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -112,20 +137,31 @@ class WorkerEnv:
         self.num_envs, self.mask_size = num_envs, facts.mask_size
         self.observation_space, self.action_space = facts.observation_space, facts.action_space
         self._timeout_s = timeout_s
+        self._asked = 0
+        self._closed = False
         # Spawned, not forked: a fork copies the locks of the parent's threads in whatever state they are.
         context = multiprocessing.get_context("spawn")
         plan = _Plan(facts.observation_space, facts.action_space, num_envs, facts.mask_size)
         memory = context.RawArray("B", plan.size())
         self._action, self._row = plan.lay_over(memory)
         self._workers: list[_Worker] = []
-        edges = np.linspace(0, num_envs, num_workers + 1).round().astype(int).tolist()
-        for number, (start, stop) in enumerate(itertools.pairwise(edges)):
+        edges = np.linspace(0, num_envs, num_processes + 1).round().astype(int).tolist()
+        own, *others = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+        looks = num_processes <= usable_cores()
+        for number, share in enumerate(others, start=1):
             ours, theirs = context.Pipe()
-            args = (theirs, make, memory, plan, slice(start, stop))
+            signals = WorkerSignals(context, looks=looks)
+            args = (theirs, make, memory, plan, share, signals, os.getpid())
             process = context.Process(target=_work, args=args, daemon=True, name=f"palaestra-env-{number}")
-            process.start()
+            start_process(process)
             theirs.close()
-            self._workers.append(_Worker(number, slice(start, stop), process, ours))
+            self._workers.append(_Worker(number, share, process, ours, signals))
+        self._own_action, self._own_row = self._action[own], _part_of(self._row, own)
+        try:
+            self._own = InProcessEnv(make, own.stop, mask_size=facts.mask_size)
+        except BaseException:
+            self._kill()
+            raise
         self._gather()
 
     def reset(self, seed: int, row: StepRow) -> None:
@@ -134,7 +170,7 @@ class WorkerEnv:
         self._copy_seen(row)
 
     def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
-        """Act in every environment, all workers at once."""
+        """Act in every environment, all processes at once."""
         if action.shape != self._action.shape:
             raise EnvironmentFault(f"action has shape {action.shape}, expected {self._action.shape}.")
         self._action[...] = action
@@ -144,11 +180,11 @@ class WorkerEnv:
         row.terminated[:] = self._row.terminated
         row.truncated[:] = self._row.truncated
         row.valid[:] = self._row.valid
-        return [
-            ended._replace(index=ended.index + worker.share.start)
-            for worker, answer in zip(self._workers, answers, strict=True)
-            for ended in answer
-        ]
+        ended: list[Ended] = answers[0]
+        for worker, answer in zip(self._workers, answers[1:], strict=True):
+            if answer:
+                ended += [one._replace(index=one.index + worker.share.start) for one in answer]
+        return ended
 
     def snapshot(self) -> Snapshot | None:
         """As `InProcessEnv` would give it: it restores there and here, with any number of workers."""
@@ -162,13 +198,13 @@ class WorkerEnv:
         return Snapshot(arrays, facts)
 
     def restore(self, snapshot: Snapshot, row: StepRow) -> bool:
-        """Every worker replays its share; one that fails makes all start afresh."""
+        """Every process replays its share; one that fails makes all start afresh."""
         same = snapshot.facts.get("kind") == "replay" and len(snapshot.facts["starts"]) == self.num_envs
+        shares = [slice(0, self._own.num_envs), *(worker.share for worker in self._workers)]
         if same:
-            shares = [(_share_of(snapshot, worker.share),) for worker in self._workers]
-            same = all(self._ask_each("restore", shares))
+            same = all(self._ask_each("restore", [(_share_of(snapshot, share),) for share in shares]))
         if not same:
-            self._ask_each("restore", [(Snapshot(),)] * len(self._workers))
+            self._ask_each("restore", [(Snapshot(),)] * len(shares))
         self._copy_seen(row)
         return same
 
@@ -178,10 +214,16 @@ class WorkerEnv:
 
     def close(self) -> None:
         """Stop every worker: asked first, killed if it does not listen."""
+        if self._closed:
+            return
+        self._closed = True
         workers, self._workers = self._workers, []
         for worker in workers:
+            worker.signals.ask(self._asked + 1, message=True)
             with contextlib.suppress(OSError, ValueError):
                 worker.pipe.send(("close",))
+        if hasattr(self, "_own"):
+            self._own.close()
         deadline = time.monotonic() + _GRACE_S
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -197,46 +239,69 @@ class WorkerEnv:
             row.action_mask[...] = self._row.action_mask
 
     def _ask(self, *message: Any) -> list[Any]:
-        return self._ask_each(message[0], [message[1:]] * len(self._workers))
+        return self._ask_each(message[0], [message[1:]] * (1 + len(self._workers)))
 
     def _ask_each(self, word: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        if not self._workers:
+        """Answers of every process, this one first, which does its share while the others do theirs."""
+        if self._closed:
             raise EnvironmentFault(f"{word} was asked of an environment that is closed. Make a new one.")
-        for worker, rest in zip(self._workers, arguments, strict=True):
-            try:
-                worker.pipe.send((word, *rest))
-            except OSError:
-                self._give_up(worker, None)
-        return self._gather()
+        if any(worker.signals.answered != self._asked for worker in self._workers):
+            self._gather()  # an interrupt came before the last answers did
+        self._asked += 1
+        for worker, rest in zip(self._workers, arguments[1:], strict=True):
+            worker.signals.ask(self._asked, message=word != "step")
+            if word != "step":
+                try:
+                    worker.pipe.send((word, *rest))
+                except OSError:
+                    self._give_up(worker, None)
+        try:
+            mine = _obey(self._own, word, arguments[0], self._own_action, self._own_row)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an exit of the environment's is a fault like any other
+            self._kill()
+            if isinstance(error, PalaestraError):
+                raise
+            what = f"{type(error).__name__}: {error}"
+            raise EnvironmentFault(f"environments 0 to {self._own.num_envs - 1}, in this process: {what}.") from error
+        return [mine, *self._gather()]
 
     def _gather(self) -> list[Any]:
-        """One answer of every worker, in order; whichever dies is noticed whatever the others are doing."""
-        answers: dict[int, Any] = {}
-        waiting = {worker.pipe: worker for worker in self._workers}
+        """What every worker answered to the last question, in order."""
         deadline = time.monotonic() + self._timeout_s
-        while waiting:
-            ready = wait(list(waiting), timeout=deadline - time.monotonic())
-            if not ready:
-                stuck = next(iter(waiting.values()))
+        return [self._answer(worker, deadline) for worker in self._workers]
+
+    def _answer(self, worker: _Worker, deadline: float) -> Any:
+        while not worker.signals.wait_for_answer(self._asked, _LOOK_S):
+            for each in self._workers:
+                # Whichever dies is noticed, whatever the others are doing.
+                if not each.process.is_alive() and each.signals.answered != self._asked:
+                    self._give_up(each, None)
+            if time.monotonic() > deadline:
                 self._kill()
-                raise EnvironmentFault(f"{stuck} did not answer within {self._timeout_s:g} s and was killed.")
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                worker = waiting.pop(pipe)
-                try:
-                    kind, answer = pipe.recv()
-                except (EOFError, OSError):
-                    self._give_up(worker, None)
-                if kind != "done":
-                    self._give_up(worker, answer)
-                answers[worker.number] = answer
-        return [answers[worker.number] for worker in self._workers]
+                raise EnvironmentFault(f"{worker} did not answer within {self._timeout_s:g} s and was killed.")
+        if worker.signals.silent:
+            return None
+        try:
+            kind, answer = worker.pipe.recv()
+        except (EOFError, OSError):
+            self._give_up(worker, None)
+        if kind != "done":
+            self._give_up(worker, answer)
+        return answer
 
     def _give_up(self, worker: _Worker, report: tuple[BaseException | None, str] | None) -> NoReturn:
         cause: BaseException | None = None
         if report is None:
             worker.process.join(1.0)
+            cause = _unguarded(worker.process.exitcode)
             text = f"{worker} died ({_exit_reason(worker.process.exitcode)}) without a traceback."
+            if self._asked == 0:
+                text += (
+                    " It never started: look at its output above. The script must be a file, not standard input, and "
+                    "what makes an environment must be importable, not defined in a notebook."
+                )
         else:
             cause, trace = report
             text = f"{worker} failed: {cause or trace.strip().splitlines()[-1]}\n{trace}"
@@ -252,35 +317,51 @@ class WorkerEnv:
         self.close()
 
 
-def _work(pipe: Connection, make: Callable[[], Any], memory: Any, plan: _Plan, share: slice) -> None:
-    """The life of a worker: make the environments, then answer one message at a time until told to stop."""
+def _work(
+    pipe: Connection,
+    make: Callable[[], Any],
+    memory: Any,
+    plan: _Plan,
+    share: slice,
+    signals: WorkerSignals,
+    parent: int,
+) -> None:
+    """The life of a worker: make the environments, then answer one question at a time until told to stop."""
     # A terminal's Ctrl-C reaches the whole group; stopping the workers is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     env: InProcessEnv | None = None
+    asked = 0
     try:
         action, shared = plan.lay_over(memory)
-        mine = _part_of(shared, share)
-        count = share.stop - share.start
-        env = InProcessEnv(make, count, first_index=share.start, mask_size=plan.mask_size)
-        answer: Any = None
+        mine, actions = _part_of(shared, share), action[share]
+        env = InProcessEnv(make, share.stop - share.start, first_index=share.start, mask_size=plan.mask_size)
+        signals.answer(asked, silent=True)
         while True:
-            pipe.send(("done", answer))
-            word, *rest = pipe.recv()
+            while not signals.wait_for_question(asked + 1, _PARENT_LOOK_S):
+                if os.getppid() != parent:
+                    return
+            asked += 1
+            word, *rest = pipe.recv() if signals.has_message else ("step",)
             if word == "close":
-                break
-            answer = _obey(env, word, rest, action[share], mine)
+                return
+            answer = _obey(env, word, rest, actions, mine)
+            # The signal first: an answer that does not fit into the pipe waits there until the parent reads.
+            signals.answer(asked, silent=not answer)
+            if answer:
+                pipe.send(("done", answer))
     except EOFError:
         pass  # the parent is gone, and nobody is left to tell
     except BaseException as error:  # noqa: BLE001  an exit of the environment's is a fault like any other
         cause = error if isinstance(error, PalaestraError) and is_picklable(error) else None
         with contextlib.suppress(OSError):
+            signals.answer(asked, silent=False)
             pipe.send(("failed", (cause, traceback.format_exc())))
     finally:
         if env is not None:
             env.close()
 
 
-def _obey(env: InProcessEnv, word: str, rest: list[Any], action: NDArray[Any], row: StepRow) -> Any:
+def _obey(env: InProcessEnv, word: str, rest: Any, action: NDArray[Any], row: StepRow) -> Any:
     if word == "step":
         return env.step(action, row)
     if word == "reset":
@@ -320,6 +401,14 @@ def _by_name(observation: Observation) -> dict[str, NDArray[Any]]:
 def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return -(-size // _ALIGN) * _ALIGN
+
+
+def _unguarded(code: int | None) -> ConfigError | None:
+    if code != UNGUARDED_EXIT:
+        return None
+    reason = "the script starts worker processes when it is imported, and each of them imports it"
+    remedy = f"{UNGUARDED_REMEDY}; or use env.vectorization='in_process'"
+    return ConfigError("env.vectorization", "workers", reason, remedy)
 
 
 def _exit_reason(code: int | None) -> str:
