@@ -35,8 +35,23 @@ curl -N -H "Authorization: Bearer $(cat token)" "$URL/runs/echo-2026/events"
 ```
 
 A run may be named by the beginning of its id, as long as it is the only one. Bodies are JSON of at most 1 MB, declared
-as such. Requests with an `Origin`, or to another `Host` than this machine, are refused with 403: web pages are not
-served. The whole description is at `GET /openapi.json`; this page is made from it by `make docs`.
+as such. Requests with an `Origin`, or with a `Host` that is not a name of the service, are refused with 403: web pages
+are not served. The whole description is at `GET /openapi.json`; this page is made from it by `make docs`.
+
+## From another machine
+
+The service speaks HTTP without encryption, and who has the token can start programs under your account. Leave it on
+127.0.0.1 and use a tunnel:
+
+```bash
+ssh -L 8710:127.0.0.1:8710 machine          # there: palaestra serve port=8710
+```
+
+`TrainerService(url="http://127.0.0.1:8710", token=...)` and `palaestra studio --connect` then work as on that machine.
+A proxy with TLS works as well: clients take `https://` addresses, and the name that the proxy passes on goes into
+`palaestra serve allowed_hosts=[runs.example.org]`. `palaestra serve host=0.0.0.0` lets everybody on the network in who
+knows the token, and warns. It answers to the loopback names, the address that was connected to, the machine's own name
+and `allowed_hosts`; other names, which a web page could choose, are refused (`allowed_hosts=['*']` allows all).
 
 ## Errors
 
@@ -46,7 +61,7 @@ sentence for a person.
 | status | codes | meaning |
 | --- | --- | --- |
 | 401 | `unauthorised` | no token, or a wrong one |
-| 403 | `foreign_origin`, `foreign_host` | from a web page, or to another machine's name |
+| 403 | `foreign_origin`, `foreign_host` | from a web page, or under a name that is not allowed |
 | 404 | `unknown_run`, `no_route` | no such run, or several begin so |
 | 409 | `illegal_transition`, `consent_needed` | not in this phase; or nobody has agreed to the command (`digest`) |
 | 413 | `too_large` | the body |

@@ -1,5 +1,6 @@
 """What cannot be run is refused in one line, with the remedy, before anything is launched or written."""
 
+import json
 import os
 import subprocess
 import sys
@@ -109,6 +110,15 @@ def test_a_bad_setting_of_the_service_is_refused_with_the_nearest(palaestra):
     assert (said.code, "Did you mean 'max_running'?" in said.err) == (2, True), said
     said = palaestra("serve", "port=70000")
     assert (said.code, "service.port = 70000" in said.err) == (2, True), said
+
+
+def test_who_serves_others_is_warned_on_the_terminal(palaestra, monkeypatch):
+    facts = {"url": "http://127.0.0.1:1", "pid": 1, "warning": "the service listens without encryption"}
+    monkeypatch.setattr("palaestra.runs.service.run_service", lambda config, home, told: told(facts))
+    for words in ((), ("--json",)):
+        said = palaestra("serve", "host=0.0.0.0", *words)
+        assert said.err.startswith("warning: the service listens without encryption.\n")
+    assert json.loads(said.out)["warning"] == facts["warning"]
 
 
 def test_listing_imports_no_web_server_no_numbers_and_no_models(tmp_path):

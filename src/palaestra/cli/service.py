@@ -42,6 +42,8 @@ def serve(
     home = Home.default()
 
     def told(facts: Mapping[str, object]) -> None:
+        if facts.get("warning"):
+            print(f"warning: {facts['warning']}.", file=sys.stderr, flush=True)
         if as_json:
             print(json.dumps({**facts, "state": str(home.path), "token_file": str(home.token)}), flush=True)
         else:

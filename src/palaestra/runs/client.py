@@ -71,8 +71,8 @@ class TrainerService:
             self.home = Home.default()
         else:
             self.home = home if isinstance(home, Home) else Home(Path(home).resolve() / "var" / "training")
-        if url is not None and "@" in urllib.parse.urlsplit(url).netloc:
-            raise ConfigError("url", url, "holds a user or password", "Leave them out, and give the service's token")
+        if url is not None:
+            _check_url(url)
         self._given = None if url is None else Endpoint(url, token or "")
         self._found: Endpoint | None = None
 
@@ -220,7 +220,7 @@ class TrainerService:
         data = None if body is None else json.dumps(body).encode()
         for fresh in (False, True):
             endpoint = self._endpoint(fresh)
-            connection = http.client.HTTPConnection(*endpoint.address, timeout=timeout_s)
+            connection = endpoint.connection(timeout_s)
             sent = {"Authorization": f"Bearer {endpoint.token}", "Content-Type": "application/json", **headers}
             try:
                 connection.request(method, target, body=data, headers=sent)
@@ -302,6 +302,14 @@ class TrainerService:
             broken += 1
             time.sleep(0.05)
         raise ServiceUnreachable(f"GET {path}: the stream broke {_TRIES} times")
+
+
+def _check_url(url: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    if "@" in parts.netloc:
+        raise ConfigError("url", url, "holds a user or password", "Leave them out, and give the service's token")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError("url", url, "is not the address of a service", "Give for example http://127.0.0.1:8710")
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, str, str]]:

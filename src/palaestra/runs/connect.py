@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import http.client
 import json
+import logging
 import os
 import select
 import signal
@@ -31,6 +32,7 @@ from palaestra.runs.wire import error_of
 
 __all__ = ["Endpoint", "Holder", "end_service", "ensure_service", "find_service", "holder_of"]
 
+_log = logging.getLogger(__name__)
 IDLE_EXIT_S = 900.0
 RESTART = "End it with: palaestra serve --stop. The next command starts another; runs go on meanwhile."
 _START_S = 60.0
@@ -47,11 +49,11 @@ class Endpoint:
     url: str
     token: str
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection to it, encrypted when its URL says `https`; not opened yet."""
         parts = urllib.parse.urlsplit(self.url)
-        return parts.hostname or "127.0.0.1", parts.port or 80
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def ensure_service(home: Home, *, start: bool = True, settings: dict[str, Any] |
 
 
 def _answers(endpoint: Endpoint) -> bool:
-    connection = http.client.HTTPConnection(*endpoint.address, timeout=_ANSWER_S)
+    connection = endpoint.connection(_ANSWER_S)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
@@ -160,6 +162,8 @@ def _start(home: Home, settings: dict[str, Any]) -> None:
         line = _first_line(pipe.fileno())
     said = _parsed(line)
     if "url" in said:
+        if said.get("warning"):
+            _log.warning("%s", said["warning"])
         # It lives on without us; told so, Python does not complain that nobody waits for it.
         process.returncode = 0
         return

@@ -16,6 +16,7 @@ from typing import Literal
 from palaestra.errors import PalaestraError
 from palaestra.runs.connect import find_service, holder_of
 from palaestra.runs.gpu import detected_gpus
+from palaestra.runs.hosts import exposure_warning
 from palaestra.runs.layout import Home
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.interpreter import Interpreter, cuda_findings, probe
@@ -128,10 +129,13 @@ def _settings(home: Home) -> Iterator[Finding]:
     if not path.exists():
         return
     try:
-        service_config(home, {})
+        config = service_config(home, {})
     except PalaestraError as error:
         yield Finding("settings", "refused", f"no service starts with {path}: {error}", "Mend it, or move it away")
         return
+    warning = exposure_warning(config.host, config.port)
+    if warning:
+        yield Finding("network", "warning", warning, f"Take host out of {path}")
     changed = settings_changed(home)
     if changed:
         yield Finding("settings", "warning", changed, _RESTART)

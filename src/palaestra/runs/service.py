@@ -30,6 +30,7 @@ from palaestra.runs.camera_crew import CameraCrew
 from palaestra.runs.checkpoints.catalogue import Catalogue
 from palaestra.runs.checkpoints.importing import separate_from_runs
 from palaestra.runs.durable import write_json
+from palaestra.runs.hosts import AllowedHosts, exposure_warning, reachable_host
 from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
 from palaestra.runs.runners.table import add_installed, registered_runners
@@ -71,7 +72,10 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         listen(config.host, config.port, "service.port") as sock,
     ):
         token = read_token(home)
-        url = url_at(config.host, sock)
+        url = url_at(reachable_host(config.host), sock)
+        warning = exposure_warning(config.host, sock.getsockname()[1])
+        if warning:
+            _log.warning("%s", warning)
         registry = await asyncio.to_thread(open_registry, home)
         catalogue = CameraCrew(Catalogue(registry), home, registry)
         runners = registered_runners()
@@ -84,7 +88,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
             # Beside the work: thousands of directories take seconds, and a resume finds its checkpoint without a row.
             catching_up = asyncio.create_task(_catch_up(catalogue, home, closing))
             app = build_api(supervisor, RunReading(home), registry, tensorboards, closing)
-            entrance = Entrance(app, token, loopback_only=_is_loopback(config.host))
+            entrance = Entrance(app, token, AllowedHosts(config.host, config.allowed_hosts))
             async with answering(entrance, sock) as serving:
                 lock.serving(url)
                 me = ProcessIdentity.of(os.getpid())
@@ -93,7 +97,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
                     {"schema": 1, "url": url, "version": __version__, **(asdict(me) if me else {})},
                     mode=0o600,
                 )
-                told({"url": url, "pid": os.getpid()})
+                told({"url": url, "pid": os.getpid(), **({"warning": warning} if warning else {})})
 
                 def idle() -> bool:
                     in_use = tensorboards.in_use or catalogue.busy
@@ -192,10 +196,6 @@ async def _signals() -> AsyncIterator[asyncio.Event]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class _Hiding(logging.Formatter):

@@ -23,7 +23,9 @@ class ServiceConfig(SupervisorConfig):
     """How the service listens, and how runs are looked after."""
 
     host: str = "127.0.0.1"
-    """Where to listen. Anything but this machine's own address lets others in who know the token."""
+    """Where to listen. Anything but a loopback address lets others in who know the token, which travels unencrypted."""
+    allowed_hosts: tuple[str, ...] = Field(default=(), max_length=100)
+    """Further names under which the service is asked, such as that of a proxy; `*` allows all."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes a free one; clients find it in the state directory."""
     idle_exit_s: float | None = Field(default=None, gt=0)

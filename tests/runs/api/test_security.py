@@ -1,18 +1,23 @@
 """Who is let in, what cannot be smuggled in, and what never comes out."""
 
 import contextlib
+import http.client
 import json
 import os
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 from tests.runs.api.asking import ask
-from tests.runs.serving import service
+from tests.runs.serving import service, service_thread
 
 from palaestra.errors import ConfigError
+from palaestra.http_port import listen
 from palaestra.runs import TrainerService
-from palaestra.runs.connect import find_service
+from palaestra.runs import service as service_module
+from palaestra.runs.connect import Endpoint, find_service
+from palaestra.runs.hosts import AllowedHosts, exposure_warning
 from palaestra.runs.layout import Home
 from palaestra.runs.service import read_token
 
@@ -45,6 +50,50 @@ def test_web_pages_and_other_names_of_this_machine_are_not_served(served):
         answer = served.ask("GET", path, headers={"Host": "evil.example:80"})
         assert (answer.status, answer.json["error"]["code"]) == (403, "foreign_host")
     assert served.ask("GET", "/runs", headers={"Host": "localhost:1"}).status == 200
+
+
+def test_who_listens_everywhere_is_warned_and_still_answers_to_its_own_names_alone(home, monkeypatch):
+    # Told to listen everywhere, and in fact on this machine alone, as a test must.
+    monkeypatch.setattr(service_module, "listen", lambda _, port, place: listen("127.0.0.1", port, place))
+    own = ["localhost", "127.0.0.1", "[::1]", socket.gethostname(), "runs.example.org", "RUNS.EXAMPLE.ORG."]
+    foreign = ["evil.example", "0.0.0.0", "192.0.2.7", "localhost.evil.example", "runs.example.org.evil"]
+    with service_thread(home, host="0.0.0.0", allowed_hosts=["runs.example.org"]) as url:
+        port, token = url.rpartition(":")[2], home.token.read_text().strip()
+        # Clients of this machine are sent to its loopback address.
+        assert url == f"http://127.0.0.1:{port}"
+        assert TrainerService(home).runs() == []
+
+        def answer(path, name):
+            return ask(url, "GET", path, token=token, headers={"Host": f"{name}:{port}"})
+
+        for path in ("/health", "/runs"):
+            assert {name: answer(path, name).status for name in own} == dict.fromkeys(own, 200)
+            assert {answer(path, name).json["error"]["code"] for name in foreign} == {"foreign_host"}
+    log = (home.service / "service.log").read_text()
+    assert "WARNING palaestra.runs.service: the service listens on every address of this machine without encry" in log
+    assert f"ssh -L {port}:127.0.0.1:{port} HOST" in log
+
+
+def test_the_address_that_was_connected_to_is_a_name_of_a_service_that_listens_beyond_this_machine():
+    everywhere, here = AllowedHosts("0.0.0.0"), AllowedHosts("127.0.0.1")
+    assert everywhere.allows("192.0.2.7:8710", "192.0.2.7")
+    assert everywhere.allows("192.0.2.7", "::ffff:192.0.2.7")
+    assert AllowedHosts("::").allows("[2001:DB8::1]:80", "2001:db8::1")
+    assert not everywhere.allows("192.0.2.8", "192.0.2.7")
+    assert not here.allows("192.0.2.7", "192.0.2.7")
+    assert AllowedHosts("machine.lan").allows("machine.lan:1", "192.0.2.7")
+    assert AllowedHosts("127.0.0.1", ["*"]).allows("anything at all", None)
+    assert [exposure_warning(host, 1) for host in ("127.0.0.1", "::1", "localhost", "127.0.0.9")] == [""] * 4
+
+
+def test_a_client_speaks_tls_when_its_url_says_so_and_takes_no_password_in_it():
+    secure = Endpoint("https://runs.example.org", "t").connection(1.0)
+    assert (type(secure), secure.port) == (http.client.HTTPSConnection, 443)
+    assert Endpoint("http://127.0.0.1:8710", "t").connection(1.0).port == 8710
+    with pytest.raises(ConfigError, match=r"url = 'http://me:\*\*\*@host': holds a user or password"):
+        TrainerService(url="http://me:planted123@host")
+    with pytest.raises(ConfigError, match="is not the address of a service"):
+        TrainerService(url="ftp://host")
 
 
 def test_a_body_beyond_a_megabyte_is_refused_announced_or_not(served):

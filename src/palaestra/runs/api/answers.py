@@ -21,7 +21,7 @@ ALWAYS = (401, 403, 413, 422, 500)
 """What any route may answer."""
 _MEANING = {
     401: "no token, or a wrong one",
-    403: "from a web page, or to another machine's name",
+    403: "from a web page, or under a name that is not allowed",
     404: "no such run",
     409: "not in this phase (`illegal_transition`), or nobody agreed to the command (`consent_needed`)",
     413: "too large",

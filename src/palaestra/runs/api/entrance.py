@@ -8,10 +8,11 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
+
+from palaestra.runs.hosts import AllowedHosts
 
 __all__ = ["Entrance"]
 
@@ -23,14 +24,14 @@ Asgi: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
-_LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
 
 
 class Entrance:
     """Lets requests in."""
 
-    def __init__(self, app: Asgi, token: str, *, loopback_only: bool = True) -> None:
-        self._app, self._token, self._loopback_only = app, token.encode(), loopback_only
+    def __init__(self, app: Asgi, token: str, hosts: AllowedHosts | None = None) -> None:
+        self._app, self._token = app, token.encode()
+        self._hosts = hosts or AllowedHosts("127.0.0.1")
         self._under_way = 0
         self._last = time.monotonic()
 
@@ -68,8 +69,10 @@ class Entrance:
         if b"origin" in found:
             # Our clients send none; a web page in a browser on this machine cannot help it.
             return 403, "foreign_origin", "web pages are not served."
-        if self._loopback_only and not _LOOPBACK.fullmatch(found.get(b"host", b"localhost")):
-            return 403, "foreign_host", "only requests to this machine's own name are served."
+        host, server = found.get(b"host", b"localhost").decode("latin-1"), scope.get("server")
+        if not self._hosts.allows(host, server[0] if server else None):
+            text = f"the service is not known as {host[:200]!r}. Start it with allowed_hosts=[NAME] to allow a name."
+            return 403, "foreign_host", text
         if scope["path"] == "/health":
             return None
         scheme, _, given = found.get(b"authorization", b"").partition(b" ")
