@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,3 +115,39 @@ def test_hints_name_what_is_there_and_examples_only_where_they_would_do(tmp_path
     with pytest.raises(ConfigError) as refused:
         read_document(tmp_path / "none.yaml")
     assert refused.value.remedy == f"There are {empty}"
+
+
+# ---------------------------------------------------------------------- files that a configuration names
+
+
+def _model_path(data):
+    return data["policy"]["vla_config"]["model_path"]
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("c.yaml", "policy: {vla_config: {model_path: weights.pt}}"),
+    ("c.json", '{"policy": {"vla_config": {"model_path": "weights.pt"}}}'),
+])  # fmt: skip
+def test_a_path_in_a_configuration_means_the_file_beside_it(tmp_path, monkeypatch, name, text):
+    (tmp_path / "configs").mkdir()
+    beside, here = tmp_path / "configs" / "weights.pt", tmp_path / "weights.pt"
+    config = _written(tmp_path / "configs", name, text)
+    monkeypatch.chdir(tmp_path)
+    assert _model_path(read_document(config)) == str(beside)  # there is neither: the message names this one
+    here.touch()
+    assert _model_path(read_document(config)) == str(here)  # as a repository's configurations are written
+    beside.touch()
+    assert _model_path(read_document(Path("configs") / name)) == str(beside)
+
+
+def test_a_path_given_in_the_shell_means_a_file_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = overridden({}, ["policy.vla_config.model_path=weights.pt", "name=weights.pt"])
+    assert (_model_path(given), given["name"]) == (str(tmp_path / "weights.pt"), "weights.pt")
+    assert _model_path(overridden({}, ["policy.vla_config.model_path=null"])) is None
+    assert _model_path(overridden({}, ["policy.vla_config.model_path=/a/b.pt"])) == "/a/b.pt"
+
+
+def test_a_configuration_without_such_sections_is_left_alone(tmp_path):
+    for text in ("policy: fast", "policy: {vla_config: 3}", "policy: {vla_config: {model_path: 3}}", "a: 1"):
+        assert read_document(_written(tmp_path, "c.yaml", text)) == yaml.safe_load(text)

@@ -23,6 +23,8 @@ __all__ = ["is_ui_document", "overridden", "read_document"]
 _LONGEST = 1 << 20
 _DEEPEST = 64
 _MOST_VALUES = 100_000
+PATHS = ("policy.vla_config.model_path",)
+"""Keys of a training configuration that name files."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -94,7 +96,27 @@ def read_document(path: Path, examples: Path | None = None) -> dict[str, Any]:
         kind = "empty" if data is None else f"a {type(data).__name__}"
         remedy = "Write KEY: VALUE lines" if examples is None else f"See {examples}/"
         raise ConfigError("config file", str(path), f"is {kind}, not a mapping of sections", remedy)
+    return _with_paths_beside(data, path.parent)
+
+
+def _with_paths_beside(data: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Make paths in a configuration absolute: they mean what lies beside the file, wherever a command is given.
+
+    What is not there, and is where the command is given, means that.
+    """
+    for key in PATHS:
+        *sections, last = key.split(".")
+        place: Any = data
+        for section in sections:
+            place = place.get(section) if isinstance(place, dict) else None
+        if isinstance(place, dict) and isinstance(place.get(last), str) and place[last]:
+            place[last] = _absolute(place[last], (directory, Path.cwd()))
     return data
+
+
+def _absolute(path: str, directories: Sequence[Path]) -> str:
+    places = [(directory / Path(path).expanduser()).absolute() for directory in directories]
+    return str(next((place for place in places if place.exists()), places[0]))
 
 
 class _Unbearable(Exception):
@@ -187,7 +209,7 @@ def without_comments(text: str) -> str:
 
 
 def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with each `key.path=value` put in; values are read as YAML."""
+    """A copy of `data` with each `key.path=value` put in; values are read as YAML, paths from the working directory."""
     result = copy.deepcopy(data)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -209,7 +231,8 @@ def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, An
             if not isinstance(inner, dict):
                 raise ConfigError(key, text, f"{part!r} holds {inner!r}, which has no keys")
             place = inner
-        place[last] = value
+        # Typed in a shell, a path means a file there; a run of the service is started elsewhere.
+        place[last] = _absolute(value, [Path.cwd()]) if key in PATHS and value and isinstance(value, str) else value
     return result
 
 

@@ -16,7 +16,8 @@ class VLAConfig(Section):
     """A pretrained model: its class, its weights, and how they are trained."""
 
     model_path: str | None = Field(default=None, min_length=1)
-    """File (.safetensors, .pt, .pth, .bin) or directory with the weights. null: fresh ones, drawn from the seed."""
+    """File (.safetensors, .pt, .pth, .bin) or directory with the weights, relative to the configuration file. null:
+    fresh ones, drawn from the seed."""
 
     model_class: str
     """Address of the class, `package.module:Class` or `package.module.Class`."""
