@@ -8,12 +8,15 @@ import pytest
 from tests.sessions.serving import served
 
 from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
-from palaestra.sessions.action import Click, Move, Point
+from palaestra.sessions.action import Click, Move, Point, PressKeys, TypeText
+from palaestra.sessions.begun_session import BegunSession
 from palaestra.sessions.browser_session import BrowserSession
 from palaestra.sessions.chromium import find_chromium
 from palaestra.sessions.client import open_session
 from palaestra.sessions.conformance import check_session
+from palaestra.sessions.query_dialect import Assignment, QueryDialectSession, rows_entered
 from palaestra.sessions.shared_browser import SharedBrowser
+from palaestra.sessions.suites.data_entry import DataEntry
 from palaestra.sessions.task import TaskRequest
 
 try:
@@ -60,6 +63,35 @@ def test_duplicates_of_one_click_reach_the_page_once():
     steps, again = _with_server(play)
     assert all(step == again for step in steps)
     assert again.number == 1
+
+
+def test_a_form_is_filled_in_by_the_query_dialect_alone_and_the_rows_are_reported_in_its_words():
+    """Both ends of the dialect: our client, which knows no reset, and our server, which begins the task by itself."""
+    request = TaskRequest("data_entry/form", 3, {"rows": 4, "wanted": 1})
+    form = DataEntry().make(request.name, request.seed, request.params)
+    (row,) = form._wanted
+    task = Assignment(f"Enter row {row}.", 20, rows_entered({row - 1}))
+
+    async def run():
+        shared = SharedBrowser()
+        make = lambda: BegunSession(BrowserSession(shared.get), request)  # noqa: E731
+        async with served(make, stop=shared.stop) as url:
+            session = QueryDialectSession(url, lambda asked: task, screen=None, delay_s=0.0)
+            await session.reset(TaskRequest("simple_data_entry/rows"))
+            first, last, email = form._people[row - 1]
+            typed = TypeText(f"{first}\t{last}\t{email}")
+            for number, action in enumerate((Click(Point(450, 81)), typed, PressKeys(("Enter",))), 1):
+                step = await session.act(action, step=number)
+            async with asyncio.timeout(20):
+                while not (await session.progress()).done:  # the page sends the form on its own time
+                    await asyncio.sleep(0.02)
+            progress = await session.progress()
+            await session.close()
+            return step.number, progress
+
+    number, progress = asyncio.run(run())
+    assert (number, progress.reward, progress.success) == (3, 1.0, True)
+    assert progress.detail == {"submitted_rows": [row - 1], "correct_submissions": 1, "wrong_submissions": 0}
 
 
 def test_a_killed_browser_fails_its_own_sessions_and_the_next_reset_finds_another():
