@@ -68,13 +68,27 @@ def imported(address: str, *, place: str) -> Any:
 
 def validated(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:
     """Build a section from outside data, or raise `ConfigError` about the first thing that is wrong."""
-    if (text := lone_surrogate(data)) is not None:
+    if (half := _find_lone_surrogate(data, place)) is not None:
         reason = "holds half of a surrogate pair, which UTF-8 cannot carry"
-        raise ConfigError(place or "configuration", text, reason, "Write the whole character")
+        raise ConfigError(half[0] or "configuration", half[1], reason, "Write the whole character")
     try:
         return section.model_validate(dict(data))
     except ValidationError as error:
         raise _refusal(section, error, place) from None
+
+
+def _find_lone_surrogate(value: Any, place: str) -> tuple[str, str] | None:
+    """Where in outside data the first text with half of a surrogate pair stands, and the text; None without one."""
+    if isinstance(value, Mapping):
+        if (key := lone_surrogate(list(value))) is not None:
+            return place, key
+        parts: Iterable[tuple[str, Any]] = ((f"{place}.{key}".lstrip("."), item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        parts = ((f"{place}[{index}]", item) for index, item in enumerate(value))
+    else:
+        text = lone_surrogate(value)
+        return None if text is None else (place, text)
+    return next(filter(None, (_find_lone_surrogate(item, where) for where, item in parts)), None)
 
 
 def _refusal(section: type[Section], error: ValidationError, place: str) -> ConfigError:

@@ -27,16 +27,16 @@ from palaestra.telemetry import Journal
 UNSTORABLE = [
     ({"seed": 10**25}, "seed"),
     ({"seed": -1}, "seed"),
-    ({"env_id": "\udcff"}, "not valid UTF-8"),
+    ({"env_id": "\udcff"}, r"spec\.env_id = .*half of a surrogate pair"),
     ({"env_id": "a\nb"}, "line break"),
     ({"env_id": "x" * 301}, "longer than 300"),
     ({"tags": ["ok", "\x1b[2J"]}, "control character"),
-    ({"tags": ["\ud800"]}, "not valid UTF-8"),
+    ({"tags": ["\ud800"]}, r"spec\.tags\[0\] = .*half of a surrogate pair"),
     ({"script": "a\0b"}, "control character"),
-    ({"given": "\ud800"}, "not valid UTF-8"),
-    ({"environment": {"A": "\ud800"}}, "at A: is not valid UTF-8"),
-    ({"config": {"a": {"b": ["\ud800"]}}}, r"at a\.b\[0\]: is not valid UTF-8"),
-    ({"config": {"\ud800": 1}}, "not valid UTF-8"),
+    ({"given": "\ud800"}, r"spec\.given = .*half of a surrogate pair"),
+    ({"environment": {"A": "\ud800"}}, r"spec\.environment\.A = .*half of a surrogate pair"),
+    ({"config": {"a": {"b": ["\ud800"]}}}, r"spec\.config\.a\.b\[0\] = .*half of a surrogate pair"),
+    ({"config": {"\ud800": 1}}, r"spec\.config = .*half of a surrogate pair"),
     ({"config": {"steps": 10**30}}, "at steps: is a number beyond 64 bits"),
 ]
 
