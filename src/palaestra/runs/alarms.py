@@ -9,11 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from palaestra.runs.ingest.non_finite import NonFinite
-from palaestra.runs.record import Alarm
+from palaestra.runs.record import LASTING_ALARMS, Alarm
 from palaestra.telemetry.json_number import json_number
 
 __all__ = [
-    "LASTING",
     "Limits",
     "Signs",
     "Watch",
@@ -24,9 +23,6 @@ __all__ = [
     "noticed",
     "still_the_same",
 ]
-
-LASTING = frozenset({"non_finite", "dropped_events", "left_out_metrics"})
-"""Alarms about what a run measured. They stay on its row when it has ended: its numbers do, too."""
 
 TRACEBACK_AFTER_S = 10.0
 DISAGREE_AFTER_S = 10.0
@@ -165,7 +161,7 @@ def still_the_same(before: Iterable[Alarm], now: Iterable[Alarm]) -> tuple[Alarm
         alarm
         if alarm.code not in known
         else replace(alarm, since=known[alarm.code].since)
-        if alarm.code in LASTING
+        if alarm.code in LASTING_ALARMS
         else known[alarm.code]
         for alarm in now
     )

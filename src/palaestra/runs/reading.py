@@ -14,14 +14,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.runs.alarms import LASTING
 from palaestra.runs.durable import read_json
 from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.queue_file import QueueFile, waiting_reason
-from palaestra.runs.record import LifeRecord, RunRecord
+from palaestra.runs.record import LASTING_ALARMS, LifeRecord, RunRecord
 from palaestra.runs.run_id import checked_run_id
 from palaestra.runs.store.registry import reading_registry
 from palaestra.runs.unsupervised import read_unsupervised
@@ -258,7 +257,7 @@ class RunReading:
         ending = ending_of(end_facts(attempt, self._redact))
         phase = Phase.REFUSED if ending.happening is Happening.LAUNCH_REFUSED else Phase(ending.happening)
         ended = float((seen.exit or {}).get("ended") or 0.0) or row.ended
-        alarms = tuple(alarm for alarm in row.alarms if alarm.code in LASTING)
+        alarms = tuple(alarm for alarm in row.alarms if alarm.code in LASTING_ALARMS)
         return dataclasses.replace(row, phase=phase, reason=ending.reason, code=ending.code, ended=ended, alarms=alarms)
 
 

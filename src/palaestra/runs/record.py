@@ -8,7 +8,7 @@ from typing import Any
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.phase import Phase
 
-__all__ = ["Alarm", "CheckpointRecord", "LifeRecord", "RunRecord"]
+__all__ = ["LASTING_ALARMS", "Alarm", "CheckpointRecord", "LifeRecord", "RunRecord"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class Alarm:
     `non_finite`, `dropped_events`, `left_out_metrics`, which stay when the run has ended."""
     text: str
     since: float
+
+
+LASTING_ALARMS = frozenset({"non_finite", "dropped_events", "left_out_metrics"})
+"""Alarms about what a run measured. They stay on its row when it has ended: its numbers do, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,14 @@ two towers meet here and nowhere else, so nothing in this package imports torch.
 `telemetry.conformance`.
 """
 
-from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, Event, TrainingStep
-from palaestra.telemetry.journal import Journal, JournalReader
-from palaestra.telemetry.sink import MemorySink, Telemetry
-from palaestra.telemetry.sinks import TelemetryConfig, open_telemetry
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, Event, TrainingStep
+    from palaestra.telemetry.journal import Journal, JournalReader
+    from palaestra.telemetry.sink import MemorySink, Telemetry
+    from palaestra.telemetry.sinks import TelemetryConfig, open_telemetry
 
 __all__ = [
     "CheckpointSaved",
@@ -23,3 +27,23 @@ __all__ = [
     "TrainingStep",
     "open_telemetry",
 ]
+
+_HOME = {
+    "CheckpointSaved": "event",
+    "EpisodeSummary": "event",
+    "Event": "event",
+    "Journal": "journal",
+    "JournalReader": "journal",
+    "MemorySink": "sink",
+    "Telemetry": "sink",
+    "TelemetryConfig": "sinks",
+    "TrainingStep": "event",
+    "open_telemetry": "sinks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # `palaestra runs list` reads numbers with `telemetry.json_number` and must not pay for the sinks.
+    if name in _HOME:
+        return getattr(importlib.import_module(f"palaestra.telemetry.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
