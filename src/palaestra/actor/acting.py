@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.env.vector import Observation
-from palaestra.errors import ConfigError
+from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.experience.rollout_check import possible_actions
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import device_of, move_to
 from palaestra.policy.flat import FlatParameters
 
-__all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for"]
+__all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for", "refuse_impossible"]
 
 Compiled: TypeAlias = Literal["auto", "on", "off"]
 """`auto`: compiled kernels when the policy qualifies; `on`: refuse to start otherwise; `off`: always plain torch."""
@@ -73,6 +74,12 @@ class TorchActing:
                 move_to(self._device, noise),
                 mask=None if mask is None else move_to(self._device, mask),
             )
+        shapes = (acted.action.shape, acted.log_prob.shape, acted.value.shape)
+        wanted = (action.shape, log_prob.shape, value.shape)
+        if shapes != wanted:  # numpy would spread a single number over all environments
+            raise self._refusal(
+                "act", "action, log_prob and value", [list(s) for s in shapes], [list(s) for s in wanted]
+            )
         action[:] = acted.action.cpu().numpy()
         log_prob[:] = acted.log_prob.cpu().numpy()
         value[:] = acted.value.cpu().numpy()
@@ -81,7 +88,15 @@ class TorchActing:
         """Values `[N]`."""
         with torch.inference_mode():
             values: NDArray[np.float32] = self._policy.value(move_to(self._device, observation)).float().cpu().numpy()
+        count = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
+        if values.shape != (count,):
+            raise self._refusal("value", "values", list(values.shape), [count])
         return values
+
+    def _refusal(self, method: str, what: str, got: object, wanted: object) -> ConfigError:
+        return ConfigError(
+            "policy", type(self._policy).__name__, f"its {method} gave {what} of shape {got}", f"Give {wanted}"
+        )
 
 
 class CompiledActing:
@@ -116,6 +131,16 @@ class CompiledActing:
         """Values `[N]`."""
         assert isinstance(observation, np.ndarray)
         return self.net.value(self.net.normalized(observation))
+
+
+def refuse_impossible(distribution: Any, mask: NDArray[np.bool_], over: NDArray[np.bool_]) -> None:
+    """Raise when the mask `[N, k]` of an environment that is not `over` leaves it no action to take."""
+    allowed = possible_actions(mask, getattr(distribution, "choices", None)) | over
+    if not allowed.all():
+        raise EnvironmentFault(
+            f"environment {int(np.argmin(allowed))} allows no action: its info['action_mask'] forbids all of them. "
+            "Allow at least one action in every step, or end the episode where there is none."
+        )
 
 
 def acting_for(policy: nn.Module, compiled: Compiled = "auto", *, masked: bool = False) -> Acting:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.actor.acting import Acting, Compiled, acting_for
+from palaestra.actor.acting import Acting, Compiled, CompiledActing, acting_for, refuse_impossible
 from palaestra.actor.fit import buffer_shape, check_fit
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.whole_rollout import can_roll_out_whole, whole_rollout
@@ -25,6 +26,7 @@ from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEn
 from palaestra.errors import EnvironmentFault, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT
+from palaestra.policy.eval_mode import eval_mode
 from palaestra.policy.fingerprint import policy_fingerprint
 
 __all__ = ["BeforeStep", "Collector", "Episode", "StopCollecting"]
@@ -106,6 +108,7 @@ class Collector:
         self._started = False
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
         self._shape = buffer_shape(env, policy)
+        self._over = np.zeros(env.num_envs, np.bool_)  # whose last step ended an episode
         # Whoever insists on the kernels is refused now, not at the first step.
         masked = bool(env.mask_size)
         self._acting: Acting | None = acting_for(policy, compiled, masked=masked) if compiled == "on" else None
@@ -153,7 +156,8 @@ class Collector:
         if buffer.duration is not None:
             buffer.duration[:] = buffer.chunk
         try:
-            cut_short = self._run(buffer, acting, before_step)
+            with self._mode(acting):
+                cut_short = self._run(buffer, acting, before_step)
         except StopCollecting:
             self._stand_at(buffer, buffer.position)
             raise
@@ -162,7 +166,8 @@ class Collector:
             _sum_what_was_executed(buffer)
         _refuse_what_is_not_finite(buffer)
         last = _at(buffer.observation, num_steps)
-        self._fill_next_values(buffer, last, acting, cut_short)
+        with self._mode(acting):
+            self._fill_next_values(buffer, last, acting, cut_short)
         buffer.first_stream = self._first_stream
         buffer.first_env_step = self.num_steps
         ended = buffer.terminated | buffer.truncated
@@ -178,6 +183,10 @@ class Collector:
         if buffer.action_mask is not None:
             assert self._row.action_mask is not None
             self._row.action_mask[:] = buffer.action_mask[t]
+
+    def _mode(self, acting: Acting) -> AbstractContextManager[None]:
+        """The kernels know no dropout."""
+        return nullcontext() if isinstance(acting, CompiledActing) else eval_mode(self.policy)
 
     def _acting_now(self, *, masked: bool) -> Acting:
         """Made once, and again only if the policy's weights have moved to other memory."""
@@ -220,7 +229,7 @@ class Collector:
         nested = isinstance(observations, dict)
         here = _at(observations, 0)
         ends: list[tuple[int, Ended]] = []
-        fingerprint = NO_FINGERPRINT
+        fingerprint, over = NO_FINGERPRINT, self._over
         for t in range(buffer.num_steps):
             row.observation = _at(observations, t + 1) if nested else observations[t + 1]
             row.reward, row.terminated = buffer.reward[t], buffer.terminated[t]
@@ -228,6 +237,8 @@ class Collector:
             action, mask = actions[t], None
             if masks is not None:
                 mask, row.action_mask = masks[t], masks[t + 1]
+                # An environment may have no action left at its end, where the next one is not heard.
+                refuse_impossible(self._distribution, masks[t], over)
             if before_step is not None:
                 buffer.position = t
                 buffer.policy_version[t] = before_step(t)
@@ -238,6 +249,10 @@ class Collector:
             for ended in step(to_env(action), row):
                 ends.append((t, ended))  # noqa: PERF401  almost always empty
             here = row.observation
+            if masks is not None:
+                over = row.terminated | row.truncated
+                refuse_impossible(self._distribution, masks[t], ~row.valid)
+        self._over = over
         return ends
 
     def _fill_next_values(
@@ -256,6 +271,7 @@ class Collector:
         """Where the environment stands; resets it the first time."""
         if not self._started:
             self.env.reset(self._seed, self._row)
+            self._over[:] = False
             self._started = True
         return self._row
 
@@ -297,6 +313,7 @@ class Collector:
         self.num_steps = int(facts["num_steps"])
         self.rng.bit_generator.state = facts["rng"]
         exact = self._restore_env(facts, arrays)
+        self._over[:] = True  # not known; their masks are looked at one step later
         if self.reward_scale is not None and "reward_scale" in facts:
             scale = self.reward_scale
             scale.mean, scale.variance, scale.count = facts["reward_scale"]

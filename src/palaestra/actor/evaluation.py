@@ -15,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from palaestra.actor.acting import refuse_impossible
 from palaestra.actor.fit import check_fit
 from palaestra.actor.proportion import wilson_interval
 from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Ended, StepRow, VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.policy.device import device_of, move_to
+from palaestra.policy.eval_mode import eval_mode
 
 __all__ = ["Evaluation", "confidence_interval", "evaluate"]
 
@@ -95,20 +97,19 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
     N = env.num_envs
     wanted = [episodes // N + (1 if i < episodes % N else 0) for i in range(N)]
     played: list[list[Ended]] = [[] for _ in range(N)]
-    was_training = policy.training
-    policy.eval()
-    try:
+    with eval_mode(policy):
         while any(len(done) < want for done, want in zip(played, wanted, strict=True)):
             noise = None if deterministic else move_to(device, _noise(player.distribution, rng, N))
+            mask = None
+            if row.action_mask is not None:
+                refuse_impossible(player.distribution, row.action_mask, row.terminated | row.truncated)
+                mask = move_to(device, row.action_mask)
             with torch.inference_mode():
-                mask = None if row.action_mask is None else move_to(device, row.action_mask)
                 acted = player.act(move_to(device, row.observation), noise, mask=mask)
             action: NDArray[Any] = acted.action.cpu().numpy()
             for ended in env.step(player.distribution.to_env(action), row):
                 if len(played[ended.index]) < wanted[ended.index]:
                     played[ended.index].append(ended)
-    finally:
-        policy.train(was_training)
     flat = [episode for done in played for episode in done]
     solved = tuple(episode.success for episode in flat if episode.success is not None)
     return Evaluation(

@@ -21,7 +21,7 @@ from palaestra.errors import ExperienceError, NonFiniteError
 from palaestra.experience.buffer import ArraySpec, ObservationSpec
 from palaestra.experience.columns import Columns
 
-__all__ = ["RolloutSpec", "check_columns"]
+__all__ = ["RolloutSpec", "check_columns", "possible_actions"]
 
 NUMBERS = ("log_prob", "value", "next_value", "reward", "reward_scale", "weight")
 FLAGS = ("terminated", "truncated", "valid")
@@ -157,7 +157,7 @@ def _check_mask(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> 
         return
     action = _array(columns["action"]).reshape(*shape, -1)
     starts = np.cumsum([0, *spec.choices[:-1]])
-    possible = np.logical_or.reduceat(mask, starts, axis=-1).all(-1)
+    possible = possible_actions(mask, spec.choices)
     allowed = np.take_along_axis(mask, action + starts, axis=-1).all(-1)
     ignored = ~_array(columns["valid"]) if "valid" in columns else np.zeros(shape, np.bool_)
     for right, what in ((possible, "allows no action"), (allowed, "forbids the action that was taken")):
@@ -165,6 +165,14 @@ def _check_mask(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> 
         if wrong.any():
             t, n = (int(i) for i in np.argwhere(wrong)[0])
             raise ExperienceError(f"learn: action_mask {what} at step {t} of environment {n}. Mend what recorded it.")
+
+
+def possible_actions(mask: NDArray[np.bool_], choices: tuple[int, ...] | None) -> NDArray[np.bool_]:
+    """Where the masks `[..., k]` leave at least one value for each of the choices of an action."""
+    if choices is None or sum(choices) != mask.shape[-1]:  # switches, which may all be off
+        return np.ones(mask.shape[:-1], np.bool_)
+    each: NDArray[np.bool_] = np.logical_or.reduceat(mask, np.cumsum([0, *choices[:-1]]), axis=-1)
+    return np.asarray(each.all(-1))
 
 
 def _check_duration(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> None:

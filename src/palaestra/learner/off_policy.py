@@ -19,6 +19,7 @@ from palaestra.experience.columns import NO_FINGERPRINT, Columns
 from palaestra.learner.compiled import compiled_gae, compiled_vtrace
 from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibatch, scaled_reward
 from palaestra.learner.returns import gae, vtrace
+from palaestra.policy.eval_mode import eval_mode
 
 __all__ = ["Seen", "prepare_stale", "seen_today", "stale_steps", "staleness_metrics"]
 
@@ -78,9 +79,10 @@ def seen_today(policy: Any, rollout: Columns, stale: Tensor) -> Seen:
     keys = ("observation", "action", "action_mask", "duration")
     flat: TrainBatch = {key: _flat(rollout[key]) for key in keys if key in rollout}
     log_prob, value = rollout["log_prob"].flatten().clone(), rollout["value"].flatten().clone()
-    for some in rows.split(ROWS_AT_ONCE):
-        found, _, worth = evaluated(policy, minibatch(flat, some))
-        log_prob[some], value[some] = found.to(log_prob.dtype), worth.to(value.dtype)
+    with eval_mode(policy):  # as it would act
+        for some in rows.split(ROWS_AT_ONCE):
+            found, _, worth = evaluated(policy, minibatch(flat, some))
+            log_prob[some], value[some] = found.to(log_prob.dtype), worth.to(value.dtype)
     log_prob, value = log_prob.view_as(rollout["log_prob"]), value.view_as(rollout["value"])
     # What follows within the segment is seen today as well; where it does not, the recorded estimate has to do.
     next_value = rollout["next_value"].clone()

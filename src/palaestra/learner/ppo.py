@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from palaestra.config import Section
-from palaestra.errors import ExperienceError
+from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.columns import Columns
 from palaestra.learner.returns import gae
 
@@ -199,6 +199,13 @@ def evaluated(policy: Any, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
     found: tuple[Tensor, Tensor, Tensor] = policy.evaluate_actions(
         batch["observation"], batch["action"], mask=batch.get("action_mask"), **extra
     )
+    size = (len(batch["action"]),)
+    if any(part.shape != size for part in found):  # `[B, 1]` against `[B]` would become `[B, B]` without a word
+        shapes = [list(part.shape) for part in found]
+        raise ConfigError(
+            "policy", type(policy).__name__, f"its evaluate_actions gave log_prob, entropy, value of shapes {shapes}",
+            f"Give each as {list(size)}",
+        )  # fmt: skip
     return found
 
 

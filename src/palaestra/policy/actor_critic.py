@@ -174,10 +174,26 @@ class ActorCritic(nn.Module):
         """Distribution parameters `[B, k]` and values `[B]`."""
         if self.network is not None:
             seen = self.encoder(observation) if len(self.encoder.normalizers) else observation
-            parameters, value = self.network(seen)
-            return parameters, value.reshape(-1)
+            return self._checked(self.network(seen), observation)
         features = self.encoder(observation)
         return self.actor(features), self.critic(features).squeeze(-1)
+
+    def _checked(self, given: Any, observation: TensorObservation) -> tuple[Tensor, Tensor]:
+        """What the user's own network gave; other shapes would fail, or be spread over the batch, further on."""
+        seen = observation if isinstance(observation, Tensor) else next(iter(observation.values()))
+        size, wanted = len(seen), self.distribution.num_parameters
+        pair = given if isinstance(given, tuple | list) and len(given) == 2 else ()
+        if len(pair) == 2 and all(isinstance(part, Tensor) for part in pair):
+            parameters, value = pair
+            if parameters.shape == (size, wanted) and value.numel() == size:
+                return parameters, value.reshape(-1)
+            got = f"parameters {tuple(parameters.shape)} and value {tuple(value.shape)}"
+        else:
+            got = f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, tuple | list) else "")
+        raise ConfigError(
+            "policy.network", type(self.network).__name__, f"its forward gave {got} for {size} observations",
+            f"For this action space it must return (parameters [B, {wanted}], value [B])",
+        )  # fmt: skip
 
     def act(
         self,

@@ -127,15 +127,11 @@ def _try_out(policy: ActorCritic, config: PolicyConfig) -> None:
     wanted = policy.distribution.num_parameters
     try:
         with torch.no_grad():
-            parameters, value = policy(move_to(policy.device, observation))
+            policy(move_to(policy.device, observation))
+    except ConfigError as error:
+        raise ConfigError("policy.name", config.name, error.reason, error.remedy) from None
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             "policy.name", config.name, f"its forward failed on one observation ({error})",
             f"forward(observation) must return (parameters [B, {wanted}], value [B])",
         ) from error  # fmt: skip
-    if tuple(parameters.shape) != (1, wanted) or value.numel() != 1:
-        raise ConfigError(
-            "policy.name", config.name,
-            f"its forward gave parameters {tuple(parameters.shape)} and value {tuple(value.shape)}",
-            f"For this action space it must return (parameters [B, {wanted}], value [B])",
-        )  # fmt: skip

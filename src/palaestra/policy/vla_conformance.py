@@ -18,6 +18,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
+from palaestra.policy.eval_mode import eval_mode
 from palaestra.policy.vla import as_tensordict, draw
 
 __all__ = ["check_vla_model", "random_observations"]
@@ -49,15 +50,9 @@ def check_vla_model(
     if isinstance(action, int) and chunk != 1:
         shape = (chunk, action)
     trial = _Trial(model, observation_space, shape, seed, place)
-    was_training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            for rule in _RULES:
-                rule(trial)
-    finally:
-        for module, training in was_training:
-            module.training = training
+    with eval_mode(model), torch.random.fork_rng(devices=[]):
+        for rule in _RULES:
+            rule(trial)
 
 
 def random_observations(space: gymnasium.Space[Any], size: int, *, seed: int = 0) -> dict[str, Tensor]:
