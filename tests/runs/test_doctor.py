@@ -41,6 +41,14 @@ def test_a_service_that_cannot_be_spoken_to_is_a_finding(home, findings):
     assert (found.level, "palaestra serve --stop" in found.remedy) == ("warning", True)
 
 
+def test_settings_that_let_the_network_in_unencrypted_are_a_finding(home, findings):
+    home.path.mkdir(parents=True)
+    (home.path / "service.yaml").write_text("host: 0.0.0.0\nport: 8710\n")
+    assert "ssh -L 8710:127.0.0.1:8710 HOST" in findings()["network"].text
+    (home.path / "service.yaml").write_text("host: 127.0.0.1\n")
+    assert "network" not in findings()
+
+
 def test_settings_with_which_no_service_starts_are_a_finding(home, findings):
     home.path.mkdir(parents=True)
     (home.path / "service.yaml").write_text("max_runing: 3\n")

@@ -84,6 +84,16 @@ def test_a_torn_file_that_nobody_announced_is_recognised_too(home):
     assert "step 9,999): weights.bin in it is damaged: its checksum differs" in reason
 
 
+def test_a_file_that_merely_lies_among_checkpoints_is_not_gone_on_from(home):
+    async def body():
+        async with supervising(home, catalogue=Catalogue) as supervisor:
+            run_id = await done(supervisor)
+            (home.run(run_id).attempt(1).path / "checkpoints" / "normaliser.pkl").write_bytes(b"numbers")
+            return (await supervisor.resume(run_id, request=ResumeRequest(changes={"steps": 40}))).reason
+
+    assert asyncio.run(body()).endswith("(step 300)")
+
+
 def test_a_succeeded_run_with_nothing_left_to_do_is_refused_with_the_command_that_helps(home):
     async def body():
         async with supervising(home, catalogue=Catalogue) as supervisor:

@@ -83,7 +83,7 @@ def find_resume_point(
     known = {row.path: row for row in rows if Path(row.path).exists()}
     lying = (row for attempt in run.attempts() for row in checkpoints_of(record, attempt, known))
     found = [*known.values(), *lying]
-    found.sort(key=lambda row: (row.attempt, row.created, row.path), reverse=True)
+    found.sort(key=lambda row: (_is_checkpoint(row), row.attempt, row.created, row.path), reverse=True)
     if not found:
         raise LaunchRefused("run", run.run_id, "has no checkpoint to go on from", "Start it anew")
     if wanted is not None:
@@ -121,7 +121,8 @@ def changed_columns(record: RunRecord, request: ResumeRequest, point: ResumePoin
     step = point.checkpoint.env_step
     if step is not None and (request.checkpoint is not None or point.passed_over):
         # It goes back; what was counted beyond that step is counted again.
-        columns |= {"env_step": step, "episodes": record.episodes, "episode_return": record.episode_return}
+        kept = ("episodes", "episode_return", "tracking_url", "bytes_on_disk")
+        columns |= {"env_step": step, **{name: getattr(record, name) for name in kept}}
     return columns
 
 
@@ -189,6 +190,11 @@ def _wanted(run_id: str, found: list[CheckpointRecord], name: str) -> Checkpoint
         other = f"palaestra runs resume {run_id} --checkpoint {good.checkpoint_id}" if good else "Start the run anew"
         raise LaunchRefused("checkpoint", row.checkpoint_id, problem, other)
     return row
+
+
+def _is_checkpoint(row: CheckpointRecord) -> bool:
+    """False for a file that merely lies among checkpoints, such as a normaliser or a replay buffer."""
+    return row.format != "unknown" or row.step_source in ("announced", "name")
 
 
 def _problem(row: CheckpointRecord) -> str:

@@ -5,12 +5,15 @@ import os
 import select
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from tests.runs.checkpoints.own import own_checkpoint
-from tests.runs.serving import service
+from tests.runs.serving import service, service_thread
 
 from palaestra.errors import ConfigError
+from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.importing import Provenance, keep_checkpoint
 from palaestra.runs.connect import find_service
 from palaestra.runs.layout import Home
 from palaestra.runs.service import service_config
@@ -141,3 +144,18 @@ def test_an_idle_service_leaves_by_itself_and_looking_whether_it_is_there_does_n
         os.close(watched)
     assert not home.endpoint.exists()
     assert "nothing to do any more" in (home.service / "service.log").read_text()
+
+
+def test_a_service_that_starts_gives_linked_checkpoints_files_of_their_own(home, tmp_path):
+    run = tmp_path / "checkpoint"
+    sha256 = own_checkpoint(run)
+    kept = keep_checkpoint(home, run, sha256, Provenance())
+    weights = Path(kept.path) / "policy.safetensors"
+    weights.unlink()
+    weights.hardlink_to(run / weights.name)  # as an earlier version did
+
+    with service_thread(home):
+        pass
+
+    assert weights.stat().st_nlink == 1
+    assert verify(kept).fits
