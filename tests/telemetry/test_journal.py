@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from palaestra.errors import ConfigError
 from palaestra.telemetry import journal as journal_module
 from palaestra.telemetry.conformance import check_sink
-from palaestra.telemetry.event import EpisodeSummary, Frame, LogLine, encode
+from palaestra.telemetry.event import EpisodeSummary, Frame, LogLine, TrainingStep, encode
 from palaestra.telemetry.journal import Cursor, Journal, JournalReader
 
 
@@ -367,3 +367,26 @@ def test_following_waits_only_when_there_is_nothing_and_looks_once_more_after_th
 
     assert followed == [1, 2, 3]
     assert said == ["waited", "waited"]
+
+
+def test_a_limited_read_gives_a_few_megabytes_and_says_that_there_is_more(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = {f"layer_{i:05}/gradient_norm": 0.5 for i in range(10_000)}
+    with Journal(path) as journal:
+        for update in range(1, 41):
+            journal.emit(TrainingStep(update, update, metrics))
+
+    with JournalReader(path) as reader:
+        sizes = []
+        while records := reader.read(1000):
+            sizes.append(len(records))
+            assert reader.more is (sum(sizes) < 40)
+    with JournalReader(path) as reader:
+        everything = reader.read()
+
+    assert path.stat().st_size > 12_000_000
+    assert sum(sizes) == len(everything) == 40
+    assert max(sizes) * path.stat().st_size / 40 < 5_000_000
+    # The names are the same objects in all records: ten thousand of them are kept once.
+    first, last = (list(everything[place].event.metrics) for place in (0, -1))
+    assert all(one is other for one, other in zip(first, last, strict=True))

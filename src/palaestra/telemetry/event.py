@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
+from sys import intern
 from typing import Any, NamedTuple, TypeAlias
 
 from palaestra.telemetry.json_number import finite_tree, json_number, read_number
@@ -230,7 +231,8 @@ def _read_tree(value: Any) -> dict[str, Any]:
 def _read_metrics(value: Any) -> dict[str, float]:
     metrics = _read_tree(value)
     try:
-        return {name: read_number(item) for name, item in metrics.items()}
+        # Interned: the same names come with every update, and some readers keep thousands of updates.
+        return {intern(name): read_number(item) for name, item in metrics.items()}
     except ValueError:
         for name, item in metrics.items():
             try:

@@ -1,7 +1,7 @@
 """The newest records in memory."""
 
 from palaestra.runs.ingest.ring import Ring
-from palaestra.telemetry.event import LogLine, Record
+from palaestra.telemetry.event import LogLine, Record, TrainingStep
 
 
 def records(*seqs):
@@ -64,3 +64,16 @@ def test_followers_are_woken_once_per_publication_until_they_leave():
     end()
     ring.publish(1, records(3))
     assert woken == ["a", "b", "b"]
+
+
+def test_records_of_many_numbers_are_kept_up_to_a_number_of_them():
+    ring = Ring(10, most_values=100)
+    metrics = {f"m{i}": 1.0 for i in range(40)}
+    ring.publish(1, [Record(seq, 0.0, TrainingStep(seq, seq, metrics)) for seq in range(1, 6)])
+    assert ring.since((1, 2)) is None
+    assert keys(ring.since((1, 3))) == [(1, 4), (1, 5)]
+    huge = {f"m{i}": 1.0 for i in range(400)}
+    ring.publish(1, [Record(6, 0.0, TrainingStep(6, 6, huge))])
+    assert keys(ring.since((1, 5))) == [(1, 6)]
+    ring.publish(1, records(7, 8))
+    assert keys(ring.since((1, 6))) == [(1, 7), (1, 8)]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.metric_point import MetricPoint
 from palaestra.runs.ingest.series import reader as reader_module
 from palaestra.runs.ingest.series import writer as writer_module
@@ -21,9 +22,10 @@ from palaestra.runs.ingest.series.pyramid import cover, fanned
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.series.run_series import RunSeries
 from palaestra.runs.ingest.series.writer import SeriesWriter
-from palaestra.runs.layout import RunPaths
+from palaestra.runs.layout import AttemptPaths, RunPaths
+from palaestra.runs.runner import JournalFile
 from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
-from palaestra.telemetry.journal import Cursor
+from palaestra.telemetry.journal import Cursor, Journal
 
 VALUES = st.floats(width=32)
 
@@ -335,3 +337,24 @@ def test_a_chart_of_a_thousand_metrics_reads_the_commits_once(tmp_path, monkeypa
     writer.flush(Cursor(1, 2, 2), {})
     assert reader.recent("m7", 1)[0].value == 70.0
     assert len(read) == 2
+
+
+def test_a_feed_that_catches_up_writes_as_it_goes(tmp_path, monkeypatch):
+    attempt = AttemptPaths(tmp_path / "attempt_1")
+    with Journal(attempt.journal) as journal:
+        journal.emit_many(TrainingStep(n, n, {"a": float(n), "b": 1.0}) for n in range(1, 10_001))
+    waiting = []
+    flush = SeriesWriter.flush
+
+    def watched(self, *arguments, **options):
+        waiting.append(self.waiting)
+        flush(self, *arguments, **options)
+
+    monkeypatch.setattr(SeriesWriter, "flush", watched)
+    feed = Feed(attempt, (JournalFile(),))
+    while feed.finish(2_000) or feed.more:
+        pass
+    feed.close()
+
+    assert max(waiting) < 10_000
+    assert SeriesReader(attempt.series).names()["a"].points == 10_000

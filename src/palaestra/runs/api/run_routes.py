@@ -77,7 +77,11 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
     @app.get("/runs/{run_id}", operation_id="show_run", tags=["runs"], responses=errors(404))
     def show_run(run_id: RunId) -> RunDocument:
         """One run as it is at the moment."""
-        return _document(_newest(supervisor, reading.run(run_id)))
+        row = reading.run(run_id)
+        if supervisor.ring(row.run_id) is None:
+            # It may have ended since its row was read; what it ended with was written before it was let go.
+            row = reading.run(row.run_id)
+        return _document(_newest(supervisor, row))
 
     @app.get("/runs/{run_id}/life", operation_id="life", tags=["runs"], responses=errors(404))
     def life(run_id: RunId) -> list[LifeDocument]:

@@ -24,6 +24,7 @@ __all__ = ["EventStream", "happenings_of_all", "log_of", "stream_of"]
 
 _T = TypeVar("_T")
 _AT_ONCE = 500
+_BYTES_AT_ONCE = 1 << 19
 _QUIET_S = 10.0
 """After this long without anything to say, a comment keeps the connection open and finds out who has left."""
 _LOOK_EVERY_S = 0.2
@@ -41,8 +42,8 @@ class EventStream(StreamingResponse):
 
 async def stream_of(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:
     """A run's happenings and records, then its end."""
-    async for batch in batches(items, closing):
-        yield b"".join(map(_framed, batch)) if batch else b":\n\n"
+    async for batch in batches(_frames(items), closing, size=len, most=_BYTES_AT_ONCE):
+        yield b"".join(batch) if batch else b":\n\n"
     if not closing.is_set():
         yield _END
 
@@ -92,17 +93,31 @@ async def log_of(
             yield b":\n\n"
 
 
-async def batches(items: AsyncIterator[_T], closing: asyncio.Event) -> AsyncIterator[list[_T]]:
-    """Everything that is there at once, up to a bound; an empty list when nothing came for a while."""
+async def _frames(items: AsyncIterator[StreamItem]) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(items) as open_items:  # type: ignore[type-var]
+        async for item in open_items:
+            yield _framed(item)
+
+
+async def batches(
+    items: AsyncIterator[_T], closing: asyncio.Event, size: Callable[[_T], int] = lambda _: 1, most: int = _AT_ONCE
+) -> AsyncIterator[list[_T]]:
+    """Everything that is there at once, until its sizes add up to `most`; an empty list when nothing came for a while.
+
+    Whoever reads slowly holds no more than that.
+    """
     ready: list[_T] = []
+    filled = 0
     news, room = asyncio.Event(), asyncio.Event()
     room.set()
 
     async def take() -> None:
+        nonlocal filled
         async for item in items:
             ready.append(item)
+            filled += size(item)
             news.set()
-            if len(ready) >= _AT_ONCE:
+            if filled >= most:
                 room.clear()
                 await room.wait()
 
@@ -119,7 +134,7 @@ async def batches(items: AsyncIterator[_T], closing: asyncio.Event) -> AsyncIter
             if not ready and taking.done():
                 taking.result()
                 return
-            batch, ready[:] = ready[:], []
+            batch, ready[:], filled = ready[:], [], 0
             room.set()
             yield batch
     finally:

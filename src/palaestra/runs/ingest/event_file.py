@@ -22,6 +22,7 @@ _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _AROUND = _HEADER.size + _CHECKSUM.size
 _BLOCK_BYTES = 1 << 20
+_BYTES_PER_READ = 1 << 22
 _LONGEST = 1 << 20
 """Longer payloads are pictures, sounds or graphs: they are skipped unread."""
 _ZEROS = bytes(5)
@@ -50,14 +51,15 @@ class EventFileTail(GrowingFile):
         """Damaged stretches that were stepped over."""
 
     def read(self, limit: int) -> list[Framed]:
-        """The next whole records, at most `limit`."""
+        """The next whole records, at most `limit` and a few megabytes."""
         found: list[Framed] = []
+        last = self.offset + _BYTES_PER_READ
         with self.opened() as file:
             if file is None:
                 return found
             fd, size = file
             # A round that neither finds records nor moves on has met the end of what is written.
-            while len(found) < limit and size > self.offset:
+            while len(found) < limit and last > self.offset and size > self.offset:
                 before = self.offset
                 self._round(fd, size, limit, found)
                 if self.offset == before:

@@ -40,6 +40,10 @@ __all__ = ["Feed"]
 
 _FLUSH_EVERY_S = 0.5
 _FLUSH_POINTS = 4_096
+_FLUSH_POINTS_PER_METRIC = 32
+"""Every metric has files of its own: of thousands, a flush is worth it only when each has several new points."""
+_FLUSH_SHARE = 4
+"""Time between two flushes, in times that the last one took."""
 _RETURNS = 100
 _COUNTED = ("env_step", "update", "episodes", "corrupt", "left_out", "unknown", "first_dropped", "said", "said_reason",
             "tracking_url")  # fmt: skip
@@ -139,7 +143,7 @@ class Feed:
         recent = SeriesReader(self._attempt.series).recent("episode/return", _RETURNS)
         self._tally.returns.extend(point.value for point in recent)
         self._output = OutputWatch(self._attempt.stdout)
-        self._flushed = self._clock()
+        self._flushed, self._flush_took = self._clock(), 0.0
         # Before a line is added: a journal that lost its end must not grow back over the cursor unnoticed.
         self._read(0)
 
@@ -147,10 +151,10 @@ class Feed:
         """Take at most `limit` further records through; those that were read."""
         translated = self._translator.pump(limit) if self._translator else 0
         records = self._read(limit)
-        self.more = len(records) >= limit or translated >= limit
+        self.more = self._reader.more or translated >= limit
         self._output.look()
-        late = self._clock() - self._flushed >= _FLUSH_EVERY_S
-        if self._series.waiting >= _FLUSH_POINTS or late:
+        late = self._clock() - self._flushed >= max(_FLUSH_EVERY_S, _FLUSH_SHARE * self._flush_took)
+        if self._many_wait() or late:
             self._flush()
         return records
 
@@ -163,6 +167,8 @@ class Feed:
             # The end of the output may complete an episode or a line, which is no further item.
             records = self._read(limit)
         self.more = bool(records)
+        if self._many_wait():
+            self._flush()
         if not records:
             self._output.look(to_end=True)
             self._flush(durable=True)
@@ -171,7 +177,7 @@ class Feed:
     def catch_up(self, limit: int) -> None:
         """Take everything through that is there by now."""
         while self._read(limit):
-            if self._series.waiting >= _FLUSH_POINTS:
+            if self._many_wait():
                 self._flush()
         self._flush()
 
@@ -224,8 +230,13 @@ class Feed:
         return records
 
     def _flush(self, *, durable: bool = False) -> None:
+        began = self._clock()
         self._series.flush(self._reader.cursor, self._tally.plain(), durable=durable)
         self._flushed = self._clock()
+        self._flush_took = self._flushed - began
+
+    def _many_wait(self) -> bool:
+        return self._series.waiting >= max(_FLUSH_POINTS, _FLUSH_POINTS_PER_METRIC * self._series.columns)
 
     def _open_series(self) -> SeriesWriter:
         return SeriesWriter(self._attempt.series, lambda name: provenance(self._sources, name))

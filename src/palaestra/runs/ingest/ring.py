@@ -1,4 +1,4 @@
-"""The newest records of one run in memory, for whoever follows it.
+"""The newest records of one run in memory, for whoever follows it: so many of them, and so many numbers in them.
 
 One thread publishes; any number look, each with the key of the last record it has. A follower that fell behind is told
 so and reads the file, so a slow one never holds memory. Keys are `(attempt, seq)`: ordered, and the same after a
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from palaestra.telemetry.event import Record
+from palaestra.telemetry.event import Record, TrainingStep
 
 __all__ = ["Key", "Keyed", "Ring"]
 
@@ -27,10 +27,12 @@ class Keyed(NamedTuple):
 
 
 class Ring:
-    """The last `capacity` records of one run."""
+    """The last records of one run: at most `capacity`, and no more than `most_values` numbers in them."""
 
-    def __init__(self, capacity: int = 4096) -> None:
-        self._kept: deque[Keyed] = deque(maxlen=capacity)
+    def __init__(self, capacity: int = 4096, most_values: int = 131_072) -> None:
+        self._capacity, self._most_values = capacity, most_values
+        self._kept: deque[Keyed] = deque()
+        self._values = 0
         self._before: Key | None = None
         self._lock = threading.Lock()
         self._wakers: dict[object, Callable[[], None]] = {}
@@ -50,9 +52,13 @@ class Ring:
                     continue
                 if not self._kept:
                     self._before = (attempt, record.seq - 1)
-                elif len(self._kept) == self._kept.maxlen:
-                    self._before = self._kept[0].key
                 self._kept.append(Keyed(key, record))
+                self._values += _values(record)
+                # The newest stays, however large it is.
+                while len(self._kept) > self._capacity or (self._values > self._most_values and len(self._kept) > 1):
+                    oldest = self._kept.popleft()
+                    self._before = oldest.key
+                    self._values -= _values(oldest.record)
             wakers = list(self._wakers.values())
         for wake in wakers:
             wake()
@@ -81,3 +87,9 @@ class Ring:
                 self._wakers.pop(token, None)
 
         return end
+
+
+def _values(record: Record) -> int:
+    """How much of memory a record takes, in numbers."""
+    event = record.event
+    return len(event.metrics) if isinstance(event, TrainingStep) else 1

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from palaestra.disk import sync_files
 from palaestra.proc import boot_id
 from palaestra.runs.ingest.series.commits import Commit, CommitLog, last_commit
 from palaestra.runs.ingest.series.points import (
@@ -57,11 +58,13 @@ class _Column:
         grown = [self._append(0, points)]
         new = as_buckets(points)
         for level in range(LEVELS):
-            pending = np.concatenate([self._ends[level], new])
-            new = fanned(pending)
-            self._ends[level] = pending[len(new) * FAN :]
-            if not len(new):
+            pending = _joined(self._ends[level], new)
+            if len(pending) < FAN:
+                self._ends[level] = pending
                 break
+            new = fanned(pending)
+            # A copy: a view would keep all of it in memory.
+            self._ends[level] = pending[len(new) * FAN :].copy()
             grown.append(self._append(level + 1, new))
         self.count += len(points)
         self.waiting = []
@@ -92,6 +95,10 @@ class SeriesWriter:
         self._boot = boot_id()
         self._unsynced: set[Path] = set()
         self._columns: dict[str, _Column] = {}
+        self._new_names: list[str] = []
+        """Lines of names.jsonl that the next flush writes."""
+        self.waiting = 0
+        """Points that no flush has taken yet."""
         self.left_out = 0
         """Points of metrics beyond the first 2,000, and of steps that no number of 64 bits holds."""
         self.cursor = Cursor()
@@ -108,9 +115,9 @@ class SeriesWriter:
         return sum(column.count for column in self._columns.values())
 
     @property
-    def waiting(self) -> int:
-        """Points that no flush has taken yet."""
-        return sum(len(column.waiting) for column in self._columns.values())
+    def columns(self) -> int:
+        """How many metrics have points."""
+        return len(self._columns)
 
     def add(self, records: Iterable[Record]) -> None:
         """Take the numbers out of records; nothing is on disk before `flush`."""
@@ -130,17 +137,21 @@ class SeriesWriter:
                 column = columns.get(name) or self._begin(name)
                 if column is not None:
                     column.waiting.append((step, value, time))
+                    self.waiting += 1
 
     def flush(self, cursor: Cursor, tally: dict[str, Any], *, durable: bool = False) -> None:
         """Put everything on disk and make it count. After an `OSError` only a new writer knows what is there."""
         if cursor == self.cursor and not durable and not self.waiting:
             return
+        if self._new_names:
+            _append(self._directory / "names.jsonl", "".join(self._new_names).encode())
+            self._new_names.clear()
         for column in self._columns.values():
             if column.waiting:
                 self._unsynced.update(column.write())
+        self.waiting = 0
         if durable:
-            for path in [*self._unsynced, self._directory / "names.jsonl", self._directory]:
-                _sync(path)
+            sync_files([*self._unsynced, self._directory / "names.jsonl"], self._directory)
             self._unsynced.clear()
         counts = tuple(column.count for column in self._columns.values())
         self._log.append(Commit(cursor, counts, tally, self._boot, durable), durable=durable)
@@ -151,8 +162,7 @@ class SeriesWriter:
             self.left_out += 1
             return None
         index = len(self._columns)
-        line = json.dumps({"i": index, "name": name, "source": self._provenance(name)}) + "\n"
-        _append(self._directory / "names.jsonl", line.encode())
+        self._new_names.append(json.dumps({"i": index, "name": name, "source": self._provenance(name)}) + "\n")
         column = self._columns[name] = _Column(self._directory, index, 0)
         return column
 
@@ -175,6 +185,13 @@ class SeriesWriter:
             self._columns[name] = _Column(self._directory, index, count)
         self.cursor, self.tally = commit.cursor, commit.tally
         return True
+
+
+def _joined(first: Records, second: Records) -> Records:
+    # `np.concatenate` compares all fields of the two kinds first, which takes longer than copying the records.
+    joined = np.empty(len(first) + len(second), BUCKET)
+    joined[: len(first)], joined[len(first) :] = first, second
+    return joined
 
 
 def _names(path: Path, count: int) -> list[str] | None:
@@ -210,16 +227,5 @@ def _append(path: Path, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
-    finally:
-        os.close(descriptor)
-
-
-def _sync(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
