@@ -31,6 +31,14 @@ with the nearest name; so is a `batch_size` that does not divide a rollout. What
 `algorithm: {name: ppo, cfg: {…}}` and `trainer: {buffer_size: …, iterations: …}` are accepted as other spellings of
 `algorithm: {name: ppo, …}` and `trainer: {rollout_length: …, total_timesteps: …}`.
 
+A run that cannot fit into the machine's memory (or its container's) is refused before its directory exists, with the
+estimate and the limit: rollouts, shuffles, and seven numbers per trained weight.
+
+Observations of type uint8 are pictures if they have three axes, or bounds 0 and 255 and two axes (grey, sides of at
+least 8) or four (a stack of pictures, up to four channels each). Pictures are scaled to 0 … 1 and read by a
+convolutional network; everything else is numbers for a multilayer perceptron. Pixels of another shape are refused.
+Floats that look like a picture are numbers, and the run says so when it starts.
+
 `palaestra schema NAME` prints the same as JSON Schema; this page is generated from it by `make docs`.
 """
 

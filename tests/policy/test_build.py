@@ -10,6 +10,7 @@ from palaestra.errors import ConfigError
 from palaestra.policy import ActorCritic, PolicyConfig, build_policy
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.flat import FlatParameters
+from palaestra.policy.network import ImageEncoder
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 HERE = __name__
@@ -159,3 +160,56 @@ def test_an_observation_that_is_one_number_without_axes_is_seen(normalize):
     policy.absorb(torch.zeros(4))
     parameters, value = policy(torch.zeros(4))
     assert (tuple(parameters.shape), tuple(value.shape)) == ((4, 2), (4,))
+
+
+PIXELS = {"low": 0, "high": 255, "dtype": np.uint8}
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [((84, 84), 1), ((4, 84, 84, 3), 12), ((4, 3, 84, 84), 12), ((84, 84, 3), 3), ((4, 84, 84), 4), ((10, 10), 1)],
+)
+def test_pixels_of_every_usual_shape_are_read_by_convolutions_and_scaled(shape, channels):
+    space = spaces.Box(shape=shape, **PIXELS)
+    policy = ActorCritic(space, spaces.Discrete(2), PolicyConfig(hidden=(4,), image_features=8))
+    (encoder,) = policy.encoder.images.values()
+    assert encoder.convolutions[0].in_channels == channels
+    white = torch.full((2, *shape), 255, dtype=torch.uint8)
+    parameters, value = policy(white)
+    assert (parameters.shape, value.shape) == ((2, 2), (2,))
+    # Scaled to 1: the same picture as ones, without the 1/255, gives the same features.
+    with torch.no_grad():
+        encoder.convolutions[0].weight.mul_(255.0)
+    assert torch.allclose(policy(torch.ones_like(white))[0], parameters, atol=1e-5)
+
+
+def test_a_stack_of_pictures_is_read_picture_by_picture():
+    stack = torch.arange(2 * 12 * 12 * 3).reshape(1, 2, 12, 12, 3).remainder(256).to(torch.uint8)
+    last = ImageEncoder((2, 12, 12, 3), 5, torch.Generator().manual_seed(0))
+    first = ImageEncoder((2, 3, 12, 12), 5, torch.Generator().manual_seed(0))
+    joined = ImageEncoder((6, 12, 12), 5, torch.Generator().manual_seed(0))
+    moved = stack.permute(0, 1, 4, 2, 3)
+    assert torch.equal(last(stack), first(moved))
+    assert torch.equal(last(stack), joined(moved.reshape(1, 6, 12, 12)))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (128,), np.uint8),
+        spaces.Box(0, 9, (10, 10), np.uint8),
+        spaces.Box(0, 255, (2, 6), np.uint8),
+        spaces.Box(0, 1, (84, 84), np.float32),
+    ],
+)
+def test_bytes_that_are_no_picture_stay_numbers(space):
+    policy = ActorCritic(space, spaces.Discrete(2), PolicyConfig(hidden=(4,)))
+    assert (len(policy.encoder.images), policy.encoder.size) == (0, int(np.prod(space.shape)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"), [((2, 2, 9, 9, 3), "more than four axes"), ((4, 84, 84, 84), "84 channels")]
+)
+def test_pixels_of_an_unknown_shape_are_refused_with_a_remedy(shape, told):
+    with pytest.raises(ConfigError, match=f"{told}.*Wrap the environment so that it gives"):
+        ActorCritic(spaces.Box(shape=shape, **PIXELS), spaces.Discrete(2))

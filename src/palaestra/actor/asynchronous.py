@@ -96,8 +96,7 @@ class AsyncCollection:
                 "environments. Wait until that step ends, or make a new trainer."
             )
         self._follow_layout()
-        c = self._config
-        size = buffer_size or (c.max_staleness + 1 + (c.overflow == "overwrite_oldest")) * rollout_length
+        size = buffer_size or self.default_segments * rollout_length
         known = self._ring is not None and (self._ring.segment_length, self._ring.buffer_size) == (rollout_length, size)
         if self._source is None or not known:
             self._source = self._make_source(rollout_length, size)
@@ -112,6 +111,11 @@ class AsyncCollection:
             self._layout, self._source = layout, None
             if self.collector.policy is not self._policy:
                 self.collector.replace_policy(twin(self._policy))
+
+    @property
+    def default_segments(self) -> int:
+        """Rollouts that the ring holds unless `buffer_size` says otherwise."""
+        return self._config.max_staleness + 1 + (self._config.overflow == "overwrite_oldest")
 
     def stop(self) -> bool:
         """End collection in bounded time; whether nothing of it is left. Harmless when nothing runs."""

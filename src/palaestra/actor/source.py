@@ -33,6 +33,15 @@ class Segment:
     scale_state: tuple[float, float, float] | None = None
     """The reward scale's mean, variance and count after it."""
 
+    def overlap(self, waited: float, whole: float) -> dict[str, float]:
+        """How well collecting and learning kept each other busy, the learner having waited for some of the `whole`."""
+        return {
+            "queue_depth": float(self.queue_depth),
+            "wait_seconds": waited,
+            "collector_utilisation": self.collect_seconds / max(self.collect_seconds + self.idle_seconds, 1e-9),
+            "learner_utilisation": 1.0 - waited / max(whole, 1e-9),
+        }
+
 
 class Source(Protocol):
     """Gives segments in the order in which they were collected."""

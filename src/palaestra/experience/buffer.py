@@ -7,6 +7,7 @@ until `reset` and the next fill overwrite it: take a `clone()` to keep it, or us
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.columns import NO_FINGERPRINT, Columns
+from palaestra.memory import check_fits
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -57,6 +59,10 @@ class RolloutBuffer:
     ) -> None:
         """`chunk`: actions per decision; above 1 each has its log-probability, and `duration` counts those executed."""
         T, N = num_steps, num_envs
+        if memory is np.zeros:
+            needed = self.bytes_needed(T, N, observation, action, mask_size=mask_size, chunk=chunk)
+            remedy = "Make it shorter, or use fewer environments"
+            check_fits("num_steps", T, {f"a rollout of {T:,} steps x {N} environments": needed}, remedy)
         self.num_steps, self.num_envs = T, N
         self.made_for: dict[str, Any] = {
             "num_envs": N, "observation": observation, "action": action, "mask_size": mask_size, "chunk": chunk
@@ -85,6 +91,18 @@ class RolloutBuffer:
         self.first_stream = 0
         self.first_env_step = 0
         self.position = 0
+
+    @classmethod
+    def bytes_needed(cls, num_steps: int, *args: Any, **kwargs: Any) -> int:
+        """What a buffer of this size takes; nothing is allocated to find out."""
+        sizes: list[int] = []
+
+        def counted(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+            sizes.append(math.prod(shape) * np.dtype(dtype).itemsize)
+            return np.empty(0, dtype)
+
+        cls(num_steps, *args, **kwargs, memory=counted)
+        return sum(sizes)
 
     def add(self, transition: Mapping[str, Any] | TensorDict) -> None:
         """Append one step `[N, ...]`, or as many as given `[t, N, ...]`, by key; only `reward` must be there."""

@@ -25,6 +25,7 @@ from palaestra.actor.async_config import AsyncConfig
 from palaestra.actor.asynchronous import AsyncCollection
 from palaestra.actor.collector import Collector, Episode, default_seed
 from palaestra.actor.fit import check_fit, rollout_spec
+from palaestra.actor.memory_estimate import check_memory
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.actor.source import InTurn, Segment, Source
 from palaestra.env.catalogue import EnvConfig, as_vector_env
@@ -137,6 +138,13 @@ class Trainer:
         """Where the policy acts and learns; environments and rollouts stay on the CPU."""
         return device_of(self.policy)
 
+    def check_memory(self, length: int, ring: int | None = None, *, num_envs: int | None = None) -> None:
+        """Refuse rollouts of `length` steps (`ring` of them at once, in steps) that cannot fit beside the policy."""
+        usual = None if self._background is None else self._background.default_segments
+        segments = usual and (ring // length if ring else usual)
+        epochs = self.algorithm.config.n_epochs
+        check_memory(self.policy, self.env, length, n_epochs=epochs, in_background=segments, num_envs=num_envs)
+
     # ------------------------------------------------------------------ the three calls
 
     def collect_rollouts(self, n_steps: int) -> Rollout:
@@ -171,8 +179,9 @@ class Trainer:
             )  # fmt: skip
         if self._background is not None:
             _refuse_own_collection(self)
-        self._planned_timesteps = total_timesteps
         ring = None if rollout_length is None else self._buffer_size
+        self.check_memory(length, ring)
+        self._planned_timesteps = total_timesteps
         history: History = []
         if self.total_timesteps >= total_timesteps:
             return history
@@ -223,7 +232,7 @@ class Trainer:
             "steps_per_second": (self.total_timesteps - before) / max(ended - began, 1e-9),
         }
         if self._background is not None:
-            metrics |= _overlap(segment, waited, ended - began) | source.metrics()
+            metrics |= segment.overlap(waited, ended - began) | source.metrics()
         if self.episode_rewards:
             metrics["episode_return"] = float(np.mean(self.episode_rewards))
             metrics["episode_return_min"] = float(np.min(self.episode_rewards))
@@ -487,13 +496,3 @@ def _env_config(env: Any) -> EnvConfig | None:
     if isinstance(env, str):
         return EnvConfig(id=env)
     return env if isinstance(env, EnvConfig) else None
-
-
-def _overlap(segment: Segment, waited: float, whole: float) -> dict[str, float]:
-    """How well collecting and learning kept each other busy."""
-    return {
-        "queue_depth": float(segment.queue_depth),
-        "wait_seconds": waited,
-        "collector_utilisation": segment.collect_seconds / max(segment.collect_seconds + segment.idle_seconds, 1e-9),
-        "learner_utilisation": 1.0 - waited / max(whole, 1e-9),
-    }

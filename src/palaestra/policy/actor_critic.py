@@ -28,7 +28,7 @@ from palaestra.policy.distribution import (
     MultiCategorical,
     SquashedGaussian,
 )
-from palaestra.policy.network import ObservationEncoder, mlp
+from palaestra.policy.network import ObservationEncoder, check_network, mlp
 from palaestra.policy.vla_config import VLAConfig
 
 __all__ = ["Acted", "ActorCritic", "PolicyConfig", "TensorObservation"]
@@ -162,6 +162,7 @@ class ActorCritic(nn.Module):
             self.encoder.images = nn.ModuleDict()
             return
         sizes = (self.encoder.size, *config.hidden)
+        check_network(config.hidden, [(*sizes, self.distribution.num_parameters), (*sizes, 1)])
         self.actor = mlp((*sizes, self.distribution.num_parameters), config.activation, 0.01, generator)
         self.critic = mlp((*sizes, 1), config.activation, 1.0, generator)
 
@@ -169,6 +170,11 @@ class ActorCritic(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return device_of(self)
+
+    @property
+    def notices(self) -> list[str]:
+        """Sentences a person should see before training starts."""
+        return [] if self.network is not None else self.encoder.notices
 
     def forward(self, observation: TensorObservation) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[B, k]` and values `[B]`."""

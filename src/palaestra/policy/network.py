@@ -7,6 +7,7 @@ from the generator handed in.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,9 +19,15 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
+from palaestra.memory import check_fits
 from palaestra.policy.normalizer import ObservationNormalizer
 
-__all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "mlp", "orthogonal_"]
+__all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "check_network", "is_image", "mlp", "orthogonal_"]
+
+SLOW_TO_DRAW = 2e12
+"""Operations for orthogonal first weights from which on a person should be told: half a minute or more."""
+SMALLEST_GREY = 8
+"""Pixels of the shorter side from which on bytes with two axes are a grey picture."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -46,9 +53,53 @@ def mlp(sizes: Sequence[int], activation: str, output_gain: float, generator: to
     return nn.Sequential(*layers)
 
 
+def check_network(hidden: Sequence[int], networks: Sequence[Sequence[int]]) -> None:
+    """Refuse networks (each given by its `sizes`) that do not fit into memory, before their weights are drawn.
+
+    Warns of those whose first weights take long: an orthogonal matrix costs as much as thousands of updates.
+    """
+    layers = [layer for sizes in networks for layer in pairwise(sizes)]
+    weights = 4 * sum(i * o + o for i, o in layers)
+    parts = {"weights": weights, "gradients": weights, "Adam's moments": 2 * weights}
+    check_fits("policy.hidden", list(hidden), parts, "Use fewer or narrower layers")
+    if sum(2 * max(layer) * min(layer) ** 2 for layer in layers) > SLOW_TO_DRAW:
+        warnings.warn(
+            f"policy.hidden = {list(hidden)}: drawing {weights // 4:,} first weights takes minutes.", stacklevel=2
+        )
+
+
 def is_image(space: gymnasium.Space[Any]) -> bool:
-    """Three axes of bytes: pixels."""
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    """Whether a convolutional network reads it: bytes with three axes, or pixels (0 to 255) with two or four.
+
+    Two axes are one grey picture, four a stack of pictures. Two axes with a side below 8 are a table of numbers.
+    """
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return False
+    if len(space.shape) == 3:
+        return True
+    pixels = bool((space.low == 0).all() and (space.high == 255).all())
+    if pixels and len(space.shape) > 4:
+        raise ConfigError(
+            "env observation", f"bytes of shape {space.shape}", "pixels with more than four axes are not understood",
+            "Wrap the environment so that it gives [height, width, channels] or a stack of those",
+        )  # fmt: skip
+    return pixels and (len(space.shape) == 4 or (len(space.shape) == 2 and min(space.shape) >= SMALLEST_GREY))
+
+
+def picture_layout(shape: tuple[int, ...]) -> tuple[int, int, int, bool]:
+    """Channels (of all pictures of a stack together), height, width, and whether channels come last."""
+    if len(shape) == 2:
+        return 1, *shape, False
+    stack, picture = (shape[0], shape[1:]) if len(shape) == 4 else (1, shape)
+    last = picture[-1] < picture[0]
+    channels, height, width = (picture[2], *picture[:2]) if last else picture
+    if len(shape) == 4 and channels > 4:
+        raise ConfigError(
+            "env observation", f"bytes of shape {shape}", f"a stack of pictures with {channels} channels is unlikely",
+            "Wrap the environment so that it gives [stack, height, width, channels] with up to four channels, or stack "
+            "along the channels yourself",
+        )  # fmt: skip
+    return stack * channels, height, width, last
 
 
 class ImageEncoder(nn.Module):
@@ -56,8 +107,8 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], features: int, generator: torch.Generator) -> None:
         super().__init__()
-        self._channels_last = shape[-1] < shape[0]
-        channels, height, width = (shape[2], *shape[:2]) if self._channels_last else shape
+        self._axes = len(shape)
+        channels, height, width, self._channels_last = picture_layout(shape)
         self.convolutions = nn.Sequential(*_convolutions(channels, min(height, width)))
         with torch.no_grad():
             flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
@@ -68,7 +119,11 @@ class ImageEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """`[B, features]`."""
-        if self._channels_last:
+        if self._axes == 2:
+            pixels = pixels.unsqueeze(1)
+        elif self._axes == 4:
+            pixels = (pixels.permute(0, 1, 4, 2, 3) if self._channels_last else pixels).flatten(1, 2)
+        elif self._channels_last:
             pixels = pixels.permute(0, 3, 1, 2)
         # Rearranged while still bytes, a quarter of the memory; channels-last is the order CPU convolutions like best.
         x = pixels.contiguous(memory_format=torch.channels_last).float()
@@ -130,6 +185,8 @@ class ObservationEncoder(nn.Module):
         )
         self.images = nn.ModuleDict()
         self.normalizers = nn.ModuleDict()
+        self.notices: list[str] = []
+        """What a person should know about how observations are read."""
         self.size = 0
         self.is_plain_vector = isinstance(space, spaces.Box) and not is_image(space)
         for name, part in self._parts.items():
@@ -139,6 +196,7 @@ class ObservationEncoder(nn.Module):
                 self.size += image_features
             else:
                 self.size += spaces.flatdim(part)
+                self.notices += _unlikely_numbers(name, part)
                 if normalize and isinstance(part, spaces.Box):
                     self.normalizers[_module_name(name)] = ObservationNormalizer(spaces.flatdim(part))
 
@@ -173,6 +231,17 @@ class ObservationEncoder(nn.Module):
                 normalizer = self.normalizers[key]
                 assert isinstance(normalizer, ObservationNormalizer)
                 normalizer.absorb(value.reshape(len(value), -1))
+
+
+def _unlikely_numbers(name: str, part: gymnasium.Space[Any]) -> list[str]:
+    """A notice about numbers that look like a picture, which only bytes are read as."""
+    if not isinstance(part, spaces.Box) or len(part.shape) < 2 or min(part.shape[:2]) < 16:
+        return []
+    what = f"The observation {name!r}" if name else "The observation"
+    return [
+        f"{what} of shape {part.shape} and type {part.dtype} is read as {spaces.flatdim(part):,} separate numbers. If "
+        "it is a picture, give it as uint8 with bounds 0 and 255, and a convolutional network reads it."
+    ]
 
 
 def _module_name(name: str) -> str:

@@ -33,6 +33,7 @@ def _checked_environment(data: Mapping[str, Any], seed: int | None) -> dict[str,
     single = config.model_copy(update={"env": config.env.model_copy(update=here)})
     trainer = build_trainer(single)
     try:
+        trainer.check_memory(config.rollout_length, config.trainer.buffer_size, num_envs=config.env.num_envs)
         spaces = signature(trainer.env, config.env.id)
     finally:
         trainer.env.close()

@@ -124,6 +124,7 @@ def train(
     # A checkpoint brings every weight itself, so its run goes on where the pretrained file is gone.
     trainer = build_trainer(config, pretrained=resume is None)
     try:
+        trainer.check_memory(config.rollout_length, config.trainer.buffer_size)
         exact = True
         if warm_start is not None:
             load_weights(trainer.policy, read_checkpoint(warm_start).policy_file)

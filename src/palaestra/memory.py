@@ -1,0 +1,60 @@
+"""How much memory this process may use, and refusing what cannot fit before anything of it is allocated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from palaestra.errors import ConfigError
+
+__all__ = ["check_fits", "memory_limit", "shown_bytes"]
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def memory_limit(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """The machine's memory in bytes, or the limit of this process' control group where that is lower."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            limits += _limits_above(cgroups, path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits_above(cgroups / "memory", path, "memory.limit_in_bytes")
+    return min(limits)
+
+
+def _limits_above(root: Path, path: str, name: str) -> list[int]:
+    """Limits of a control group and of all that it is in; a container sees its own group as the root."""
+    place = root / path.lstrip("/")
+    found = []
+    for directory in {place, *place.parents} if place.is_dir() else {root}:
+        if directory.is_relative_to(root):
+            try:
+                found.append(int((directory / name).read_text()))
+            except (OSError, ValueError):  # no such file, or "max"
+                continue
+    return found
+
+
+def shown_bytes(count: int) -> str:
+    """A number of bytes for people: 36.1 TB."""
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB", "EB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{count} B"
+
+
+def check_fits(place: str, value: object, parts: Mapping[str, int], remedy: str, *, limit: int | None = None) -> None:
+    """Refuse with a `ConfigError` about `place` if the `parts` (what it is, bytes) do not fit into memory together."""
+    total, most = sum(parts.values()), memory_limit() if limit is None else limit
+    if total > most:
+        told = ", ".join(f"{name} {shown_bytes(size)}" for name, size in parts.items())
+        reason = f"it needs about {shown_bytes(total)} of memory ({told}) and {shown_bytes(most)} is there"
+        raise ConfigError(place, value, reason, remedy)
