@@ -43,6 +43,7 @@ def test_a_short_value_is_hidden_by_its_name_but_not_hunted_for_elsewhere():
         ("0123456789abcdef0123456789abcdef01234567 is the wandb key", "*** is the wandb key"),
         ("commit 0123456789abcdef0123456789abcdef01234567", "commit 0123456789abcdef0123456789abcdef01234567"),
         ("loss 0.123, step 4000", "loss 0.123, step 4000"),
+        ("hf-internal-testing/tiny-random-LlamaModel", "hf-internal-testing/tiny-random-LlamaModel"),
     ],
 )
 def test_tokens_are_known_by_their_shape(text, shown):

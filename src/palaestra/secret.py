@@ -18,7 +18,9 @@ _SHAPES = re.compile(
     r"(?P<head>\bBearer\s+)[^\s@'\"]{4,}"
     # Without the @ behind it, it is a port.
     r"|(?P<user>://[^\s/:@]+:)[^\s@'\"]+(?=@)"
-    r"|\b(?:hf|sk|ghp|gho|github_pat|xox[abp]|glpat|wandb_v1)[-_][A-Za-z0-9_-]{12,}"
+    # Tokens of Hugging Face hold letters and digits only; `hf-internal-testing` is an organisation.
+    r"|\bhf_[A-Za-z0-9]{12,}"
+    r"|\b(?:sk|ghp|gho|github_pat|xox[abp]|glpat|wandb_v1)[-_][A-Za-z0-9_-]{12,}"
     r"|\bAKIA[0-9A-Z]{16}\b|(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])(?=.*(?:wandb|api))"
 )
 _SHORTEST = 8
