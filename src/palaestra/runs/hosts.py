@@ -11,9 +11,10 @@ import re
 import socket
 from collections.abc import Sequence
 
-__all__ = ["AllowedHosts", "exposure_warning", "is_loopback", "reachable_host"]
+__all__ = ["AllowedHosts", "exposure_warning", "is_host_name", "is_loopback", "reachable_host"]
 
-_HEADER = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?", re.IGNORECASE)
+_NAME = re.compile(r"\[[0-9a-f:.]+\]|[a-z0-9._-]+", re.IGNORECASE)
+_HEADER = re.compile(rf"(?P<name>{_NAME.pattern})(?::\d{{1,5}})?", re.IGNORECASE)
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -43,6 +44,11 @@ class AllowedHosts:
         if name in self._names or is_loopback(name):
             return True
         return self._beyond and server is not None and name == _canonical(server)
+
+
+def is_host_name(text: str) -> bool:
+    """Whether a text is a host's name or address, and nothing more."""
+    return _NAME.fullmatch(text) is not None or (":" in text and _HEADER.fullmatch(f"[{text}]") is not None)
 
 
 def is_loopback(host: str) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from palaestra.config import validated
 from palaestra.runs.connect import holder_of
 from palaestra.runs.durable import read_json
+from palaestra.runs.hosts import is_host_name
 from palaestra.runs.layout import Home
 from palaestra.runs.spec_file import read_config
 from palaestra.runs.supervisor_config import SupervisorConfig
@@ -32,6 +33,14 @@ class ServiceConfig(SupervisorConfig):
     """Leave when nothing runs, waits or asks for this long; null stays."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What goes into service.log."""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name != "*" and not is_host_name(name):
+                raise ValueError(f"{name!r} is not the name or address of a host, without scheme and port")
+        return value
 
 
 def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
