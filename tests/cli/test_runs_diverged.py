@@ -104,3 +104,15 @@ def test_a_diverged_run_of_train_alone_says_so_too(palaestra, home):
     (row,) = strict(palaestra("runs", "list", "--json").out)
     assert row["episode_return"] == "NaN"
     assert [(alarm["code"], alarm["text"]) for alarm in row["alarms"]] == [("non_finite", "loss is NaN at step 8")]
+
+
+def test_an_update_of_ten_thousand_metrics_is_found_at_the_end_of_a_journal(palaestra, home):
+    attempt = home.run("solo").attempt(1)
+    attempt.path.mkdir(parents=True)
+    (home.run("solo").path / "resolved.json").write_text("{}")
+    with Journal(attempt.journal) as journal:
+        metrics = {f"layer_{i:05}/gradient_norm": float("nan") for i in range(10_000)}
+        journal.emit(TrainingStep(1, 4096, metrics))
+
+    (row,) = strict(palaestra("runs", "list", "--json").out)
+    assert (row["env_step"], row["alarms"][0]["code"]) == (4096, "non_finite")

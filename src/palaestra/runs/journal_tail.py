@@ -19,6 +19,7 @@ from palaestra.telemetry.json_number import optional_number, read_numbers
 __all__ = ["Told", "told_by"]
 
 _TAIL_BYTES = 1 << 18
+_LONG_TAIL_BYTES = 1 << 23
 _EPISODES = 100
 _LARGEST = 2**63
 _KINDS = (b'"EpisodeSummary"', b'"TrainingStep"', b'"PhaseChanged"')
@@ -41,7 +42,11 @@ class Told:
 def told_by(journal: Path) -> Told:
     """Read it; a journal that is not there tells nothing."""
     told, returns, seen = Told(), list[float](), set[bytes]()
-    for line in reversed(_tail(journal).split(b"\n")):
+    tail = _tail(journal, _TAIL_BYTES)
+    if _KINDS[1] not in tail and len(tail) == _TAIL_BYTES:
+        # An update of ten thousand metrics is longer than that.
+        tail = _tail(journal, _LONG_TAIL_BYTES)
+    for line in reversed(tail.split(b"\n")):
         kind = next((kind for kind in _KINDS if kind in line), None)
         if kind is None or (kind in seen and kind != _KINDS[0]):
             continue
@@ -80,10 +85,10 @@ def _number(value: Any) -> float:
     return math.nan if found is None else found
 
 
-def _tail(path: Path) -> bytes:
+def _tail(path: Path, size: int) -> bytes:
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read(size)
     except OSError:
         return b""

@@ -4,10 +4,12 @@ PALAESTRA_CLEANRL is a checkout; PALAESTRA_CLEANRL_PYTHON an interpreter with it
 """
 
 import os
+import subprocess
 import sys
 
 import pytest
 
+from palaestra.errors import LaunchRefused
 from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
@@ -20,10 +22,16 @@ pytestmark = [
 PYTHON = os.environ.get("PALAESTRA_CLEANRL_PYTHON", sys.executable)
 
 
-def _trained(home, script, env_id, **config) -> tuple[RunRecord, list[EpisodeSummary], str]:
+def _has(*modules):
+    return (
+        subprocess.run([PYTHON, "-c", f"import {', '.join(modules)}"], capture_output=True, check=False).returncode == 0
+    )
+
+
+def _trained(home, script, env_id, *, options=None, **config) -> tuple[RunRecord, list[EpisodeSummary], str]:
     with TrainerOrchestrator(home) as orchestrator:
         run_id = orchestrator.launch(
-            "cleanrl", config, script=script, env_id=env_id, seed=1, python=PYTHON, consent=True
+            "cleanrl", config, script=script, env_id=env_id, seed=1, python=PYTHON, consent=True, **(options or {})
         )  # fmt: skip
         episodes = [r.event for r in orchestrator.stream(run_id) if isinstance(r.event, EpisodeSummary)]
         output = (home / "var" / "training" / "runs" / run_id / "attempt_1" / "stdout.log").read_text()
@@ -61,7 +69,37 @@ def test_dqn_learns(tmp_path):
     assert sum(returns[-100:]) / 100 > 100
 
 
+def test_a_model_is_not_trained_that_could_not_be_evaluated(tmp_path):
+    if _has("moviepy"):
+        pytest.skip("moviepy is installed")
+    with pytest.raises(LaunchRefused, match="dependency:moviepy"):
+        _trained(tmp_path, "dqn", "CartPole-v1", total_timesteps=2000, save_model=True)
+
+
+def test_a_filmed_and_tracked_run_ends_well(tmp_path):
+    if not _has("moviepy", "wandb"):
+        pytest.skip("moviepy or wandb is not installed")
+    options = {"video": True, "track": "offline"}
+    run, _, output = _trained(tmp_path, "dqn", "CartPole-v1", total_timesteps=2000, save_model=True, options=options)
+
+    assert run.phase is Phase.SUCCEEDED, output[-2000:]
+    assert list(tmp_path.rglob("videos/**/*.mp4"))
+
+
+def test_an_atari_script_trains_or_names_the_emulator(tmp_path):
+    wishes = {"total_timesteps": 256, "num_envs": 2, "num_steps": 64}
+    if not _has("ale_py", "cv2"):
+        with pytest.raises(LaunchRefused, match=r"dependency:(ale-py|opencv-python)"):
+            _trained(tmp_path, "ppo_atari", "BreakoutNoFrameskip-v4", **wishes)
+        return
+    run, _, output = _trained(tmp_path, "ppo_atari", "BreakoutNoFrameskip-v4", **wishes)
+    assert run.phase is Phase.SUCCEEDED, output[-2000:]
+    assert run.env_step >= 100
+
+
 def test_a_model_is_saved_and_its_evaluation_ends(tmp_path):
+    if not _has("moviepy"):
+        pytest.skip("moviepy is not installed")
     run, _, output = _trained(tmp_path, "dqn", "CartPole-v1", total_timesteps=2000, save_model=True)
 
     assert run.phase is Phase.SUCCEEDED

@@ -144,6 +144,7 @@ class CleanrlRunner:
             *tracking_findings(spec, machine),
             *_upload(wish, machine),
             *([_shim_note(found)] if _needs_shim(wish, found) else []),
+            *([_NO_CLIPS] if _needs_shim(wish, found) and spec.track != "off" and wish.films else []),
         ]
 
     def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
@@ -314,6 +315,12 @@ def _needs_shim(wish: _Wish, found: Probe) -> bool:
 def _shim_note(found: Probe) -> Finding:
     text = f"{found.packages['gymnasium']}: a compatibility shim is injected, or no episode would ever be reported"
     return Finding("gymnasium", "warning", text, "Install gymnasium==0.29.1 to run without it")
+
+
+_NO_CLIPS = Finding(
+    "wandb", "warning", "clips stay in the run's directory: W&B cannot take them from Gymnasium 1",
+    "Install gymnasium==0.29.1 to have them uploaded",
+)  # fmt: skip
 
 
 def _sha256(text: str) -> str:
