@@ -96,8 +96,10 @@ def test_eval_plays_exactly_the_episodes_asked_for(palaestra, config):
     report = json.loads(said.out)
     assert report["episodes"] == 7
     assert report["ci95"][0] <= report["mean_return"] <= report["ci95"][1]
-    again = json.loads(palaestra("eval", run, "--episodes", 7, "--json").out)
+    again = json.loads(palaestra("eval", run, "--episodes", 7, "--device", "cpu", "--json").out)
     assert again == report
+    refused = palaestra("eval", run, "--device", "gpu")
+    assert (refused.code, "device = 'gpu': names no device" in refused.err) == (2, True)
 
 
 def test_eval_compares_two_runs_on_the_same_seeds(palaestra, config):

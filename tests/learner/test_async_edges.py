@@ -222,6 +222,14 @@ def test_an_exit_without_a_word_says_where_to_look():
         trainer.train(10_000, 16)
 
 
+def test_a_script_without_a_main_guard_is_told_what_to_do(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("from tests.learner.test_asynchronous import _trainer\n_trainer(kind='process').train(64, 16)\n")
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=here)
+    assert "imports it. Put what the script does under `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
+
+
 class OwnCollection(Trainer):
     """Collects in a way of its own, as a curriculum does."""
 
