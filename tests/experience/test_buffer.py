@@ -187,3 +187,58 @@ def test_a_rollout_of_2048_by_16_takes_little_more_than_its_numbers():
 def test_pixels_are_kept_as_bytes():
     buffer = RolloutBuffer(16, 4, ArraySpec((84, 84, 4), BYTE), ArraySpec((), INT))
     assert buffer.nbytes() < 1.2 * 16 * 4 * 84 * 84 * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"action": np.zeros(2, np.float32)}, "action is float32, and as int64 it would become something else"),
+        ({"terminated": np.zeros(2, np.float32)}, "terminated is float32"),
+        ({"reward": np.array(["a", "b"])}, "reward is <U1"),
+        ({"observation": np.zeros(2)}, r"observation holds one array, expected the parts \['sign'\]"),
+        ({"observation": {"sing": np.zeros(2)}}, r"observation holds \['sing'\]"),
+        ({"policy_version": np.zeros(2)}, "policy_version is float64"),
+        ({"policy_version": np.zeros(0, np.int64)}, "expected one whole number for each of 1 steps"),
+        ({"policy_fingerprint": np.arange(2)}, "must act on one policy_fingerprint"),
+        ({"made_for": np.zeros(2)}, "there is no column 'made_for'"),
+    ],
+)
+def test_a_step_that_would_become_something_else_is_refused(changes, message):
+    buffer = RolloutBuffer(3, 2, {"sign": ArraySpec((), np.dtype(np.float32))}, ArraySpec((), np.dtype(np.int64)))
+    step = {"reward": np.ones(2), "observation": {"sign": np.ones(2)}, "action": np.ones(2, np.int64)}
+    with pytest.raises(ExperienceError, match=message):
+        buffer.add(step | changes)
+    assert buffer.position == 0
+    buffer.add(step | {"terminated": [0, 1]})  # flags may be written as numbers
+    assert buffer.columns()["terminated"].tolist() == [[False, True]]
+
+
+_PARTS = st.one_of(
+    st.none(), st.integers(-3, 3), st.floats(), st.text(max_size=3),
+    st.dictionaries(st.text(max_size=2), st.integers()),
+    st.builds(
+        lambda shape, dtype: np.zeros(shape, dtype),
+        st.lists(st.integers(0, 3), max_size=3),
+        st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_, np.complex64]),
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["reward", "observation", "action", "log_prob", "valid", "policy_version", "env_step", "other"]
+        ),
+        _PARTS,
+    )
+)
+def test_whatever_is_added_is_refused_by_name_or_recorded(step):
+    buffer = RolloutBuffer(3, 2, ArraySpec((3,), np.dtype(np.float32)), ArraySpec((), np.dtype(np.int64)))
+    try:
+        buffer.add(step)
+    except ExperienceError:
+        assert buffer.position == 0
+    else:
+        reward = np.asarray(step["reward"])
+        assert buffer.position == (len(reward) if reward.ndim == 2 else 1)

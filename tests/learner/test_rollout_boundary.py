@@ -231,13 +231,13 @@ COLUMNS = [
     "reward_scale", "stream", "env_step", "weight", "valid", "action_mask", "duration", "policy_fingerprint",
 ]  # fmt: skip
 
-_TRAINERS: dict[str, Trainer] = {}
+_TRAINERS: dict[tuple[str, str], Trainer] = {}
 
 
-def _trainer(path: str) -> Trainer:
-    if path not in _TRAINERS:
-        _TRAINERS[path] = trainer_for(compiled=path)
-    return _TRAINERS[path]
+def _trainer(env: str, path: str) -> Trainer:
+    if (env, path) not in _TRAINERS:
+        _TRAINERS[env, path] = trainer_for(env, path)
+    return _TRAINERS[env, path]
 
 
 @st.composite
@@ -251,6 +251,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 @settings(max_examples=200, deadline=None)
 @given(
+    st.sampled_from(["compiled/CartPole-v1", "Pendulum-v1"]),
     st.sampled_from(PATHS),
     st.dictionaries(
         st.sampled_from(COLUMNS),
@@ -259,8 +260,10 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
         max_size=3,
     ),
 )
-def test_whatever_a_rollout_holds_it_is_refused_by_name_or_learned_from(path: str, changes: dict[str, Any]) -> None:
-    trainer = _trainer(path)
+def test_whatever_a_rollout_holds_it_is_refused_by_name_or_learned_from(
+    env: str, path: str, changes: dict[str, Any]
+) -> None:
+    trainer = _trainer(env, path)
     before = trainer.n_updates
     rollout: dict[str, Any] = trainer.collect_rollouts(8).columns()
     for key, value in changes.items():

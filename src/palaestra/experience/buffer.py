@@ -125,6 +125,12 @@ class RolloutBuffer:
         self._clear(rows)
         for key, value in given.items():
             if key == "observation" and isinstance(self.observation, dict):
+                names = {str(name) for name in value.keys()} if hasattr(value, "keys") else None
+                if names != set(self.observation):
+                    raise ExperienceError(
+                        f"RolloutBuffer.add: observation holds {'one array' if names is None else sorted(names)}, "
+                        f"expected the parts {sorted(self.observation)}."
+                    )
                 for name, column in self.observation.items():
                     _write(column, rows, value[name], f"observation/{name}")
             elif key in ("policy_version", "policy_fingerprint"):
@@ -225,7 +231,13 @@ def _allocate(spec: ObservationSpec, leading: tuple[int, int], memory: Memory) -
 
 def _per_step(key: str, value: Any, steps: int) -> NDArray[Any]:
     """One number per step, however many environments it was given for: they act on one set of weights."""
-    numbers = _array(value).reshape(steps, -1)
+    numbers = _array(value)
+    if numbers.dtype.kind not in "iu" or numbers.size % steps or not numbers.size:
+        raise ExperienceError(
+            f"RolloutBuffer.add: {key} is {numbers.dtype} of shape {numbers.shape}, expected one whole number for each "
+            f"of {steps} steps."
+        )
+    numbers = numbers.reshape(steps, -1)
     if (numbers != numbers[:, :1]).any():
         raise ExperienceError(f"RolloutBuffer.add: the environments of one step must act on one {key}.")
     return numbers[:, 0]
@@ -248,5 +260,11 @@ def _write(column: NDArray[Any], rows: slice, value: Any, key: str) -> None:
         raise ExperienceError(
             f"RolloutBuffer.add: {key} has shape {array.shape}, expected {target.shape[1:]} for each of the "
             f"{len(target)} steps."
+        )
+    flags = column.dtype == np.bool_ and array.dtype.kind in "iu"
+    if not (flags or np.can_cast(array.dtype, column.dtype, "same_kind")):
+        raise ExperienceError(
+            f"RolloutBuffer.add: {key} is {array.dtype}, and as {column.dtype} it would become something else. "
+            "Convert it."
         )
     target[:] = array

@@ -21,7 +21,7 @@ from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibat
 from palaestra.learner.returns import gae, vtrace
 from palaestra.policy.eval_mode import eval_mode
 
-__all__ = ["Seen", "prepare_stale", "seen_today", "stale_steps", "staleness_metrics"]
+__all__ = ["Seen", "prepare", "prepare_stale", "seen_today", "stale_steps", "staleness_metrics"]
 
 ROWS_AT_ONCE = 1024
 """Steps per forward pass: enough to be fast, few enough for images of a large model."""
@@ -90,6 +90,21 @@ def seen_today(policy: Any, rollout: Columns, stale: Tensor) -> Seen:
     next_value[:-1] = torch.where(goes_on & stale[1:], value[1:], next_value[:-1])
     today = {**rollout, "log_prob": log_prob, "value": value, "next_value": next_value}
     return Seen(today, log_prob - rollout["log_prob"])
+
+
+def prepare(
+    algorithm: PPO, policy: Any, rollout: Columns, stale: Tensor | None, *, compiled: bool = True
+) -> TrainBatch:
+    """What the algorithm learns from a rollout, given what `stale_steps` says of it."""
+    cls, c = type(algorithm), algorithm.config
+    # A subclass with advantages of its own knows best what to do with old experience.
+    as_ppo = cls.prepare is PPO.prepare and cls.advantages is PPO.advantages
+    if stale is not None and c.correction != "none" and as_ppo:
+        return prepare_stale(algorithm, policy, rollout, stale, compiled=compiled)
+    if cls is PPO and compiled and rollout["reward"].device.type == "cpu":
+        advantage = compiled_gae(rollout, scaled_reward(rollout), discount=c.gamma, lam=c.gae_lambda)
+        return algorithm.prepare(rollout, advantage)
+    return algorithm.prepare(rollout)
 
 
 def prepare_stale(algorithm: PPO, policy: Any, rollout: Columns, stale: Tensor, *, compiled: bool = True) -> TrainBatch:

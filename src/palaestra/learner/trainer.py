@@ -36,10 +36,10 @@ from palaestra.experience.columns import Columns
 from palaestra.experience.rollout_check import check_columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
-from palaestra.learner.compiled import CompiledLearner, compiled_gae
+from palaestra.learner.compiled import CompiledLearner
 from palaestra.learner.input import columns_of, moved
-from palaestra.learner.off_policy import prepare_stale, stale_steps, staleness_metrics
-from palaestra.learner.ppo import PPO, TrainBatch, joined, scaled_reward
+from palaestra.learner.off_policy import prepare, stale_steps, staleness_metrics
+from palaestra.learner.ppo import PPO, TrainBatch, joined
 from palaestra.learner.returns import explained_variance
 from palaestra.learner.update import learn_plainly, where_it_broke
 from palaestra.policy.actor_critic import ActorCritic
@@ -306,7 +306,12 @@ class Trainer:
             fingerprint = policy_fingerprint(self.policy)
         stale = [stale_steps(rollout, self.n_updates, fingerprint) for rollout in rollouts]
         fast = self._compiled_learner(rollouts, flat)
-        batch = joined([self._prepared(*pair) for pair in zip(rollouts, stale, strict=True)])
+        batch = joined(
+            [
+                prepare(self.algorithm, self.policy, rollout, steps, compiled=self._compiled != "off")
+                for rollout, steps in zip(rollouts, stale, strict=True)
+            ]
+        )
         size = len(batch["advantage"])
         if size == 0:
             raise ExperienceError("learn: the rollout holds no valid step.")
@@ -336,20 +341,6 @@ class Trainer:
             # Statistics move between rollouts, never within one, and no experience counts twice.
             self._absorb(batch)
         return metrics
-
-    def _prepared(self, rollout: Columns, stale: Tensor | None) -> TrainBatch:
-        if stale is not None and self.algorithm.config.correction != "none" and self._prepares_as_ppo():
-            return prepare_stale(self.algorithm, self.policy, rollout, stale, compiled=self._compiled != "off")
-        if type(self.algorithm) is PPO and rollout["reward"].device.type == "cpu" and self._compiled != "off":
-            config = self.algorithm.config
-            advantage = compiled_gae(rollout, scaled_reward(rollout), discount=config.gamma, lam=config.gae_lambda)
-            return self.algorithm.prepare(rollout, advantage)
-        return self.algorithm.prepare(rollout)
-
-    def _prepares_as_ppo(self) -> bool:
-        """A subclass with advantages of its own knows best what to do with old experience."""
-        cls = type(self.algorithm)
-        return cls.prepare is PPO.prepare and cls.advantages is PPO.advantages
 
     def _about(
         self, batch: TrainBatch, rollouts: list[Columns], rate: float, clip_range: float, metrics: dict[str, float]
