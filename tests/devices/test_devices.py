@@ -19,6 +19,7 @@ from palaestra.errors import ConfigError
 from palaestra.learner.trainer import Trainer
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.device import choose_device, move_to
+from palaestra.train.checking import checked
 from palaestra.train.config import config_from
 from palaestra.train.loop import build_trainer, device_notices, train
 
@@ -86,6 +87,13 @@ def test_a_run_on_a_missing_gpu_is_refused_before_its_directory_exists(tmp_path,
     with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda': torch sees no GPU"):
         train(config, root=tmp_path, run_id="one")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_on_screens_on_a_missing_gpu_is_refused_by_the_check_before_a_launch(monkeypatch):
+    pytest.importorskip("transformers")
+    _pretend(monkeypatch, count=0)
+    with pytest.raises(ConfigError, match=r"model\.device = 'cuda:0': torch sees no GPU"):
+        checked({"model": {"name": "tiny", "device": "cuda:0"}})
 
 
 def test_every_constructor_takes_a_device_and_moves_the_policy():

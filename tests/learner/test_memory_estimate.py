@@ -3,6 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from palaestra.actor.memory_estimate import policy_bytes
@@ -57,6 +58,15 @@ def test_a_run_that_cannot_fit_is_refused_before_its_directory_exists(tmp_path):
     assert "a rollout of 100,000,000,000 steps x 8 environments" in text
     assert "Set a shorter trainer.rollout_length, fewer env.num_envs, or a smaller policy." in text
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_gpu_has_a_limit_of_its_own(monkeypatch):
+    trainer = _trainer()
+    monkeypatch.setattr("palaestra.actor.memory_estimate.device_of", lambda policy: torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1_000_000))
+    trainer.check_memory(16)
+    with pytest.raises(ConfigError, match=r"the policy .*a rollout .* and 1\.0 MB is there\. .*trainer\.device=cpu"):
+        trainer.check_memory(10_000)
 
 
 def test_the_check_before_a_launch_counts_all_environments():
