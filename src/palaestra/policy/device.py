@@ -8,6 +8,7 @@ come back as arrays. The compiled kernels run on the CPU only.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
 
-__all__ = ["DEVICE_PATTERN", "Device", "choose_device", "device_of", "move_to"]
+__all__ = ["DEVICE_PATTERN", "Device", "check_device_name", "choose_device", "device_of", "move_to"]
 
 Device: TypeAlias = str | torch.device
 """`auto`, `cpu`, `cuda`, `cuda:1`, or a `torch.device`."""
@@ -24,6 +25,12 @@ Device: TypeAlias = str | torch.device
 DEVICE_PATTERN = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
 """What a configuration may say."""
 _REMEDY = "Use 'auto' (a GPU where there is one), 'cpu', 'cuda' or 'cuda:N'"
+
+
+def check_device_name(device: object, *, place: str) -> None:
+    """Refuse what a configuration may not say, without asking torch."""
+    if not (isinstance(device, str) and re.match(DEVICE_PATTERN, device)):
+        raise ConfigError(place, device, "names no device", _REMEDY)
 
 
 def choose_device(device: Device, *, place: str = "device") -> torch.device:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from palaestra.actor.async_config import AsyncConfig
 from palaestra.config import Section, validated
@@ -21,7 +21,7 @@ from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
 from palaestra.learner.algorithm import CONFIGS, config_of
 from palaestra.policy.actor_critic import PolicyConfig
-from palaestra.policy.device import DEVICE_PATTERN
+from palaestra.policy.device import DEVICE_PATTERN, check_device_name
 from palaestra.telemetry import TelemetryConfig
 
 __all__ = ["MAX_SEED", "SECTIONS", "RunConfig", "TrainerConfig", "config_from", "load_config"]
@@ -85,6 +85,13 @@ class TrainerConfig(AsyncConfig):
     torch_threads: int | None = Field(default=None, ge=1)
     """Threads of torch while training, in a collector process too. null: 1 for small networks and for a collector
     process, torch's own choice for large networks."""
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _device_is_a_name(cls, value: Any) -> Any:
+        # Raised as it is, not as pydantic's: it has a remedy to tell.
+        check_device_name(value, place="trainer.device")
+        return value
 
 
 class RunConfig(Section):
