@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from palaestra.cli.terminal import printable, shortened
 from palaestra.runs.life import elapsed
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import RunRecord
+from palaestra.runs.record import LASTING_ALARMS, RunRecord
 
 __all__ = ["aligned", "became", "duration", "note", "one_line", "run_table", "sized", "steps", "why"]
 
@@ -56,7 +56,7 @@ def note(row: RunRecord) -> str:
     failed = row.phase.ended and row.phase is not Phase.SUCCEEDED
     if row.alarms and not failed:
         text = f"! {row.alarms[0].text}"
-    elif row.code == "no_episodes":
+    elif row.code == "no_episodes" or row.code in LASTING_ALARMS:
         text = f"! {row.reason}"
     elif row.phase in (Phase.SUCCEEDED, Phase.RUNNING) or row.reason == str(row.phase):
         text = "" if row.supervised else "started without the service"

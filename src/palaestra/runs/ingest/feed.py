@@ -40,7 +40,7 @@ __all__ = ["Feed"]
 
 _FLUSH_EVERY_S = 0.5
 _FLUSH_POINTS = 4_096
-_FLUSH_POINTS_PER_METRIC = 32
+_FLUSH_POINTS_PER_METRIC = 64
 """Every metric has files of its own: of thousands, a flush is worth it only when each has several new points."""
 _FLUSH_SHARE = 4
 """Time between two flushes, in times that the last one took."""
