@@ -35,18 +35,19 @@ class SessionClient:
     def __init__(
         self, url: str, *, token: str | None = None, patience: Patience | None = None, rng: random.Random | None = None,
         caller: HttpCaller | None = None, give_up: Callable[[], Awaitable[object]] | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None, session_id: str = "",
     ) -> None:  # fmt: skip
         """`caller` shares connections with others and is then not closed here; `give_up` tells whoever opened it.
 
         `headers` go with every request, such as the token by which a gateway knows who opened the session.
+        `session_id` is the name of the session where it was opened; a trajectory records it.
         """
         self._caller = caller or HttpCaller(url, token=token, patience=patience, rng=rng)
         self._own_caller = caller is None
         self._path = "" if caller is None else url.removeprefix(caller.url).rstrip("/")
         self._give_up = give_up
         self._closed = False
-        self.url = url
+        self.url, self.session_id = url, session_id
         self.headers = dict(headers or {})
 
     async def reset(self, request: TaskRequest) -> TaskSpec:
@@ -128,7 +129,9 @@ async def open_session(
         finally:
             await caller.close()
 
-    return SessionClient(f"{caller.url}/sessions/{name}", caller=caller, give_up=give_up)
+    return SessionClient(
+        f"{caller.url}/sessions/{name}", caller=caller, give_up=give_up, session_id=f"{caller.url}/sessions/{name}"
+    )
 
 
 def _read(answer: Answer, reading: Callable[[], T]) -> T:

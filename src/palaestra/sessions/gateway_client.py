@@ -53,7 +53,7 @@ class GatewayClient:
             await self._caller.call("DELETE", f"/sessions/{name}", headers=owned, repeatable=True)
 
         url = f"{self._caller.url}/proxy/{name}"
-        session = SessionClient(url, caller=self._caller, give_up=give_up, headers=owned)
+        session = SessionClient(url, caller=self._caller, give_up=give_up, headers=owned, session_id=name)
         self._held[name] = session
         renewing = self._renew(name, ttl_s, {**_JSON, **owned})
         self._renewing[name] = asyncio.create_task(renewing, name=f"palaestra-lease-{name}")
