@@ -34,6 +34,8 @@ class Reply:
     token_ids: Sequence[int] = ()
     log_probs: Sequence[float] = ()
     versions: Sequence[int] = ()
+    weights: str = ""
+    """Fingerprint of the weights that the tokens were drawn from."""
 
 
 class Dialogue(Protocol):

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from palaestra.actor.inference import Answered, BatchedInference, InferenceStatistics, Question, Sampler
 from palaestra.actor.pool import Play
 from palaestra.actor.task_runner import TaskRunner
 from palaestra.actor.vlm_agent import VlmAgent
-from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory
-from palaestra.policy.codecs import CODECS, IMAGE_RULES, ActionCodec, ImageRule, codec_for_model_type
 from palaestra.policy.vlm import SampleRequest, VLMPolicy
+from palaestra.train.grammar import Grammar, grammar_for
 from palaestra.train.session_source import SessionAddress, open_source
 from palaestra.train.ui_config import UiRunConfig
 
-__all__ = ["Grammar", "LocalSampler", "UiHall", "grammar_of", "open_ui_hall"]
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """How a model is shown screens and says actions."""
-
-    codec: ActionCodec
-    rule: ImageRule
-    described: bool
-    """Whether the prompt explains the grammar."""
+__all__ = ["LocalSampler", "UiHall", "grammar_of", "open_ui_hall"]
 
 
 def grammar_of(config: UiRunConfig, policy: VLMPolicy) -> Grammar:
-    """The codec that the configuration names, or that goes with the model; pictures in sizes its tower takes."""
-    name = config.actor.codec or codec_for_model_type(str(policy.parts.model.config.model_type))
-    if name not in CODECS:
-        raise ConfigError("actor.codec", name, "no codec has this name", f"There are {', '.join(CODECS)}")
-    rule = IMAGE_RULES[name]
-    if rule.factor != policy.factor:
-        # A tower of other patches, such as a tiny model's: the family's area in tokens, in blocks of its own size.
-        rule = ImageRule(policy.factor, policy.factor**2, 1280 * policy.factor**2)
-    described = config.actor.describe_grammar
-    return Grammar(CODECS[name], rule, policy.config.name != "tiny" if described is None else described)
+    """The grammar that the configuration names, or that goes with the model."""
+    return grammar_for(policy, codec=config.actor.codec, described=config.actor.describe_grammar)
 
 
 class LocalSampler:
