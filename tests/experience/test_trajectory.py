@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def turn(tokens=(5, 6), reward=0.0, **more):
     facts = {
         "pictures": (SHA,), "image_sizes": ((160, 208),), "prompt_ids": [1, 2, 3], "token_ids": list(tokens),
         "log_probs": [-0.5] * len(tokens), "versions": [4] * len(tokens), "text": "click", "reward": reward,
-        "action": {"kind": "click", "at": [3, 4]},
+        "action": {"kind": "click", "at": [3, 4]}, "weights": "f00d",
     }  # fmt: skip
     return Turn(**(facts | more))
 
@@ -125,6 +126,15 @@ def test_a_file_that_was_altered_or_cut_is_refused(tmp_path):
 
 
 def test_a_newer_schema_is_refused():
-    data = episode().to_bytes().replace(b'\\"schema\\":1', b'\\"schema\\":2')
-    with pytest.raises(ExperienceError, match="has schema 2; this version reads 1"):
+    data = episode().to_bytes().replace(b'\\"schema\\":2', b'\\"schema\\":3')
+    with pytest.raises(ExperienceError, match="has schema 3; this version reads 1 and 2"):
         Trajectory.from_bytes(data)
+
+
+def test_an_episode_of_schema_1_is_read_without_the_penalty_that_it_took_for_a_reward():
+    """Written by the version before: two turns, an unreadable one with a penalty of 0.1 and one that was paid 1."""
+    made = Trajectory.load(Path(__file__).parent / "schema_1.safetensors")
+    assert [turn.reward for turn in made.turns] == [0.0, 1.0]
+    assert [turn.weights for turn in made.turns] == ["", ""]
+    assert (made.outcome, made.turns[0].unreadable, made.turns[1].text) == (Outcome.SUCCESS, "no action", "click")
+    assert Trajectory.from_bytes(made.to_bytes()).total_reward() == 1.0

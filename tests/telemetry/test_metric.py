@@ -12,7 +12,7 @@ zero_variance_share short_group_share trajectories_refused refused_environment r
 refused_log_prob refused_picture refused_reward batches_refused disagreement disagreement_max behaviour_kl
 behaviour_weight_max behaviour_weight_capped reference_kl advantage_mean replay_share
 episodes_per_second inference_utilisation environment_failures unreadable_share truncated_share dropped_stale
-sampler_restarts
+sampler_restarts refused_weights refused_temperature refused_text refused_group unchecked_share
 """
 
 

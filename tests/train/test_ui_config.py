@@ -130,3 +130,20 @@ def test_where_the_gateway_is(given, url):
 def test_only_asynchronous_runs_are_ever_stale():
     assert config(trainer={"max_staleness": 3}).staleness == 0
     assert config(trainer={"max_staleness": 3, "collection": "asynchronous"}).staleness == 3
+
+
+def test_the_price_of_an_unreadable_reply_is_read_where_older_checkpoints_have_it():
+    old = ui_config_from({"model": {"name": "tiny"}, "actor": {"unreadable_reward": -0.3}})
+    assert old.reward.unreadable_reply == -0.3
+    assert "unreadable_reward" not in old.resolved()["actor"]
+
+
+@pytest.mark.parametrize("given", [[1, -1], [0, 0]])
+def test_an_assumed_range_of_rewards_has_to_be_one(given):
+    with pytest.raises(ConfigError, match=r"reward.assumed_range = .*is no range"):
+        ui_config_from({"model": {"name": "tiny"}, "reward": {"assumed_range": given}})
+
+
+def test_not_finishing_cannot_be_rewarded():
+    with pytest.raises(ConfigError, match=r"reward.truncated = 0.5"):
+        ui_config_from({"model": {"name": "tiny"}, "reward": {"truncated": 0.5}})

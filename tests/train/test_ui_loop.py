@@ -73,6 +73,12 @@ def test_a_run_plays_learns_records_and_leaves_a_checkpoint_of_two_updates(gatew
     assert len(played) == 8
     assert all(trajectory.learnable and trajectory.pictures for trajectory in played)
     assert sorted({version for one in played for turn in one.turns for version in turn.versions.tolist()}) == [0, 1]
+    # Every episode names its session, and every turn the weights it was drawn from.
+    assert len({trajectory.session_id for trajectory in played}) == 8
+    known = read_ui_checkpoint(outcome.checkpoint).state["trainer"]["fingerprints"]
+    assert sorted(known) == ["0", "1", "2"]
+    assert all(turn.weights == known[str(turn.versions[0])] for one in played for turn in one.turns)
+    assert known["2"] == learned(outcome.run)[0]
     assert is_ui_checkpoint(outcome.checkpoint)
     assert learned(outcome.run)[1] == 2
 
@@ -124,12 +130,18 @@ def test_played_behind_the_learners_back_nothing_is_older_than_allowed(gateway, 
 @pytest.mark.parametrize("algorithm", [{"name": "rejection_sampling"}, {"name": "grpo", "group_size": 2}])
 def test_a_batch_that_teaches_nothing_is_said_and_does_not_hold_up_the_run(gateway, tmp_path, algorithm):
     hopeless = {"model": {"name": "tiny", "max_new_tokens": 1, "history": 0}, "algorithm": algorithm}
+    hopeless["reward"] = {"assumed_range": [-2, 2], "failure": -1.0, "unreadable": -0.5}
     outcome = train_ui(config(gateway, **hopeless), root=tmp_path, run_id="none")
     assert outcome.final["trajectories_learned"] == 0
+    assert outcome.final["episode_return"] == 0.0  # the environment paid nothing
+    assert outcome.final["reward_mean"] == pytest.approx(
+        -1.2
+    )  # cut off as bad as a mistake, after two unreadable replies
     assert outcome.final["policy_version"] == 0
     assert outcome.final["unreadable_share"] == 1.0
     text = outcome.run.attempts()[0].journal.read_text()
     assert text.count("Nothing was learned from this batch") == 2
+    assert "reward.unreadable = -0.5 pays more than a mistake in fake/button (-1)" in text
 
 
 def test_screens_that_break_are_counted_tried_again_and_never_learned_from(gateway, tmp_path):

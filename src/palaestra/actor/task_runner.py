@@ -2,7 +2,8 @@
 
 A session that breaks is no result: the episode is tried again on a new session with the same task and seed, a bounded
 number of times, and what was recorded until then is handed to whoever counts failures, never to a learner. Text that
-is no action is a step like any other: recorded, penalised, and too many of them in a row end the episode.
+is no action is a step like any other: recorded, and too many of them in a row end the episode. Rewards are recorded as
+the environment paid them; what an ending is worth to a learner is the learner's business.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ class ActorConfig(Section):
     """The grammar the model speaks. null: the one of its family."""
     describe_grammar: bool | None = None
     """Explain the grammar in the prompt. null: yes, except to the built-in tiny model, which knows no other."""
-    unreadable_reward: float = Field(default=-0.1, le=0)
-    """What a reply costs that cannot be read as an action."""
     max_unreadable: int = Field(default=3, ge=1)
     """Unreadable replies in a row that end the episode."""
     retries: int = Field(default=3, ge=0)
@@ -89,7 +88,7 @@ class _Recording:
                 tuple(picture.sha256 for picture in reply.pictures), reply.image_sizes, reply.prompt_ids,  # type: ignore[arg-type]
                 reply.token_ids, reply.log_probs, reply.versions, reply.text,  # type: ignore[arg-type]
                 encode(reply.action) if readable and reply.action is not None else None,
-                "" if readable else (unreadable or reply.unreadable), reward,
+                "" if readable else (unreadable or reply.unreadable), reward, reply.weights,
             )
         )  # fmt: skip
 
@@ -160,7 +159,7 @@ class TaskRunner:
                     # Such as a point outside the screen: the model's mistake, and nothing happened.
                     refusal = str(invalid)
             if step is None:
-                recording.add(reply, refusal, self._config.unreadable_reward)
+                recording.add(reply, refusal, 0.0)
                 unread += 1
                 if unread == self._config.max_unreadable:
                     return Outcome.UNREADABLE, refusal

@@ -25,7 +25,9 @@ from palaestra.errors import ExperienceError
 
 __all__ = ["SCHEMA", "Outcome", "Trajectory", "Turn"]
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: turns name the weights they were drawn from, and rewards are what the environment paid and nothing else."""
+READABLE = (1, 2)
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
@@ -65,7 +67,9 @@ class Turn:
     unreadable: str = ""
     """Why it could not be read."""
     reward: float = 0.0
-    """What this turn earned."""
+    """What the environment paid for this turn, never edited; 0 for a reply that was not performed."""
+    weights: str = ""
+    """Fingerprint of the weights that the tokens were drawn from; empty when it was not recorded."""
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -117,7 +121,7 @@ class Trajectory:
         return len(self.turns)
 
     def total_reward(self) -> float:
-        """Everything the episode earned."""
+        """Everything the environment paid."""
         return float(sum(turn.reward for turn in self.turns))
 
     @property
@@ -152,8 +156,11 @@ class Trajectory:
             arrays = safetensors.numpy.load(data)
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ExperienceError(f"{place} is no trajectory ({error}).") from None
-        if facts.get("schema") != SCHEMA:
-            raise ExperienceError(f"{place} has schema {facts.get('schema')!r}; this version reads {SCHEMA}.")
+        if facts.get("schema") not in READABLE:
+            raise ExperienceError(
+                f"{place} has schema {facts.get('schema')!r}; this version reads {' and '.join(map(str, READABLE))}. "
+                "Use the version of palaestra that wrote it, or a newer one."
+            )
         if _digest(arrays, head["trajectory"]) != head.get("digest"):
             raise ExperienceError(f"{place} is not what was written: its digest differs.")
         return _rebuilt(facts, arrays)
@@ -203,7 +210,8 @@ class _Facts:
             {
                 "pictures": turn.pictures, "image_sizes": turn.image_sizes, "text": turn.text,
                 "action": None if turn.action is None else dict(turn.action), "unreadable": turn.unreadable,
-                "reward": turn.reward, "prompt": len(turn.prompt_ids), "tokens": len(turn.token_ids),
+                "reward": turn.reward, "weights": turn.weights, "prompt": len(turn.prompt_ids),
+                "tokens": len(turn.token_ids),
             }
             for turn in trajectory.turns
         ]  # fmt: skip
@@ -222,6 +230,9 @@ def _rebuilt(facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
     turns, prompt, token = [], 0, 0
     for known in facts["turns"]:
         known = dict(known)
+        if facts["schema"] == 1 and known["action"] is None:
+            # Schema 1 wrote the learner's penalty for an unreadable reply where the environment's reward belongs.
+            known["reward"] = 0.0
         prompt_end, token_end = prompt + known.pop("prompt"), token + known.pop("tokens")
         turns.append(
             Turn(

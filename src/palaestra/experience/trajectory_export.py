@@ -43,7 +43,7 @@ def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> 
 def _line(trajectory: Trajectory, names: dict[str, str]) -> dict[str, Any]:
     turns = []
     for turn in trajectory.turns:
-        facts = {name: getattr(turn, name) for name in ("text", "unreadable", "reward", "image_sizes")}
+        facts = {name: getattr(turn, name) for name in ("text", "unreadable", "reward", "image_sizes", "weights")}
         facts |= {name: getattr(turn, name).tolist() for name in ("prompt_ids", "token_ids", "log_probs", "versions")}
         facts["action"] = None if turn.action is None else dict(turn.action)
         facts["pictures"] = [names.get(sha) for sha in turn.pictures]

@@ -238,7 +238,7 @@ METRICS: dict[str, Metric] = {
     ),
     "reward_mean": Metric(
         "reward",
-        "Mean reward of the offered episodes, of those too that were not learned from.",
+        "Mean of what the offered episodes earn for learning; episode_return is what the environment paid.",
         "Flat for long: see zero_variance_share, then entropy.",
     ),
     "zero_variance_share": Metric(
@@ -283,8 +283,28 @@ METRICS: dict[str, Metric] = {
     ),
     "refused_reward": Metric(
         "episodes",
-        "Of those, episodes with a reward that is not finite.",
-        "Above 0: the task's verifier is broken.",
+        "Of those, episodes with a reward that is not finite, not one the task pays, or not one of their outcome.",
+        "Above 0: the task's verifier is broken, or its reward_range is wrong; the log says more.",
+    ),
+    "refused_weights": Metric(
+        "episodes",
+        "Of those, episodes drawn from weights that this learner did not publish under the version they name.",
+        "Above 0: the sampler runs on other weights; restart it, and look for a second learner.",
+    ),
+    "refused_temperature": Metric(
+        "episodes",
+        "Of those, episodes sampled at another temperature than this run samples at.",
+        "Above 0 after a resume with another actor.temperature: expected once. Otherwise the recording is wrong.",
+    ),
+    "refused_text": Metric(
+        "episodes",
+        "Of those, episodes whose tokens do not say their text, or whose text does not say their action.",
+        "Above 0: actor and learner have different tokenizers or codecs; see actor.codec.",
+    ),
+    "refused_group": Metric(
+        "episodes",
+        "Of those, episodes of groups that did not begin on one screen, or that contain an episode twice.",
+        "Above 0: the first screen of a task is not repeatable; the log names the group, leave the task out.",
     ),
     "batches_refused": Metric(
         "batches",
@@ -293,13 +313,18 @@ METRICS: dict[str, Metric] = {
     ),
     "disagreement": Metric(
         "nats",
-        "Mean distance between the sampler's log-probabilities and the learner's own at the same version.",
+        "Mean distance between recorded log-probabilities and those of the weights that drew the tokens.",
         "Above 0.01 in float32, or growing with every update: the sampler's weights are not the learner's.",
     ),
     "disagreement_max": Metric(
         "nats",
         "The same for the token with the largest distance.",
         "Above 1 with a small mean: single pictures or prompts differ.",
+    ),
+    "unchecked_share": Metric(
+        "0 to 1",
+        "Share of the update's tokens that were not compared with the weights that drew them.",
+        "Above 0: proof.checked_turns is set, or tokens are older than the versions whose weights are kept.",
     ),
     "behaviour_kl": Metric(
         "nats",

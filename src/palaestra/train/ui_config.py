@@ -1,11 +1,12 @@
 """The configuration of a run that teaches a vision-language model to operate screens.
 
 The sections of the specification (`model`, `trainer`, `actor`, `actor_pool`, `environment`) are read as it writes them;
-`tasks`, `sampler`, `algorithm`, `inference`, `evaluation`, `proof` and `replay` are ours.
+`tasks`, `sampler`, `algorithm`, `reward`, `inference`, `evaluation`, `proof` and `replay` are ours.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from palaestra.errors import ConfigError
 from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm, trajectory_config_of
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
+from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.token_update import UpdateConfig
 from palaestra.policy.vlm.config import ModelConfig
 from palaestra.sessions.query_tasks import ROWS_TASK
@@ -156,6 +158,7 @@ class UiRunConfig(Section):
     """What to train on."""
     sampler: SamplerConfig = SamplerConfig()
     algorithm: dict[str, Any] = Field(default_factory=dict)
+    reward: RewardConfig = RewardConfig()
     trainer: UiTrainerConfig = UiTrainerConfig()
     actor: ActorConfig = ActorConfig()
     actor_pool: ActorPoolConfig = ActorPoolConfig()
@@ -194,6 +197,7 @@ UI_SECTIONS: dict[str, type[Section]] = {
     "evaluation": EvaluationConfig,
     "sampler": SamplerConfig,
     "task": TaskChoice,
+    "reward": RewardConfig,
     "proof": ProofConfig,
     "replay": ReplayConfig,
 }
@@ -203,6 +207,7 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
     """The checked configuration from plain data."""
     # `actor:` with nothing behind it says nothing.
     data = {key: value for key, value in data.items() if value is not None}
+    data = _with_moved_keys(data)
     data["algorithm"] = _algorithm(data.get("algorithm") or {})
     environment = data.get("environment")
     if isinstance(environment, Mapping) and environment.get("dialect") == "query":
@@ -213,6 +218,15 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
     config = validated(UiRunConfig, data)
     _check_across(config)
     return config
+
+
+def _with_moved_keys(data: dict[str, Any]) -> dict[str, Any]:
+    """Configurations of checkpoints before `reward` existed have its penalty for an unreadable reply under `actor`."""
+    actor, reward = data.get("actor"), data.get("reward") or {}
+    if not isinstance(actor, Mapping) or "unreadable_reward" not in actor or not isinstance(reward, Mapping):
+        return data
+    moved = {"unreadable_reply": actor["unreadable_reward"], **reward}
+    return {**data, "actor": {k: v for k, v in actor.items() if k != "unreadable_reward"}, "reward": moved}
 
 
 def _algorithm(given: Any) -> dict[str, Any]:
@@ -241,6 +255,11 @@ def _check_across(config: UiRunConfig) -> None:
             "trainer.batch_size", config.trainer.batch_size, f"is not made of whole groups of {size}",
             f"Nearest that are: {' and '.join(str(number) for number in nearest)}",
         )  # fmt: skip
+    low, high = config.reward.assumed_range
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(
+            "reward.assumed_range", [low, high], "is no range", "Give the least an episode is paid, then the most"
+        )
     _check_environment(config, group_size=size)
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         raise ConfigError(

@@ -27,6 +27,7 @@ from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.learner.checkpoint import checkpoints_in
 from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm
 from palaestra.learner.trajectories.groups import Groups, whole_groups
+from palaestra.learner.trajectories.proof import Reason
 from palaestra.learner.trajectories.trainer import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, TrainingStep, open_telemetry
@@ -62,14 +63,14 @@ def train_ui(
     torch.set_num_threads(config.trainer.torch_threads)
     with ExitStack() as stack:
         policy = VLMPolicy.from_config(config.model, seed=config.trainer.seed)
-        grammar_of(config, policy)
         learning = _Learning(config, policy)
         if warm_start is not None:
             policy.load(read_ui_checkpoint(warm_start).policy)
+            learning.acting.version = policy.version
         if resume is not None:
             resume.load_checkpoint(learning.load, checkpoint)
         address = find_sessions(config, stack)
-        check_tasks(config, address)
+        warnings = check_tasks(config, address)
         resolved = config.resolved()
         run, attempt = begin_attempt(
             resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
@@ -80,6 +81,8 @@ def train_ui(
         )
         telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
         telemetry.emit(LogLine("info", f"{learning.trainer.rate.reason}.".capitalize()))
+        for text in warnings:
+            telemetry.emit(LogLine("warning", text))
         return _UiRun(config, learning, address, run, attempt, telemetry).go()
 
 
@@ -91,10 +94,11 @@ class _Learning:
         algorithm = build_trajectory_algorithm(config.algorithm["name"], settings)
         if algorithm.needs_reference and not config.model.use_lora:
             policy.keep_reference()
-        self.policy, self.acting = policy, LearningPolicy(policy)
+        self.policy = policy
+        self.acting = LearningPolicy(policy, grammar=grammar_of(config, policy), kept_versions=config.staleness)
         self.trainer = TrajectoryTrainer(
             self.acting, algorithm, config.trainer, lora=config.model.use_lora, proof=config.proof,
-            replay=config.replay, seed=config.trainer.seed,
+            replay=config.replay, reward=config.reward, temperature=config.actor.temperature, seed=config.trainer.seed,
         )  # fmt: skip
         self.sampler = TaskSampler(config.tasks, config.sampler, seed=config.trainer.seed)
         self.orders = EpisodeOrders(self.sampler, group_size=algorithm.group_size, seed=config.trainer.seed)
@@ -164,6 +168,17 @@ class _Tally:
             if own:
                 found[f"success_rate/{key}"] = sum(own) / len(own)
         return found
+
+
+def _why_nothing(trainer: TrajectoryTrainer, metrics: Mapping[str, float]) -> str:
+    """Why a batch taught nothing."""
+    if trainer.last_refusal:
+        return trainer.last_refusal.rstrip(".")
+    refused = {reason.value: int(metrics[f"refused_{reason.value}"]) for reason in Reason}
+    if any(count for reason, count in refused.items() if reason != Reason.ENVIRONMENT):
+        counts = ", ".join(f"{reason} {count}" for reason, count in refused.items() if count)
+        return f"of {metrics['trajectories_offered']:.0f} episodes were refused: {counts}; the log says why of each"
+    return "every group succeeded or failed as a whole, or nothing was accepted"
 
 
 class _UiRun:
@@ -263,8 +278,9 @@ class _UiRun:
         metrics |= learning.trainer.learn(batch)
         learning.rounds += 1
         if not metrics["trajectories_learned"]:
-            why = learning.trainer.last_refusal or "every group succeeded or failed as a whole, or nothing was accepted"
-            self._telemetry.emit(LogLine("warning", f"Nothing was learned from this batch: {why}."))
+            self._telemetry.emit(
+                LogLine("warning", f"Nothing was learned from this batch: {_why_nothing(learning.trainer, metrics)}.")
+            )
             # No new version makes room for more episodes, so those that taught nothing have to.
             self._source.rejected(len(batch) if self._refills else len(tally.played))
         self._source.advanced(learning.policy.version)

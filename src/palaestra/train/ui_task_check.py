@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
-from palaestra.sessions.task import TaskRequest
+from palaestra.learner.trajectories.reward import reward_warnings
+from palaestra.sessions.task import TaskRequest, TaskSpec
 from palaestra.train.session_source import SessionAddress, open_source
 from palaestra.train.ui_config import UiRunConfig
 
@@ -20,29 +21,38 @@ NO_VERDICT = ("no_session", "no_room", "draining")
 """Refusals that say something about the moment, and nothing about the task."""
 
 
-def check_tasks(config: UiRunConfig, address: SessionAddress, tasks: Sequence[TaskChoice] | None = None) -> None:
-    """Load each task once, on a seed that no training draws; `ConfigError` for the first that cannot be."""
+def check_tasks(config: UiRunConfig, address: SessionAddress, tasks: Sequence[TaskChoice] | None = None) -> list[str]:
+    """Load each task once, on a seed that no training draws; `ConfigError` for the first that cannot be.
+
+    Returns what is worth a warning: rewards that teach an agent of a task not to finish.
+    """
     chosen = tuple(tasks or config.tasks)
     with asyncio.Runner() as runner:
         verdicts = runner.run(_verdicts(config, address, chosen))
+    warnings: dict[str, None] = {}
     for verdict in verdicts:
-        if verdict is not None:
+        if isinstance(verdict, ConfigError):
             raise verdict
+        if verdict is not None:
+            low, _ = verdict.reward_range or config.reward.assumed_range
+            task = f"{verdict.suite}/{verdict.name}"
+            warnings |= dict.fromkeys(reward_warnings(config.reward, low, task=task))
+    return list(warnings)
 
 
 async def _verdicts(
     config: UiRunConfig, address: SessionAddress, choices: Sequence[TaskChoice]
-) -> list[ConfigError | None]:
+) -> list[TaskSpec | ConfigError | None]:
     source = open_source(config, address)
     places = asyncio.Semaphore(min(AT_ONCE, config.actor_pool.target_concurrent_actors))
 
-    async def verdict(number: int, request: TaskRequest) -> ConfigError | None:
+    async def verdict(number: int, request: TaskRequest) -> TaskSpec | ConfigError | None:
         place = f"tasks[{number}].task"
         try:
             async with places:
                 session = await source.open()
                 try:
-                    await session.reset(request)
+                    return await session.reset(request)
                 finally:
                     await session.close()
         except SessionRefused as refusal:
@@ -53,7 +63,6 @@ async def _verdicts(
         except EnvironmentFailed as failure:
             remedy = f"Try it by hand: palaestra sessions try {request.task}"
             return ConfigError(place, request.task, f"does not load ({str(failure).rstrip('.')})", remedy)
-        return None
 
     try:
         asked = enumerate(held_out(choices, len(choices)))

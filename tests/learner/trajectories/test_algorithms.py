@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.learner.trajectories.toy import END, episode, turn
+from tests.learner.trajectories.toy import END, episode, paid, turn
 
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome
@@ -21,28 +21,32 @@ def broken(name="b"):
     return episode(turn(reward=0.0), name=name, outcome=Outcome.ENVIRONMENT_FAILED)
 
 
+def admitted(algorithm, group):
+    return names(algorithm.admit(group, paid(group)))
+
+
 def names(group):
     return [one.episode_id for one in group]
 
 
 def test_rejection_sampling_keeps_what_earned_strictly_more_than_the_threshold():
     group = [won("none", 0.0), won("half", 0.5), won("whole", 1.0)]
-    assert names(RejectionSampling(reward_threshold=0.5).admit(group)) == ["whole"]
-    assert names(RejectionSampling().admit(group)) == ["half", "whole"]
+    assert admitted(RejectionSampling(reward_threshold=0.5), group) == ["whole"]
+    assert admitted(RejectionSampling(), group) == ["half", "whole"]
 
 
 @pytest.mark.parametrize("name", TRAJECTORY_ALGORITHMS)
 def test_no_algorithm_admits_an_episode_whose_screen_broke(name):
     algorithm = build_trajectory_algorithm(name)
-    assert names(algorithm.admit([won("a"), broken(), won("c", 0.5)])) == ["a", "c"]
+    assert admitted(algorithm, [won("a"), broken(), won("c", 0.5)]) == ["a", "c"]
 
 
 def test_grpo_drops_a_group_in_which_all_earned_the_same_and_one_with_a_single_member():
     grpo = GRPO()
-    assert grpo.admit([won("a", 0.0), won("b", 0.0)]) == []
-    assert grpo.admit([won("a", 1.0), won("b", 1.0)]) == []
-    assert grpo.admit([won("a", 1.0), broken()]) == []
-    assert names(grpo.admit([won("a", 1.0), won("b", 0.0)])) == ["a", "b"]
+    assert admitted(grpo, [won("a", 0.0), won("b", 0.0)]) == []
+    assert admitted(grpo, [won("a", 1.0), won("b", 1.0)]) == []
+    assert admitted(grpo, [won("a", 1.0), broken()]) == []
+    assert admitted(grpo, [won("a", 1.0), won("b", 0.0)]) == ["a", "b"]
 
 
 def test_every_turn_of_a_grpo_episode_shares_the_advantage_of_the_episode_within_its_group():
@@ -50,7 +54,7 @@ def test_every_turn_of_a_grpo_episode_shares_the_advantage_of_the_episode_within
         episode(turn(reward=0.0), turn(reward=1.0), group="g"), episode(turn(reward=0.0), group="g"),
         episode(turn(reward=4.0), group="h"), episode(turn(reward=0.0), group="h"),
     ]  # fmt: skip
-    samples = GRPO(scale="none").samples(group)
+    samples = GRPO(scale="none").samples(group, paid(group))
     assert [sample.advantage for sample in samples] == [0.5, 0.5, -0.5, 2.0, -2.0]
     assert [sample.weight for sample in samples] == [1 / 10] * 5  # five turns of two tokens
     assert [sample.value_target for sample in samples] == [None] * 5
@@ -59,7 +63,7 @@ def test_every_turn_of_a_grpo_episode_shares_the_advantage_of_the_episode_within
 def test_ppo_gives_each_turn_its_own_advantage_and_target():
     made = episode(turn(reward=0.0), turn(reward=1.0))
     ppo = TrajectoryPPO(normalize_advantage=False, gamma=0.5, gae_lambda=0.5)
-    samples = ppo.samples([made], values=[np.array([1.0, 2.0])])
+    samples = ppo.samples([made], paid([made]), values=[np.array([1.0, 2.0])])
     # 1 + 0 - 2 = -1; 0 + .5*2 - 1 = 0, and .25 of -1
     assert [sample.advantage for sample in samples] == [-0.25, -1.0]
     assert [sample.value_target for sample in samples] == [0.75, 1.0]
@@ -68,15 +72,19 @@ def test_ppo_gives_each_turn_its_own_advantage_and_target():
 def test_a_step_limit_ends_an_episode_unless_ppo_is_told_that_it_only_saves_time():
     made = episode(turn(reward=0.0), outcome=Outcome.TRUNCATED)
     settings = {"normalize_advantage": False, "gamma": 0.5}
-    ends = TrajectoryPPO(**settings).samples([made], values=[np.array([2.0])])
-    goes_on = TrajectoryPPO(**settings, bootstrap_truncated=True).samples([made], values=[np.array([2.0])])
-    failed = TrajectoryPPO(**settings, bootstrap_truncated=True).samples([episode()], values=[np.array([2.0])])
+    ends = TrajectoryPPO(**settings).samples([made], paid([made]), values=[np.array([2.0])])
+    goes_on = TrajectoryPPO(**settings, bootstrap_truncated=True).samples(
+        [made], paid([made]), values=[np.array([2.0])]
+    )
+    failed = TrajectoryPPO(**settings, bootstrap_truncated=True).samples(
+        [episode()], paid([episode()]), values=[np.array([2.0])]
+    )
     assert (ends[0].advantage, goes_on[0].advantage, failed[0].advantage) == (-2.0, -1.0, -2.0)
 
 
 def test_ppo_normalises_over_the_whole_update_and_leaves_targets_alone():
     made = [episode(turn(reward=float(reward))) for reward in (0, 1, 2, 3)]
-    samples = TrajectoryPPO().samples(made, values=[np.zeros(1)] * 4)
+    samples = TrajectoryPPO().samples(made, paid(made), values=[np.zeros(1)] * 4)
     advantage = np.array([sample.advantage for sample in samples])
     assert advantage.mean() == pytest.approx(0)
     assert advantage.std() == pytest.approx(1)
@@ -85,7 +93,7 @@ def test_ppo_normalises_over_the_whole_update_and_leaves_targets_alone():
 
 def test_ppo_without_values_says_what_is_missing():
     with pytest.raises(ExperienceError, match="needs a value head"):
-        TrajectoryPPO().samples([episode()])
+        TrajectoryPPO().samples([episode()], paid([episode()]))
 
 
 def batch(**more):
@@ -152,9 +160,18 @@ class Twice(RejectionSampling):
     """A user's own."""
 
 
+class WithoutRewards(RejectionSampling):
+    """Written before rewards were an argument."""
+
+    def admit(self, group):
+        return group
+
+
 def test_a_users_own_algorithm_is_an_address_and_has_to_be_one():
     here = f"{__name__}:Twice"
     assert isinstance(build_trajectory_algorithm(here), Twice)
     with pytest.raises(ConfigError, match="lacks group_size"):
         build_trajectory_algorithm(f"{__name__}:END")
+    with pytest.raises(ConfigError, match="its admit takes no rewards"):
+        build_trajectory_algorithm(f"{__name__}:WithoutRewards")
     assert END == 10

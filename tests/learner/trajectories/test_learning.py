@@ -7,16 +7,17 @@ from tests.learner.trajectories.toy import NUMBERS, TablePolicy, play, skill, tw
 from palaestra.experience.trajectory import Outcome
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, TrajectoryTrainer, UpdateConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
+from palaestra.learner.trajectories.reward import RewardConfig
 
 WANTED, AT_MOST = 48, 256
 """Episodes worth learning from per update; and how many are played for them, at most."""
 
 
-def trained(algorithm, *, updates=15, lag=0, length=1, miss=Outcome.FAILURE, replay=None, **settings):
+def trained(algorithm, *, updates=15, lag=0, length=1, miss=Outcome.FAILURE, replay=None, reward=None, **settings):
     """The skill after some updates, each on 48 episodes or more that are worth it, by weights `lag` updates old."""
     policy, rng = TablePolicy(), np.random.default_rng(0)
     config = UpdateConfig(**({"learning_rate": 0.2, "microbatch_turns": 64} | settings))
-    learner = TrajectoryTrainer(policy, algorithm, config, replay=replay)
+    learner = TrajectoryTrainer(policy, algorithm, config, replay=replay, reward=reward)
     actors = [twin(policy)]
     for update in range(updates):
         batch, groups = [], 0
@@ -57,8 +58,9 @@ def test_it_learns_the_game(algorithm, settings):
 
 def test_a_value_that_counts_on_a_future_after_the_step_limit_believes_in_success_that_never_comes():
     # Every miss ends at the step limit. The bootstrapped value hears only of successes.
-    ends, told = trained(TrajectoryPPO(), updates=20, epochs=2, miss=Outcome.TRUNCATED)
-    goes_on, hoped = trained(TrajectoryPPO(bootstrap_truncated=True), updates=20, epochs=2, miss=Outcome.TRUNCATED)
+    how = {"updates": 20, "epochs": 2, "miss": Outcome.TRUNCATED, "reward": RewardConfig(truncated=0.0)}
+    ends, told = trained(TrajectoryPPO(), **how)
+    goes_on, hoped = trained(TrajectoryPPO(bootstrap_truncated=True), **how)
     assert hoped["value_mean"] - hoped["reward_mean"] > 0.15
     assert abs(told["value_mean"] - told["reward_mean"]) < 0.15
     assert ends > goes_on

@@ -6,15 +6,16 @@ import pytest
 from tests.learner.trajectories.toy import SHA, episode, turn
 
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories.proof import Disagreement, ProofConfig, why_disagreeing, why_refused
+from palaestra.learner.trajectories.agreement import Disagreement, why_disagreeing
+from palaestra.learner.trajectories.proof import Expected, ProofConfig, why_refused
 
 
 def test_an_episode_with_everything_proven_is_accepted():
-    assert why_refused(episode(turn(version=3), turn(version=4)), version=4) is None
+    assert why_refused(episode(turn(version=3), turn(version=4)), Expected(version=4)) is None
 
 
 def test_a_log_probability_may_be_above_zero_by_rounding():
-    assert why_refused(episode(turn(log_probs=[5e-5, -1.0])), version=0) is None
+    assert why_refused(episode(turn(log_probs=[5e-5, -1.0])), Expected(version=0)) is None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_a_log_probability_may_be_above_zero_by_rounding():
     ],
 )
 def test_what_is_not_proven_is_refused_with_a_reason(made, reason, detail):
-    found = why_refused(made, version=2)
+    found = why_refused(made, Expected(version=2))
     assert found.reason == reason
     assert detail in found.detail
 
@@ -50,4 +51,4 @@ def test_sampler_and_learner_may_differ_by_rounding_and_not_by_weights():
     assert "0.06 on average (allowed 0.05)" in said
     assert "did not reach the sampler" in said
     assert "different pictures" in said
-    assert "at most 1.5" in why_disagreeing(Disagreement(0.01, 1.5, 10), config)
+    assert "at most by 1.5" in why_disagreeing(Disagreement(0.01, 1.5, 10), config)

@@ -8,12 +8,18 @@ from tests.learner.trajectories.toy import TablePolicy, episode, play, turn
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience.turn_input import turn_inputs
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO
+from palaestra.learner.trajectories.agreement import Agreement
 from palaestra.learner.trajectories.survey import surveyed
 
 
 def look(policy, algorithm, episodes, checked_turns=None, microbatch=3):
-    turns = [each for one in episodes for each in turn_inputs(one)]
-    return turns, surveyed(policy, algorithm, turns, microbatch=microbatch, checked_turns=checked_turns)
+    """The turns, the survey, and what was compared."""
+    turns, agreement = [each for one in episodes for each in turn_inputs(one)], Agreement(episodes)
+    found = surveyed(
+        policy, algorithm, turns, microbatch=microbatch, agreement=agreement, fresh_turns=checked_turns,
+        checked_turns=checked_turns,
+    )  # fmt: skip
+    return turns, found, agreement.disagreement()
 
 
 def episodes_of(policy, count=6, **more):
@@ -23,20 +29,20 @@ def episodes_of(policy, count=6, **more):
 
 def test_fresh_tokens_keep_their_recorded_log_probabilities_to_the_last_bit_and_weigh_one():
     policy = TablePolicy()
-    turns, found = look(policy, GRPO(), episodes_of(policy))
+    turns, found, compared = look(policy, GRPO(), episodes_of(policy))
     for each in turns:
         row = found.rows[id(each.turn)]
         assert row.proximal.tolist() == each.turn.log_probs.tolist()
         assert row.importance.tolist() == [1.0] * len(each.turn.token_ids)
-    assert found.disagreement.mean < 1e-6
-    assert found.disagreement.tokens == sum(len(each.turn.token_ids) for each in turns)
+    assert compared.mean < 1e-6
+    assert compared.tokens == sum(len(each.turn.token_ids) for each in turns)
     assert (found.staleness, found.staleness_max) == (0.0, 0.0)
 
 
 def test_stale_tokens_are_seen_by_todays_policy_and_weigh_as_much_as_it_would_repeat_them():
     old, policy = TablePolicy(seed=1, scale=1.0), TablePolicy(seed=2, scale=1.0)
     policy.version = 3
-    turns, found = look(policy, GRPO(weight_limit=1.5), episodes_of(old, version=1))
+    turns, found, compared = look(policy, GRPO(weight_limit=1.5), episodes_of(old, version=1))
     capped = 0
     for each in turns:
         today = policy.log_probs([each], grad=False).log_probs[0]
@@ -47,7 +53,7 @@ def test_stale_tokens_are_seen_by_todays_policy_and_weigh_as_much_as_it_would_re
         assert row.capped == int((row.importance == 1.5).sum())
         capped += row.capped
     assert capped > 0
-    assert (found.disagreement.tokens, found.staleness) == (0, 2.0)
+    assert (compared.tokens, found.staleness) == (0, 2.0)
     assert found.behaviour_kl > 0.05
 
 
@@ -55,7 +61,7 @@ def test_in_a_turn_of_two_versions_only_the_older_tokens_are_looked_at_again():
     policy = TablePolicy()
     policy.version = 2
     mixed = episode(turn(1, (4, 5, 6), log_probs=[-1.0, -2.0, -3.0], versions=[1, 2, 2]))
-    turns, found = look(policy, GRPO(), [mixed])
+    turns, found, _ = look(policy, GRPO(), [mixed])
     row = found.rows[id(turns[0].turn)]
     assert row.proximal[1:].tolist() == [-2.0, -3.0]
     assert row.importance[1:].tolist() == [1.0, 1.0]
@@ -65,8 +71,8 @@ def test_in_a_turn_of_two_versions_only_the_older_tokens_are_looked_at_again():
 
 def test_tokens_sampled_at_half_the_temperature_are_scored_at_half_the_temperature():
     policy = TablePolicy(scale=1.0)
-    _, found = look(policy, GRPO(), episodes_of(policy, temperature=0.5))
-    assert found.disagreement.maximum < 1e-5
+    _, _, compared = look(policy, GRPO(), episodes_of(policy, temperature=0.5))
+    assert compared.maximum < 1e-5
 
 
 def test_without_values_only_as_many_fresh_turns_are_looked_at_as_the_proof_wants():
@@ -74,7 +80,7 @@ def test_without_values_only_as_many_fresh_turns_are_looked_at_as_the_proof_want
     made = episodes_of(policy)
     for algorithm, turns in ((GRPO(), 4), (RejectionSampling(), 4), (TrajectoryPPO(), 12)):
         policy.calls.clear()
-        _, found = look(policy, algorithm, made, checked_turns=4, microbatch=5)
+        _, found, _ = look(policy, algorithm, made, checked_turns=4, microbatch=5)
         assert sum(count for count, _ in policy.calls) == turns
         assert all(not grad for _, grad in policy.calls)
         assert all(count <= 5 for count, _ in policy.calls)
@@ -86,7 +92,7 @@ def test_the_reference_is_the_policy_from_before_training():
     made = episodes_of(policy)
     with torch.no_grad():
         policy.table += 1.5 * torch.eye(12)
-    turns, found = look(policy, GRPO(kl_coef=0.1), made)
+    turns, found, _ = look(policy, GRPO(kl_coef=0.1), made)
     for each in turns:
         assert found.rows[id(each.turn)].reference.tolist() == pytest.approx(each.turn.log_probs.tolist(), abs=1e-6)
     policy.reference_log_probs = lambda turns: None

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.learner.trajectories.toy import TablePolicy, play, twin
+from tests.learner.trajectories.toy import TablePolicy, paid, play, twin
 
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experience.turn_input import TokenLogProbs, turn_inputs
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, UpdateConfig
+from palaestra.learner.trajectories.agreement import Agreement
 from palaestra.learner.trajectories.batch import token_batch
 from palaestra.learner.trajectories.survey import surveyed
 from palaestra.learner.trajectories.token_update import TokenOptimiser, update
@@ -41,11 +42,13 @@ def prepared(algorithm, seed=0):
         for number, one in enumerate(made)
     ]
     turns = [each for one in made for each in turn_inputs(one)]
-    seen = surveyed(policy, algorithm, turns, microbatch=4, checked_turns=None)
+    seen = surveyed(
+        policy, algorithm, turns, microbatch=4, agreement=Agreement(made), fresh_turns=None, checked_turns=None
+    )
     values = None
     if algorithm.needs_values:
         values = [np.array([seen.rows[id(turn)].value for turn in one.turns]) for one in made]
-    return policy, algorithm.samples(made, values=values), seen.rows
+    return policy, algorithm.samples(made, paid(made), values=values), seen.rows
 
 
 def gradient(policy, algorithm, samples, rows, parts):

@@ -174,6 +174,20 @@ def test_a_batch_that_agrees_starts_the_count_of_refusals_anew():
     assert policy.version == 1
 
 
+def test_batches_of_which_every_episode_is_refused_end_the_training_with_the_reason():
+    policy = TablePolicy()
+    learner = trainer(policy, TrajectoryPPO())
+    forged = [episode(turn(reward=1e9), name="forged"), episode(outcome=Outcome.ENVIRONMENT_FAILED, name="broke")]
+    assert [learner.learn(forged)["batches_refused"] for _ in range(2)] == [1.0, 2.0]
+    with pytest.raises(
+        ExperienceError, match=r"3 batches in a row.*all 1 episodes.*forged: turn 0: paid 1e\+09 in all"
+    ):
+        learner.learn(forged)
+    # Screens that break are no forgery, however many there are.
+    again = trainer(policy, TrajectoryPPO())
+    assert [again.learn(forged[1:])["batches_refused"] for _ in range(4)] == [0.0] * 4
+
+
 def test_old_weights_under_their_own_version_are_no_disagreement():
     policy = TablePolicy()
     old, rng = TablePolicy(seed=9, scale=1.0), np.random.default_rng(0)

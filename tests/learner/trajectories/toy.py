@@ -121,6 +121,11 @@ def play(policy, rng, *, seed=0, name="e", group="", length=2, temperature=1.0, 
     )  # fmt: skip
 
 
+def paid(episodes):
+    """What the environment paid, turn by turn."""
+    return [np.array([each.reward for each in one.turns], np.float64) for one in episodes]
+
+
 def skill(policy):
     """Probability of the right first word, averaged over the numbers."""
     with torch.no_grad():

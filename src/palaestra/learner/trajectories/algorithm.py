@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -16,6 +17,7 @@ from palaestra.learner.trajectories.grpo import GRPO
 from palaestra.learner.trajectories.policy import TokenLogProbs
 from palaestra.learner.trajectories.ppo import TrajectoryPPO
 from palaestra.learner.trajectories.rejection_sampling import RejectionSampling
+from palaestra.learner.trajectories.reward import Rewards
 
 __all__ = ["TRAJECTORY_ALGORITHMS", "TrajectoryAlgorithm", "build_trajectory_algorithm", "trajectory_config_of"]
 
@@ -56,11 +58,16 @@ class TrajectoryAlgorithm(Protocol):
         """The most a stale token may count."""
         ...
 
-    def admit(self, group: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        """What of a complete group is worth learning from; nothing when another group should be sampled instead."""
+    def admit(self, group: Sequence[Trajectory], rewards: Rewards) -> Sequence[Trajectory]:
+        """What of a complete group is worth learning from; nothing when another group should be sampled instead.
+
+        `rewards` are what each turn earns for learning, which is not always what the environment paid.
+        """
         ...
 
-    def samples(self, trajectories: Sequence[Trajectory], *, values: Values | None = None) -> list[Sample]:
+    def samples(
+        self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Values | None = None
+    ) -> list[Sample]:
         """The turns to learn from, with their advantages and weights over the whole update."""
         ...
 
@@ -89,6 +96,13 @@ def _class_named(name: str) -> Any:
                 f"is no algorithm on trajectories: it lacks {', '.join(missing) or 'being a class'}",
                 "See palaestra.learner.trajectories.algorithm.TrajectoryAlgorithm",
             )  # fmt: skip
+        for method in ("admit", "samples"):
+            if "rewards" not in inspect.signature(getattr(cls, method)).parameters:
+                raise ConfigError(
+                    "algorithm.name", name, f"its {method} takes no rewards",
+                    "They are its second argument, for each trajectory the reward of each turn; use them instead of "
+                    "Turn.reward and total_reward()",
+                )  # fmt: skip
         return cls
     if name not in TRAJECTORY_ALGORITHMS:
         close = nearest(name, TRAJECTORY_ALGORITHMS, count=1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from palaestra.config import validated
@@ -16,6 +14,7 @@ from palaestra.learner.trajectories.advantage import Scale, group_advantages
 from palaestra.learner.trajectories.batch import Loss, Sample, TokenBatch
 from palaestra.learner.trajectories.policy import TokenLogProbs
 from palaestra.learner.trajectories.policy_gradient import PolicyGradient, PolicyGradientConfig
+from palaestra.learner.trajectories.reward import Rewards
 from palaestra.learner.trajectories.task_key import grouped
 
 __all__ = ["GRPO", "GRPOConfig", "all_alike"]
@@ -49,18 +48,21 @@ class GRPO(PolicyGradient):
         """Episodes per start."""
         return self.config.group_size
 
-    def admit(self, group: Sequence[Trajectory]) -> list[Trajectory]:
+    def admit(self, group: Sequence[Trajectory], rewards: Rewards) -> list[Trajectory]:
         """The members whose screen held, unless fewer than two are left or all of them earned the same."""
-        members = [one for one in group if one.learnable]
-        return [] if len(members) < 2 or all_alike(members) else members
+        members = [(one, earned) for one, earned in zip(group, rewards, strict=True) if one.learnable]
+        if len(members) < 2 or all_alike([earned for _, earned in members]):
+            return []
+        return [one for one, _ in members]
 
     def samples(
-        self, trajectories: Sequence[Trajectory], *, values: Sequence[npt.NDArray[np.float64]] | None = None
+        self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Rewards | None = None
     ) -> list[Sample]:
         """Every turn, with the advantage of its episode within its group."""
         advantages: dict[int, float] = {}
+        earned = {id(one): float(own.sum()) for one, own in zip(trajectories, rewards, strict=True)}
         for group in grouped(list(trajectories)):
-            found = group_advantages([one.total_reward() for one in group], self.config.scale)
+            found = group_advantages([earned[id(one)] for one in group], self.config.scale)
             advantages |= {id(one): float(advantage) for one, advantage in zip(group, found, strict=True)}
         return [
             Sample(each, advantages[id(one)], weight)
@@ -73,7 +75,7 @@ class GRPO(PolicyGradient):
         return self.policy_loss(batch, now)
 
 
-def all_alike(group: Sequence[Trajectory]) -> bool:
-    """Whether all of them earned the same, so that none is better than another."""
-    earned = [one.total_reward() for one in group]
+def all_alike(rewards: Rewards) -> bool:
+    """Whether episodes with these rewards all earned the same, so that none is better than another."""
+    earned = [float(own.sum()) for own in rewards]
     return max(earned) - min(earned) <= ALIKE

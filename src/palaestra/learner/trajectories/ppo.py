@@ -21,6 +21,7 @@ from palaestra.learner.trajectories.advantage import step_gae
 from palaestra.learner.trajectories.batch import Loss, Sample, TokenBatch
 from palaestra.learner.trajectories.policy import TokenLogProbs
 from palaestra.learner.trajectories.policy_gradient import PolicyGradient, PolicyGradientConfig
+from palaestra.learner.trajectories.reward import Rewards
 
 __all__ = ["TrajectoryPPO", "TrajectoryPPOConfig"]
 
@@ -57,18 +58,21 @@ class TrajectoryPPO(PolicyGradient):
     def __init__(self, config: TrajectoryPPOConfig | None = None, **settings: Any) -> None:
         self.config = config or validated(TrajectoryPPOConfig, settings, place="algorithm")
 
-    def admit(self, group: Sequence[Trajectory]) -> list[Trajectory]:
+    def admit(self, group: Sequence[Trajectory], rewards: Rewards) -> list[Trajectory]:
         """Everything that happened on a screen that held."""
         return [one for one in group if one.learnable]
 
     def samples(
-        self, trajectories: Sequence[Trajectory], *, values: Sequence[npt.NDArray[np.float64]] | None = None
+        self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Rewards | None = None
     ) -> list[Sample]:
         """Every turn, with its own advantage and the value it should have had."""
         if values is None:
             raise ExperienceError("PPO: the policy gave no values. It needs a value head.")
         c = self.config
-        advantages = [self._advantages(one, worth) for one, worth in zip(trajectories, values, strict=True)]
+        advantages = [
+            self._advantages(one, earned, worth)
+            for one, earned, worth in zip(trajectories, rewards, values, strict=True)
+        ]
         shift, spread = 0.0, 1.0
         if c.normalize_advantage and sum(len(each) for each in advantages) > 1:
             every = np.concatenate(advantages)
@@ -81,11 +85,13 @@ class TrajectoryPPO(PolicyGradient):
             for each, advantage, value in zip(turn_inputs(one), found, worth, strict=True)
         ]
 
-    def _advantages(self, trajectory: Trajectory, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _advantages(
+        self, trajectory: Trajectory, rewards: npt.NDArray[np.float64], values: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
         # Nobody asked for the value of the screen after the last action; the one before it is the nearest there is.
         cut_short = self.config.bootstrap_truncated and trajectory.outcome is Outcome.TRUNCATED
         return step_gae(
-            [turn.reward for turn in trajectory.turns], values, gamma=self.config.gamma,
+            rewards, values, gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda, last_value=float(values[-1]) if cut_short else 0.0,
         )  # fmt: skip
 

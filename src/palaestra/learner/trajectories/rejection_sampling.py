@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from palaestra.config import Section, validated
@@ -14,6 +12,7 @@ from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.turn_input import turn_inputs
 from palaestra.learner.trajectories.batch import Loss, Sample, TokenBatch, token_count
 from palaestra.learner.trajectories.policy import TokenLogProbs
+from palaestra.learner.trajectories.reward import Rewards
 from palaestra.learner.trajectories.token_loss import Normaliser, token_weights
 
 __all__ = ["RejectionSampling", "RejectionSamplingConfig"]
@@ -48,12 +47,16 @@ class RejectionSampling:
     def __init__(self, config: RejectionSamplingConfig | None = None, **settings: Any) -> None:
         self.config = config or validated(RejectionSamplingConfig, settings, place="algorithm")
 
-    def admit(self, group: Sequence[Trajectory]) -> list[Trajectory]:
+    def admit(self, group: Sequence[Trajectory], rewards: Rewards) -> list[Trajectory]:
         """Those that earned more than the threshold on a screen that held."""
-        return [one for one in group if one.learnable and one.total_reward() > self.config.reward_threshold]
+        return [
+            one
+            for one, earned in zip(group, rewards, strict=True)
+            if one.learnable and float(earned.sum()) > self.config.reward_threshold
+        ]
 
     def samples(
-        self, trajectories: Sequence[Trajectory], *, values: Sequence[npt.NDArray[np.float64]] | None = None
+        self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Rewards | None = None
     ) -> list[Sample]:
         """Every turn of them, with advantage 1."""
         weights = token_weights(

@@ -1,8 +1,9 @@
 """The turns of an update as the policy sees them before it learns: one pass without gradients.
 
-It gives the value of every turn if those are needed, the proximal log-probabilities and weights of stale tokens, the
-reference's log-probabilities, and the disagreement with the sampler about fresh tokens. A fresh token keeps its
-recorded log-probability untouched, so experience without staleness is learned from exactly as by plain PPO.
+It gives the value of every turn if those are needed, the proximal log-probabilities and weights of stale tokens, and
+the reference's log-probabilities. It compares recorded log-probabilities with those of the weights that drew them: of
+fresh tokens with the policy as it is, of stale ones with earlier weights that the policy still has. A fresh token keeps
+its recorded log-probability untouched, so experience without staleness is learned from exactly as by plain PPO.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience.turn_input import TurnInput
+from palaestra.learner.trajectories.agreement import Agreement
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.batch import Row, behaviour_of
-from palaestra.learner.trajectories.policy import TrajectoryPolicy
-from palaestra.learner.trajectories.proof import Disagreement
+from palaestra.learner.trajectories.policy import RecallsVersions, TrajectoryPolicy
 from palaestra.learner.trajectories.token_loss import importance_weights, k3
 from palaestra.learner.trajectories.turn_order import by_prompt
 
@@ -33,7 +34,6 @@ class Survey:
 
     rows: dict[int, Row]
     """By the identity of the turn."""
-    disagreement: Disagreement
     entropy: float
     """Mean over the tokens looked at; NaN when there were none."""
     behaviour_kl: float
@@ -55,14 +55,21 @@ def surveyed(
     turns: Sequence[TurnInput],
     *,
     microbatch: int,
+    agreement: Agreement,
+    fresh_turns: int | None,
     checked_turns: int | None,
 ) -> Survey:
-    """Look at the turns; each is looked at once, and only if something is asked of it."""
+    """Look at the turns; each is looked at once, and only if something is asked of it.
+
+    Fills `agreement`: with `fresh_turns` of the turns that have tokens of the present version, and `checked_turns` of
+    those of each earlier version that the policy recalls; None: all.
+    """
     version = policy.version
-    looks = _looks(policy, algorithm, _to_look_at(turns, algorithm, version, checked_turns), microbatch)
+    looks = _looks(policy, algorithm, _to_look_at(turns, algorithm, version, fresh_turns), microbatch)
+    _compare_stale(policy, turns, agreement, microbatch=microbatch, checked_turns=checked_turns)
     references = _references(policy, turns, microbatch) if algorithm.needs_reference else {}
     rows: dict[int, Row] = {}
-    apart, behind, entropies, lags = [], [], [], []
+    behind, entropies, lags = [], [], []
     for each in turns:
         behaviour = behaviour_of(each.turn)
         versions = torch.tensor(each.turn.versions)
@@ -70,7 +77,7 @@ def surveyed(
         proximal, importance, capped = behaviour, torch.ones_like(behaviour), 0
         lags.append(version - versions)
         if look is not None:
-            apart.append((look.log_probs - behaviour)[~stale].abs())
+            agreement.add(each.turn, look.log_probs, version)
             behind.append(k3(behaviour, look.log_probs))
             if look.entropy is not None:
                 entropies.append(look.entropy)
@@ -81,23 +88,48 @@ def surveyed(
         value = None if look is None else look.value
         rows[id(each.turn)] = Row(proximal, importance, value, references.get(id(each.turn)), capped)
     lag = torch.cat(lags).double()
-    return Survey(
-        rows, _disagreement(apart), _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max()),
-    )  # fmt: skip
+    return Survey(rows, _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max()))
 
 
 def _to_look_at(
-    turns: Sequence[TurnInput], algorithm: TrajectoryAlgorithm, version: int, checked_turns: int | None
+    turns: Sequence[TurnInput], algorithm: TrajectoryAlgorithm, version: int, fresh_turns: int | None
 ) -> list[TurnInput]:
     distinct = list({id(each.turn): each for each in turns}.values())
-    if algorithm.needs_values or checked_turns is None:
+    if algorithm.needs_values:
         return distinct
     fresh = [index for index, each in enumerate(distinct) if bool((each.turn.versions == version).any())]
-    spread = np.linspace(0, len(fresh) - 1, min(checked_turns, len(fresh))).round().astype(int)
-    wanted = {fresh[index] for index in spread}
+    wanted = set(_spread(fresh, fresh_turns))
     if not algorithm.supervised:
         wanted |= {index for index, each in enumerate(distinct) if bool((each.turn.versions != version).any())}
     return [distinct[index] for index in sorted(wanted)]
+
+
+def _spread(indices: list[int], count: int | None) -> list[int]:
+    """`count` of them, evenly spread; all when None or when there are no more."""
+    if count is None or count >= len(indices):
+        return indices
+    return [indices[place] for place in np.linspace(0, len(indices) - 1, count).round().astype(int)]
+
+
+def _compare_stale(
+    policy: TrajectoryPolicy,
+    turns: Sequence[TurnInput],
+    agreement: Agreement,
+    *,
+    microbatch: int,
+    checked_turns: int | None,
+) -> None:
+    """Compare stale tokens with the weights that drew them, as far as the policy still has those."""
+    if not isinstance(policy, RecallsVersions):
+        return
+    distinct = list({id(each.turn): each for each in turns}.values())
+    versions = {int(version) for each in distinct for version in each.turn.versions} - {policy.version}
+    for version in sorted(version for version in versions if policy.recalls(version)):
+        own = [index for index, each in enumerate(distinct) if bool((each.turn.versions == version).any())]
+        for some in _microbatches([distinct[index] for index in _spread(own, checked_turns)], microbatch):
+            found = policy.past_log_probs(some, version=version)
+            for row, each in enumerate(some):
+                agreement.add(each.turn, found[row, : len(each.turn.token_ids)], version)
 
 
 def _looks(
@@ -140,13 +172,6 @@ def _references(policy: TrajectoryPolicy, turns: Sequence[TurnInput], microbatch
 def _microbatches(turns: list[TurnInput], size: int) -> list[list[TurnInput]]:
     order = by_prompt(turns)
     return [[turns[index] for index in order[start : start + size]] for start in range(0, len(order), size)]
-
-
-def _disagreement(apart: list[Tensor]) -> Disagreement:
-    every = torch.cat(apart) if apart else torch.zeros(0)
-    if every.numel() == 0:
-        return Disagreement(0.0, 0.0, 0)
-    return Disagreement(float(every.double().mean()), float(every.max()), every.numel())
 
 
 def _mean(parts: list[Tensor]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from palaestra.learner.trajectories.batch import Row, Sample, token_batch
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy
 from palaestra.learner.trajectories.turn_order import by_prompt, minibatches
 
-__all__ = ["TokenOptimiser", "UpdateConfig", "update"]
+__all__ = ["FirstPass", "TokenOptimiser", "UpdateConfig", "update"]
 
 
 class UpdateConfig(Section):
@@ -64,6 +65,18 @@ class UpdateConfig(Section):
 
     adam_eps: float = Field(default=1e-8, gt=0, le=1)
     """Gradients far below this are ignored."""
+
+
+class FirstPass(Protocol):
+    """Looks on before the first step of an update."""
+
+    def see(self, samples: Sequence[Sample], log_probs: Tensor) -> None:
+        """Log-probabilities `[B, G]` of a microbatch."""
+        ...
+
+    def check(self) -> None:
+        """Every microbatch has been seen; raise to have no step taken."""
+        ...
 
 
 class TokenOptimiser:
@@ -156,21 +169,29 @@ def update(
     rows: Mapping[int, Row],
     config: UpdateConfig,
     rng: np.random.Generator,
+    watch: FirstPass | None = None,
 ) -> dict[str, float]:
-    """Learn from the samples; means over the epochs of what the loss said."""
+    """Learn from the samples; means over the epochs of what the loss said.
+
+    `watch` sees the log-probabilities of the first minibatch, which are those of the policy before it has learned
+    anything, and may raise before the first step is taken; then nothing has changed.
+    """
     steps_per_epoch = min(config.minibatches, len(samples))
     steps = config.epochs * steps_per_epoch
     # A single step is taken after everything was found finite, and needs no copy of the weights to go back to.
     undo = optimiser.undo_point() if steps > 1 else None
     sums: dict[str, float] = {}
-    norms = []
+    norms: list[float] = []
     try:
         for _ in range(config.epochs):
             for chosen in minibatches(samples, steps_per_epoch, rng):
                 optimiser.zero()
-                for said in _gradients(policy, algorithm, chosen, rows, config, samples, steps_per_epoch):
+                first = watch if not norms else None
+                for said in _gradients(policy, algorithm, chosen, rows, config, samples, steps_per_epoch, first):
                     for name, number in said.items():
                         sums[name] = sums.get(name, 0.0) + number
+                if first is not None:
+                    first.check()
                 norms.append(optimiser.step())
     except NonFiniteError as error:
         if undo is not None:
@@ -194,6 +215,7 @@ def _gradients(
     config: UpdateConfig,
     every: Sequence[Sample],
     scale: int,
+    watch: FirstPass | None,
 ) -> list[dict[str, float]]:
     """Add the gradient of a minibatch, microbatch by microbatch, and return what each said."""
     tokens = sum(len(sample.input.turn.token_ids) for sample in every)
@@ -208,6 +230,8 @@ def _gradients(
         batch = token_batch(
             some, rows, token_share=1.0 / tokens, turn_share=1.0 / len(every), device=now.log_probs.device
         )
+        if watch is not None:
+            watch.see(some, now.log_probs)
         loss = algorithm.loss(batch, now)
         total = float(loss.total.detach())
         if not math.isfinite(total):

@@ -23,12 +23,14 @@ from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.turn_input import turn_inputs
 from palaestra.learner.returns import explained_variance
 from palaestra.learner.trajectories.admission import Admission
+from palaestra.learner.trajectories.agreement import Agreement, Disagreement, why_disagreeing
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.batch import Sample
 from palaestra.learner.trajectories.learning_rate import LearningRate, choose_learning_rate, pace
-from palaestra.learner.trajectories.policy import TrajectoryPolicy
-from palaestra.learner.trajectories.proof import ProofConfig, why_disagreeing
+from palaestra.learner.trajectories.policy import Fingerprinted, ReadsReplies, TrajectoryPolicy
+from palaestra.learner.trajectories.proof import Expected, ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
+from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.survey import Survey, surveyed
 from palaestra.learner.trajectories.task_key import grouped
 from palaestra.learner.trajectories.token_update import TokenOptimiser, UpdateConfig, update
@@ -36,6 +38,11 @@ from palaestra.learner.trajectories.token_update import TokenOptimiser, UpdateCo
 __all__ = ["TrainerState", "TrajectoryTrainer"]
 
 _log = logging.getLogger(__name__)
+
+LOOKED_AT = 64
+"""Turns that are looked at beforehand when the pass that learns compares all of them."""
+VERSIONS_KNOWN = 1024
+"""Newest versions whose fingerprints are remembered."""
 
 TrainerState: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors by name, and facts that are plain JSON."""
@@ -53,18 +60,26 @@ class TrajectoryTrainer:
         lora: bool | None = None,
         proof: ProofConfig | None = None,
         replay: ReplayConfig | None = None,
+        reward: RewardConfig | None = None,
+        temperature: float | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`lora` says whether an adapter is trained; it decides the learning rate when the config gives none."""
+        """`lora` says whether an adapter is trained; it decides the learning rate when the config gives none.
+
+        `temperature` is what the actors sample at; episodes sampled at another one are refused.
+        """
         self.policy, self.algorithm = policy, algorithm
         self.config, self.proof = config or UpdateConfig(), proof or ProofConfig()
-        self.replay = SuccessReplay(replay)
+        self.replay, self.reward, self.temperature = SuccessReplay(replay), reward or RewardConfig(), temperature
         self.n_updates = 0
         self.last_refusal = ""
         """Why the last batch was refused; empty when it was not."""
         self.rate = self._chosen_rate(lora)
-        self._admission = Admission(algorithm, self.replay)
+        self._admission = Admission(algorithm, self.replay, self.reward)
+        self._fingerprints: dict[int, str] = {}
+        """Of the weights of every version, as they were published."""
+        self._note_version()
         self._optimiser = TokenOptimiser(policy, self.config, rate=self.rate.rate)
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
         self._clock = clock
@@ -72,7 +87,7 @@ class TrajectoryTrainer:
 
     def admit(self, group: Sequence[Trajectory]) -> list[Trajectory]:
         """What of a complete group is worth learning from; nothing when another should be sampled in its place."""
-        return self._admission.admit(group, version=self.policy.version)
+        return self._admission.admit(group, self._expected())
 
     def learn(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Improve the policy on these; what has not been through `admit` goes through it first, by groups.
@@ -83,34 +98,46 @@ class TrajectoryTrainer:
         began = self._clock()
         chosen = self._let_in(trajectories)
         if not chosen:
-            return self._report([], began)
+            self.last_refusal = self._admission.counts.why_all_refused()
+            return self._refuse([], began) if self.last_refusal else self._report([], began)
         turns = [each for one in chosen for each in turn_inputs(one)]
+        first_pass = _FirstPass(Agreement(chosen), self.proof, self.policy)
+        agreement, in_passing = first_pass.agreement, self._compares_while_learning
         survey = surveyed(
-            self.policy, self.algorithm, turns, microbatch=self.config.microbatch_turns,
+            self.policy, self.algorithm, turns, microbatch=self.config.microbatch_turns, agreement=agreement,
+            fresh_turns=self.proof.checked_turns or (LOOKED_AT if in_passing else None),
             checked_turns=self.proof.checked_turns,
         )  # fmt: skip
-        self.last_refusal = why_disagreeing(survey.disagreement, self.proof) or ""
-        if self.last_refusal:
-            return self._refuse(survey, chosen, began)
-        self._refused_in_a_row = 0
-        samples = self.algorithm.samples(chosen, values=self._values(chosen, survey))
-        if not samples:
-            return self._report(chosen, began, survey)
+        samples = self.algorithm.samples(
+            chosen, self._admission.rewards(chosen), values=self._values(chosen, survey)
+        )  # fmt: skip
         share = pace(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
         self._optimiser.set_pace(share)
-        said = update(
-            self.policy, self.algorithm, self._optimiser, samples, survey.rows, self.config, self._rng
-        )  # fmt: skip
-        said |= {"learning_rate": self.rate.rate * share, **self._about(samples, survey)}
-        self.n_updates += 1
-        self.policy.version += 1
-        return self._report(chosen, began, survey, said)
+        said: dict[str, float] | None = None
+        try:
+            first_pass.check()
+            if samples:
+                said = update(
+                    self.policy, self.algorithm, self._optimiser, samples, survey.rows, self.config, self._rng,
+                    first_pass if in_passing else None,
+                )  # fmt: skip
+        except _Disagrees as refusal:
+            self.last_refusal = str(refusal)
+            return self._refuse(chosen, began, survey, agreement.disagreement())
+        self.last_refusal, self._refused_in_a_row = "", 0
+        if said is not None:
+            said |= {"learning_rate": self.rate.rate * share, **self._about(samples, survey)}
+            self.n_updates += 1
+            self.policy.version += 1
+            self._note_version()
+        return self._report(chosen, began, survey, agreement.disagreement(), said)
 
     def state(self) -> TrainerState:
         """Everything the next number depends on, except the policy's weights."""
         facts = {
             "n_updates": self.n_updates, "version": self.policy.version, "refused_in_a_row": self._refused_in_a_row,
             "shuffle": self._rng.bit_generator.state, "admitted": self._admission.facts(),
+            "fingerprints": {str(version): known for version, known in self._fingerprints.items()},
             "parameters": [list(parameter.shape) for parameter in self._optimiser.parameters],
         }  # fmt: skip
         # Dropout draws from torch's own stream.
@@ -131,9 +158,33 @@ class TrajectoryTrainer:
         self._rng.bit_generator.state = facts["shuffle"]
         self.n_updates, self.policy.version = int(facts["n_updates"]), int(facts["version"])
         self._refused_in_a_row = int(facts["refused_in_a_row"])
+        self._fingerprints = {int(version): str(known) for version, known in facts.get("fingerprints", {}).items()}
+        self._note_version()
         torch.set_rng_state(tensors["torch_rng"])
 
     # ------------------------------------------------------------------ what it is made of
+
+    @property
+    def _compares_while_learning(self) -> bool:
+        """Whether the first pass with gradients gives the log-probabilities of the policy before it has learned."""
+        one_step = self.config.epochs == 1 and self.config.minibatches == 1
+        return one_step and bool(getattr(self.policy, "exact_gradients", False))
+
+    def _expected(self) -> Expected:
+        self._note_version()
+        known = isinstance(self.policy, Fingerprinted)
+        return Expected(
+            version=self.policy.version, fingerprints=self._fingerprints if known else None,
+            temperature=self.temperature, reward=self.reward,
+            read_replies=self.policy.read_replies if isinstance(self.policy, ReadsReplies) else None,
+        )  # fmt: skip
+
+    def _note_version(self) -> None:
+        """Remember which weights act as the policy's present version."""
+        if isinstance(self.policy, Fingerprinted):
+            self._fingerprints[self.policy.version] = self.policy.fingerprint
+            while len(self._fingerprints) > VERSIONS_KNOWN:
+                del self._fingerprints[min(self._fingerprints)]
 
     def _chosen_rate(self, lora: bool | None) -> LearningRate:
         given = self.config.learning_rate
@@ -157,15 +208,21 @@ class TrajectoryTrainer:
             return None
         return [np.array([survey.rows[id(turn)].value for turn in one.turns], np.float64) for one in chosen]
 
-    def _refuse(self, survey: Survey, chosen: Sequence[Trajectory], began: float) -> dict[str, float]:
+    def _refuse(
+        self,
+        chosen: Sequence[Trajectory],
+        began: float,
+        survey: Survey | None = None,
+        disagreement: Disagreement | None = None,
+    ) -> dict[str, float]:
         self._refused_in_a_row += 1
         _log.warning("batch refused: %s", self.last_refusal)
-        metrics = self._report(chosen, began, survey)
+        metrics = self._report(chosen, began, survey, disagreement)
         if self._refused_in_a_row >= self.proof.refusals_in_a_row:
+            remedy = "raise proof.mean_disagreement or proof.max_disagreement" if survey else "see docs/algorithms.md"
             raise ExperienceError(
                 f"{self._refused_in_a_row} batches in a row were refused at version {self.policy.version}; the last: "
-                f"{self.last_refusal} Nothing was learned from them. If the difference is meant, raise "
-                "proof.mean_disagreement or proof.max_disagreement."
+                f"{self.last_refusal} Nothing was learned from them. If this is meant to be so, {remedy}."
             )
         return metrics
 
@@ -195,6 +252,7 @@ class TrajectoryTrainer:
         chosen: Sequence[Trajectory],
         began: float,
         survey: Survey | None = None,
+        disagreement: Disagreement | None = None,
         said: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         """The metrics of a call of `learn`; without `said` nothing was learned."""
@@ -213,9 +271,14 @@ class TrajectoryTrainer:
         }
         if survey is not None:
             metrics |= {
-                "disagreement": survey.disagreement.mean, "disagreement_max": survey.disagreement.maximum,
                 "staleness": survey.staleness, "staleness_max": survey.staleness_max,
                 "entropy": survey.entropy, "behaviour_kl": survey.behaviour_kl,
+            }  # fmt: skip
+        if disagreement is not None:
+            total = sum(len(turn.token_ids) for one in chosen for turn in one.turns)
+            metrics |= {
+                "disagreement": disagreement.mean, "disagreement_max": disagreement.maximum,
+                "unchecked_share": 1.0 - disagreement.tokens / max(1, total),
             }  # fmt: skip
         if learned:
             metrics |= {
@@ -228,3 +291,33 @@ class TrajectoryTrainer:
     def _replayed(self, learned: Sequence[Trajectory]) -> int:
         # Those that were mixed in by the trainer itself were never let in.
         return sum(not self._admission.knows(one) for one in learned) + self._admission.replayed(learned)
+
+
+class _Disagrees(Exception):
+    """The batch cannot be trusted; its text says why."""
+
+
+class _FirstPass:
+    """Compares the log-probabilities of the pass that learns with the recorded ones, before a step is taken."""
+
+    def __init__(self, agreement: Agreement, config: ProofConfig, policy: TrajectoryPolicy) -> None:
+        self.agreement, self._config, self._version = agreement, config, policy.version
+        self._half_precision = bool(getattr(policy, "half_precision", True))
+
+    def see(self, samples: Sequence[Sample], log_probs: Tensor) -> None:
+        """A microbatch; a single token that is far off ends it here, before it can make the loss overflow."""
+        largest = 0.0
+        for row, sample in enumerate(samples):
+            turn = sample.input.turn
+            found = self.agreement.add(turn, log_probs[row, : len(turn.token_ids)], self._version)
+            largest = max(largest, found)
+        if not largest <= self._config.bounds(half_precision=self._half_precision)[1]:
+            self.check()
+
+    def check(self) -> None:
+        """Raise when what was compared so far differs too much."""
+        why = why_disagreeing(
+            self.agreement.disagreement(), self._config, half_precision=self._half_precision
+        )  # fmt: skip
+        if why is not None:
+            raise _Disagrees(why)

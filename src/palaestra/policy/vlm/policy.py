@@ -58,7 +58,11 @@ class VLMPolicy:
         self._reference = None if config.adapter is None else self.learner.twin()
         self._speaking, self._desk = threading.Lock(), threading.Lock()
         self._waiting: dict[str, Tensor] | None = None
+        self._past: Network | None = None
+        """Holds the weights of an earlier version while its tokens are scored."""
         self._version, self._acting_version, self._fingerprint = 0, 0, ""
+        self.published_fingerprint = ""
+        """Of the weights that were published last."""
         self.publish(0)
         logger.info("trains %s", ", ".join(f"{n:,} ({part})" for part, n in self.trainable_parts().items()))
 
@@ -103,10 +107,16 @@ class VLMPolicy:
             Sampled(
                 token_ids=np.array(one.token_ids, np.int32), log_probs=np.array(one.log_probs, np.float32),
                 versions=np.full(len(one.token_ids), version, np.int32), ended=one.ended, fingerprint=fingerprint,
-                text=self.parts.tokenizer.decode(one.token_ids[:-1] if one.ended else one.token_ids),
+                text=self.text_of(one.token_ids),
             )
             for one in drawn
         ]  # fmt: skip
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """What sampled tokens say, without the token that ends an answer."""
+        ended = len(token_ids) > 0 and int(token_ids[-1]) in self.rules.ends
+        text: str = self.parts.tokenizer.decode(list(token_ids[:-1] if ended else token_ids))
+        return text
 
     def log_probs(
         self, turns: Sequence[TurnInput], *, with_values: bool = False, with_entropy: bool = False, grad: bool = True,
@@ -130,6 +140,15 @@ class VLMPolicy:
                     for start in range(0, len(turns), size)
                 ]
             )  # fmt: skip
+
+    def past_log_probs(self, turns: Sequence[TurnInput], state: Mapping[str, Tensor]) -> TokenLogProbs:
+        """The same under earlier weights (a `trainable_state`), never differentiated."""
+        if self._past is None:
+            self._past = self.learner.twin()
+        weights.copy_weights(state, dict(self._past.named_parameters()))
+        self._past.set_dropout(False)
+        with torch.no_grad():
+            return score(self._past, turns, self.rules, with_values=False, with_entropy=False)
 
     def keep_reference(self) -> None:
         """Remember the weights as they are as what `log_probs(reference=True)` compares with.
@@ -171,7 +190,8 @@ class VLMPolicy:
                     self._speaking.release()
             else:
                 self._waiting = {name: weight.detach().clone() for name, weight in learned.items()}
-            return weights.fingerprint(learned)
+            self.published_fingerprint = weights.fingerprint(learned)
+            return self.published_fingerprint
 
     def _take_over(self, learned: Mapping[str, Tensor]) -> None:
         """Copy weights into the acting network. Whoever calls holds both locks."""

@@ -1,0 +1,108 @@
+"""What an episode earns for learning: a pure function of what the environment paid, how it ended, and the settings.
+
+The recorded reward stays what the environment paid. An environment often pays nothing for an episode that was never
+finished and less than nothing for a mistake; learning from that teaches an agent to do nothing until the steps run out.
+So an unfinished episode is charged as much as a mistake, and keeps the credit that it was paid on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from palaestra.config import Section
+from palaestra.experience.trajectory import Outcome, Trajectory
+
+__all__ = ["Ending", "RewardConfig", "Rewards", "ending_of", "learned_rewards", "reward_range_of", "reward_warnings"]
+
+Ending: TypeAlias = Literal["success", "failure", "truncated", "terminated_early", "unreadable"]
+Rewards: TypeAlias = Sequence[npt.NDArray[np.float64]]
+"""For each trajectory, the reward of each of its turns."""
+
+_GIVES_UP = ("terminate", "answer")
+
+
+class RewardConfig(Section):
+    """What the endings of an episode are worth to the learner; a solved one is worth what the environment paid."""
+
+    truncated: float | None = Field(default=None, ge=-1e6, le=0)
+    """An episode that ran out of steps, besides the credit it was paid. null: as much as a mistake, which is
+    `reward.failure` or else the least that the task pays. 0: what the environment paid; where that is more than a
+    mistake earns, an agent learns to stall."""
+
+    terminated_early: float | None = Field(default=None, ge=-1e6, le=0)
+    """An episode that the agent itself ended without having solved it; read as `truncated` is."""
+
+    unreadable: float | None = Field(default=None, ge=-1e6, le=0)
+    """An episode that ended because too many replies in a row were no action; read as `truncated` is."""
+
+    failure: float | None = Field(default=None, ge=-1e6, le=0)
+    """An episode that the task ended as failed, besides the credit it was paid. null: what the environment paid."""
+
+    unreadable_reply: float = Field(default=-0.1, ge=-1e6, le=0)
+    """Every reply that is no action, in any episode, on top of the others."""
+
+    assumed_range: tuple[float, float] = (-1.0, 1.0)
+    """The least and the most that an episode of a task is paid which declares no range. Episodes outside the range of
+    their task are refused."""
+
+
+def reward_range_of(trajectory: Trajectory, config: RewardConfig) -> tuple[float, float]:
+    """The least and the most that the episode can have been paid."""
+    low, high = trajectory.task.get("reward_range") or config.assumed_range
+    return float(low), float(high)
+
+
+def ending_of(trajectory: Trajectory) -> Ending:
+    """How it ended, an agent that gave up told from a task that failed."""
+    if trajectory.outcome is Outcome.SUCCESS:
+        return "success"
+    if trajectory.outcome is Outcome.TRUNCATED:
+        return "truncated"
+    if trajectory.outcome is Outcome.UNREADABLE:
+        return "unreadable"
+    last: Any = trajectory.turns[-1].action if trajectory.turns else None
+    return "terminated_early" if last is not None and last.get("kind") in _GIVES_UP else "failure"
+
+
+def learned_rewards(trajectory: Trajectory, config: RewardConfig) -> npt.NDArray[np.float64]:
+    """The reward of each turn. What the ending changes is in the last one."""
+    rewards = np.array([turn.reward for turn in trajectory.turns], np.float64)
+    if not len(rewards):
+        return rewards
+    paid = float(rewards.sum())
+    rewards[-1] += _total(paid, ending_of(trajectory), config, reward_range_of(trajectory, config)[0]) - paid
+    unread = np.array([turn.action is None for turn in trajectory.turns])
+    return rewards + config.unreadable_reply * unread
+
+
+def _total(paid: float, ending: Ending, config: RewardConfig, low: float) -> float:
+    """What the episode earns in all, unreadable replies aside."""
+    credit = max(paid, 0.0)
+    if ending == "success":
+        return paid
+    if ending == "failure":
+        return paid if config.failure is None else config.failure + credit
+    given: float | None = getattr(config, ending)
+    charge = _mistake(config, low) if given is None else given
+    # What the environment has charged already counts: nobody pays twice for one mistake.
+    return min(paid, charge + credit)
+
+
+def _mistake(config: RewardConfig, low: float) -> float:
+    return min(low, 0.0) if config.failure is None else config.failure
+
+
+def reward_warnings(config: RewardConfig, low: float, *, task: str) -> list[str]:
+    """What of the configuration pays an agent of this task more for not finishing than for failing."""
+    mistake = _mistake(config, low)
+    return [
+        f"reward.{name} = {given:g} pays more than a mistake in {task} ({mistake:g}): an agent that does not finish "
+        f"earns more than one that tries and fails, and learns not to try. Use null or at most {mistake:g}."
+        for name in ("truncated", "terminated_early", "unreadable")
+        if (given := getattr(config, name)) is not None and given > mistake
+    ]
