@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -73,7 +74,7 @@ def missing_wrappers(names: list[str]) -> list[str]:
     return [name for name in names if not hasattr(wrappers, name)]
 
 
-def environment(env_id: str, register: list[str], render: bool) -> dict[str, Any]:
+def environment(env_id: str, register: Sequence[str] = (), render: bool = False) -> dict[str, Any]:
     """Whether an environment can be made, and what it looks like; else why not and what is nearest."""
     try:
         gymnasium = importlib.import_module("gymnasium")
