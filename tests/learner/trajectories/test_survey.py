@@ -16,8 +16,7 @@ def look(policy, algorithm, episodes, checked_turns=None, microbatch=3):
     """The turns, the survey, and what was compared."""
     turns, agreement = [each for one in episodes for each in turn_inputs(one)], Agreement(episodes)
     found = surveyed(
-        policy, algorithm, turns, microbatch=microbatch, agreement=agreement, fresh_turns=checked_turns,
-        checked_turns=checked_turns,
+        policy, algorithm, turns, microbatch=microbatch, agreement=agreement, checked_turns=checked_turns,
     )  # fmt: skip
     return turns, found, agreement.disagreement()
 

@@ -42,9 +42,7 @@ def prepared(algorithm, seed=0):
         for number, one in enumerate(made)
     ]
     turns = [each for one in made for each in turn_inputs(one)]
-    seen = surveyed(
-        policy, algorithm, turns, microbatch=4, agreement=Agreement(made), fresh_turns=None, checked_turns=None
-    )
+    seen = surveyed(policy, algorithm, turns, microbatch=4, agreement=Agreement(made), checked_turns=None)
     values = None
     if algorithm.needs_values:
         values = [np.array([seen.rows[id(turn)].value for turn in one.turns]) for one in made]

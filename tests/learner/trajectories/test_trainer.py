@@ -203,6 +203,29 @@ def test_old_weights_under_their_own_version_are_no_disagreement():
     assert metrics["behaviour_kl"] > 0.05
 
 
+@pytest.mark.parametrize(
+    "algorithm", [RejectionSampling(), GRPO(group_size=4), TrajectoryPPO()], ids=lambda a: type(a).__name__
+)
+def test_a_single_step_compares_and_weighs_in_passing_and_learns_the_very_same(algorithm):
+    old, found = TablePolicy(seed=9), []
+    for exact in (False, True):
+        policy, rng = TablePolicy(), np.random.default_rng(3)
+        policy.version, policy.exact_gradients = 2, exact
+        made = groups_of(policy, rng, groups=4, length=2) + groups_of(old, rng, groups=4, name="old", version=1)
+        metrics = trainer(policy, algorithm).learn(made)
+        assert metrics["disagreement_max"] < 1e-5
+        looked = sum(count for count, grad in policy.calls if not grad)
+        shared = {name: metrics.get(name) for name in ("loss", "behaviour_weight", "behaviour_weight_max", "staleness")}
+        found.append((weights(policy), shared, metrics["unchecked_share"], looked))
+    surveyed, passing = found
+    assert same(surveyed[0], passing[0])
+    assert surveyed[1:3] == passing[1:3]
+    if not algorithm.needs_values:
+        assert passing[3] <= 16
+    if isinstance(algorithm, GRPO):
+        assert surveyed[3] > 16
+
+
 def test_a_group_of_failures_learns_from_a_stored_success_when_asked_to():
     policy = TablePolicy()
     lenient = ProofConfig(mean_disagreement=9, max_disagreement=99)

@@ -46,8 +46,8 @@ class ProofConfig(Section):
 
     checked_turns: int | None = Field(default=None, ge=1)
     """How many turns of an update are compared with the weights that drew them, evenly spread; null: all. Turns of the
-    present version cost nothing with one step per batch and no dropout, where the pass that learns compares them. All
-    others cost a pass without gradients, at most a third of an epoch."""
+    present version cost nothing with one step per batch and no dropout, where the pass that learns compares them all.
+    Otherwise, and for turns of earlier versions, each costs a pass without gradients, at most a third of an epoch."""
 
     refusals_in_a_row: int = Field(default=3, ge=1)
     """So many refused batches, one after the other, end the training: they would all be refused."""

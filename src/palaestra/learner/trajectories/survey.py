@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
+from palaestra.experience.trajectory import Turn
 from palaestra.experience.turn_input import TurnInput
 from palaestra.learner.trajectories.agreement import Agreement
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
@@ -25,7 +26,10 @@ from palaestra.learner.trajectories.policy import RecallsVersions, TrajectoryPol
 from palaestra.learner.trajectories.token_loss import importance_weights, k3
 from palaestra.learner.trajectories.turn_order import by_prompt
 
-__all__ = ["Survey", "surveyed"]
+__all__ = ["Survey", "surveyed", "weigh_stale"]
+
+SAMPLED = 16
+"""Turns that are looked at beforehand when the pass that learns sees to all of them: enough for the mean entropy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,49 +60,65 @@ def surveyed(
     *,
     microbatch: int,
     agreement: Agreement,
-    fresh_turns: int | None,
     checked_turns: int | None,
+    in_passing: bool = False,
 ) -> Survey:
     """Look at the turns; each is looked at once, and only if something is asked of it.
 
-    Fills `agreement`: with `fresh_turns` of the turns that have tokens of the present version, and `checked_turns` of
-    those of each earlier version that the policy recalls; None: all.
+    Fills `agreement` with `checked_turns` of the turns that have tokens of each version that the policy recalls; None:
+    all. `in_passing`: the pass that learns will compare fresh tokens and weigh stale ones (`weigh_stale`), and only a
+    sample of the turns is looked at here.
     """
     version = policy.version
-    looks = _looks(policy, algorithm, _to_look_at(turns, algorithm, version, fresh_turns), microbatch)
+    wanted = _to_look_at(turns, algorithm, version, checked_turns, in_passing=in_passing)
+    looks = _looks(policy, algorithm, wanted, microbatch)
     _compare_stale(policy, turns, agreement, microbatch=microbatch, checked_turns=checked_turns)
     references = _references(policy, turns, microbatch) if algorithm.needs_reference else {}
     rows: dict[int, Row] = {}
     behind, entropies, lags = [], [], []
     for each in turns:
         behaviour = behaviour_of(each.turn)
-        versions = torch.tensor(each.turn.versions)
-        stale, look = versions != version, looks.get(id(each.turn))
-        proximal, importance, capped = behaviour, torch.ones_like(behaviour), 0
-        lags.append(version - versions)
+        look = looks.get(id(each.turn))
+        row = Row(behaviour, torch.ones_like(behaviour), None, references.get(id(each.turn)))
+        lags.append(version - torch.tensor(each.turn.versions))
         if look is not None:
             agreement.add(each.turn, look.log_probs, version)
             behind.append(k3(behaviour, look.log_probs))
             if look.entropy is not None:
                 entropies.append(look.entropy)
-            if not algorithm.supervised:
-                proximal = torch.where(stale, look.log_probs, behaviour)
-                importance = importance_weights(proximal, behaviour, stale, limit=algorithm.weight_limit)
-                capped = int((proximal - behaviour > math.log(algorithm.weight_limit)).sum())
-        value = None if look is None else look.value
-        rows[id(each.turn)] = Row(proximal, importance, value, references.get(id(each.turn)), capped)
+            row = weigh_stale(replace(row, value=look.value), each.turn, look.log_probs, algorithm, version)
+        rows[id(each.turn)] = row
     lag = torch.cat(lags).double()
     return Survey(rows, _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max()))
 
 
+def weigh_stale(row: Row, turn: Turn, own: Tensor, algorithm: TrajectoryAlgorithm, version: int) -> Row:
+    """The row with its stale tokens weighed; `own` are the log-probabilities of the policy before it learns."""
+    stale = torch.tensor(turn.versions) != version
+    if algorithm.supervised or not bool(stale.any()):
+        return row
+    behaviour = behaviour_of(turn)
+    proximal = torch.where(stale, own, behaviour)
+    importance = importance_weights(proximal, behaviour, stale, limit=algorithm.weight_limit)
+    capped = int((proximal - behaviour > math.log(algorithm.weight_limit)).sum())
+    return replace(row, proximal=proximal, importance=importance, capped=capped)
+
+
 def _to_look_at(
-    turns: Sequence[TurnInput], algorithm: TrajectoryAlgorithm, version: int, fresh_turns: int | None
+    turns: Sequence[TurnInput],
+    algorithm: TrajectoryAlgorithm,
+    version: int,
+    checked_turns: int | None,
+    *,
+    in_passing: bool,
 ) -> list[TurnInput]:
     distinct = list({id(each.turn): each for each in turns}.values())
     if algorithm.needs_values:
         return distinct
+    if in_passing:
+        return [distinct[index] for index in _spread(list(range(len(distinct))), SAMPLED)]
     fresh = [index for index, each in enumerate(distinct) if bool((each.turn.versions == version).any())]
-    wanted = set(_spread(fresh, fresh_turns))
+    wanted = set(_spread(fresh, checked_turns))
     if not algorithm.supervised:
         wanted |= {index for index, each in enumerate(distinct) if bool((each.turn.versions != version).any())}
     return [distinct[index] for index in sorted(wanted)]

@@ -174,7 +174,7 @@ def update(
     """Learn from the samples; means over the epochs of what the loss said.
 
     `watch` sees the log-probabilities of the first minibatch, which are those of the policy before it has learned
-    anything, and may raise before the first step is taken; then nothing has changed.
+    anything. It may fill in `rows` for them, and may raise before the first step is taken; then nothing has changed.
     """
     steps_per_epoch = min(config.minibatches, len(samples))
     steps = config.epochs * steps_per_epoch
@@ -227,11 +227,11 @@ def _gradients(
             [sample.input for sample in some], with_values=algorithm.needs_values,
             with_entropy=algorithm.needs_entropy, grad=True,
         )  # fmt: skip
+        if watch is not None:
+            watch.see(some, now.log_probs)
         batch = token_batch(
             some, rows, token_share=1.0 / tokens, turn_share=1.0 / len(every), device=now.log_probs.device
         )
-        if watch is not None:
-            watch.see(some, now.log_probs)
         loss = algorithm.loss(batch, now)
         total = float(loss.total.detach())
         if not math.isfinite(total):

@@ -25,13 +25,13 @@ from palaestra.learner.returns import explained_variance
 from palaestra.learner.trajectories.admission import Admission
 from palaestra.learner.trajectories.agreement import Agreement, Disagreement, why_disagreeing
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
-from palaestra.learner.trajectories.batch import Sample
+from palaestra.learner.trajectories.batch import Row, Sample
 from palaestra.learner.trajectories.learning_rate import LearningRate, choose_learning_rate, pace
 from palaestra.learner.trajectories.policy import Fingerprinted, ReadsReplies, TrajectoryPolicy
 from palaestra.learner.trajectories.proof import Expected, ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig
-from palaestra.learner.trajectories.survey import Survey, surveyed
+from palaestra.learner.trajectories.survey import Survey, surveyed, weigh_stale
 from palaestra.learner.trajectories.task_key import grouped
 from palaestra.learner.trajectories.token_update import TokenOptimiser, UpdateConfig, update
 
@@ -39,8 +39,6 @@ __all__ = ["TrainerState", "TrajectoryTrainer"]
 
 _log = logging.getLogger(__name__)
 
-LOOKED_AT = 64
-"""Turns that are looked at beforehand when the pass that learns compares all of them."""
 VERSIONS_KNOWN = 1024
 """Newest versions whose fingerprints are remembered."""
 
@@ -101,13 +99,12 @@ class TrajectoryTrainer:
             self.last_refusal = self._admission.counts.why_all_refused()
             return self._refuse([], began) if self.last_refusal else self._report([], began)
         turns = [each for one in chosen for each in turn_inputs(one)]
-        first_pass = _FirstPass(Agreement(chosen), self.proof, self.policy)
-        agreement, in_passing = first_pass.agreement, self._compares_while_learning
+        agreement, in_passing = Agreement(chosen), self._compares_while_learning
         survey = surveyed(
             self.policy, self.algorithm, turns, microbatch=self.config.microbatch_turns, agreement=agreement,
-            fresh_turns=self.proof.checked_turns or (LOOKED_AT if in_passing else None),
-            checked_turns=self.proof.checked_turns,
+            checked_turns=self.proof.checked_turns, in_passing=in_passing,
         )  # fmt: skip
+        first_pass = _FirstPass(agreement, self.proof, self.policy, self.algorithm, survey.rows)
         samples = self.algorithm.samples(
             chosen, self._admission.rewards(chosen), values=self._values(chosen, survey)
         )  # fmt: skip
@@ -298,10 +295,20 @@ class _Disagrees(Exception):
 
 
 class _FirstPass:
-    """Compares the log-probabilities of the pass that learns with the recorded ones, before a step is taken."""
+    """Uses the log-probabilities of the pass that learns, before a step is taken: compares fresh tokens with the
+    recorded ones, and weighs stale tokens.
+    """
 
-    def __init__(self, agreement: Agreement, config: ProofConfig, policy: TrajectoryPolicy) -> None:
-        self.agreement, self._config, self._version = agreement, config, policy.version
+    def __init__(
+        self,
+        agreement: Agreement,
+        config: ProofConfig,
+        policy: TrajectoryPolicy,
+        algorithm: TrajectoryAlgorithm,
+        rows: dict[int, Row],
+    ) -> None:
+        self._agreement, self._config, self._version = agreement, config, policy.version
+        self._algorithm, self._rows = algorithm, rows
         self._half_precision = bool(getattr(policy, "half_precision", True))
 
     def see(self, samples: Sequence[Sample], log_probs: Tensor) -> None:
@@ -309,15 +316,17 @@ class _FirstPass:
         largest = 0.0
         for row, sample in enumerate(samples):
             turn = sample.input.turn
-            found = self.agreement.add(turn, log_probs[row, : len(turn.token_ids)], self._version)
-            largest = max(largest, found)
+            own = log_probs[row, : len(turn.token_ids)].detach().float().cpu()
+            largest = max(largest, self._agreement.add(turn, own, self._version))
+            known = self._rows[id(turn)]
+            self._rows[id(turn)] = weigh_stale(known, turn, own, self._algorithm, self._version)
         if not largest <= self._config.bounds(half_precision=self._half_precision)[1]:
             self.check()
 
     def check(self) -> None:
         """Raise when what was compared so far differs too much."""
         why = why_disagreeing(
-            self.agreement.disagreement(), self._config, half_precision=self._half_precision
+            self._agreement.disagreement(), self._config, half_precision=self._half_precision
         )  # fmt: skip
         if why is not None:
             raise _Disagrees(why)
