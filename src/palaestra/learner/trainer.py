@@ -386,6 +386,7 @@ class Trainer:
             self._adam = Adam(flat, self.algorithm.config.adam_eps, compiled=self._compiled != "off")
         elif self._adam.flat is not flat:
             self._adam = self._adam.moved_to(flat)
+        self._adam.eps = self.algorithm.config.adam_eps  # of the algorithm that the trainer has now
         return self._adam
 
     def _undo_point(self, flat: FlatParameters) -> Callable[[], None]:

@@ -178,14 +178,17 @@ class RunDirectory:
         except CheckpointError as error:
             if is_whole(path):
                 raise  # it does not fit, and an earlier one would not either
-            known = self.all_checkpoints()
-            earlier = next((p for p in known[known.index(path) + 1 if path in known else 0 :] if is_whole(p)), None)
+            earlier = self.newest_whole()
             if earlier is None:
-                remedy = "No earlier checkpoint of the run is whole: start it anew"
+                remedy = "No checkpoint of the run is whole: start it anew"
             else:
                 name = earlier.name if self.checkpoint_named(earlier.name) == earlier else str(earlier)
                 remedy = f"Go on from the newest one that is whole: {self.resume_command} --checkpoint {name}"
             raise CheckpointError(error.place, error.value, error.reason, remedy) from None
+
+    def newest_whole(self) -> Path | None:
+        """The newest checkpoint that nothing has happened to."""
+        return next(filter(is_whole, self.all_checkpoints()), None)
 
     def checkpoint_named(self, name: str) -> Path:
         """One of the run's checkpoints, by its path or by the name of its directory; of several, the newest."""
@@ -236,7 +239,12 @@ def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
     if (path / MANIFEST).is_file() or path.name.startswith("update_"):
         return path
     run = RunDirectory.find(name, root)
-    return (run.best_checkpoint() if which == "best" else None) or run.latest_checkpoint()
+    path = (run.best_checkpoint() if which == "best" else None) or run.latest_checkpoint()
+    if not is_whole(path):
+        other = run.newest_whole()
+        remedy = "No checkpoint of the run is whole" if other is None else f"The newest one that is whole is {other}"
+        raise CheckpointError("checkpoint", str(path), f"the {which} one of run {run.run_id} is damaged", remedy)
+    return path
 
 
 def is_ui_checkpoint(path: Path) -> bool:
