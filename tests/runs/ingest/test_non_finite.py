@@ -27,10 +27,16 @@ def test_ten_finite_values_in_a_row_end_the_trouble():
     assert (again.step, again.finite_since) == (110, 0)
 
 
-@pytest.mark.parametrize("name", ["explained_variance", "losses/explained_variance", "rollout/ep_rew_mean"])
+@pytest.mark.parametrize(
+    "name", ["losses/explained_variance", "rollout/ep_rew_mean", "episode_reward_mean", "eval/score"]
+)
 def test_a_metric_that_is_nan_when_there_is_nothing_to_measure_is_not_in_trouble(name):
     assert _taken(math.nan, name=name).found() == ()
     assert len(_taken(-math.inf, name=name).found()) == 1
+
+
+def test_a_single_return_that_is_nan_is_in_trouble():
+    assert len(_taken(math.nan, name="episode/return").found()) == 1
 
 
 def test_it_goes_on_after_a_restart_and_is_bounded():

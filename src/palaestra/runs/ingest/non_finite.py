@@ -15,11 +15,8 @@ from palaestra.telemetry.json_number import json_number, read_number
 
 __all__ = ["NonFinite", "NonFiniteMetrics"]
 
-_MAY_BE_NAN = frozenset(
-    "explained_variance success_rate episode_return episode_length eval_return eval_length ep_rew_mean ep_len_mean "
-    "mean_reward mean_ep_length episodic_return episodic_length".split()
-)
-"""Last words of metrics that are NaN when there is nothing to measure."""
+_MAY_BE_NAN = ("explained_variance", "success_rate", "mean_reward", "mean_ep_", "ep_", "episode_", "episodic_", "eval_")
+"""How the last words of metrics begin that are NaN when there is nothing to measure."""
 _FINITE_AGAIN_AFTER = 10
 """Finite values in a row after which a metric has recovered: one that alternates would otherwise come and go."""
 _MOST_NAMES = 100
@@ -61,7 +58,7 @@ class NonFiniteMetrics:
             elif known is not None:
                 known.step = known.step if known.finite_since == 0 else step
                 known.value, known.finite_since = value, 0
-            elif not (math.isnan(value) and name.rpartition("/")[2] in _MAY_BE_NAN) and len(self._found) < _MOST_NAMES:
+            elif not (math.isnan(value) and _may_be_nan(name)) and len(self._found) < _MOST_NAMES:
                 self._found[name] = NonFinite(name, step, value)
 
     def stored(self) -> list[list[Any]]:
@@ -71,3 +68,7 @@ class NonFiniteMetrics:
     def found(self) -> tuple[NonFinite, ...]:
         """The metrics in trouble, those first that are non-finite now."""
         return tuple(replace(one) for one in sorted(self._found.values(), key=lambda one: one.finite_since))
+
+
+def _may_be_nan(name: str) -> bool:
+    return name.startswith("eval/") or name.rpartition("/")[2].startswith(_MAY_BE_NAN)
