@@ -14,7 +14,7 @@ from palaestra.learner.trajectories import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
-from palaestra.train import gateway_child
+from palaestra.train import gateway_child, ui_loop
 from palaestra.train.gateway_child import own_gateway
 from palaestra.train.run_directory import RunDirectory, is_ui_checkpoint
 from palaestra.train.sampler_process import ProcessSampler
@@ -242,3 +242,23 @@ def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path
     ]  # fmt: skip
     assert phases[-1].phase == "failed"
     assert phases[-1].reason.endswith(command)
+
+
+def test_a_full_disk_does_not_hide_what_ended_a_run(gateway, tmp_path, monkeypatch):
+    really_learn, really_write = TrajectoryTrainer.learn, ui_loop.write_ui_checkpoint
+
+    def learn(self, trajectories):
+        if self.n_updates == 1:
+            raise CollectorFailed("the floor gave way.")
+        return really_learn(self, trajectories)
+
+    def write(path, *rest):
+        if path.name != "update_00000000":
+            raise OSError(28, "No space left on device")
+        return really_write(path, *rest)
+
+    monkeypatch.setattr(TrajectoryTrainer, "learn", learn)
+    monkeypatch.setattr(ui_loop, "write_ui_checkpoint", write)
+    with pytest.raises(CollectorFailed, match=r"gave way. The last good state is .*update_00000000. Resume with: "):
+        train_ui(config(gateway), root=tmp_path, run_id="full")
+    assert "No checkpoint could be written" in (tmp_path / "full" / "attempt_1" / "metrics.jsonl").read_text()

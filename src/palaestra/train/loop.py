@@ -18,7 +18,7 @@ from torch import nn
 from palaestra.actor.evaluation import Evaluation, evaluate
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
-from palaestra.errors import CollectorFailed, ConfigError, NonFiniteError
+from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, NonFiniteError
 from palaestra.learner.algorithm import build_algorithm
 from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
 from palaestra.learner.trainer import Trainer
@@ -180,7 +180,11 @@ class _Run:
                 checkpoint = self._save(self._score(self._last))
         except (NonFiniteError, CollectorFailed) as error:
             # The trainer has put the weights back to what they were before the update that broke.
-            self._save(None)
+            try:
+                self._save(None)
+            except (OSError, CheckpointError) as unsaved:
+                # What ended the run matters more, and the checkpoint before is still there.
+                telemetry.emit(LogLine("warning", f"No checkpoint could be written: {unsaved}"))
             telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
         except BaseException as error:

@@ -20,7 +20,7 @@ from palaestra.actor.episodes import EpisodeOrders, EpisodesInBackground, Episod
 from palaestra.actor.inference import Sampler
 from palaestra.actor.task_sampler import TaskSampler
 from palaestra.actor.ui_evaluation import UiEvaluation
-from palaestra.errors import CollectorFailed, ExperienceError, NonFiniteError
+from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
 from palaestra.experience.trajectory import Outcome as Ending
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
@@ -219,7 +219,11 @@ class _UiRun:
                     self._undo.close()
                 checkpoint = self._save(self._score())
         except (NonFiniteError, CollectorFailed, ExperienceError) as error:
-            self._save(None)
+            try:
+                self._save(None)
+            except (OSError, CheckpointError) as unsaved:
+                # What ended the run matters more, and the checkpoint before is still there.
+                telemetry.emit(LogLine("warning", f"No checkpoint could be written: {unsaved}"))
             telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
         except BaseException as error:
