@@ -178,6 +178,16 @@ def test_a_masked_action_is_never_taken_and_its_probability_is_as_masked():
     assert (rollout["log_prob"].flatten()[only_choice] == 0).all()
 
 
+def test_a_policy_whose_weights_are_all_frozen_can_collect():
+    env = as_vector_env([Countdown()])
+    policy = ActorCritic(env.observation_space, env.action_space).requires_grad_(False)
+    first, again = (Collector(env, policy, seed=0).collect(2) for _ in range(2))
+    assert first.policy_fingerprint[0] == again.policy_fingerprint[0] > 0
+    with torch.no_grad():
+        next(policy.parameters()).add_(1.0)
+    assert Collector(env, policy, seed=0).collect(2).policy_fingerprint[0] != first.policy_fingerprint[0]
+
+
 def test_masks_do_not_run_compiled_and_say_so_when_that_was_demanded():
     with pytest.raises(ConfigError, match=r"cannot run compiled|vector of numbers|masked"):
         _collector(MaskedChoice(), compiled="on")

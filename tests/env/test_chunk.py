@@ -3,6 +3,8 @@
 import gymnasium
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from palaestra.actor.collector import Collector
 from palaestra.env import EnvConfig, make_env
@@ -10,6 +12,7 @@ from palaestra.env.chunk import ActionChunk
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.spaces import allocate_row
 from palaestra.errors import ConfigError
+from palaestra.policy.actor_critic import Acted
 
 
 class Line(gymnasium.Env):
@@ -48,7 +51,7 @@ def test_the_vector_environment_tells_how_many_actions_the_last_chunk_had():
     assert [ended.executed for ended in env.step(action, row)] == [1, 1]
 
 
-class _Told:
+class _Told(nn.Module):
     """A stand-in policy: chunks of two actions, each with the log-probability it is told."""
 
     class distribution:  # noqa: N801
@@ -57,22 +60,14 @@ class _Told:
 
     chunk = 2
 
-    def parameters(self):
-        import torch
-
+    def parameters(self, recurse=True):
         yield torch.zeros(1)
 
     def act(self, observation, noise, *, mask=None):
-        import torch
-
-        from palaestra.policy.actor_critic import Acted
-
         n = len(noise)
         return Acted(torch.full((n, 2, 1), 0.5), torch.tensor([[-1.0, -10.0]]).expand(n, 2), torch.zeros(n))
 
     def value(self, observation):
-        import torch
-
         return torch.zeros(len(observation))
 
 

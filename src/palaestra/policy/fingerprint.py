@@ -8,7 +8,7 @@ says which weights acted. It is no signature: whoever can edit the experience ca
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,19 +45,22 @@ def policy_fingerprint(policy: nn.Module) -> int:
 
     Buffers are left out: some networks change theirs in every forward pass.
     """
+    if not any(p.requires_grad for p in policy.parameters()):
+        # It can act, and has no vector of trained weights.
+        return _untrained(policy, tuple(policy.parameters())) or 1
     flat = FlatParameters.of(policy)
-    number = _number({"trained": flat.vector}) ^ _untrained(policy, flat)
+    number = _number({"trained": flat.vector}) ^ _untrained(policy, flat.untrained)
     return number or 1  # 0 stands for "not recorded"
 
 
-def _untrained(policy: nn.Module, flat: FlatParameters) -> int:
-    if not flat.untrained:
+def _untrained(policy: nn.Module, untrained: Sequence[Tensor]) -> int:
+    if not untrained:
         return 0
     # torch counts changes in place; a tensor made in inference mode has no such counter.
-    state = tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in flat.untrained)
+    state = tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in untrained)
     known = _UNTRAINED.get(policy)
     if known is None or known[0] != state:
-        known = state, _number({f"untrained.{i:06d}": p for i, p in enumerate(flat.untrained)})
+        known = state, _number({f"untrained.{i:06d}": p for i, p in enumerate(untrained)})
         _UNTRAINED[policy] = known
     return known[1]
 
