@@ -211,10 +211,13 @@ begins near the end of these curves on three of the four tasks: what is learned 
 UI_ASYNC = """
 ### Playing while learning
 
-The same training in turn, and with episodes played by a sampler of its own while the learner learns. Seconds from the
-first update to the last. One round of six updates, on a machine that other work kept at a load of 9 to 12. The goal of
-1.5x is missed: browsers take most of both cores, learning a few seconds of an update's fifteen, so there is little to
-overlap; with sessions on other machines there would be more. `python -m benchmarks.ui_async` does it again.
+The same training in turn, and with episodes played by a sampler of its own while the learner learns: 12 updates of 64
+episodes, one round, seconds from the first update to the last, an otherwise idle machine. The goal of 1.5x is missed,
+and with browsers on the same two cores it cannot be met: 768 episodes at the 0.24 s of processor that a session was
+measured to cost are 184 s in browsers alone, 92 s of both cores, so 1.2x is all there is to gain over 111 s. GRPO even
+loses a little: its learning is cheap, and a sampler of its own competes for cores that were busy anyway (letting it
+wait for fuller batches changed nothing). PPO, whose learning costs more, gains. With sessions on other machines both
+would have the cores to themselves. `python -m benchmarks.ui_async` does it again.
 
 """
 
