@@ -14,6 +14,7 @@ from tests.learner.trajectories.played import SIZE, build_policy, play_groups
 
 from palaestra.experience.trajectory import Outcome
 from palaestra.learner.trajectories import GRPO, TrajectoryTrainer, UpdateConfig
+from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.sessions.fake import SCREEN, _png
 from palaestra.train.ui_policy import LearningPolicy
 
@@ -201,6 +202,19 @@ def test_tokens_of_weights_that_are_no_longer_kept_are_counted_as_unchecked(play
     metrics = learner.learn(played[0])
     assert metrics["trajectories_learned"] == SIZE
     assert metrics["unchecked_share"] == 1.0
+
+
+def test_episodes_of_another_learner_are_learned_from_only_when_that_is_allowed(played):
+    unnamed = turns(lambda turn: replace(turn, weights=""))
+    for group in (list(played[0]), unnamed(played[0])):
+        for allowed in (False, True):
+            learner = learner_of()
+            learner.proof = ProofConfig(foreign_weights=allowed)
+            learner.policy.version = 3
+            learner._fingerprints = {3: learner.policy.fingerprint}
+            metrics = learner.learn(group)
+            assert metrics["trajectories_learned"] == (SIZE if allowed else 0)
+            assert metrics["refused_weights"] == (0 if allowed else SIZE)
 
 
 def test_a_learner_that_was_resumed_still_knows_the_weights_of_earlier_versions(played, ahead):

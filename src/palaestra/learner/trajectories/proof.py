@@ -52,6 +52,10 @@ class ProofConfig(Section):
     refusals_in_a_row: int = Field(default=3, ge=1)
     """So many refused batches, one after the other, end the training: they would all be refused."""
 
+    foreign_weights: bool = False
+    """Learn from episodes of weights that this learner did not publish, such as the archive of another run or files
+    that do not name their weights. Their log-probabilities are believed (`unchecked_share`) and weighed as stale."""
+
     def bounds(self, *, half_precision: bool) -> tuple[float, float]:
         """The largest mean distance of a batch and the largest of a token."""
         mean, largest = (0.05, 1.0) if half_precision else (0.002, 0.1)
@@ -91,6 +95,8 @@ class Expected:
     """The newest there is."""
     fingerprints: Mapping[int, str] | None = None
     """Of the weights of every version that was published; None: the policy has no fingerprints."""
+    foreign_weights: bool = False
+    """Whether weights that are not among them are accepted."""
     temperature: float | None = None
     """What this run samples at; None: not known."""
     read_replies: Callable[[Trajectory], Sequence[ReadReply]] | None = None
@@ -132,18 +138,22 @@ def _turn_problem(turn: Turn, expected: Expected) -> Refusal | None:
         return Refusal(Reason.PICTURE, "it names no picture")
     if any(width < 1 or height < 1 for width, height in turn.image_sizes):
         return Refusal(Reason.PICTURE, "the size at which a picture was seen is not known")
-    return None if expected.fingerprints is None else _weights_problem(turn, low, high, expected.fingerprints)
+    return None if expected.fingerprints is None else _weights_problem(turn, expected)
 
 
-def _weights_problem(turn: Turn, low: int, high: int, fingerprints: Mapping[int, str]) -> Refusal | None:
+def _weights_problem(turn: Turn, expected: Expected) -> Refusal | None:
     """A turn is drawn by one set of weights, which the learner has published under the version it names."""
+    low, high = int(turn.versions.min()), int(turn.versions.max())
     if low != high:
         return Refusal(Reason.WEIGHTS, f"its tokens are of versions {low} to {high}; a turn is drawn by one")
+    published = (expected.fingerprints or {}).get(low)
+    if expected.foreign_weights and (published is None or not turn.weights):
+        return None
+    remedy = "proof.foreign_weights=true accepts it"
     if not turn.weights:
-        return Refusal(Reason.WEIGHTS, "it does not name the weights it was drawn from")
-    published = fingerprints.get(low)
+        return Refusal(Reason.WEIGHTS, f"it does not name the weights it was drawn from; {remedy}")
     if published is None:
-        return Refusal(Reason.WEIGHTS, f"version {low} was never published by this learner, or too long ago")
+        return Refusal(Reason.WEIGHTS, f"version {low} was not published by this learner; {remedy}")
     if turn.weights != published:
         text = f"it was drawn from weights {turn.weights[:12]}, and version {low} was published as {published[:12]}"
         return Refusal(Reason.WEIGHTS, text)

@@ -172,7 +172,7 @@ class TrajectoryTrainer:
         known = isinstance(self.policy, Fingerprinted)
         return Expected(
             version=self.policy.version, fingerprints=self._fingerprints if known else None,
-            temperature=self.temperature, reward=self.reward,
+            foreign_weights=self.proof.foreign_weights, temperature=self.temperature, reward=self.reward,
             read_replies=self.policy.read_replies if isinstance(self.policy, ReadsReplies) else None,
         )  # fmt: skip
 
