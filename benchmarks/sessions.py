@@ -3,7 +3,8 @@
     python -m benchmarks.sessions [--rounds 5] [--seconds 3] [--agents 1 4 16] [--chromium PATH]
 
 Contenders take turns, each with processes and browsers of its own that are started for the turn and ended after it:
-raw CDP (`benchmarks.sessions_raw_cdp`), `BrowserSession` in the player's process, session servers over HTTP, and the
+raw CDP (`benchmarks.sessions_raw_cdp`), which takes the picture at once; the same with page time passing before it, as
+sessions let it pass; `BrowserSession` in the player's process, session servers over HTTP, and the
 gateway before them. All have as many browsers, one for a single agent, otherwise one per core. Every agent ticks the
 same box of `miniwob/click-checkboxes` on and off, so that each picture must differ from the one before; one that does
 not is stale, and ends the run. Writes benchmarks/results/sessions.{json,md}.
@@ -76,14 +77,16 @@ def asked(number: int) -> TaskRequest:
 
 
 @contextlib.asynccontextmanager
-async def children(module: str, agents: int, browsers: int, options: argparse.Namespace) -> AsyncIterator[Any]:
+async def children(
+    module: str, agents: int, browsers: int, options: argparse.Namespace, *more: str
+) -> AsyncIterator[Any]:
     """One process per browser, each with its share of the agents."""
     started = []
     for number in range(browsers):
         share = agents // browsers
         command = [sys.executable, "-m", module, TASK, "--pages", str(share), "--seed", str(SEED + number * share)]
         command += ["--seconds", str(options.seconds), "--points", json.dumps([[BOX.x, BOX.y]])]
-        command += ["--chromium", options.chromium] if options.chromium else []
+        command += [*more, *(["--chromium", options.chromium] if options.chromium else [])]
         pipe = asyncio.subprocess.PIPE
         started.append(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 26))
     for process in started:
@@ -109,6 +112,10 @@ async def children(module: str, agents: int, browsers: int, options: argparse.Na
 
 def raw(agents: int, browsers: int, options: argparse.Namespace) -> Any:
     return children("benchmarks.sessions_raw_cdp", agents, browsers, options)
+
+
+def settled(agents: int, browsers: int, options: argparse.Namespace) -> Any:
+    return children("benchmarks.sessions_raw_cdp", agents, browsers, options, "--settle")
 
 
 def session(agents: int, browsers: int, options: argparse.Namespace) -> Any:
@@ -210,7 +217,9 @@ async def client(agents: int, browsers: int, options: argparse.Namespace) -> Asy
         await asyncio.gather(*(one._caller.close() for one in sessions))
 
 
-CONTENDERS = {"raw": raw, "session": session, "server": served, "gateway": gateway, "client": client}
+CONTENDERS = {
+    "raw": raw, "settled": settled, "session": session, "server": served, "gateway": gateway, "client": client,
+}  # fmt: skip
 
 
 async def steps_round(name: str, agents: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -322,29 +331,36 @@ def openings_told(rounds: list[dict[str, Any]], task: str) -> list[dict[str, Any
 
 
 def best_and_median(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line per contender and number of agents; ratios to raw are taken round by round, then their median."""
+    """One line per contender and number of agents; ratios to raw CDP are taken round by round, then their median."""
     told = []
     for agents in dict.fromkeys(one["agents"] for one in rounds):
-        of_raw = {one["round"]: one for one in rounds if (one["agents"], one["contender"]) == (agents, "raw")}
         for name in dict.fromkeys(one["contender"] for one in rounds):
             mine = [one for one in rounds if (one["agents"], one["contender"]) == (agents, name)]
             if not mine:
                 continue
             speeds = [one["steps_per_second"] for one in mine]
-            ratios = [one["steps_per_second"] / of_raw[one["round"]]["steps_per_second"] for one in mine]
             best = max(mine, key=lambda one: one["steps_per_second"])
             told.append({
                 "agents": agents, "contender": name, "browsers": best["browsers"], "rounds": len(mine),
-                "median": statistics.median(speeds), "best": max(speeds), "of_raw": round(statistics.median(ratios), 3),
-                "best_of_best_raw": round(max(speeds) / max(one["steps_per_second"] for one in of_raw.values()), 3),
+                "median": statistics.median(speeds), "best": max(speeds),
                 "p50": statistics.median(one["step"]["p50"] for one in mine),
                 "p99": statistics.median(one["step"]["p99"] for one in mine),
                 "browser_cpu_ms": min(one["browser_cpu_ms"] for one in mine),
                 "our_cpu_ms": min(one["our_cpu_ms"] for one in mine),
-                "of_raw_by_processor": round(_cpu_ms(of_raw.values()) / _cpu_ms(mine), 3),
                 "others_share": statistics.median(one["others_share"] for one in mine),
+                **{f"of_{base}": _ratio(rounds, mine, agents, base) for base in ("raw", "settled")},
             })  # fmt: skip
     return told
+
+
+def _ratio(rounds: list[dict[str, Any]], mine: list[dict[str, Any]], agents: int, base: str) -> dict[str, float] | None:
+    """Speed by the clock and by the processor as a share of another contender's; None if that one did not run."""
+    bases = {one["round"]: one for one in rounds if (one["agents"], one["contender"]) == (agents, base)}
+    if not bases:
+        return None
+    by_clock = [one["steps_per_second"] / bases[one["round"]]["steps_per_second"] for one in mine]
+    by_processor = _cpu_ms(bases.values()) / _cpu_ms(mine)
+    return {"clock": round(statistics.median(by_clock), 3), "processor": round(by_processor, 3)}
 
 
 def _cpu_ms(rounds: Iterable[dict[str, Any]]) -> float:

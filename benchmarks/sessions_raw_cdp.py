@@ -3,9 +3,10 @@
     python -m benchmarks.sessions_raw_cdp miniwob/click-checkboxes --pages 8 --seconds 3
 
 One browser, some pages, one thread that blocks in `read`. It does the browser's share of an act and no more: move,
-press and release in one write, their acknowledgements, one frame with its PNG, one expression. It knows no failures,
-deadlines, numbers of steps, retries or other actions. It says `ready`, waits for a line, works for so long, prints what
-it did, and ends with its input.
+press and release in one write, their acknowledgements, one frame with its PNG, one expression. With `--settle` page
+time is virtual and passes between the click and the picture, as in a session: one frame and one advance more. It knows
+no failures, deadlines, numbers of steps, retries or other actions. It says `ready`, waits for a line, works for so
+long, prints what it did, and ends with its input.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any
 
+from palaestra.sessions.browser import FRAME_MS
 from palaestra.sessions.chromium import Chromium, Installed, find_chromium
 from palaestra.sessions.page import ORIGIN, PageRequest
 from palaestra.sessions.suite import Task
 from palaestra.sessions.suites import make_task
+from palaestra.sessions.virtual_time import MAX_TASKS_AT_ONE_INSTANT, SETTLE_MS, START_S
 
 Call = tuple[str, dict[str, Any], str | None]
 Errand = Generator[list[int], list[dict[str, Any]], None]
@@ -42,8 +45,10 @@ class Wire:
         self._answers: dict[int, dict[str, Any]] = {}
         self._waiting: dict[int, tuple[list[int], Errand]] = {}
         self._drawing, self._to_draw = 0, deque[tuple[int, Call]]()
+        self._advancing: dict[str, int] = {}
         self.tasks: dict[str, Task] = {}
         self.loaded: set[str] = set()
+        self.committed: set[str] = set()
 
     def send(self, *calls: Call) -> list[int]:
         numbers = [next(self._numbers) for _ in calls]
@@ -55,6 +60,16 @@ class Wire:
         number = next(self._numbers)
         self._to_draw.append((number, call))
         self._draw_next()
+        return [number]
+
+    def advance(self, session: str) -> list[int]:
+        """Let page time pass; answered when the page says that it has."""
+        self._advancing[session] = number = next(self._numbers)
+        policy = {
+            "policy": "pauseIfNetworkFetchesPending", "budget": SETTLE_MS,
+            "maxVirtualTimeTaskStarvationCount": MAX_TASKS_AT_ONE_INSTANT,
+        }  # fmt: skip
+        self.send(("Emulation.setVirtualTimePolicy", policy, session))
         return [number]
 
     def start(self, errand: Errand) -> None:
@@ -98,7 +113,10 @@ class Wire:
             return
         if "error" in message:
             raise SystemExit(f"the browser refused: {message['error']}")
-        self._answers[number] = message["result"]
+        self._take(number, message["result"])
+
+    def _take(self, number: int, result: dict[str, Any]) -> None:
+        self._answers[number] = result
         numbers, errand = self._waiting.pop(number)
         if all(other in self._answers for other in numbers):
             try:
@@ -118,6 +136,10 @@ class Wire:
             }, session))  # fmt: skip
         elif message["method"] == "Page.loadEventFired":
             self.loaded.add(session)
+        elif message["method"] == "Page.frameNavigated":
+            self.committed.add(session)
+        elif message["method"] == "Emulation.virtualTimeBudgetExpired":
+            self._take(self._advancing.pop(session), {})
 
 
 def _message(number: int, call: Call) -> bytes:
@@ -131,9 +153,11 @@ def _message(number: int, call: Call) -> bytes:
 class Pages:
     """Some pages of one browser, and what they have done."""
 
-    def __init__(self, wire: Wire, installed: Installed, task: str, points: list[list[int]]) -> None:
+    def __init__(self, wire: Wire, installed: Installed, task: str, points: list[list[int]], *, settle: bool) -> None:
         self._wire, self._on_demand, self._points = wire, installed.draws_on_demand, points
         self._suite, _, self._name = task.partition("/")
+        self._settle = settle
+        self._ticks: dict[str, float] = {}
         self.sessions: list[str] = []
         self.steps = self.running = 0
         self.seconds: list[float] = []
@@ -160,10 +184,20 @@ class Pages:
         if not self._on_demand:
             metrics = {**size, "deviceScaleFactor": 1, "mobile": False}
             calls.append(("Emulation.setDeviceMetricsOverride", metrics, session))
-        yield wire.send(*calls, ("Page.navigate", {"url": f"{ORIGIN}{task.entry}"}, session))
+        yield wire.send(*calls)
+        if self._settle:
+            policy = {"policy": "pause", "initialVirtualTime": START_S}
+            (clock,) = yield wire.send(("Emulation.setVirtualTimePolicy", policy, session))
+            self._ticks[session] = clock["virtualTimeTicksBase"]
+        yield wire.send(("Page.navigate", {"url": f"{ORIGIN}{task.entry}"}, session))
+        if self._settle:
+            while session not in wire.committed:
+                yield wire.send(("Browser.getVersion", {}, None))
+            yield wire.advance(session)
         while session not in wire.loaded:
             yield wire.send(("Browser.getVersion", {}, None))
         yield wire.send(("Runtime.evaluate", {"expression": task.begin, "returnByValue": True}, session))
+        yield from self._settled(session)
         yield self._frame(session)
         self.sessions.append(session)
 
@@ -174,6 +208,7 @@ class Pages:
         for number in itertools.count():
             begun = time.perf_counter()
             yield wire.send(*_click(session, *self._points[number % len(self._points)]))
+            yield from self._settled(session)
             data = None
             while data is None:
                 (answer,) = yield self._frame(session)
@@ -188,9 +223,23 @@ class Pages:
             self.pictures.add(picture)
         self.running -= 1
 
+    def _settled(self, session: str) -> Errand:
+        """Let page time pass, where it is virtual."""
+        if not self._settle:
+            return
+        if self._on_demand:
+            yield self._wire.draw(("HeadlessExperimental.beginFrame", self._timed(session, SETTLE_MS), session))
+        yield self._wire.advance(session)
+
+    def _timed(self, session: str, milliseconds: float) -> dict[str, Any]:
+        if not self._settle:
+            return {}
+        self._ticks[session] += milliseconds
+        return {"frameTimeTicks": self._ticks[session], "interval": FRAME_MS}
+
     def _frame(self, session: str) -> list[int]:
         if self._on_demand:
-            frame = {"screenshot": {"format": "png", "optimizeForSpeed": True}}
+            frame = {"screenshot": {"format": "png", "optimizeForSpeed": True}, **self._timed(session, 0.1)}
             return self._wire.draw(("HeadlessExperimental.beginFrame", frame, session))
         shot = {"format": "png", "optimizeForSpeed": True, "captureBeyondViewport": False}
         return self._wire.send(("Page.captureScreenshot", shot, session))
@@ -210,7 +259,7 @@ def _click(session: str, x: int, y: int) -> list[Call]:
 
 def run(chromium: Chromium, installed: Installed, options: argparse.Namespace) -> dict[str, Any]:
     wire = Wire(chromium)
-    pages = Pages(wire, installed, options.task, options.points)
+    pages = Pages(wire, installed, options.task, options.points, settle=options.settle)
     for number in range(options.pages):
         wire.start(pages.open(options.seed + number))
     while len(pages.sessions) < options.pages:
@@ -249,6 +298,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=3, help="of the first page")
     parser.add_argument("--points", type=json.loads, default=[[15, 63]], help="where to click, in turn, as JSON")
     parser.add_argument("--chromium", default=None)
+    parser.add_argument("--settle", action="store_true", help="let page time pass between the click and the picture")
     asyncio.run(_main(parser.parse_args()))
 
 
