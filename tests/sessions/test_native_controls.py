@@ -158,3 +158,65 @@ def test_a_country_is_chosen_from_the_list_of_miniwob(seed):
         return opened.screenshot.size.width, last.progress.success
 
     assert with_browser(play) == (160, True)
+
+
+WINDOWS = {
+    "a full screen": "document.documentElement.requestFullscreen()",
+    "another size": "resizeTo(500, 500); moveTo(9, 9); throw 0",
+    "the pointer": "document.body.requestPointerLock()",
+    "a small window": "documentPictureInPicture.requestWindow()",
+    "a place to save": "showSaveFilePicker()",
+    "a device": "navigator.usb.requestDevice({filters: []})",
+    "a payment": "new PaymentRequest([{supportedMethods: 'https://a.example/pay'}],"
+    " {total: {label: 'a', amount: {currency: 'EUR', value: '1'}}}).show()",
+    "a key": "navigator.credentials.get({password: true})",
+}
+
+
+def test_a_page_does_not_get_another_window_nor_another_size_of_its_own():
+    async def play(browser):
+        seen = {}
+        for name, ask in WINDOWS.items():
+            script = f"onclick = async () => {{ try {{ await {ask}; document.title = 'given'; }} catch {{ }} }}"
+            script = script.replace("await resizeTo", "resizeTo")
+            page = await page_in(browser, f"<!doctype html><body style='height:150px'><script>{script}</script>")
+            await page.act(Click(Point(30, 30)))
+            seen[name] = (await page.screenshot()).size, await page.evaluate("document.title")
+            await page.close()
+        return seen
+
+    assert with_browser(play) == dict.fromkeys(WINDOWS, (SCREEN, ""))
+
+
+LINK = "style='position:absolute;left:0;top:0;width:99px;height:99px'"
+LEAVING = {
+    "a link": (f"<a href=/next target=_blank {LINK}>on</a>", "/next"),
+    "a form": (f"<form action=/next target=other><button {LINK}>on</button></form>", "/next?"),
+    "a button": (f"<form action=/no><button formaction=/next formtarget=_blank {LINK}>on</button></form>", "/next?"),
+    "a script": (
+        f"<form action=/next target=_blank><p {LINK} onclick='this.parentNode.submit()'>on</p></form>",
+        "/next?",
+    ),
+    "a frame": (f"<iframe name=inside></iframe><a href=/next target=inside {LINK}>on</a>", "/"),
+}
+
+
+def test_what_would_open_in_a_new_window_opens_in_the_only_one():
+    async def play(browser):
+        places = {}
+        for name, (body, _) in LEAVING.items():
+            files = {"/next": "<!doctype html>next", "/next?": "<!doctype html>next"}
+            page = await page_in(browser, f"<!doctype html><body>{body}", files=files)
+            before = await _windows(browser)
+            await page.act(Click(Point(30, 30)))
+            places[name] = await page.evaluate("location.pathname + (location.href.endsWith('?') ? '?' : '')")
+            assert await _windows(browser) == before
+            await page.close()
+        return places
+
+    assert with_browser(play) == {name: place for name, (_, place) in LEAVING.items()}
+
+
+async def _windows(browser):
+    targets = (await browser.cdp.call("Target.getTargets"))["targetInfos"]
+    return sum(target["type"] == "page" for target in targets)

@@ -97,6 +97,25 @@ def test_the_clipboard_is_kept_when_the_page_goes_on_to_another_and_shared_with_
     assert with_browser(play) == ["/second", "TEXT", "TEXT"]
 
 
+def test_a_frame_that_may_not_see_its_page_cannot_paste_what_another_session_copied():
+    frame = "<body style='margin:0'><input style='width:99px;height:24px'><script>onmessage = () => parent.postMessage("
+    frame += "document.querySelector('input').value, '*')</script>"
+    html = f"""<!doctype html><body style='margin:0'>
+      <iframe sandbox='allow-scripts' srcdoc="{frame}" style='border:0;position:absolute;left:0;top:0'></iframe>"""
+    ask = "new Promise((keep) => { onmessage = (event) => keep(event.data); frames[0].postMessage(0, '*'); })"
+
+    async def play(browser):
+        one, two = await page_in(browser, FIELDS), await page_in(browser, html)
+        await two.draw()
+        await _do(one, A, ALL, COPY)
+        await _do(two, Point(40, 12))
+        await two.act(TypeText("own"))
+        await _do(two, PASTE)
+        return await two.evaluate(ask)
+
+    assert with_browser(play) == "own"
+
+
 def test_a_middle_click_does_not_paste_what_another_page_has_selected():
     async def play(browser):
         one, two = [await page_in(browser, FIELDS) for _ in range(2)]

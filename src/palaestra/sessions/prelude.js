@@ -66,13 +66,56 @@ window.cancelAnimationFrame = (request) => {
 
 // ------------------------------------------------------------------ windows of the system
 
+// There is one window, of one size, and nobody to answer the system's own dialogs: some of them would stop the page from
+// ever being drawn again.
 window.open = () => null;
-window.print = () => {};
-if (window.MediaDevices) {
-  MediaDevices.prototype.getDisplayMedia = async () => {
-    throw new DOMException('Permission denied', 'NotAllowedError');
-  };
-}
+for (const name of ['print', 'moveTo', 'moveBy', 'resizeTo', 'resizeBy']) window[name] = () => {};
+const refuse = (owner, ...names) => {
+  for (const name of names) {
+    if (!owner || !(name in owner)) continue;
+    owner[name] = async () => {
+      throw new DOMException(`${name} is refused`, 'NotAllowedError');
+    };
+  }
+};
+refuse(window, 'showOpenFilePicker', 'showSaveFilePicker', 'showDirectoryPicker');
+refuse(Element.prototype, 'requestFullscreen', 'webkitRequestFullscreen', 'requestPointerLock');
+refuse(window.MediaDevices?.prototype, 'getDisplayMedia');
+refuse(window.EyeDropper?.prototype, 'open');
+refuse(window.PaymentRequest?.prototype, 'show');
+refuse(window.DocumentPictureInPicture?.prototype, 'requestWindow');
+refuse(window.HTMLVideoElement?.prototype, 'requestPictureInPicture');
+refuse(window.USB?.prototype, 'requestDevice');
+refuse(window.HID?.prototype, 'requestDevice');
+refuse(window.Bluetooth?.prototype, 'requestDevice');
+refuse(window.Serial?.prototype, 'requestPort');
+refuse(window.CredentialsContainer?.prototype, 'get', 'create');
+
+// What would open in a window of its own opens here.
+const HERE = new Set(['', '_self', '_parent', '_top']);
+const keepHere = (element, attribute) => {
+  const name = element?.[attribute] ?? '';
+  const isFrame = [...document.querySelectorAll('iframe')].some((frame) => frame.name === name);
+  if (!HERE.has(name.toLowerCase()) && !isFrame) element[attribute] = '_self';
+};
+const linkOf = (event) =>
+  event.composedPath().find((one) => one instanceof HTMLAnchorElement || one instanceof HTMLAreaElement);
+window.addEventListener('click', (event) => {
+  keepHere(linkOf(event), 'target');
+  if (linkOf(event) && (event.ctrlKey || event.metaKey || event.shiftKey)) event.preventDefault();
+}, true);
+window.addEventListener('auxclick', (event) => {
+  if (linkOf(event)) event.preventDefault();
+}, true);
+window.addEventListener('submit', (event) => {
+  keepHere(event.target, 'target');
+  keepHere(event.submitter, 'formTarget');
+}, true);
+const { submit } = HTMLFormElement.prototype;
+HTMLFormElement.prototype.submit = function () {
+  keepHere(this, 'target');
+  submit.call(this);
+};
 
 // ------------------------------------------------------------------ style
 
