@@ -18,6 +18,10 @@ except ConfigError as missing:
 
 SCREEN = Size(200, 200)
 
+drawn_on_demand = pytest.mark.skipif(
+    not INSTALLED.draws_on_demand, reason="only the headless shell draws on demand, with virtual time"
+)
+
 
 def with_browser(play):
     """What `await play(browser)` gives, in a browser of its own."""

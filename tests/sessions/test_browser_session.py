@@ -6,7 +6,7 @@ import signal
 import socket
 
 import pytest
-from tests.sessions.browsing import INSTALLED, SCREEN, page_in, session_in, with_browser
+from tests.sessions.browsing import SCREEN, drawn_on_demand, page_in, session_in, with_browser
 
 from palaestra.errors import EnvironmentFailed
 from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, Wait
@@ -15,10 +15,6 @@ from palaestra.sessions.conformance import check_session
 from palaestra.sessions.page import Page, PageResponse
 from palaestra.sessions.suites import suites
 from palaestra.sessions.task import TaskRequest
-
-drawn_on_demand = pytest.mark.skipif(
-    not INSTALLED.draws_on_demand, reason="only the headless shell is told when to draw, and keeps a page in reserve"
-)
 
 
 @pytest.mark.parametrize("task", ["click_target/button", "data_entry/form", "miniwob/click-button"])

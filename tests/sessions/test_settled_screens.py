@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.sessions.browsing import session_in, with_browser
+from tests.sessions.browsing import drawn_on_demand, session_in, with_browser
 
 from palaestra.sessions.action import Click, Move, Point, TypeText, Wait
 from palaestra.sessions.suites import suites
@@ -12,6 +12,8 @@ from palaestra.sessions.task import TaskRequest
 NAMES = suites()["miniwob"].names()
 if not NAMES:
     pytest.skip("the miniwob package is not installed", allow_module_level=True)
+
+pytestmark = drawn_on_demand  # in real time pages settle too, but do not repeat themselves to the pixel
 
 MOVING = {
     "chase-circle": "the circle moves all the time",

@@ -3,17 +3,18 @@
 import asyncio
 
 import pytest
-from tests.sessions.browsing import SCREEN, page_in, with_browser
+from tests.sessions.browsing import SCREEN, drawn_on_demand, page_in, with_browser
 
 from palaestra.errors import EnvironmentFailed
 from palaestra.sessions.action import Click, Move, Point, Scroll, TypeText, Wait
 from palaestra.sessions.cdp import CdpError
-from palaestra.sessions.virtual_time import MAX_ADVANCE_MS, SETTLE_MS, START_S, VirtualTime
+from palaestra.sessions.virtual_time import MAX_ADVANCE_MS, SETTLE_MS, START_S, RealTime, VirtualTime
 
 HERE = Point(20, 20)
 NOW = "[Date.now() - 1705320000000, performance.now()]"
 
 
+@drawn_on_demand
 def test_time_passes_by_507_ms_after_loading_and_after_each_act_and_by_what_a_wait_says():
     async def play(browser):
         page = await page_in(browser, "<!doctype html><body style='height:900px'>")
@@ -29,6 +30,7 @@ def test_time_passes_by_507_ms_after_loading_and_after_each_act_and_by_what_a_wa
     assert with_browser(play) == [[sum(passed[:n]), sum(passed[:n])] for n in range(1, 9)]
 
 
+@drawn_on_demand
 def test_timers_run_in_the_order_they_are_due_and_no_real_time_passes_for_them():
     html = """<!doctype html><script>window.ran = [];
       setTimeout(() => ran.push(['late', performance.now()]), 30000);
@@ -43,6 +45,7 @@ def test_timers_run_in_the_order_they_are_due_and_no_real_time_passes_for_them()
     assert with_browser(play) == [["each", 9000], ["early", 10000], ["each", 18000], ["each", 27000], ["late", 30000]]
 
 
+@drawn_on_demand
 def test_an_animation_goes_on_between_two_pictures_and_its_frames_are_16_ms_apart():
     html = """<!doctype html><script>window.at = [];
       const dropped = requestAnimationFrame(() => at.push('dropped'));
@@ -57,6 +60,7 @@ def test_an_animation_goes_on_between_two_pictures_and_its_frames_are_16_ms_apar
     assert with_browser(play) == [16, 32, 48, 64]
 
 
+@drawn_on_demand
 def test_an_event_is_stamped_by_the_clock_that_the_page_reads():
     html = """<!doctype html><body style='height:200px'>
       <script>onmousedown = (event) => { window.stamp = [event.timeStamp, performance.now()]; }</script>"""
@@ -79,6 +83,7 @@ def test_a_document_without_a_script_has_the_prelude_from_the_first_act_on():
     assert with_browser(play) is False
 
 
+@drawn_on_demand
 def test_a_promise_that_waits_for_a_timer_is_kept_and_a_value_takes_no_time():
     async def play(browser):
         page = await page_in(browser, "<!doctype html>")
@@ -102,6 +107,7 @@ def test_what_a_page_fetches_after_an_act_is_there_when_the_act_is_over():
     assert with_browser(play) == "fetched"
 
 
+@drawn_on_demand
 def test_a_request_that_is_never_answered_delays_an_act_and_does_not_fail_it(monkeypatch):
     async def play(browser):
         page = await page_in(browser, FETCHING, deadline=1.0)
@@ -155,6 +161,7 @@ def test_nothing_that_a_page_does_after_a_click_stops_its_clock_or_its_picture()
     assert with_browser(play) == {name: (SCREEN, 2) for name in WORST}
 
 
+@drawn_on_demand
 def test_a_page_that_computes_without_end_fails_within_its_deadline():
     async def play(browser):
         failures = []
@@ -175,6 +182,7 @@ def test_a_page_that_computes_without_end_fails_within_its_deadline():
     assert with_browser(play) == ["hung", "hung"]
 
 
+@drawn_on_demand
 def test_a_page_that_crashes_while_its_time_passes_fails_at_once():
     async def play(browser):
         page = await page_in(browser, "<!doctype html>", deadline=60.0)
@@ -203,6 +211,7 @@ def test_a_page_that_crashes_before_it_answers_fails_at_once():
     with_browser(play)
 
 
+@drawn_on_demand
 def test_a_page_that_goes_on_to_another_is_settled_there_and_the_date_never_goes_back():
     first = """<!doctype html><a href='/second' style='position:absolute;left:0;top:0;width:99px;height:99px'>on</a>
       <script>setInterval(() => 0, 100)</script>"""
@@ -235,6 +244,20 @@ def test_what_scrolls_smoothly_or_is_animated_by_script_has_arrived_in_the_pictu
         return place, picture == await page.draw()
 
     assert with_browser(play) == ([700, 100], True)
+
+
+def test_in_a_browser_that_draws_by_itself_time_is_real_and_a_failure_ends_the_waiting():
+    async def run():
+        clock = RealTime()
+        await clock.advance(1.0)
+        waiting = asyncio.create_task(clock.advance(60_000.0))
+        await asyncio.sleep(0)
+        clock.fail(EnvironmentFailed("page_crashed", "gone"))
+        with pytest.raises(EnvironmentFailed, match="page_crashed"):
+            await waiting
+        return clock.elapsed_ms
+
+    assert asyncio.run(run()) == 1.0
 
 
 class _Cdp:

@@ -27,7 +27,7 @@ from palaestra.sessions.browser import Browser, Target
 from palaestra.sessions.cdp import Call, CdpError
 from palaestra.sessions.input_events import InputEvents
 from palaestra.sessions.screen import Screenshot, Size
-from palaestra.sessions.virtual_time import SETTLE_MS, VirtualTime
+from palaestra.sessions.virtual_time import SETTLE_MS, START_S, PageClock, RealTime, VirtualTime
 
 __all__ = ["ORIGIN", "Page", "PageRequest", "PageResponse"]
 
@@ -64,8 +64,8 @@ _REPORT = "palaestraClipboard"
 """The function by which the prelude reports what was copied; it is gone before the page's own scripts run."""
 
 
-def _prelude(seed: int, clipboard: str) -> str:
-    settings = json.dumps({"seed": seed % 2**32, "clipboard": clipboard})
+def _prelude(seed: int, clipboard: str, start_s: float | None) -> str:
+    settings = json.dumps({"seed": seed % 2**32, "clipboard": clipboard, "start": start_s})
     head = f"const settings = {settings}; const report = window.{_REPORT}; delete window.{_REPORT};"
     return f"(() => {{ {head}\n{_PRELUDE}\n}})();"
 
@@ -77,7 +77,11 @@ class Page:
         self._browser, self._target, self._size = browser, target, size
         self._serve, self._deadline = serve, deadline
         self._input = InputEvents()
-        self._clock = VirtualTime(browser.cdp, target.session, deadline=deadline)
+        self._clock: PageClock = (
+            VirtualTime(browser.cdp, target.session, deadline=deadline)
+            if browser.installed.draws_on_demand
+            else RealTime()
+        )
         loop = asyncio.get_running_loop()
         self._committed: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
@@ -127,7 +131,8 @@ class Page:
         cdp, session, old = self._browser.cdp, self._target.session, self._prelude_id
         if old is not None and old.done() and old.exception() is None:
             cdp.tell("Page.removeScriptToEvaluateOnNewDocument", old.result(), session=session)
-        script = {"source": _prelude(self._seed, clipboard)}
+        start_s = None if self._browser.installed.draws_on_demand else START_S
+        script = {"source": _prelude(self._seed, clipboard, start_s)}
         self._prelude_id = cdp.begin("Page.addScriptToEvaluateOnNewDocument", script, session=session)
 
     async def _load(self, entry: str) -> None:

@@ -1,7 +1,7 @@
 // Runs in every document before the page's own scripts, as the body of a function.
 //
-// `settings` holds `seed` (of Math.random) and `clipboard` (the session's, so far). `report(text)` tells the session
-// what was copied; it is undefined in a document that cannot.
+// `settings` holds `seed` (of Math.random), `clipboard` (the session's, so far) and `start` (in seconds since 1970, where
+// time is not virtual). `report(text)` tells the session what was copied; it is undefined in a document that cannot.
 
 // ------------------------------------------------------------------ chance
 
@@ -14,6 +14,17 @@ Math.random = () => {
 };
 
 // ------------------------------------------------------------------ time
+
+if (settings.start !== null) {
+  const Real = Date;
+  const shift = settings.start * 1000 - Real.now();
+  const now = () => Real.now() + shift;
+  window.Date = new Proxy(Real, {
+    construct: (target, given) => (given.length ? new target(...given) : new target(now())),
+    apply: () => new Real(now()).toString(),
+    get: (target, name) => (name === 'now' ? now : Reflect.get(target, name)),
+  });
+}
 
 // Virtual time moves in whole microseconds from an arbitrary start: the fraction would differ from run to run.
 const preciseNow = Performance.prototype.now;

@@ -5,19 +5,21 @@ clock waits for requests that are under way. What a page shows after an act ther
 not from the speed of the machine. Between two advances scripts still answer input and evaluations, at a standing time.
 
 Frames are drawn at the clock's time. A frame drawn at the machine's time would lie before or after everything the page
-has seen, and later frames might never complete.
+has seen, and later frames might never complete. A browser that draws by itself knows the machine's time only: one
+picture in ten never came. Its pages have a `RealTime` instead, whose advances take as long as they say.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 from palaestra.errors import EnvironmentFailed
 from palaestra.sessions.cdp import Cdp
 
-__all__ = ["SETTLE_MS", "START_S", "VirtualTime"]
+__all__ = ["SETTLE_MS", "START_S", "PageClock", "RealTime", "VirtualTime"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,27 @@ MAX_TASKS_AT_ONE_INSTANT = 1000
 """Tasks a page may run before its time moves on regardless. Without it a page that posts itself messages stops it."""
 
 _SET_POLICY = "Emulation.setVirtualTimePolicy"
+
+
+class PageClock(Protocol):
+    """What a page needs of its clock."""
+
+    elapsed_ms: float
+
+    async def start(self) -> None:
+        """Start it; to be called before the page is navigated to its task."""
+
+    async def advance(self, milliseconds: float) -> None:
+        """Return when this much page time has passed."""
+
+    def frame_ticks(self) -> float:
+        """The time stamp of the next frame."""
+
+    def hear(self, method: str) -> None:
+        """Take notice of one of the page's events."""
+
+    def fail(self, failure: EnvironmentFailed) -> None:
+        """Fail the advance under way and every later one."""
 
 
 class VirtualTime:
@@ -114,6 +137,39 @@ class VirtualTime:
         granted.add_done_callback(lambda answer: _pass_error_on(answer, expired))
         await expired
         self._ticks_base = granted.result()["virtualTimeTicksBase"]
+
+
+class RealTime:
+    """The clock of a page in a browser that draws by itself: page time is the machine's."""
+
+    def __init__(self) -> None:
+        self._failure: EnvironmentFailed | None = None
+        self._failed = asyncio.Event()
+        self.elapsed_ms = 0.0
+
+    async def start(self) -> None:
+        """Nothing is to be done: it runs."""
+
+    async def advance(self, milliseconds: float) -> None:
+        """Wait as long, unless the page breaks meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(milliseconds / 1000):
+                await self._failed.wait()
+        if self._failure is not None:
+            raise self._failure
+        self.elapsed_ms += milliseconds
+
+    def frame_ticks(self) -> float:
+        """Not used: such a browser stamps its frames itself."""
+        return 0.0
+
+    def hear(self, method: str) -> None:
+        """No event concerns it."""
+
+    def fail(self, failure: EnvironmentFailed) -> None:
+        """Fail the advance under way and every later one."""
+        self._failure = failure
+        self._failed.set()
 
 
 def _pass_error_on(answer: asyncio.Future[dict[str, Any]], expired: asyncio.Future[None]) -> None:
