@@ -157,4 +157,4 @@ def test_every_page_repeats_itself_and_settles_unless_it_moves_by_itself():
 
     unsettled, varying = with_browser(play)
     assert varying == set()
-    assert unsettled <= set(MOVING)
+    assert unsettled == set(MOVING)
