@@ -40,8 +40,8 @@ are not served. The whole description is at `GET /openapi.json`; this page is ma
 
 ## From another machine
 
-The service speaks HTTP without encryption, and who has the token can start programs under your account. Leave it on
-127.0.0.1 and use a tunnel:
+The service speaks HTTP without encryption, and anyone who has the token can start programs under your account. Leave it
+on 127.0.0.1 and use a tunnel:
 
 ```bash
 ssh -L 8710:127.0.0.1:8710 machine          # there: palaestra serve port=8710
@@ -49,9 +49,10 @@ ssh -L 8710:127.0.0.1:8710 machine          # there: palaestra serve port=8710
 
 `TrainerService(url="http://127.0.0.1:8710", token=...)` and `palaestra studio --connect` then work as on that machine.
 A proxy with TLS works as well: clients take `https://` addresses, and the name that the proxy passes on goes into
-`palaestra serve allowed_hosts=[runs.example.org]`. `palaestra serve host=0.0.0.0` lets everybody on the network in who
-knows the token, and warns. It answers to the loopback names, the address that was connected to, the machine's own name
-and `allowed_hosts`; other names, which a web page could choose, are refused (`allowed_hosts=['*']` allows all).
+`palaestra serve allowed_hosts=[runs.example.org]`. `palaestra serve host=0.0.0.0` accepts connections from the network
+of clients that have the token, and prints a warning. It answers to the loopback names, the address that was connected
+to, the machine's own name and `allowed_hosts`; other names, which a web page could choose, are refused
+(`allowed_hosts=['*']` allows all).
 
 ## Errors
 

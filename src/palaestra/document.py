@@ -18,7 +18,7 @@ import yaml
 from palaestra.errors import ConfigError
 from palaestra.strict_json import unique_keys
 
-__all__ = ["is_ui_document", "overridden", "read_document"]
+__all__ = ["is_ui_document", "overridden", "read_assignment", "read_document", "set_value"]
 
 _LONGEST = 1 << 20
 _DEEPEST = 64
@@ -212,28 +212,36 @@ def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, An
     """A copy of `data` with each `key.path=value` put in; values are read as YAML, paths from the working directory."""
     result = copy.deepcopy(data)
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not all(key.split(".")):
-            raise ConfigError(
-                "override", assignment, "is not key=value", "Write for example algorithm.learning_rate=1e-3"
-            )
-        try:
-            value = _yaml(text)
-        except yaml.YAMLError as error:
-            reason = f"is not a YAML value ({_problem(error)})"
-            raise ConfigError(key, text, reason, "Quote it for the shell") from None
-        except _Unbearable as error:
-            raise ConfigError(key, text, str(error)) from None
-        *path, last = key.split(".")
-        place = result
-        for part in path:
-            inner = place[part] = {} if place.get(part) is None else place[part]
-            if not isinstance(inner, dict):
-                raise ConfigError(key, text, f"{part!r} holds {inner!r}, which has no keys")
-            place = inner
-        # Typed in a shell, a path means a file there; a run of the service is started elsewhere.
-        place[last] = _absolute(value, [Path.cwd()]) if key in PATHS and value and isinstance(value, str) else value
+        set_value(result, *read_assignment(assignment))
     return result
+
+
+def read_assignment(assignment: str) -> tuple[str, Any]:
+    """Key and value of `key.path=value`; the value is read as YAML, a path from the working directory."""
+    key, equals, text = assignment.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError("override", assignment, "is not key=value", "Write for example algorithm.learning_rate=1e-3")
+    try:
+        value = _yaml(text)
+    except yaml.YAMLError as error:
+        reason = f"is not a YAML value ({_problem(error)})"
+        raise ConfigError(key, text, reason, "Quote it for the shell") from None
+    except _Unbearable as error:
+        raise ConfigError(key, text, str(error)) from None
+    # Typed in a shell, a path means a file there; a run of the service is started elsewhere.
+    return key, _absolute(value, [Path.cwd()]) if key in PATHS and value and isinstance(value, str) else value
+
+
+def set_value(data: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value at a dotted key of nested sections, which are made where they are missing."""
+    *path, last = key.split(".")
+    place = data
+    for part in path:
+        inner = place[part] = {} if place.get(part) is None else place[part]
+        if not isinstance(inner, dict):
+            raise ConfigError(key, value, f"{part!r} holds {inner!r}, which has no keys")
+        place = inner
+    place[last] = value
 
 
 def is_ui_document(data: Mapping[str, Any]) -> bool:

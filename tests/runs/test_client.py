@@ -1,5 +1,6 @@
 """Runs from Python, through a service that starts by itself."""
 
+import datetime
 import os
 import signal
 import subprocess
@@ -81,6 +82,13 @@ def _done(trainer, **config):
     run_id = trainer.start_run({"steps": 5, **config}, runner="echo")
     trainer.wait(run_id, timeout_s=30)
     return run_id
+
+
+def test_changes_of_a_resume_may_be_anything_that_yaml_says_and_no_number_is_lost(trainer):
+    with pytest.raises(ConfigError, match="steps = nan: is not a finite number"):
+        trainer.resume_run("nothing", changes={"steps": float("nan")})
+    with pytest.raises(UnknownRun):
+        trainer.resume_run("nothing", changes={"name": datetime.date(2020, 1, 1)})
 
 
 def test_the_start_of_an_id_is_enough_when_it_is_the_only_one(trainer):

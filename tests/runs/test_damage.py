@@ -38,6 +38,7 @@ UNSTORABLE = [
     ({"config": {"a": {"b": ["\ud800"]}}}, r"spec\.config\.a\.b\[0\] = .*half of a surrogate pair"),
     ({"config": {"\ud800": 1}}, r"spec\.config = .*half of a surrogate pair"),
     ({"config": {"steps": 10**30}}, "at steps: is a number beyond 64 bits"),
+    ({"config": {"a": {"steps": float("nan")}}}, "at a.steps: is not a finite number"),
 ]
 
 

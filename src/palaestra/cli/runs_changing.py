@@ -39,38 +39,48 @@ def start(
             show_default=False,
         ),
     ] = None,
-    runner: Annotated[str, typer.Option(help="Who trains; `palaestra runners` lists them.")] = "palaestra",
+    runner: Annotated[str, typer.Option(help="The trainer to run; `palaestra runners` lists them.")] = "palaestra",
     script: Annotated[
         str | None, typer.Option(help="Script of the runner's checkout, or algorithm of a library.")
     ] = None,
     env: Annotated[str | None, typer.Option(help="The environment.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     python: Annotated[str | None, typer.Option(help="Interpreter or virtual environment to run in.")] = None,
-    name: Annotated[str, typer.Option(help="How the run's id begins.")] = "",
+    name: Annotated[str, typer.Option(help="Prefix of the run id.")] = "",
     priority: Annotated[int, typer.Option(help="Higher starts sooner (-100 to 100).")] = 0,
-    gpus: Annotated[int, typer.Option(help="How many GPUs it needs for itself.")] = 0,
-    memory_mb: Annotated[int | None, typer.Option(help="Memory it may take.")] = None,
-    nice: Annotated[int, typer.Option(help="How far it steps back for others on the same cores (0 to 19).")] = 0,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs to lease for the run.")] = 0,
+    memory_mb: Annotated[int | None, typer.Option(help="Memory limit of the run.")] = None,
+    nice: Annotated[int, typer.Option(help="CPU niceness of the process (0 to 19; higher yields more).")] = 0,
     warm_start: Annotated[
         str | None, typer.Option(metavar="CHECKPOINT", help="Begin with the weights of a checkpoint (id or path).")
     ] = None,
     track: Annotated[str, typer.Option(help="W&B: off, offline or online.")] = "off",
     video: Annotated[bool, typer.Option("--video", help="Record short clips.")] = False,
     tag: Annotated[list[str] | None, typer.Option(help="A word to find it by; may be repeated.")] = None,
-    stall_after: Annotated[float, typer.Option(metavar="S", help="Silence that is called a stall.")] = 600.0,
-    stall_stop: Annotated[bool, typer.Option("--stall-stop", help="Stop it then.")] = False,
-    grace: Annotated[float | None, typer.Option(metavar="S", help="How long a stop lets it end by itself.")] = None,
-    no_episode_steps: Annotated[
-        int | None, typer.Option(metavar="STEPS", help="So many without a finished episode are an alarm; 0 never.")
+    stall_after: Annotated[
+        float,
+        typer.Option(metavar="S", help="Seconds without output or metrics before the run is marked stalled."),
+    ] = 600.0,
+    stall_stop: Annotated[bool, typer.Option("--stall-stop", help="Stop the run when it stalls.")] = False,
+    grace: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds that a stop waits before the run is killed.")
     ] = None,
-    thin_every: Annotated[int, typer.Option(metavar="STEPS", help="Keep one value per metric and so many steps.")] = 1,
+    no_episode_steps: Annotated[
+        int | None,
+        typer.Option(metavar="STEPS", help="Alarm if no episode finishes within this many steps (0: never)."),
+    ] = None,
+    thin_every: Annotated[
+        int, typer.Option(metavar="STEPS", help="Keep one value of each metric per this many steps.")
+    ] = 1,
     variables: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A variable of its environment; may be repeated."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="An environment variable of the run, not a secret; may be repeated."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Agree to a command that runs foreign code.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be executed, and leave.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show how it goes until it is over.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be executed, and exit.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show the progress of the run until it ends.")] = False,
     as_json: Json = False,
 ) -> None:
     """Start a run of any trainer. The service starts by itself and outlives the command; so does the run."""
@@ -121,20 +131,22 @@ def resume(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Changes of its configuration, such as trainer.total_timesteps=200000.",
+            metavar="KEY=VALUE",
+            help="Configuration keys to change, such as trainer.total_timesteps=200000.",
             show_default=False,
         ),
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint to go on from (id, prefix, name or path); else the newest whole one.")
+        str | None,
+        typer.Option(help="Checkpoint to resume from: id, prefix, file name or path. Default: the newest undamaged."),
     ] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that has ended, from its newest whole checkpoint or another one, and with more steps if given.
+    """Resume a run that has ended, from its newest undamaged checkpoint or a given one.
 
-    A damaged checkpoint is passed over, and the command says so. Nothing changes when the resume is refused.
+    KEY=VALUE changes its configuration, for example to train for more steps. A damaged checkpoint is skipped, and the
+    output says so. A resume that is refused changes nothing.
     """
     values = _changes(changes or [])
     service = _service()
@@ -162,7 +174,7 @@ def tensorboard(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show runs in TensorBoard, whoever trained them. It ends with the service, or an hour after it was asked for."""
+    """Show runs of any trainer in TensorBoard. It ends with the service, or an hour after it was asked for."""
     if not runs and not stop_it:
         raise ConfigError("RUN", None, "no run to show", "palaestra runs list shows them")
     ids = _resolved(runs or [])
@@ -304,16 +316,9 @@ def _configuration(words: list[str], runner: str) -> tuple[dict[str, Any], str, 
 
 def _changes(words: list[str]) -> dict[str, Any]:
     """Values by dotted key."""
-    from palaestra.document import overridden
+    from palaestra.document import read_assignment
 
-    found: dict[str, Any] = {}
-    for word in words:
-        value: Any = overridden({}, [word])
-        key = word.partition("=")[0]
-        for part in key.split("."):
-            value = value[part]
-        found[key] = value
-    return found
+    return dict(map(read_assignment, words))
 
 
 def _variables(words: list[str]) -> dict[str, str]:
@@ -339,7 +344,8 @@ def _spec(**given: Any) -> RunSpec:
 
 def _weights(checkpoint: str | None) -> str | None:
     """A path as it is meant here, whatever directory the service is in; an id stays an id."""
-    if checkpoint is not None and Path(checkpoint).exists():
+    # An empty path would be the working directory.
+    if checkpoint and Path(checkpoint).exists():
         return str(Path(checkpoint).resolve())
     return checkpoint
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from pydantic_core import to_jsonable_python
+
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
 from palaestra.runs.connect import RESTART, Endpoint, ensure_service, holder_of
 from palaestra.runs.ingest.metric_point import MetricPoint
@@ -30,6 +32,7 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.spec_here import as_meant_here
+from palaestra.runs.storable import value_fault
 from palaestra.runs.wire import checkpoint_of, error_of, life_of, run_of
 from palaestra.telemetry.event import Record, decode
 
@@ -112,11 +115,11 @@ class TrainerService:
         checkpoint: str | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> RunRecord:
-        """Queue a run that has ended once more: from its newest whole checkpoint or a named one, with changed keys.
+        """Queue a run that has ended again: from its newest undamaged checkpoint or a given one, with changed keys.
 
         `changes` are values by dotted key, such as {"trainer.total_timesteps": 200_000}.
         """
-        body = {"consent": consent, "checkpoint": checkpoint, "changes": dict(changes or {})}
+        body = {"consent": consent, "checkpoint": checkpoint, "changes": _json_changes(changes or {})}
         return run_of(self._call("POST", f"/runs/{_word(run_id)}/resume", body))
 
     def run(self, run_id: str) -> RunRecord:
@@ -354,6 +357,15 @@ def _spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, more: d
 
 def _dumped(spec: RunSpec) -> dict[str, Any]:
     return as_meant_here(spec, os.environ).model_dump(mode="json")
+
+
+def _json_changes(changes: Mapping[str, Any]) -> Any:
+    """Changed keys as a service takes them; dates become text, as in the configuration of a new run."""
+    for key, value in changes.items():
+        fault = value_fault(value)
+        if fault:
+            raise ConfigError(key, value, fault)
+    return to_jsonable_python(dict(changes))
 
 
 def _word(run_id: str) -> str:

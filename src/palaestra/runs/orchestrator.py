@@ -127,7 +127,7 @@ class TrainerOrchestrator:
     def resume(
         self, run_id: str, *, checkpoint: str | None = None, changes: Mapping[str, Any] | None = None
     ) -> RunRecord:
-        """Queue a run that has ended once more: from its newest whole checkpoint or a named one, with changed keys."""
+        """Queue a run that has ended again: from its newest undamaged checkpoint or a given one, with changed keys."""
         return self._wait(self._started().resume(run_id, request=ResumeRequest(checkpoint, dict(changes or {}))))
 
     async def _subscribed(self, run_id: str) -> AsyncIterator[Any]:

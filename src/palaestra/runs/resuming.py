@@ -1,8 +1,8 @@
-"""Going on with a run that has ended: from which checkpoint, with which changes, and whether anything is left to do.
+"""Resuming a run that has ended: from which checkpoint, with which changes, and whether any work is left.
 
-Everything is checked before the run changes: a checkpoint whose bytes are damaged is passed over or refused, and a
-request without any work to do is refused with the command that gives it some. What was decided is written into the
-life of the run, so that a service that is killed in between goes on with the same request.
+Everything is checked before the run changes. A checkpoint with damaged bytes is skipped or refused, and a request that
+leaves no work to do is refused with a command that adds some. The decision is written into the life of the run, so a
+service that is killed in between continues with the same request.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.config import validated
+from palaestra.document import set_value
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs.admission import read_spec
 from palaestra.runs.checkpoints.catalogue import checkpoints_of
@@ -39,28 +40,28 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """What somebody wants to go on with."""
+    """The arguments of a resume."""
 
     checkpoint: str | None = None
-    """Its id or a prefix of it, the name of its file, or its path; None is the newest that is whole."""
+    """Id of the checkpoint, a prefix of the id, its file name or its path; None: the newest undamaged one."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
 
     @classmethod
     def pending(cls, life: Iterable[LifeRecord]) -> ResumeRequest:
-        """The one that a life ends with."""
+        """The last request in the life of a run."""
         facts = next((record.facts for record in reversed(list(life)) if record.happening == Happening.RESUMED), {})
         wanted = facts.get("checkpoint")
         return cls(wanted if isinstance(wanted, str) else None, _mapping(facts.get("changes")))
 
     def facts(self) -> dict[str, Any]:
-        """What is written into the life of the run."""
+        """The request as it is written into the life of the run."""
         return {"checkpoint": self.checkpoint, "changes": dict(self.changes)}
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint that a resume begins with."""
+    """The checkpoint that a resume continues from."""
 
     checkpoint: CheckpointRecord
     passed_over: tuple[str, ...] = ()
@@ -76,9 +77,9 @@ class ResumePoint:
 def find_resume_point(
     run: RunPaths, record: RunRecord, rows: Sequence[CheckpointRecord], wanted: str | None
 ) -> ResumePoint:
-    """The checkpoint that is wanted, or the newest that is whole. Reads every byte of it. `LaunchRefused` without one.
+    """The wanted checkpoint, or the newest undamaged one; every byte of it is read. `LaunchRefused` without one.
 
-    `rows` are what the registry knows of the run; files that it does not know yet are found as well.
+    `rows` are the run's checkpoints in the registry; files that are not registered yet are considered as well.
     """
     known = {row.path: row for row in rows if Path(row.path).exists()}
     lying = (row for attempt in run.attempts() for row in checkpoints_of(record, attempt, known))
@@ -99,7 +100,7 @@ def find_resume_point(
 
 
 def check_work_left(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> None:
-    """`LaunchRefused` when a resume would end at once, or would be another run's work."""
+    """Raise `LaunchRefused` when a resume would end at once, or would train in another environment."""
     run_id = record.run_id
     if request.changes and plan.env_id != record.env_id:
         remedy = f"Start a new run with --warm-start {point.checkpoint.checkpoint_id}"
@@ -112,22 +113,22 @@ def check_work_left(record: RunRecord, request: ResumeRequest, point: ResumePoin
         return
     reached = f"checkpoint {point.checkpoint.checkpoint_id} has taken {step:,} of {total:,} steps" if done else ""
     reason = f"nothing is left to do: {reached or 'it has succeeded'}"
-    raise LaunchRefused("run", run_id, reason, _more_to_do(run_id, plan))
+    raise LaunchRefused("run", run_id, reason, _how_to_train_further(run_id, plan, step))
 
 
 def changed_columns(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> dict[str, Any]:
-    """What a resume changes in the row of its run at once."""
+    """Columns of the run's row that a resume changes immediately."""
     columns: dict[str, Any] = {"total_steps": plan.total_steps}
     step = point.checkpoint.env_step
     if step is not None and (request.checkpoint is not None or point.passed_over):
-        # It goes back; what was counted beyond that step is counted again.
+        # The run goes back to that step; later steps are taken and counted again.
         kept = ("episodes", "episode_return", "tracking_url", "bytes_on_disk")
         columns |= {"env_step": step, **{name: getattr(record, name) for name in kept}}
     return columns
 
 
 def resumed_spec(run: RunPaths, life: Iterable[LifeRecord]) -> RunSpec:
-    """What was asked for, with the changes of every resume that began or waits. `ConfigError` if it cannot be read."""
+    """The spec of a run with the changes of every resume that began or waits. `ConfigError` if it cannot be read."""
     spec, waiting = read_spec(run), dict[str, Any]()
     for record in life:
         if record.happening == Happening.RESUMED:
@@ -140,21 +141,14 @@ def resumed_spec(run: RunPaths, life: Iterable[LifeRecord]) -> RunSpec:
 
 
 def changed_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
-    """A request with other values in the runner's configuration. `ConfigError` for a key below something else."""
+    """A spec with other values in the runner's configuration. `ConfigError` for a key inside a plain value."""
     if not changes:
         return spec
     config = copy.deepcopy(spec.config)
     for key, value in changes.items():
-        *path, last = key.split(".")
-        place = config
-        for part in path:
-            inner = place[part] = {} if place.get(part) is None else place[part]
-            if not isinstance(inner, dict):
-                raise ConfigError(key, value, f"{part!r} holds {inner!r}, which has no keys")
-            place = inner
-        if not last or not all(path):
+        if not all(key.split(".")):
             raise ConfigError("changes", key, "is not a key", "Write for example trainer.total_timesteps")
-        place[last] = value
+        set_value(config, key, value)
     return validated(RunSpec, {**spec.model_dump(), "config": config}, place="spec")
 
 
@@ -193,16 +187,16 @@ def _wanted(run_id: str, found: list[CheckpointRecord], name: str) -> Checkpoint
 
 
 def _is_checkpoint(row: CheckpointRecord) -> bool:
-    """False for a file that merely lies among checkpoints, such as a normaliser or a replay buffer."""
+    """False for another file beside the checkpoints, such as a normaliser or a replay buffer."""
     return row.format != "unknown" or row.step_source in ("announced", "name")
 
 
 def _problem(row: CheckpointRecord) -> str:
-    """Why a checkpoint cannot be gone on from; empty when its bytes are what was saved."""
+    """Why a run cannot continue from a checkpoint; empty when its bytes are as they were saved."""
     problem = verify(row).problem
     if problem or not zipfile.is_zipfile(row.path):
         return problem
-    # A file that nobody announced is only compared with itself; its checksums tell whether it was written whole.
+    # The hash of a file that its trainer did not announce was computed later; the zip's own checksums show damage.
     try:
         with zipfile.ZipFile(row.path) as archive:
             torn = archive.testzip()
@@ -211,14 +205,17 @@ def _problem(row: CheckpointRecord) -> str:
     return f"{torn} in it is damaged: its checksum differs" if torn else ""
 
 
-def _more_to_do(run_id: str, plan: LaunchPlan) -> str:
+def _how_to_train_further(run_id: str, plan: LaunchPlan, step: int | None) -> str:
     earlier = "go back with --checkpoint ID (palaestra checkpoints list)"
     value: Any = plan.resolved
     for part in plan.steps_key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     if not plan.steps_key:
         return f"Raise the number of steps with KEY=VALUE, or {earlier}"
-    more = f"{2 * value}" if isinstance(value, int) else "MORE"
+    more = "MORE"
+    if isinstance(value, int) and value and plan.total_steps:
+        # The key may count updates of many steps each.
+        more = f"{2 * max(value, (step or 0) * value // plan.total_steps)}"
     return f"Give it more: palaestra runs resume {run_id} {plan.steps_key}={more}, or {earlier}"
 
 

@@ -6,6 +6,7 @@ files must not keep others from being listed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,6 +44,9 @@ def value_fault(value: Any) -> str:
             fault = text_fault(found, one_line=False)
         elif isinstance(found, int) and not -LARGEST <= found <= 2 * LARGEST + 1:
             fault = "is a number beyond 64 bits"
+        elif isinstance(found, float) and not math.isfinite(found):
+            # JSON would make null of it, and null means the default.
+            fault = "is not a finite number"
         if fault:
             return f"at {ascii(place)[1:-1]}: {fault}" if place else fault
     return ""

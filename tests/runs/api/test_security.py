@@ -14,11 +14,11 @@ from tests.runs.serving import service, service_thread
 
 from palaestra.config import validated
 from palaestra.errors import ConfigError
+from palaestra.hosts import AllowedHosts, exposure_warning
 from palaestra.http_port import listen
 from palaestra.runs import TrainerService
 from palaestra.runs import service as service_module
 from palaestra.runs.connect import Endpoint, find_service
-from palaestra.runs.hosts import AllowedHosts, exposure_warning
 from palaestra.runs.layout import Home
 from palaestra.runs.service import read_token
 
@@ -84,7 +84,7 @@ def test_the_address_that_was_connected_to_is_a_name_of_a_service_that_listens_b
     assert not here.allows("192.0.2.7", "192.0.2.7")
     assert AllowedHosts("machine.lan").allows("machine.lan:1", "192.0.2.7")
     assert AllowedHosts("127.0.0.1", ["*"]).allows("anything at all", None)
-    for name in ("http://runs.example.org", "runs.example.org:8710", "a b", ""):
+    for name in ("http://runs.example.org", "runs.example.org:8710", "a:80", "[::1", "a b", ""):
         with pytest.raises(ConfigError, match="is not the name or address of a host"):
             validated(service_module.ServiceConfig, {"allowed_hosts": [name]})
     assert validated(service_module.ServiceConfig, {"allowed_hosts": ["*", "a.b", "::1", "[::1]"]}).allowed_hosts

@@ -210,9 +210,9 @@ class CheckpointDocument(_Answer):
     env_id: str
     attempt: int
     env_step: int | None
-    """Null when nothing says how many steps it learned from."""
+    """Environment steps it learned from; null when unknown."""
     step_source: str
-    """`file`, `announced`, `name`, `log` (at least so many), `given` or `unknown`."""
+    """How the step is known: `file`, `announced`, `name`, `log` (a lower bound), `given` or `unknown`."""
     path: str
     sha256: str
     size_bytes: int
@@ -383,10 +383,10 @@ class Agreement(_Body):
 
 
 class Resume(Agreement):
-    """From where and with what a run goes on."""
+    """The arguments of a resume."""
 
     checkpoint: Annotated[_Text | None, Field(min_length=1, max_length=4096)] = None
-    """Its id or a prefix of it, the name of its file, or its path; null is the newest that is whole."""
+    """Id of the checkpoint, a prefix of the id, its file name or its path; null: the newest undamaged one."""
     changes: Annotated[dict[str, Any], Field(max_length=100)] = {}
     """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
 

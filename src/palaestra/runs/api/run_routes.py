@@ -79,7 +79,7 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> N
         """One run as it is at the moment."""
         row = reading.run(run_id)
         if supervisor.ring(row.run_id) is None:
-            # It may have ended since its row was read; what it ended with was written before it was let go.
+            # The run may have ended since its row was read; its final row was written before the ring was removed.
             row = reading.run(row.run_id)
         return _document(_newest(supervisor, row))
 
@@ -122,9 +122,9 @@ def _add_changing(app: FastAPI, supervisor: Supervisor, reading: RunReading) -> 
 
     @app.post("/runs/{run_id}/resume", operation_id="resume_run", tags=["runs"], responses=errors(404, 409))
     async def resume_run(run_id: RunId, asked: Resume) -> RunDocument:
-        """Queue a run that has ended once more, from its newest checkpoint that is whole, or from another of its own.
+        """Queue a run that has ended again, from its newest undamaged checkpoint or from another of its own.
 
-        The reason of the answer says which one that is, and why newer ones were passed over.
+        The reason in the answer names the checkpoint and says why newer ones were skipped.
         """
         request = ResumeRequest(asked.checkpoint, asked.changes)
         return _document(await supervisor.resume(await _full(reading, run_id), asked.consent, request))

@@ -44,7 +44,7 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, t
 
     @app.get("/runners", operation_id="runners", tags=["runners"])
     async def runners() -> dict[str, RunnerDocument]:
-        """Who can train, and what each of them can do; packages that were installed meanwhile are looked for."""
+        """The runners and their capabilities, including those of packages installed since the service started."""
         await supervisor.refresh_runners()
         found = supervisor.runners.items()
         return {name: RunnerDocument.model_validate(asdict(runner.capabilities)) for name, runner in found}
