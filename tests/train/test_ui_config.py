@@ -85,6 +85,10 @@ def test_every_configuration_that_ships_is_accepted(path):
         ({"environment": {"gateway": "http://a", "cluster_host": "b"}}, "Give one of them"),
         ({"environment": {"gateway": "http://a", "session_servers": ["http://b"]}}, "Give one of them"),
         ({"environment": {"session_servers": "127.0.0.1:8000"}}, "is not a URL such as"),
+        (
+            {"environment": {"session_servers": "http://me:planted123@host"}},
+            r"me:\*\*\*@host.* holds a user or password",
+        ),
         ({"environment": {"session_servers": ["http://a", "http://a/"]}}, "names a server twice"),
         ({"environment": {"session_server": "http://a"}}, "Did you mean 'session_servers'"),
         ({"environment": {"dialect": "query"}}, "Name environment.session_servers, or environment.gateway"),

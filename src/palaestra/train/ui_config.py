@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -108,6 +109,8 @@ class EnvironmentConfig(Section):
         for url in urls:
             if not re.match(r"https?://[^/\s]", url):
                 raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
+            if "@" in urlsplit(url).netloc:
+                raise ValueError("holds a user or password, which would be stored with the run: use token_file")
         if len(set(urls)) != len(urls):
             raise ValueError("names a server twice")
         return urls
