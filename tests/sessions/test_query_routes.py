@@ -113,7 +113,7 @@ def test_what_is_written_is_read_back(action):
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        ("", "action_type = 'None': required"),
+        ("", "action_type: required"),
         ("action_type=click&x=1&y=1", "no such action. Did you mean 'left_click'?"),
         ("action_type=left_click&x=1", "without the other"),
         ("action_type=left_click", "left_click needs both"),

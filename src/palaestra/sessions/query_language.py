@@ -67,16 +67,16 @@ ACTION_TYPES = tuple(_TAKES)
 
 @dataclass(frozen=True)
 class QueryAct:
-    """What a query asks for."""
+    """The contents of a query."""
 
     action: UiAction | None
     """None: only a picture of the screen."""
     step: int | None
-    """Number of the act in its episode; None if the query does not say."""
+    """Number of the act in its episode; None if the query has none."""
 
 
 def write_query(action: UiAction, pointer: Point | None, screen: Size, scroll_px: int) -> dict[str, str] | None:
-    """The action in the dialect's words, None for what concerns us alone; `InvalidAction` when it has no words."""
+    """The query for an action, None for one that the server need not know; `InvalidAction` if there is none."""
     match action:
         case Move(at):
             return {"action_type": "mouse_move", **_place(action, at, screen)}
@@ -102,7 +102,7 @@ def write_query(action: UiAction, pointer: Point | None, screen: Size, scroll_px
 
 
 def read_query(query: bytes) -> QueryAct:
-    """What the query string of `GET /act` asks for; `SessionRefused` (422) when it makes no sense."""
+    """Read the query string of `GET /act`; `SessionRefused` (422) when it is invalid."""
     given: dict[str, str] = {}
     for name, value in _pairs(query):
         if name in given:
@@ -110,7 +110,7 @@ def read_query(query: bytes) -> QueryAct:
         given[name] = value
     word = given.pop("action_type", None)
     if word is None:
-        raise _refused("action_type", word, "required and not given", f"One of {', '.join(ACTION_TYPES)}")
+        raise _refused("action_type", None, "required and not given", f"One of {', '.join(ACTION_TYPES)}")
     if word not in _TAKES:
         close = nearest(word[:64], ACTION_TYPES, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"One of {', '.join(ACTION_TYPES)}"
@@ -128,7 +128,7 @@ def read_query(query: bytes) -> QueryAct:
 
 
 def row_report(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """What `GET /progress` says in the dialect of a task that counts submitted rows; empty for other tasks."""
+    """What `GET /progress` adds in the dialect for a task that counts submitted rows; empty for other tasks."""
     rows, wrong = detail.get("submitted_rows"), detail.get("wrong_submissions")
     if not isinstance(rows, list) or not isinstance(wrong, int):
         return {}
@@ -141,7 +141,7 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
         text = query.decode("ascii")
         return parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=20)
     except ValueError as error:
-        raise _refused("query", query[:100], f"is not a query string in UTF-8 ({error})") from None
+        raise _refused("query", query[:100].decode("latin-1"), f"is not a query string in UTF-8 ({error})") from None
 
 
 def _action(word: str, given: Mapping[str, str]) -> UiAction:
@@ -166,7 +166,7 @@ def _action(word: str, given: Mapping[str, str]) -> UiAction:
 def _point(given: Mapping[str, str]) -> Point | None:
     x, y = _whole("x", given.get("x")), _whole("y", given.get("y"))
     if (x is None) != (y is None):
-        raise _refused("x, y", given, "one is given without the other")
+        raise _refused("x, y", None, "one is given without the other")
     return None if x is None or y is None else Point(x, y)
 
 
@@ -201,7 +201,8 @@ def _listed(word: str) -> str:
 
 def _refused(name: str, value: object, reason: str, remedy: str = "") -> SessionRefused:
     ends = "" if not remedy else f" {remedy}" if remedy.endswith("?") else f" {remedy}."
-    return SessionRefused("bad_request", f"{name} = {str(value)[:100]!r}: {reason}.{ends}", status=422)
+    given = "" if value is None else f" = {str(value)[:100]!r}"
+    return SessionRefused("bad_request", f"{name}{given}: {reason}.{ends}", status=422)
 
 
 def _unsayable(action: UiAction, reason: str) -> InvalidAction:
