@@ -1,7 +1,7 @@
-"""By which names the service may be addressed, and what listening beyond this machine means.
+"""Host names and addresses: which `Host` headers a service answers, and the warning for listening beyond this machine.
 
-A web page can have a browser send requests to any address, under a name of the page's choosing that it has resolve to
-this machine. Such a request carries the page's name as its `Host`, and is refused by it.
+A web page can make a browser send requests to this machine under a name that the page's owner controls (DNS
+rebinding). The `Host` header of such a request holds that name, so checking the header refuses the request.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 class AllowedHosts:
-    """Decides which `Host` headers are answered.
+    """Decides which `Host` headers a service answers.
 
-    Always this machine's loopback names. When the service listens beyond them, also the address that the connection
-    came to, the name of the machine, and the name to listen on. `allowed` adds others; `*` allows every name.
+    Loopback names are always allowed. When the service listens beyond this machine, so are the address that the
+    connection came to, the host name of the machine, and `host` itself. `allowed` adds others; `*` allows every name.
     """
 
     def __init__(self, host: str, allowed: Sequence[str] = ()) -> None:
@@ -34,25 +34,31 @@ class AllowedHosts:
         self._names = frozenset(_canonical(name) for name in names)
 
     def allows(self, header: str, server: str | None) -> bool:
-        """Whether a request with this header, to this address of ours, is answered."""
+        """Whether to answer a request with this header that came to the address `server`."""
         if self._any:
             return True
-        found = _HEADER.fullmatch(header)
-        if found is None:
+        match = _HEADER.fullmatch(header)
+        if match is None:
             return False
-        name = _canonical(found["name"])
+        name = _canonical(match["name"])
         if name in self._names or is_loopback(name):
             return True
         return self._beyond and server is not None and name == _canonical(server)
 
 
 def is_host_name(text: str) -> bool:
-    """Whether a text is a host's name or address, and nothing more."""
-    return _NAME.fullmatch(text) is not None or (":" in text and _HEADER.fullmatch(f"[{text}]") is not None)
+    """Whether a text is a host name or an IP address, without scheme and port."""
+    if ":" not in text:
+        return _NAME.fullmatch(text) is not None
+    try:
+        ipaddress.IPv6Address(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine itself can reach a host."""
+    """Whether only this machine can reach a host."""
     if host == "localhost":
         return True
     try:
@@ -62,21 +68,21 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_host(host: str) -> str:
-    """Where this machine's own clients reach a service that listens on a host."""
+    """The host to which clients on this machine connect when a service listens on `host`."""
     if host in _EVERYWHERE:
         return "::1" if host == "::" else "127.0.0.1"
     return host
 
 
 def exposure_warning(host: str, port: int) -> str:
-    """What whoever lets others in should know; empty for a service of this machine alone."""
+    """The warning about a service that other machines can reach; empty for a loopback host."""
     if is_loopback(host):
         return ""
     where = "every address of this machine" if host in _EVERYWHERE else host
     number = port or "PORT"
     return (
-        f"the service listens on {where} without encryption: whoever can read the network reads the token, and can "
-        "start programs on this machine with it. Listen on 127.0.0.1 and use a tunnel "
+        f"the service listens on {where} without encryption: anyone who can read the network traffic gets the token, "
+        "and with it can start programs on this machine. Listen on 127.0.0.1 and use a tunnel "
         f"(ssh -L {number}:127.0.0.1:{number} HOST), or put a proxy with TLS in front"
     )
 

@@ -139,6 +139,14 @@ def test_an_option_that_cannot_be_read_is_refused_in_one_line(palaestra, config,
     assert not Path("var").exists()
 
 
+def test_a_command_that_does_not_exist_is_refused_with_the_nearest_one(palaestra):
+    result = palaestra("evl")
+    assert (result.code, result.err) == (
+        2,
+        "error: No such command 'evl'. Did you mean 'eval'? See: palaestra --help\n",
+    )
+
+
 def test_a_checkpoint_of_another_shape_is_refused(palaestra, config):
     document = json.loads(palaestra("train", config, "--json").out)
     said = palaestra("train", "--resume", document["run_id"], "policy.hidden=[32]", "trainer.total_timesteps=512")

@@ -49,7 +49,7 @@ def _version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -106,7 +106,7 @@ def _of_a_place_that_is_gone(error: OSError) -> ConfigError | None:
 
 
 def _refuse_words(error: Any, words: Sequence[str]) -> int:
-    """Say in one line what is wrong with the words of a command; gives the exit code."""
+    """Print a usage error on one line; returns the exit code."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
@@ -115,7 +115,8 @@ def _refuse_words(error: Any, words: Sequence[str]) -> int:
     names = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
     value = _value_of(names, words)
     if value is None:
-        _tell(f"{error.format_message().rstrip('.')}. See: {command} --help")
+        problem = error.format_message().rstrip(".")
+        _tell(f"{problem}{'' if problem.endswith('?') else '.'} See: {command} --help")
     else:
         reason = str(error.message).rstrip(".").replace(", unable to parse string as an integer", "")
         _tell(str(ConfigError(names[-1], value, reason[:1].lower() + reason[1:], f"See: {command} --help")))
@@ -123,7 +124,7 @@ def _refuse_words(error: Any, words: Sequence[str]) -> int:
 
 
 def _value_of(names: Sequence[str], words: Sequence[str]) -> str | None:
-    """What was written after an option, `--name value` or `--name=value`."""
+    """The value of an option as it was written, `--name value` or `--name=value`; None if the option was not given."""
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in names:

@@ -29,7 +29,7 @@ _HEADINGS: tuple[str, ...] = ("CHECKPOINT", "AGENT", "ENV", "STEP", "RETURN", "S
 
 @checkpoints_app.command("list")
 def list_command(
-    run: Annotated[str | None, typer.Option(metavar="RUN", help="Only those of this run: its id or a prefix.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Only those of this run (id or prefix).")] = None,
     agent: Annotated[str | None, typer.Option(help="Only those of this agent, such as palaestra/ppo.")] = None,
     env: Annotated[str | None, typer.Option(help="Only those for this environment.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="More than the newest 30.")] = False,
@@ -56,7 +56,7 @@ def list_command(
 
 @checkpoints_app.command("verify")
 def verify_command(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[CHECKPOINT]...", help="Ids or paths.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="CHECKPOINT", help="Ids or paths.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every checkpoint there is.")] = False,
     as_json: _Json = False,
 ) -> None:

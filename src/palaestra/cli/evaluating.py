@@ -41,10 +41,10 @@ def evaluate_command(
     tasks: Annotated[str, typer.Option(help="Screens: tasks separated by commas; by default the run's own.")] = "",
     samples: Annotated[int, typer.Option(help="Screens: times each task is played, for pass@k.")] = 1,
     video: Annotated[Path | None, typer.Option(help="Also film its first episode: clip.webm, or clip.mp4.")] = None,
-    frames: Annotated[int, typer.Option(help="At most so many frames of it.")] = 200,
+    frames: Annotated[int, typer.Option(help="Maximum number of frames of the video.")] = 200,
     long: Annotated[bool, typer.Option("--long", help="Allow more than 200 frames.")] = False,
     device: Annotated[
-        str | None, typer.Option(help="auto (default; screens: as trained), cpu, cuda or cuda:N.")
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N. Default: auto; models on screens: as trained.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -16,17 +16,18 @@ __all__ = ["gateway"]
 
 def gateway(
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For example port=8701 max_sessions=8.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="For example port=8701 max_sessions=8.")
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON with the same keys.")] = None,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Ask nobody for a token. Only on this machine itself.")
+        bool, typer.Option("--anonymous", help="Require no token. Only on a loopback address.")
     ] = False,
 ) -> None:
     """Open, lease, proxy and reap browser sessions over HTTP until interrupted.
 
-    Clients send a token. It comes from token_file or $PALAESTRA_GATEWAY_TOKEN; when neither is given, one is made and
-    kept in a file that only you can read, and so is the operator's token, with which every session can be closed.
+    Clients send a token. It comes from token_file or $PALAESTRA_GATEWAY_TOKEN; if neither is given, a token is created
+    in a file that only you can read. A client can use only the sessions that it opened. The operator's token, created
+    beside the other one, can use and close every session.
     """
     from palaestra.config import validated
     from palaestra.document import overridden, read_document

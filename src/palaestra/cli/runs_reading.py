@@ -144,7 +144,7 @@ def export_tensorboard(
     into: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to; else into the run's directory.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's curves as TensorBoard event files, whoever trained it."""
+    """Write the curves of a run of any trainer as TensorBoard event files."""
     from palaestra.runs.exporting import export_run
 
     target = None if into is None else into.resolve()
@@ -162,7 +162,7 @@ def videos(
     run: Run,
     record: Annotated[bool, typer.Option("--record", help="Film its newest checkpoint first.")] = False,
     checkpoint: Annotated[str | None, typer.Option(metavar="ID", help="With --record: film this one.")] = None,
-    frames: Annotated[int, typer.Option(min=1, max=200, help="With --record: at most so many.")] = 200,
+    frames: Annotated[int, typer.Option(min=1, max=200, help="With --record: maximum number of frames.")] = 200,
     as_json: Json = False,
 ) -> None:
     """List a run's clips, newest first, and film one of its checkpoints when asked to."""

@@ -19,7 +19,7 @@ __all__ = ["serve"]
 def serve(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="For example port=8710 max_running=4 retention.keep_last=100."),
+        typer.Argument(metavar="KEY=VALUE", help="For example port=8710 max_running=4 retention.keep_last=100."),
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON with the same keys.")] = None,
     stop: Annotated[bool, typer.Option("--stop", help="End the service that runs, and wait until it is gone.")] = False,

@@ -34,9 +34,7 @@ def tasks(
 @sessions_app.command("try")
 def try_command(
     task: Annotated[str, typer.Argument(metavar="TASK", help="For example miniwob/click-button.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The task's parameters.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The task's parameters.")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same screen.")] = 0,
     picture: Annotated[Path, typer.Option(help="Where to save the screenshot, after every action.")] = Path(
         "screen.png"

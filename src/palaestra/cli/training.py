@@ -36,7 +36,7 @@ def train_command(
     ] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="With --resume: the checkpoint to go on from (name or path) instead of the newest."),
+        typer.Option(help="With --resume: checkpoint to resume from (name or path). Default: the newest."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same as trainer.seed=N.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the run.")] = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import stat
 import sys
@@ -16,6 +15,7 @@ from pydantic import Field, model_validator
 from palaestra.config import Section
 from palaestra.errors import ConfigError
 from palaestra.gateway.pods.config import KubernetesConfig
+from palaestra.hosts import is_loopback
 
 __all__ = ["OPERATOR_TOKEN_VARIABLE", "TOKEN_VARIABLE", "GatewayConfig", "read_operator_token", "read_token"]
 
@@ -87,16 +87,6 @@ class GatewayConfig(Section):
         if self.allow_anonymous and not is_loopback(self.host):
             raise ValueError(f"allow_anonymous needs a loopback host, not {self.host!r}")
         return self
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_token(config: GatewayConfig, environment: MutableMapping[str, str]) -> str | None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from palaestra.errors import PalaestraError
+from palaestra.hosts import exposure_warning
 from palaestra.runs.connect import find_service, holder_of
 from palaestra.runs.gpu import detected_gpus
-from palaestra.runs.hosts import exposure_warning
 from palaestra.runs.layout import Home
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.interpreter import Interpreter, cuda_findings, probe
