@@ -156,6 +156,32 @@ def test_after_an_interrupt_the_next_question_gets_its_own_answer():
         env.close()
 
 
+class EndsEveryStep(Interrupted):
+    """Every step ends an episode, so that every answer of a worker goes through its pipe."""
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, True, False, info
+
+
+def test_episodes_that_ended_in_an_interrupted_step_are_not_taken_for_the_next_answer():
+    calm = Countdown()
+    facts = EnvFacts(0.0, calm.observation_space, calm.action_space, 0)
+    env = WorkerEnv(partial(EndsEveryStep, os.getpid()), 2, 2, facts=facts)
+    try:
+        row = _started(env)
+        for _ in range(2):
+            env.step(np.zeros(2, np.int64), row)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(np.zeros(2, np.int64), row)
+        while env._workers[0].signals.answered != env._asked:  # the test's time limit is the bound
+            time.sleep(0.01)
+        assert env.call("get_wrapper_attr", "action_space") == [calm.action_space] * 2
+        assert [ended.index for ended in env.step(np.zeros(2, np.int64), row)] == [0, 1]
+    finally:
+        env.close()
+
+
 def test_a_worker_whose_parent_is_killed_ends_by_itself():
     script = (
         "import sys, time\n"

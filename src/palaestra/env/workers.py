@@ -69,6 +69,8 @@ class _Worker:
     process: Any
     pipe: Connection
     signals: WorkerSignals
+    last_read: int = -1
+    """The last question whose answer was read."""
 
     def __str__(self) -> str:
         return f"worker {self.number} (environments {self.share.start} to {self.share.stop - 1})"
@@ -245,8 +247,8 @@ class WorkerEnv:
         """Answers of every process, this one first, which does its share while the others do theirs."""
         if self._closed:
             raise EnvironmentFault(f"{word} was asked of an environment that is closed. Make a new one.")
-        if any(worker.signals.answered != self._asked for worker in self._workers):
-            self._gather()  # an interrupt came before the last answers did
+        if any(worker.last_read != self._asked for worker in self._workers):
+            self._gather()  # an interrupt came before the last answers were read
         self._asked += 1
         for worker, rest in zip(self._workers, arguments[1:], strict=True):
             worker.signals.ask(self._asked, message=word != "step")
@@ -268,9 +270,9 @@ class WorkerEnv:
         return [mine, *self._gather()]
 
     def _gather(self) -> list[Any]:
-        """What every worker answered to the last question, in order."""
+        """What the workers answered to the last question, in order; without answers that were read before."""
         deadline = time.monotonic() + self._timeout_s
-        return [self._answer(worker, deadline) for worker in self._workers]
+        return [self._answer(worker, deadline) for worker in self._workers if worker.last_read != self._asked]
 
     def _answer(self, worker: _Worker, deadline: float) -> Any:
         while not worker.signals.wait_for_answer(self._asked, _LOOK_S):
@@ -282,11 +284,13 @@ class WorkerEnv:
                 self._kill()
                 raise EnvironmentFault(f"{worker} did not answer within {self._timeout_s:g} s and was killed.")
         if worker.signals.silent:
+            worker.last_read = self._asked
             return None
         try:
             kind, answer = worker.pipe.recv()
         except (EOFError, OSError):
             self._give_up(worker, None)
+        worker.last_read = self._asked
         if kind != "done":
             self._give_up(worker, answer)
         return answer
