@@ -25,6 +25,7 @@ from palaestra.policy import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 
 PATHS = ["auto", "off"]
+NESTED = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
 
 
 class Signs(gymnasium.Env[Any, Any]):
@@ -101,6 +102,10 @@ def test_a_rollout_of_another_environment_is_refused(compiled: Any) -> None:
         ("value", None, ExperienceError, "value is a NoneType"),
         ("observation", {"a": torch.zeros(8, 2, 4)}, ExperienceError, "observation has parts .a."),
         ("reward", torch.zeros(8, 2).to_sparse(), ExperienceError, "reward is float32 sparse"),
+        ("reward", torch.zeros(8, 2, device="meta"), ExperienceError, "reward is float32 strided meta"),
+        ("observation", torch.zeros(8, 2, 4, device="meta"), ExperienceError, "observation is float32 strided meta"),
+        ("reward", NESTED, ExperienceError, "reward is a nested tensor"),
+        ("value", NESTED, ExperienceError, "value is a nested tensor"),
     ],
 )
 def test_a_column_that_does_not_fit_is_refused_before_anything_runs(
@@ -113,6 +118,22 @@ def test_a_column_that_does_not_fit_is_refused_before_anything_runs(
         trainer.learn(columns)
     assert torch.equal(weights(trainer), before)
     assert trainer.n_updates == 0
+
+
+@pytest.mark.parametrize("compiled", PATHS)
+@pytest.mark.parametrize("part", [(slice(0, 0),), (slice(None), slice(0, 0))])
+def test_a_rollout_without_a_step_is_refused(compiled: Any, part: Any) -> None:
+    trainer = trainer_for(compiled=compiled)
+    columns = trainer.collect_rollouts(8).columns()
+    with pytest.raises(ExperienceError, match="the rollout holds no step"):
+        trainer.learn({key: column[part] for key, column in columns.items()})
+
+
+def test_a_negated_view_is_learned_from_as_the_numbers_it_shows() -> None:
+    plain, viewed = trainer_for(), trainer_for()
+    columns = plain.collect_rollouts(8).columns()
+    view = torch._neg_view(-columns["reward"])
+    assert plain.learn(columns) == viewed.learn(columns | {"reward": view})
 
 
 @pytest.mark.parametrize("compiled", PATHS)

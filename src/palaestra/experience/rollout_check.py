@@ -68,9 +68,8 @@ def check_columns(columns: Columns, spec: RolloutSpec) -> None:
         for key, value in checked:
             if value.dtype is torch.float32:
                 _check_finite(key, value)
-    if shape[0] and shape[1]:
-        _check_ranges(columns, parts, spec)
-        _check_mask(columns, spec, shape)
+    _check_ranges(columns, parts, spec)
+    _check_mask(columns, spec, shape)
     _check_duration(columns, spec, shape)
 
 
@@ -78,6 +77,7 @@ def _leading_shape(columns: Columns) -> tuple[int, int]:
     reward = columns["reward"]
     if not isinstance(reward, Tensor):
         raise ExperienceError(f"learn: reward is a {type(reward).__name__}. Every column must be a torch.Tensor.")
+    _check_dense("reward", reward, torch.float32)
     if reward.ndim == 1:
         raise ExperienceError(
             f"learn: the rollout is flat ([{len(reward)}] instead of [T, N]), and advantages need to know which step "
@@ -85,6 +85,8 @@ def _leading_shape(columns: Columns) -> tuple[int, int]:
         )
     if reward.ndim != 2:
         raise ExperienceError(f"learn: reward has shape {tuple(reward.shape)}, expected [T, N]: steps, environments.")
+    if reward.numel() == 0:
+        raise ExperienceError(f"learn: the rollout holds no step (its reward has shape {list(reward.shape)}).")
     return int(reward.shape[0]), int(reward.shape[1])
 
 
@@ -92,16 +94,23 @@ def _check_type(key: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype
     """Refuse what is not a dense tensor of this shape and type."""
     if not isinstance(value, Tensor):
         raise ExperienceError(f"learn: {key} is a {type(value).__name__}. Every column must be a torch.Tensor.")
+    _check_dense(key, value, dtype)
     if value.shape != shape:
         raise ExperienceError(
             f"learn: {key} has shape {list(value.shape)}, expected {list(shape)} (steps, environments, and then what "
             "the spaces of this policy say). Was the rollout collected in another environment?"
         )
-    if value.dtype is not dtype or value.layout is not torch.strided or value.is_meta:
+    if value.dtype is not dtype:
         name = str(dtype).removeprefix("torch.")
-        raise ExperienceError(
-            f"learn: {key} is {_kind(value)}, expected a dense tensor of {name}. Convert it: .to(torch.{name})."
-        )
+        raise ExperienceError(f"learn: {key} is {_kind(value)}, expected {name}. Convert it: .to(torch.{name}).")
+
+
+def _check_dense(key: str, value: Tensor, dtype: torch.dtype) -> None:
+    """Refuse nested, sparse and meta tensors first: some of them have no shape to ask for."""
+    if value.is_nested or value.is_meta or value.layout is not torch.strided:
+        kind = f"a nested tensor of {_kind(value)}" if value.is_nested else _kind(value)
+        name = str(dtype).removeprefix("torch.")
+        raise ExperienceError(f"learn: {key} is {kind}, expected a dense tensor of {name} whose numbers are there.")
 
 
 def _kind(value: Tensor) -> str:
@@ -184,8 +193,7 @@ def _check_duration(columns: Columns, spec: RolloutSpec, shape: tuple[int, int])
     if "duration" in columns:
         duration = columns["duration"]
         _check_type("duration", duration, shape, torch.int32)
-        if duration.numel():
-            _check_range("duration", _array(duration), np.array(0), np.array(spec.chunk))
+        _check_range("duration", _array(duration), np.array(0), np.array(spec.chunk))
 
 
 # ---------------------------------------------------------------------- numbers

@@ -45,8 +45,9 @@ def moved(rollout: Columns, device: torch.device) -> Columns:
 
 
 def _without_graph(part: Any) -> Any:
-    # A column that still hangs on the graph that computed it would be differentiated through.
-    return part.detach() if isinstance(part, Tensor) and part.requires_grad else part
+    # A column that still hangs on the graph that computed it would be differentiated through. A negated view has no
+    # memory that numpy can read.
+    return part.detach().resolve_neg() if isinstance(part, Tensor) else part
 
 
 def _each(entry: Any, change: Callable[[Any], Any]) -> Any:

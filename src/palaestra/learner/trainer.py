@@ -299,9 +299,9 @@ class Trainer:
         """
         flat = FlatParameters.refresh(self.policy)
         device = flat.vector.device
-        rollouts = [moved(rollout, device) for rollout in rollouts]
         for rollout in rollouts:
             check_columns(rollout, self._spec)
+        rollouts = [moved(rollout, device) for rollout in rollouts]
         if fingerprint is None:
             fingerprint = policy_fingerprint(self.policy)
         stale = [stale_steps(rollout, self.n_updates, fingerprint) for rollout in rollouts]
