@@ -11,6 +11,8 @@ from palaestra.errors import ConfigError
 __all__ = ["check_fits", "memory_limit", "shown_bytes"]
 
 CGROUPS = Path("/sys/fs/cgroup")
+ALWAYS_FITS = 2**20
+"""Bytes that are not worth reading a limit for: that takes longer than allocating them."""
 
 
 def memory_limit(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
@@ -53,8 +55,11 @@ def shown_bytes(count: int) -> str:
 
 def check_fits(place: str, value: object, parts: Mapping[str, int], remedy: str, *, limit: int | None = None) -> None:
     """Refuse with a `ConfigError` about `place` if the `parts` (what it is, bytes) do not fit into memory together."""
-    total, most = sum(parts.values()), memory_limit() if limit is None else limit
+    total = sum(parts.values())
+    if limit is None and total <= ALWAYS_FITS:
+        return
+    most = memory_limit() if limit is None else limit
     if total > most:
-        told = ", ".join(f"{name} {shown_bytes(size)}" for name, size in parts.items())
-        reason = f"it needs about {shown_bytes(total)} of memory ({told}) and {shown_bytes(most)} is there"
+        sizes = ", ".join(f"{name} {shown_bytes(size)}" for name, size in parts.items())
+        reason = f"it needs about {shown_bytes(total)} of memory ({sizes}) and {shown_bytes(most)} is there"
         raise ConfigError(place, value, reason, remedy)

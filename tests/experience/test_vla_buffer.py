@@ -172,6 +172,11 @@ def test_a_ring_that_holds_no_whole_segments_is_refused(buffer_size, segment_len
         _ring(buffer_size, segment_length)
 
 
+def test_a_ring_that_does_not_fit_into_memory_as_a_whole_is_refused():
+    with pytest.raises(ConfigError, match=r"VLABuffer\(buffer_size\) = 1000000000000: it needs about .* environments"):
+        _ring(10**12)
+
+
 def test_an_unknown_overflow_is_refused():
     with pytest.raises(ConfigError, match="'block' or 'overwrite_oldest'"):
         _ring(4, overflow="drop")

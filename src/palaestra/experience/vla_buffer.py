@@ -22,6 +22,7 @@ import torch
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.buffer import ArraySpec, Memory, ObservationSpec, RolloutBuffer
 from palaestra.experience.slots import Overflow, Slots
+from palaestra.memory import check_fits
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -54,9 +55,13 @@ class VLABuffer:
         length = segment_length
         _check_sizes(buffer_size, length, num_envs, overflow)
         self.segment_length, self.num_envs = length, num_envs
+        count, shape = buffer_size // length, (num_envs, observation, action)
+        if memory is np.zeros:
+            needed = count * RolloutBuffer.bytes_needed(length, *shape, mask_size=mask_size, chunk=chunk)
+            parts = {f"{buffer_size:,} steps x {num_envs} environments": needed}
+            check_fits("VLABuffer(buffer_size)", buffer_size, parts, "Make it smaller, or use fewer environments")
         self.segments = [
-            RolloutBuffer(length, num_envs, observation, action, mask_size=mask_size, chunk=chunk, memory=memory)
-            for _ in range(buffer_size // length)
+            RolloutBuffer(length, *shape, mask_size=mask_size, chunk=chunk, memory=memory) for _ in range(count)
         ]
         self.slots = Slots(len(self.segments), overflow)
         self.changed = threading.Condition()
