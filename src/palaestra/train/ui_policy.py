@@ -89,6 +89,11 @@ class LearningPolicy:
         """Whether any part of the model computes with less than 32 bits."""
         return any(weight.element_size() < 4 for _, weight in self.vlm.learner.named_parameters())
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return self.vlm.learner.vocabulary
+
     def recalls(self, version: int) -> bool:
         """Whether the weights of this version are still here."""
         return version in self._kept

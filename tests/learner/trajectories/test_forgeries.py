@@ -89,6 +89,15 @@ def noisy(turn):
     return replace(turn, log_probs=np.minimum(0, turn.log_probs + rng.normal(0, 0.3, len(turn.log_probs))))
 
 
+def first_token(number):
+    return lambda turn: replace(turn, token_ids=[number, *turn.token_ids[1:]])
+
+
+def each_task(**facts):
+    """A forgery of the task of every episode."""
+    return lambda group: [replace(one, task={**one.task, **facts}) for one in group]
+
+
 def success_at_minus_one(group):
     task = {**group[0].task, "reward_range": [-1.0, 1.0]}
     return paid(lambda one: -1.0)(each(outcome=Outcome.SUCCESS, task=task)(group))
@@ -125,6 +134,10 @@ FORGERIES = {
     "other tokens": (
         turns(lambda turn: replace(turn, token_ids=np.roll(turn.token_ids, 1))), "turn 0: its tokens say",
     ),
+    "a token below 0": (turns(first_token(-1)), "turn 0: token -1 is not in the vocabulary"),
+    "a token past the vocabulary": (turns(first_token(10**6)), "turn 0: token 1000000 is not in the vocabulary"),
+    "a reward range of one number": (each_task(reward_range=5), "the reward range 5, which is not two numbers"),
+    "a reward that is text": (paid(lambda one: "1"), "turn 0: its reward is '1'"),
     "another image size": (turns(lambda turn: replace(turn, image_sizes=((320, 208),))), "seen at 320 x 208"),
     "another seed in the group": (of_another_start, "have another task (seed 0 and 5)"),
     "another seed, relabelled": (of_another_start_relabelled, "began on different screens"),

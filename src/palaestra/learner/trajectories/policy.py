@@ -34,8 +34,9 @@ class TrajectoryPolicy(Protocol):
         """What is learned, always in the same order."""
         ...
 
-    # Two attributes are optional. `exact_gradients`: log_probs(grad=True) gives the numbers of grad=False, there is no
-    # dropout (assumed False). `half_precision`: part of it computes with less than 32 bits (assumed True).
+    # Three attributes are optional. `exact_gradients`: log_probs(grad=True) gives the numbers of grad=False because
+    # there is no dropout (assumed False). `half_precision`: part of it computes with less than 32 bits (assumed True).
+    # `vocabulary`: how many tokens it knows (assumed unlimited).
 
 
 @runtime_checkable

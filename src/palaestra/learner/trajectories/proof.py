@@ -99,6 +99,8 @@ class Expected:
     """Whether weights that are not among them are accepted."""
     temperature: float | None = None
     """What this run samples at; None: not known."""
+    vocabulary: int | None = None
+    """How many tokens the policy knows; None: not known."""
     read_replies: Callable[[Trajectory], Sequence[ReadReply]] | None = None
     """What tokens mean; None: the policy cannot say."""
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -128,6 +130,10 @@ def why_refused(trajectory: Trajectory, expected: Expected) -> Refusal | None:
 def _turn_problem(turn: Turn, expected: Expected) -> Refusal | None:
     if len(turn.token_ids) == 0 or len(turn.prompt_ids) == 0:
         return Refusal(Reason.EMPTY, "no prompt or no sampled token")
+    for ids in (turn.prompt_ids, turn.token_ids):
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or (expected.vocabulary is not None and highest >= expected.vocabulary):
+            return Refusal(Reason.TEXT, f"token {lowest if lowest < 0 else highest} is not in the vocabulary")
     low, high = int(turn.versions.min()), int(turn.versions.max())
     if low < 0 or high > expected.version:
         text = f"tokens of versions {low} to {high}, but there are only versions 0 to {expected.version}"
@@ -173,11 +179,15 @@ def _picture_problem(trajectory: Trajectory) -> Refusal | None:
 
 def _reward_problem(trajectory: Trajectory, config: RewardConfig) -> Refusal | None:
     """Rewards lie within what the task pays, and are those of the outcome."""
-    low, high = reward_range_of(trajectory, config)
+    try:
+        low, high = reward_range_of(trajectory, config)
+    except (TypeError, ValueError):
+        text = f"its task declares the reward range {trajectory.task['reward_range']!r}, which is not two numbers"
+        return Refusal(Reason.REWARD, text)
     paid = 0.0
     for number, turn in enumerate(trajectory.turns):
-        if not math.isfinite(turn.reward):
-            return Refusal(Reason.REWARD, f"turn {number}: its reward is {turn.reward}")
+        if not isinstance(turn.reward, int | float) or not math.isfinite(turn.reward):
+            return Refusal(Reason.REWARD, f"turn {number}: its reward is {turn.reward!r}")
         if turn.action is None and turn.reward != 0:
             text = f"turn {number}: nothing was done, and the environment is said to have paid {turn.reward:g} for it"
             return Refusal(Reason.REWARD, text)

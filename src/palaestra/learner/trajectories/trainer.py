@@ -173,6 +173,7 @@ class TrajectoryTrainer:
         return Expected(
             version=self.policy.version, fingerprints=self._fingerprints if known else None,
             foreign_weights=self.proof.foreign_weights, temperature=self.temperature, reward=self.reward,
+            vocabulary=getattr(self.policy, "vocabulary", None),
             read_replies=self.policy.read_replies if isinstance(self.policy, ReadsReplies) else None,
         )  # fmt: skip
 
