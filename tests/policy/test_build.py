@@ -208,8 +208,13 @@ def test_bytes_that_are_no_picture_stay_numbers(space):
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"), [((2, 2, 9, 9, 3), "more than four axes"), ((4, 84, 84, 84), "84 channels")]
+    ("shape", "reason"),
+    [
+        ((2, 2, 9, 9, 3), "more than four axes"),
+        ((4, 84, 84, 84), "84 channels"),
+        ((84, 84, 4, 3), "84 pictures of 84 x 4 pixels with 3 channels is unlikely"),
+    ],
 )
-def test_pixels_of_an_unknown_shape_are_refused_with_a_remedy(shape, told):
-    with pytest.raises(ConfigError, match=f"{told}.*Wrap the environment so that it gives"):
+def test_pixels_of_an_unknown_shape_are_refused_with_a_remedy(shape, reason):
+    with pytest.raises(ConfigError, match=f"{reason}.*Wrap the environment so that it gives"):
         ActorCritic(spaces.Box(shape=shape, **PIXELS), spaces.Discrete(2))

@@ -93,9 +93,10 @@ def picture_layout(shape: tuple[int, ...]) -> tuple[int, int, int, bool]:
     stack, picture = (shape[0], shape[1:]) if len(shape) == 4 else (1, shape)
     last = picture[-1] < picture[0]
     channels, height, width = (picture[2], *picture[:2]) if last else picture
-    if len(shape) == 4 and channels > 4:
+    if len(shape) == 4 and (channels > 4 or min(height, width) < SMALLEST_GREY):
         raise ConfigError(
-            "env observation", f"bytes of shape {shape}", f"a stack of pictures with {channels} channels is unlikely",
+            "env observation", f"bytes of shape {shape}",
+            f"a stack of {stack} pictures of {height} x {width} pixels with {channels} channels is unlikely",
             "Wrap the environment so that it gives [stack, height, width, channels] with up to four channels, or stack "
             "along the channels yourself",
         )  # fmt: skip
