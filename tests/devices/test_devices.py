@@ -67,7 +67,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_torch_sees(monkeypatch):
         choose_device("cuda:1")
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "", "cuda:-1"])
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "", "cuda:-1", "cpu\n", True, 1.5])
 def test_a_name_of_no_device_is_refused_in_python_and_in_a_configuration(name):
     with pytest.raises(ConfigError, match="device = "):
         choose_device(name)

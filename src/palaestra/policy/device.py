@@ -29,7 +29,7 @@ _REMEDY = "Use 'auto' (a GPU where there is one), 'cpu', 'cuda' or 'cuda:N'"
 
 def check_device_name(device: object, *, place: str) -> None:
     """Refuse what a configuration may not say, without asking torch."""
-    if not (isinstance(device, str) and re.match(DEVICE_PATTERN, device)):
+    if not (isinstance(device, str) and re.fullmatch(DEVICE_PATTERN, device)):
         raise ConfigError(place, device, "names no device", _REMEDY)
 
 
@@ -42,7 +42,7 @@ def choose_device(device: Device, *, place: str = "device") -> torch.device:
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ConfigError(place, str(device), "names no device", _REMEDY) from None
     if chosen.type == "cuda":
         _check_cuda(chosen, str(device), place)
@@ -50,7 +50,7 @@ def choose_device(device: Device, *, place: str = "device") -> torch.device:
     try:
         return torch.empty(0, device=chosen).device
     except (RuntimeError, NotImplementedError) as error:
-        reason = f"torch cannot use it here ({str(error).splitlines()[0]})"
+        reason = f"torch cannot use it here ({str(error).partition('. ')[0]})"
         raise ConfigError(place, str(device), reason, _REMEDY) from None
 
 
