@@ -56,6 +56,14 @@ def test_credit_on_the_way_is_kept_and_nobody_pays_twice_for_a_mistake():
     assert earned(ended(Outcome.TRUNCATED, 0.0, -0.25), truncated=0.0) == [0.0, -0.25]
 
 
+@pytest.mark.parametrize("failure", [None, -2.0, -1.0, -0.5, 0.0])
+@pytest.mark.parametrize("credit", [0.0, 0.25, 0.75])
+def test_stopping_after_some_credit_earns_no_more_than_going_on_and_failing(failure, credit):
+    failed, stalled = ended(Outcome.FAILURE, credit, -1.0), ended(Outcome.TRUNCATED, credit, 0.0)
+    assert sum(earned(stalled, failure=failure)) == sum(earned(failed, failure=failure))
+    assert sum(earned(failed, failure=failure)) == credit + (-1.0 if failure is None else failure)
+
+
 def test_where_a_mistake_costs_nothing_neither_does_stalling():
     assert earned(ended(Outcome.TRUNCATED, 0.0, 0.5, reward_range=[0.0, 1.0])) == [0.0, 0.5]
     assert earned(ended(Outcome.TRUNCATED, 0.0, 0.0, reward_range=[0.5, 1.0])) == [0.0, 0.0]
@@ -67,7 +75,7 @@ def test_a_task_that_declares_no_range_is_taken_to_pay_the_assumed_one():
 
 
 def test_a_failure_can_be_given_a_price_of_its_own():
-    assert earned(ended(Outcome.FAILURE, 0.25, -1.25), failure=-0.5) == [0.25, -0.75]
+    assert earned(ended(Outcome.FAILURE, 0.25, -1.25), failure=-0.5) == [0.25, -0.5]
     assert earned(ended(Outcome.FAILURE, 0.0, 0.5), failure=-0.5) == [0.0, 0.0]
 
 

@@ -41,7 +41,8 @@ class RewardConfig(Section):
     """An episode that ended because too many replies in a row were no action; read as `truncated` is."""
 
     failure: float | None = Field(default=None, ge=-1e6, le=0)
-    """An episode that the task ended as failed, besides the credit it was paid. null: what the environment paid."""
+    """An episode that the task ended as failed, besides the credit it was paid: replaces the charge in its last turn.
+    null: what the environment paid."""
 
     unreadable_reply: float = Field(default=-0.1, ge=-1e6, le=0)
     """Every reply that is no action, in any episode, on top of the others."""
@@ -74,23 +75,25 @@ def learned_rewards(trajectory: Trajectory, config: RewardConfig) -> npt.NDArray
     rewards = np.array([turn.reward for turn in trajectory.turns], np.float64)
     if not len(rewards):
         return rewards
-    paid = float(rewards.sum())
-    rewards[-1] += _total(paid, ending_of(trajectory), config, reward_range_of(trajectory, config)[0]) - paid
+    total = _total(rewards, ending_of(trajectory), config, reward_range_of(trajectory, config)[0])
+    rewards[-1] += total - float(rewards.sum())
     unread = np.array([turn.action is None for turn in trajectory.turns])
     return rewards + config.unreadable_reply * unread
 
 
-def _total(paid: float, ending: Ending, config: RewardConfig, low: float) -> float:
+def _total(rewards: npt.NDArray[np.float64], ending: Ending, config: RewardConfig, low: float) -> float:
     """What the episode earns in all, unreadable replies aside."""
-    credit = max(paid, 0.0)
-    if ending == "success":
+    paid = float(rewards.sum())
+    if ending == "success" or (ending == "failure" and config.failure is None):
         return paid
     if ending == "failure":
-        return paid if config.failure is None else config.failure + credit
+        assert config.failure is not None
+        # `reward.failure` replaces the charge in the last turn; the credit before it is kept, as in an unfinished one.
+        return config.failure + max(paid - min(float(rewards[-1]), 0.0), 0.0)
     given: float | None = getattr(config, ending)
     charge = _mistake(config, low) if given is None else given
-    # What the environment has charged already counts: nobody pays twice for one mistake.
-    return min(paid, charge + credit)
+    # What the environment has charged already counts, so that one mistake is not charged twice.
+    return min(paid, charge + max(paid, 0.0))
 
 
 def _mistake(config: RewardConfig, low: float) -> float:
