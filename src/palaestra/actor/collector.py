@@ -60,7 +60,7 @@ _COLLECTED_FOR: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def default_seed(policy: nn.Module) -> int:
-    """0 for the first who asks for a policy, and another seed for each after that.
+    """0 for the first trainer of a policy, and another seed for each further one.
 
     Several trainers that collect for one policy would play the same episodes if all had the same default.
     """
@@ -109,7 +109,7 @@ class Collector:
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
         self._shape = buffer_shape(env, policy)
         self._over = np.zeros(env.num_envs, np.bool_)  # whose last step ended an episode
-        # Whoever insists on the kernels is refused now, not at the first step.
+        # `compiled="on"` is refused now, not at the first step.
         masked = bool(env.mask_size)
         self._acting: Acting | None = acting_for(policy, compiled, masked=masked) if compiled == "on" else None
 
@@ -237,7 +237,7 @@ class Collector:
             action, mask = actions[t], None
             if masks is not None:
                 mask, row.action_mask = masks[t], masks[t + 1]
-                # An environment may have no action left at its end, where the next one is not heard.
+                # An environment may have no action left at the end of an episode, where the next action is ignored.
                 refuse_impossible(self._distribution, masks[t], over)
             if before_step is not None:
                 buffer.position = t

@@ -72,7 +72,7 @@ def rollout_spec(env: VectorEnv, policy: Any) -> RolloutSpec:
         mask_size=distribution.num_parameters if choices is not None else 0,
         needs_mask=env.mask_size > 0,
         chunk=shape["chunk"],
-        bounds={name: found for name, part in parts.items() if (found := _bounds(part)) is not None},
+        bounds={name: bounds for name, part in parts.items() if (bounds := _bounds(part)) is not None},
     )
 
 

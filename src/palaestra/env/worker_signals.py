@@ -1,9 +1,9 @@
-"""How a parent and a worker process tell each other that there is something to do: numbers and two semaphores.
+"""Signals between a parent and a worker process that there is something to do: numbers and two semaphores.
 
 A question and an answer are one number each in shared memory, followed by a semaphore that wakes the other side. Waking
 a sleeping process takes tens of microseconds, as long as several environments take to step, so a side that waits first
-looks at the number for a moment. That takes a core: it pays when the core is free and the other side is quick, and it
-costs dearly otherwise. A look in vain is therefore followed by 1, 2, 4, … waits without one.
+spins on the number for a moment. Spinning takes a core: it pays when the core is free and the other side is quick, and
+is expensive otherwise. A spin without success is therefore followed by 1, 2, 4, … waits without one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 __all__ = ["WorkerSignals"]
 
-LOOK_S = 1e-4
-"""How long a side looks before it sleeps."""
+SPIN_S = 1e-4
+"""How long a side spins before it sleeps."""
 MOST_SKIPPED = 1024
-"""Waits without a look after looks that were in vain."""
+"""Most waits without spinning after spins without success."""
 
 _ASKED, _ANSWERED, _MESSAGE, _SILENT = range(4)
 
@@ -24,12 +24,12 @@ _ASKED, _ANSWERED, _MESSAGE, _SILENT = range(4)
 class WorkerSignals:
     """The signals between one parent and one worker; pickled to the worker when its process is started."""
 
-    def __init__(self, context: Any, *, looks: bool = True) -> None:
-        """`context`: of multiprocessing; `looks=False` where processes outnumber cores."""
+    def __init__(self, context: Any, *, spin: bool = True) -> None:
+        """`context`: of multiprocessing; `spin=False` where processes outnumber cores."""
         self._memory = context.RawArray("q", 4)
         self._memory[_ANSWERED] = -1
         self._question, self._answer = context.Semaphore(0), context.Semaphore(0)
-        self._looks = looks
+        self._spin = spin
         self._numbers = memoryview(self._memory).cast("B").cast("q")
         self._skips = self._skip = 0
 
@@ -83,8 +83,8 @@ class WorkerSignals:
         numbers = self._numbers
         if self._skip:
             self._skip -= 1
-        elif self._looks:
-            deadline = time.perf_counter() + LOOK_S
+        elif self._spin:
+            deadline = time.perf_counter() + SPIN_S
             while numbers[place] != number and time.perf_counter() < deadline:
                 pass
             if numbers[place] == number:

@@ -38,12 +38,12 @@ __all__ = ["UNGUARDED_EXIT", "UNGUARDED_REMEDY", "WorkerEnv", "is_picklable", "s
 _ALIGN = 64
 _GRACE_S = 5.0
 """How long a worker may take to close its environments before it is killed."""
-_LOOK_S = 0.1
-"""How often a parent that waits for an answer looks whether its workers are alive."""
-_PARENT_LOOK_S = 2.0
-"""How often an idle worker looks whether its parent is alive."""
+_ALIVE_CHECK_S = 0.1
+"""Seconds between two checks of a waiting parent whether its workers are alive."""
+_PARENT_CHECK_S = 2.0
+"""Seconds between two checks of an idle worker whether its parent is alive."""
 UNGUARDED_EXIT = 97
-"""Exit code of a child that found itself starting children while it was importing the script of its parent."""
+"""Exit code of a child that would start children while it imports the script of its parent."""
 UNGUARDED_REMEDY = (
     "Put what the script does under `if __name__ == '__main__':`, because every child process imports the script"
 )
@@ -149,10 +149,10 @@ class WorkerEnv:
         self._workers: list[_Worker] = []
         edges = np.linspace(0, num_envs, num_processes + 1).round().astype(int).tolist()
         own, *others = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
-        looks = num_processes <= usable_cores()
+        spin = num_processes <= usable_cores()
         for number, share in enumerate(others, start=1):
             ours, theirs = context.Pipe()
-            signals = WorkerSignals(context, looks=looks)
+            signals = WorkerSignals(context, spin=spin)
             args = (theirs, make, memory, plan, share, signals, os.getpid())
             process = context.Process(target=_work, args=args, daemon=True, name=f"palaestra-env-{number}")
             start_process(process)
@@ -275,7 +275,7 @@ class WorkerEnv:
         return [self._answer(worker, deadline) for worker in self._workers if worker.last_read != self._asked]
 
     def _answer(self, worker: _Worker, deadline: float) -> Any:
-        while not worker.signals.wait_for_answer(self._asked, _LOOK_S):
+        while not worker.signals.wait_for_answer(self._asked, _ALIVE_CHECK_S):
             for each in self._workers:
                 # Whichever dies is noticed, whatever the others are doing.
                 if not each.process.is_alive() and each.signals.answered != self._asked:
@@ -299,7 +299,7 @@ class WorkerEnv:
         cause: BaseException | None = None
         if report is None:
             worker.process.join(1.0)
-            cause = _unguarded(worker.process.exitcode)
+            cause = _unguarded_error(worker.process.exitcode)
             text = f"{worker} died ({_exit_reason(worker.process.exitcode)}) without a traceback."
             if self._asked == 0:
                 text += (
@@ -341,7 +341,7 @@ def _work(
         env = InProcessEnv(make, share.stop - share.start, first_index=share.start, mask_size=plan.mask_size)
         signals.answer(asked, silent=True)
         while True:
-            while not signals.wait_for_question(asked + 1, _PARENT_LOOK_S):
+            while not signals.wait_for_question(asked + 1, _PARENT_CHECK_S):
                 if os.getppid() != parent:
                     return
             asked += 1
@@ -407,7 +407,7 @@ def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def _unguarded(code: int | None) -> ConfigError | None:
+def _unguarded_error(code: int | None) -> ConfigError | None:
     if code != UNGUARDED_EXIT:
         return None
     reason = "the script starts worker processes when it is imported, and each of them imports it"

@@ -97,11 +97,11 @@ class RolloutBuffer:
         """What a buffer of this size takes; nothing is allocated to find out."""
         sizes: list[int] = []
 
-        def counted(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        def count_bytes(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
             sizes.append(math.prod(shape) * np.dtype(dtype).itemsize)
             return np.empty(0, dtype)
 
-        cls(num_steps, *args, **kwargs, memory=counted)
+        cls(num_steps, *args, **kwargs, memory=count_bytes)
         return sum(sizes)
 
     def add(self, transition: Mapping[str, Any] | TensorDict) -> None:

@@ -142,7 +142,7 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
         extra = sorted(set().union(*keys) - common)
         if set(extra) - {"valid", "policy_fingerprint"}:
             raise ExperienceError(f"combine_rollouts: only some of the rollouts have {', '.join(extra)}.")
-        rollouts = [_completed(rollout, extra) for rollout in rollouts]
+        rollouts = [_fill_missing(rollout, extra) for rollout in rollouts]
     ordered = (
         sorted(rollouts, key=lambda rollout: int(rollout.get("env_step")[0, 0])) if _same_streams(rollouts) else []
     )
@@ -163,7 +163,7 @@ def _joined(rollouts: Sequence[Rollout], dim: int) -> Rollout:
     return Rollout(dict(joined.items()), batch_size=joined.batch_size)
 
 
-def _completed(rollout: Rollout, keys: Sequence[str]) -> Rollout:
+def _fill_missing(rollout: Rollout, keys: Sequence[str]) -> Rollout:
     """The rollout with what others beside it have: all steps valid, no fingerprint recorded."""
     shape, missing = tuple(rollout.batch_size), [key for key in keys if key not in rollout.keys()]
     if not missing:

@@ -173,7 +173,9 @@ def _check_mask(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> 
         wrong = ~(right | ignored)
         if wrong.any():
             t, n = (int(i) for i in np.argwhere(wrong)[0])
-            raise ExperienceError(f"learn: action_mask {what} at step {t} of environment {n}. Mend what recorded it.")
+            raise ExperienceError(
+                f"learn: action_mask {what} at step {t} of environment {n}. Fix the code that recorded it."
+            )
 
 
 def possible_actions(mask: NDArray[np.bool_], choices: tuple[int, ...] | None) -> NDArray[np.bool_]:

@@ -38,10 +38,10 @@ def columns_of(rollout: Any) -> Columns:
 def moved(rollout: Columns, device: torch.device) -> Columns:
     """The same columns on another device; as they are when they are there."""
 
-    def there(part: Any) -> Any:
+    def move(part: Any) -> Any:
         return move_to(device, part) if isinstance(part, Tensor) else part
 
-    return {key: _each(entry, there) for key, entry in rollout.items()}
+    return {key: _each(entry, move) for key, entry in rollout.items()}
 
 
 def _without_graph(part: Any) -> Any:

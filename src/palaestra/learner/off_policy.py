@@ -55,7 +55,7 @@ def stale_steps(rollout: Columns, version: int, fingerprint: int = NO_FINGERPRIN
 def staleness_metrics(rollouts: Sequence[Columns], version: int, stale: Sequence[Tensor | None]) -> dict[str, float]:
     """How many updates old the weights behind the steps are, given what `stale_steps` says of each rollout.
 
-    Steps of the current weights are 0 updates old, whoever counted their version. A step is foreign when its version
+    Steps of the current weights are 0 updates old, whatever their version. A step is foreign when its version
     says that it is not older than the current weights, and other weights took it; it counts as one update old.
     """
     if all(one is None for one in stale):

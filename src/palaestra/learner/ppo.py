@@ -200,7 +200,7 @@ def evaluated(policy: Any, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
         batch["observation"], batch["action"], mask=batch.get("action_mask"), **extra
     )
     size = (len(batch["action"]),)
-    if any(part.shape != size for part in found):  # `[B, 1]` against `[B]` would become `[B, B]` without a word
+    if any(part.shape != size for part in found):  # `[B, 1]` against `[B]` would silently become `[B, B]`
         shapes = [list(part.shape) for part in found]
         raise ConfigError(
             "policy", type(policy).__name__, f"its evaluate_actions gave log_prob, entropy, value of shapes {shapes}",
@@ -256,10 +256,10 @@ def joined(batches: list[TrainBatch]) -> TrainBatch:
     if len(batches) == 1:
         return batches[0]
     keys = {key: None for batch in batches for key in batch}
-    return {key: _joined([_entry(batch, key, batches) for batch in batches]) for key in keys}
+    return {key: _concatenate([_entry(batch, key, batches) for batch in batches]) for key in keys}
 
 
-def _joined(entries: list[Any]) -> Any:
+def _concatenate(entries: list[Any]) -> Any:
     if isinstance(entries[0], Mapping):
         return {name: torch.cat([entry[name] for entry in entries]) for name in entries[0]}
     return torch.cat(entries)

@@ -180,11 +180,11 @@ class ActorCritic(nn.Module):
         """Distribution parameters `[B, k]` and values `[B]`."""
         if self.network is not None:
             seen = self.encoder(observation) if len(self.encoder.normalizers) else observation
-            return self._checked(self.network(seen), observation)
+            return self._check_output(self.network(seen), observation)
         features = self.encoder(observation)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def _checked(self, given: Any, observation: TensorObservation) -> tuple[Tensor, Tensor]:
+    def _check_output(self, given: Any, observation: TensorObservation) -> tuple[Tensor, Tensor]:
         """What the user's own network gave; other shapes would fail, or be spread over the batch, further on."""
         seen = observation if isinstance(observation, Tensor) else next(iter(observation.values()))
         size, wanted = len(seen), self.distribution.num_parameters

@@ -1,7 +1,7 @@
 """Acting in eval mode: dropout draws nothing and batch norm learns nothing while a policy acts.
 
 An action must be drawn from the distribution that learning evaluates it under. A module is in train mode when it is
-made, so a network of the user's with dropout would act with it unless somebody switched it off.
+made, so a user's own network with dropout would act with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A fingerprint of weights: equal weights have the same one, and any optimiser step changes it.
 
 Experience records it beside the policy version. A version is a counter that two policies can share; the fingerprint
-says which weights acted. It is no signature: whoever can edit the experience can copy a fingerprint into it.
+says which weights acted. It is not a signature: a program that can edit the experience can copy a fingerprint into it.
 `policy_fingerprint` is the same as one number, over all parameters of a policy, for the columns of a rollout.
 """
 
@@ -47,13 +47,13 @@ def policy_fingerprint(policy: nn.Module) -> int:
     """
     if not any(p.requires_grad for p in policy.parameters()):
         # It can act, and has no vector of trained weights.
-        return _untrained(policy, tuple(policy.parameters())) or 1
+        return _number_of_untrained(policy, tuple(policy.parameters())) or 1
     flat = FlatParameters.of(policy)
-    number = _number({"trained": flat.vector}) ^ _untrained(policy, flat.untrained)
+    number = _number({"trained": flat.vector}) ^ _number_of_untrained(policy, flat.untrained)
     return number or 1  # 0 stands for "not recorded"
 
 
-def _untrained(policy: nn.Module, untrained: Sequence[Tensor]) -> int:
+def _number_of_untrained(policy: nn.Module, untrained: Sequence[Tensor]) -> int:
     if not untrained:
         return 0
     # torch counts changes in place; a tensor made in inference mode has no such counter.

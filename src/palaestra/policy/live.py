@@ -60,7 +60,7 @@ class LiveWeights:
 
 
 def twin(policy: nn.Module) -> nn.Module:
-    """A second policy with weights of its own in the same layout; what never learned is shared: nobody writes to it."""
+    """A second policy with weights of its own in the same layout; what never learned is shared and never written."""
     flat = FlatParameters.of(policy)
     untrained = {id(p) for p in flat.untrained}
     shared: dict[int, Any] = {id(p): p for p in flat.untrained if not p.requires_grad}

@@ -25,7 +25,7 @@ from palaestra.policy.normalizer import ObservationNormalizer
 __all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "check_network", "is_image", "mlp", "orthogonal_"]
 
 SLOW_TO_DRAW = 2e12
-"""Operations for orthogonal first weights from which on a person should be told: half a minute or more."""
+"""Operations for orthogonal first weights that cause a warning: half a minute or more."""
 SMALLEST_GREY = 8
 """Pixels of the shorter side from which on bytes with two axes are a grey picture."""
 

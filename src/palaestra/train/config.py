@@ -89,7 +89,7 @@ class TrainerConfig(AsyncConfig):
     @field_validator("device", mode="before")
     @classmethod
     def _device_is_a_name(cls, value: Any) -> Any:
-        # Raised as it is, not as pydantic's: it has a remedy to tell.
+        # A ConfigError of our own, because pydantic's has no remedy.
         check_device_name(value, place="trainer.device")
         return value
 

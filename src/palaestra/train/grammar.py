@@ -1,4 +1,4 @@
-"""`Grammar`: how a model is shown screens and says actions; the same one for whoever plays and whoever learns."""
+"""`Grammar`: how a model is shown screens and writes actions, the same for actors and the learner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Grammar", "grammar_for"]
 
 @dataclass(frozen=True)
 class Grammar:
-    """How a model is shown screens and says actions."""
+    """How a model is shown screens and writes actions."""
 
     codec: ActionCodec
     rule: ImageRule

@@ -50,7 +50,7 @@ class SessionSource(Protocol):
     """Opens sessions, one per episode."""
 
     async def open(self) -> Session:
-        """A session of one's own until it is closed."""
+        """A session for one episode, until it is closed."""
 
     async def close(self) -> None:
         """Close every session that is still open."""
@@ -132,12 +132,12 @@ class _QueryServers:
     async def open(self) -> Session:
         url = await self._idle.get()
 
-        async def give_back() -> None:
+        async def release() -> None:
             self._idle.put_nowait(url)
 
         self._opened += 1
         return QueryDialectSession(
-            url, assign_rows, token=self._token, screen=None, delay_s=self._delay_s, give_up=give_back,
+            url, assign_rows, token=self._token, screen=None, delay_s=self._delay_s, give_up=release,
             session_id=f"{url}#{self._opened}",
         )  # fmt: skip
 

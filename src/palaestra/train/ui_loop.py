@@ -177,7 +177,9 @@ def _why_nothing(trainer: TrajectoryTrainer, metrics: Mapping[str, float]) -> st
     refused = {reason.value: int(metrics[f"refused_{reason.value}"]) for reason in Reason}
     if any(count for reason, count in refused.items() if reason != Reason.ENVIRONMENT):
         counts = ", ".join(f"{reason} {count}" for reason, count in refused.items() if count)
-        return f"of {metrics['trajectories_offered']:.0f} episodes were refused: {counts}; the log says why of each"
+        return (
+            f"{metrics['trajectories_offered']:.0f} episodes were offered and refused by reason: {counts} (see the log)"
+        )
     return "every group succeeded or failed as a whole, or nothing was accepted"
 
 

@@ -209,7 +209,7 @@ def test_a_malformed_call_of_ui_tars_is_refused_with_the_reason(text, code, reas
         (OA, '{"type": "computer_call", "actions": [{"type": "wait"}, {"type": "wait"}]}', "several", "one is taken"),
         (OA, '{"type": "computer_call", "action": {"type": "wait"}, "actions": [{"type": "wait"}]}', "several", "both"),
         (OA, '{"type": "computer_call", "action": {"type": "wait"}, "pending_safety_checks": [{"id": "a"}]}',
-         "unsupported", "nobody here can confirm"),
+         "unsupported", "they cannot be confirmed"),
         (OA, '{"object": "response", "output": [{"type": "function_call"}]}', "unsupported", "is not read"),
         (OA, '{"object": "response", "output": [{"type": "message", "content": []}]}', "no_action", "calls no tool"),
         (AN, '{"type": "tool_use", "name": "bash", "input": {}}', "unknown_action", "'bash' is no tool"),

@@ -1,4 +1,4 @@
-"""Whether recorded log-probabilities are those of the weights that are said to have drawn the tokens.
+"""Whether recorded log-probabilities are those of the weights that the tokens name as their source.
 
 `Agreement` collects the distances, token by token, and `why_disagreeing` judges them. When they differ, sampler and
 learner do not have the same weights or do not see the same pictures, or the recording was changed on its way; learning
@@ -31,7 +31,7 @@ class Disagreement(NamedTuple):
     episode_mean: float = 0.0
     """Of the episode in which they differ most."""
     episode: str = ""
-    """That one."""
+    """The id of that episode."""
     worst: str = ""
     """Where the single largest distance is."""
 

@@ -59,7 +59,7 @@ def reward_range_of(trajectory: Trajectory, config: RewardConfig) -> tuple[float
 
 
 def ending_of(trajectory: Trajectory) -> Ending:
-    """How it ended, an agent that gave up told from a task that failed."""
+    """How it ended; an agent that gave up is distinguished from a task that failed."""
     if trajectory.outcome is Outcome.SUCCESS:
         return "success"
     if trajectory.outcome is Outcome.TRUNCATED:

@@ -147,9 +147,9 @@ def _compare_stale(
     for version in sorted(version for version in versions if policy.recalls(version)):
         own = [index for index, each in enumerate(distinct) if bool((each.turn.versions == version).any())]
         for some in _microbatches([distinct[index] for index in _spread(own, checked_turns)], microbatch):
-            found = policy.past_log_probs(some, version=version)
+            log_probs = policy.past_log_probs(some, version=version)
             for row, each in enumerate(some):
-                agreement.add(each.turn, found[row, : len(each.turn.token_ids)], version)
+                agreement.add(each.turn, log_probs[row, : len(each.turn.token_ids)], version)
 
 
 def _looks(

@@ -110,11 +110,11 @@ class TrajectoryTrainer:
         )  # fmt: skip
         share = pace(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
         self._optimiser.set_pace(share)
-        said: dict[str, float] | None = None
+        metrics: dict[str, float] | None = None
         try:
             first_pass.check()
             if samples:
-                said = update(
+                metrics = update(
                     self.policy, self.algorithm, self._optimiser, samples, survey.rows, self.config, self._rng,
                     first_pass if in_passing else None,
                 )  # fmt: skip
@@ -122,12 +122,12 @@ class TrajectoryTrainer:
             self.last_refusal = str(refusal)
             return self._refuse(chosen, began, survey, agreement.disagreement())
         self.last_refusal, self._refused_in_a_row = "", 0
-        if said is not None:
-            said |= {"learning_rate": self.rate.rate * share, **self._about(samples, survey)}
+        if metrics is not None:
+            metrics |= {"learning_rate": self.rate.rate * share, **self._about(samples, survey)}
             self.n_updates += 1
             self.policy.version += 1
             self._note_version()
-        return self._report(chosen, began, survey, agreement.disagreement(), said)
+        return self._report(chosen, began, survey, agreement.disagreement(), metrics)
 
     def state(self) -> TrainerState:
         """Everything the next number depends on, except the policy's weights."""

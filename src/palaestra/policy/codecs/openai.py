@@ -168,7 +168,7 @@ class OpenAICodec(ToolObjectCodec):
 def _actions_of(call: Mapping[str, Any]) -> list[Any]:
     """The actions of a `computer_call`, which carries one or a list of them."""
     if call.get("pending_safety_checks"):
-        raise Refusal("unsupported", "computer_call.pending_safety_checks: nobody here can confirm them")
+        raise Refusal("unsupported", "computer_call.pending_safety_checks: they cannot be confirmed here")
     if call.get("status") not in (None, "completed"):
         raise Refusal("unclosed", f"the call's status is {shown(call['status'])}")
     action, actions = call.get("action"), call.get("actions")
