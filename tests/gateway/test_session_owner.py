@@ -110,7 +110,7 @@ def test_the_operators_token_is_optional_and_not_the_clients(tmp_path):
     assert environment == {TOKEN_VARIABLE: TOKEN}  # taken out, so that no session gets to see it
     assert read_operator_token(GatewayConfig(), {}, TOKEN) is None
     assert read_operator_token(GatewayConfig(), {OPERATOR_TOKEN_VARIABLE: OPERATOR}, TOKEN) == OPERATOR
-    with pytest.raises(ConfigError, match="is the clients' token too"):
+    with pytest.raises(ConfigError, match="is also the clients' token"):
         read_operator_token(GatewayConfig(), {OPERATOR_TOKEN_VARIABLE: TOKEN}, TOKEN)
-    with pytest.raises(ConfigError, match="nobody is told apart"):
+    with pytest.raises(ConfigError, match="all callers are the same"):
         read_operator_token(GatewayConfig(allow_anonymous=True), {OPERATOR_TOKEN_VARIABLE: OPERATOR}, None)

@@ -42,8 +42,8 @@ class Error(BaseModel):
     error: ErrorFacts
 
 
-class Leased(BaseModel):
-    """A session that is one's own until its lease runs out."""
+class SessionLease(BaseModel):
+    """A session that belongs to its client until the lease expires."""
 
     session_id: str
     session_type: str
@@ -52,11 +52,11 @@ class Leased(BaseModel):
     ttl_s: float
 
 
-class Opened(Leased):
-    """The same when it is opened, with what is said only then."""
+class Opened(SessionLease):
+    """The answer to opening a session: its lease, and the token, which is sent only once."""
 
     session_token: str
-    """What every request about the session has to send as X-Palaestra-Session-Token."""
+    """Sent as X-Palaestra-Session-Token with every request about the session."""
 
 
 class Listed(BaseModel):
@@ -97,7 +97,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 _SESSION_TOKEN = {
     "name": SESSION_TOKEN_HEADER, "in": "header", "required": False, "schema": {"type": "string"},
-    "description": "The session_token of its opening. Not needed by the operator, nor where there is no token.",
+    "description": "The session_token from POST /sessions. Not needed with the operator's token or without tokens.",
 }  # fmt: skip
 _MEANING = {
     400: "malformed", 401: "no token, or a wrong one",
@@ -134,7 +134,7 @@ def _add_session_routes(app: FastAPI, desk: SessionDesk, config: GatewayConfig) 
     @app.post("/sessions", status_code=201, responses=_errors(422, 429, 502, 503, 504), operation_id="open_session")
     async def open_session(asked: opening) -> Opened:
         lease = await desk.open(asked.session_type, asked.ttl_s)
-        return Opened(**_leased(lease, desk), session_token=lease.token)
+        return Opened(**_lease_fields(lease, desk), session_token=lease.token)
 
     @app.get("/sessions", operation_id="list_sessions")
     async def list_sessions() -> Listing:
@@ -144,9 +144,9 @@ def _add_session_routes(app: FastAPI, desk: SessionDesk, config: GatewayConfig) 
     renew_errors, close_errors = _errors(404, 409, 422, 502), _errors(404, 409, 422)
 
     @app.post("/sessions/{session_id}/renew", responses=renew_errors, operation_id="renew_session", openapi_extra=owned)
-    async def renew_session(session_id: SessionId, asked: renewal, request: Request) -> Leased:
+    async def renew_session(session_id: SessionId, asked: renewal, request: Request) -> SessionLease:
         desk.check_owner(session_id, request.scope[CALLER])
-        return Leased(**_leased(desk.renew(session_id, asked.ttl_s), desk))
+        return SessionLease(**_lease_fields(desk.renew(session_id, asked.ttl_s), desk))
 
     @app.delete("/sessions/{session_id}", responses=close_errors, operation_id="close_session", openapi_extra=owned)
     async def close_session(session_id: SessionId, request: Request) -> Closed:
@@ -170,7 +170,7 @@ def _add_observation_routes(app: FastAPI, desk: SessionDesk) -> None:
         return PlainTextResponse(written, media_type=CONTENT_TYPE)
 
 
-def _leased(lease: Lease, desk: SessionDesk) -> dict[str, Any]:
+def _lease_fields(lease: Lease, desk: SessionDesk) -> dict[str, Any]:
     return {
         "session_id": lease.session_id, "session_type": lease.session_type, "ttl_s": lease.ttl_s,
         "expires_at": round(time.time() + lease.left_s(desk.clock()), 3),

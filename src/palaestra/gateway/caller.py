@@ -1,4 +1,4 @@
-"""Who sent a request to the gateway, as far as its tokens tell."""
+"""The caller of a gateway request, as identified by its tokens."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 __all__ = ["CALLER", "Caller"]
 
 CALLER = "palaestra.caller"
-"""Where the ASGI scope of a request that was let in holds its `Caller`."""
+"""Key of the `Caller` in the ASGI scope of an authorised request."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """An operator, who may use every session, or a client, who may use those whose tokens it was given."""
+    """An operator may use every session; a client may use the sessions whose tokens it has."""
 
     operator: bool
     session_token: bytes = field(default=b"", repr=False)
-    """What the request says to be the token of the session that it is about."""
+    """The session token that the request carries."""
 
     def may_use(self, session_token: str) -> bool:
         """Whether a session with this token may be used, renewed and closed."""
-        # Compared in full whatever the first bytes are, so that the time taken tells nothing.
+        # Constant time, so that the duration does not reveal how much of a guess is right.
         return self.operator or hmac.compare_digest(self.session_token, session_token.encode())

@@ -94,41 +94,41 @@ def read_token(config: GatewayConfig, environment: MutableMapping[str, str]) -> 
 
     Takes it out of `environment`, so that no child process gets to see it.
     """
-    place, token = _given(config.token_file, "gateway.token_file", TOKEN_VARIABLE, environment)
+    place, token = _read_token_at(config.token_file, "gateway.token_file", TOKEN_VARIABLE, environment)
     if token is None:
         if config.allow_anonymous:
             return None
         remedy = f"Name a file of mode 0600, set {TOKEN_VARIABLE}, or allow_anonymous on a loopback host"
         raise ConfigError("gateway.token_file", None, "a gateway needs a token", remedy)
-    return _checked(place, token)
+    return _check_token(place, token)
 
 
 def read_operator_token(
     config: GatewayConfig, environment: MutableMapping[str, str], client_token: str | None
 ) -> str | None:
-    """The operator's token, None when there is none. Takes it out of `environment`, too."""
+    """The operator's token, None without one. Removes it from `environment`, so that child processes do not get it."""
     file, variable = config.operator_token_file, OPERATOR_TOKEN_VARIABLE
-    place, token = _given(file, "gateway.operator_token_file", variable, environment)
+    place, token = _read_token_at(file, "gateway.operator_token_file", variable, environment)
     if token is None:
         return None
     if client_token is None:
-        reason = "without a token for clients nobody is told apart"
+        reason = "without a token for clients all callers are the same"
         raise ConfigError(place, "(not shown)", reason, "Leave it out, or give clients a token")
     if token == client_token:
-        reason = "is the clients' token too"
+        reason = "is also the clients' token"
         raise ConfigError(place, "(not shown)", reason, "Make another one: openssl rand -hex 32")
-    return _checked(place, token)
+    return _check_token(place, token)
 
 
-def _given(
+def _read_token_at(
     file: Path | None, file_place: str, variable: str, environment: MutableMapping[str, str]
 ) -> tuple[str, str | None]:
-    """Where a token was given, and the token; the file comes first."""
+    """The name of the file setting or variable that holds a token, and the token; the file takes precedence."""
     from_environment = environment.pop(variable, None)
     return (variable, from_environment) if file is None else (file_place, _from_file(file, file_place))
 
 
-def _checked(place: str, token: str) -> str:
+def _check_token(place: str, token: str) -> str:
     if len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         reason = f"must be at least {_MIN_TOKEN} printable characters without spaces"
         raise ConfigError(place, "(not shown)", reason, "openssl rand -hex 32 makes a good one")

@@ -33,7 +33,7 @@ RECONCILE_S = 30.0
 
 
 SAME_AS = {"simple_data_entry": "browser"}
-"""Session types that are another type by the name existing configurations use: a browser plays the data-entry task."""
+"""Aliases of session types, which existing configurations use: a browser plays the data-entry task."""
 
 
 class SessionDesk:
@@ -71,7 +71,7 @@ class SessionDesk:
 
     @property
     def session_types(self) -> Sequence[str]:
-        """What clients may ask for: the runtime's types, and the other names of those."""
+        """Types that clients may ask for: those of the runtime, and their aliases."""
         own = tuple(self.runtime.session_types)
         return (*own, *(name for name, known in SAME_AS.items() if known in own and name not in own))
 
@@ -106,13 +106,13 @@ class SessionDesk:
         return lease
 
     def check_owner(self, session_id: str, caller: Caller) -> None:
-        """Refuse (403) what a client asks about a session that another one opened."""
+        """Refuse (403) a client that asks about another client's session."""
         lease = self.table.get(session_id)
-        # One that is gone belongs to nobody, and whoever asks is told what became of it.
+        # A session that is gone has no owner; the caller gets the error that says how it ended.
         if lease is not None and not caller.may_use(lease.token):
             text = (
                 f"session {session_id} belongs to the client that opened it. "
-                f"Send the session_token of its opening as {SESSION_TOKEN_HEADER}."
+                f"Send the session_token from its opening as {SESSION_TOKEN_HEADER}."
             )
             raise SessionRefused("not_your_session", text, status=403)
 

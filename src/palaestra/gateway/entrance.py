@@ -17,12 +17,12 @@ MAX_CONTROL_BYTES = 64 << 10
 _SESSION_TOKEN = SESSION_TOKEN_HEADER.lower().encode()
 _READ = (b"authorization", b"origin", b"host", b"sec-fetch-site", _SESSION_TOKEN)
 _WEB_PAGE = (b"cross-site", b"same-site")
-"""What browsers say of a request that a page of another origin makes, also where they send no `Origin`."""
+"""Values of `Sec-Fetch-Site` in requests from pages of another origin, which may come without an `Origin`."""
 _LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
 
 
 def authorise(headers: list[tuple[bytes, bytes]], token: bytes | None, operator: bytes | None = None) -> Caller:
-    """Who sent a request; refused (401, 403) when it must not come in.
+    """The caller of a request; `SessionRefused` (401, 403) for a request that is not authorised.
 
     Without a token the one danger is a web page in a browser on this machine, which may send requests to any address:
     it gives itself away by its `Origin`, by `Sec-Fetch-Site`, or by a `Host` that is not this machine's.

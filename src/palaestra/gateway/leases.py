@@ -84,7 +84,7 @@ class Lease:
     reason: str = ""
     """Why it was lost."""
     token: str = field(default="", repr=False)
-    """What its client sends to be known as such."""
+    """The token by which its client proves that the session is its own."""
 
     def left_s(self, now: float) -> float:
         """Seconds until it runs out; the whole term while it is being opened or used."""
