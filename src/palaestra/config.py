@@ -29,7 +29,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_booleans(cls, value: Any, info: ValidationInfo) -> Any:
         # To Python True is 1, so `num_envs: true` would quietly train in one environment.
         if _has_boolean(value) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
@@ -78,7 +78,7 @@ def validated(section: type[_SectionT], data: Mapping[str, Any], *, place: str =
 
 
 def _find_lone_surrogate(value: Any, place: str) -> tuple[str, str] | None:
-    """Where in outside data the first text with half of a surrogate pair stands, and the text; None without one."""
+    """The key and the text of the first lone surrogate in a configuration; None without one."""
     if isinstance(value, Mapping):
         if (key := lone_surrogate(list(value))) is not None:
             return place, key

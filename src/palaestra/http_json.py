@@ -1,4 +1,4 @@
-"""JSON bodies of HTTP requests, read strictly: a FastAPI route for services whose clients must not be misunderstood."""
+"""A FastAPI route that parses JSON bodies strictly: duplicate keys and non-finite numbers are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StrictJsonRoute"]
 
 
 class _StrictRequest(Request):
-    """A request whose JSON is read by our own reader; FastAPI's keeps the last of two equal keys."""
+    """A request that parses its JSON with `strict_json`; FastAPI's parser keeps the last of two equal keys."""
 
     async def json(self) -> Any:
         body = await self.body()
@@ -24,7 +24,7 @@ class _StrictRequest(Request):
         except json.JSONDecodeError:
             raise
         except ValueError as error:
-            # The one error that FastAPI turns into an answer of 422.
+            # The only error that FastAPI turns into a 422 response.
             raise json.JSONDecodeError(str(error), "", 0) from None
 
 
@@ -32,7 +32,7 @@ class StrictJsonRoute(APIRoute):
     """A route that refuses ambiguous JSON. Set it as `app.router.route_class` before routes are added."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, given a request that reads strictly."""
+        """The handler, called with a request that parses strictly."""
         answer = super().get_route_handler()
 
         async def answer_strictly(request: Request) -> Response:

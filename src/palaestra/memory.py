@@ -1,4 +1,4 @@
-"""How much memory this process may use, and refusing what cannot fit before anything of it is allocated."""
+"""The memory limit of this process, and a check that refuses allocations beyond it before they are made."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def memory_limit(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup"))
 
 
 def _limits_above(root: Path, path: str, name: str) -> list[int]:
-    """Limits of a control group and of all that it is in; a container sees its own group as the root."""
+    """Limits of a control group and of its parents; a container sees its own group as the root."""
     place = root / path.lstrip("/")
-    found = []
+    limits = []
     for directory in {place, *place.parents} if place.is_dir() else {root}:
         if directory.is_relative_to(root):
             try:
-                found.append(int((directory / name).read_text()))
+                limits.append(int((directory / name).read_text()))
             except (OSError, ValueError):  # no such file, or "max"
                 continue
-    return found
+    return limits
 
 
 def shown_bytes(count: int) -> str:
-    """A number of bytes for people: 36.1 TB."""
+    """A number of bytes in readable units: 36.1 TB."""
     size, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB", "EB"]
     while size >= 1000 and len(units) > 1:
         size /= 1000

@@ -1,6 +1,6 @@
-"""JSON from outside, read strictly: no key twice, no NaN or infinity; and text that UTF-8 cannot carry is found.
+"""Strict parsing of JSON from outside: no duplicate keys, no NaN or infinity; and a check for lone surrogates.
 
-`json.loads` keeps the last of two equal keys, so two readers of one document can disagree about what it says.
+`json.loads` keeps the last of two equal keys, so two parsers can read one document differently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["lone_surrogate", "read_json", "unique_keys"]
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs; `ValueError` for a key given twice. An `object_pairs_hook` of the json module."""
+    """An `object_pairs_hook` for the json module that raises `ValueError` for a duplicate key."""
     document = dict(pairs)
     if len(document) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -37,7 +37,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_not_a
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a JSON document (bytes: in UTF-8); `ValueError` with the reason when it is ambiguous or not JSON."""
+    """Parse a JSON document (bytes: UTF-8); `ValueError` with the reason when it is ambiguous or not JSON."""
     try:
         return _DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
     except UnicodeDecodeError as error:
@@ -48,7 +48,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def lone_surrogate(value: Any) -> str | None:
-    """The first text in a JSON value that holds half of a surrogate pair; None when every text can be stored."""
+    """The first text in a JSON value that holds half of a surrogate pair (not valid in UTF-8); None without one."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")

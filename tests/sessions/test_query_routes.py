@@ -10,7 +10,7 @@ from tests.sessions.test_server_app import RESET, _talk
 
 from palaestra.errors import SessionRefused
 from palaestra.sessions.action import Click, Move, Point, PressKeys, Scroll, TypeText
-from palaestra.sessions.begun_session import BegunSession
+from palaestra.sessions.auto_reset import AutoResetSession
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.query_language import read_query, row_report, write_query
 from palaestra.sessions.screen import Screenshot, Size
@@ -148,7 +148,7 @@ def test_a_server_given_a_task_begins_it_for_clients_that_know_no_reset():
         await ask("POST", "/reset", {"task": "fake/button", "seed": 2})
         return ready, looked, hit, await ask("GET", "/progress"), await ask("DELETE", "/sessions/default")
 
-    ready, looked, hit, after, deleted = _talk(play, make=lambda: BegunSession(FakeSession(), first))
+    ready, looked, hit, after, deleted = _talk(play, make=lambda: AutoResetSession(FakeSession(), first))
     assert (ready.status, ready.headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
     assert (looked.status, hit.status, deleted.status) == (200, 200, 200)
     assert json.loads(hit.headers["X-Palaestra-Step"])["progress"]["success"] is True

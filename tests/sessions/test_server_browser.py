@@ -9,7 +9,7 @@ from tests.sessions.serving import served
 
 from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
 from palaestra.sessions.action import Click, Move, Point, PressKeys, TypeText
-from palaestra.sessions.begun_session import BegunSession
+from palaestra.sessions.auto_reset import AutoResetSession
 from palaestra.sessions.browser_session import BrowserSession
 from palaestra.sessions.chromium import find_chromium
 from palaestra.sessions.client import open_session
@@ -74,7 +74,7 @@ def test_a_form_is_filled_in_by_the_query_dialect_alone_and_the_rows_are_reporte
 
     async def run():
         shared = SharedBrowser()
-        make = lambda: BegunSession(BrowserSession(shared.get), request)  # noqa: E731
+        make = lambda: AutoResetSession(BrowserSession(shared.get), request)  # noqa: E731
         async with served(make, stop=shared.stop) as url:
             session = QueryDialectSession(url, lambda asked: task, screen=None, delay_s=0.0)
             await session.reset(TaskRequest("simple_data_entry/rows"))

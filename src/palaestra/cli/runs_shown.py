@@ -75,7 +75,7 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
         ("agent", agent or record.runner),
         ("env", shortened(record.env_id, _LONGEST_NAME)),
         ("attempt", str(record.attempt) if record.attempt > 1 else ""),
-        ("earlier", "" if record.archived else _earlier(reading, record)),
+        ("earlier", "" if record.archived else _earlier_attempts(reading, record)),
         ("started", _at(record.started)),
         ("ended", _at(record.ended) if record.phase.ended else ""),
         ("elapsed", duration(took) if record.started is not None else ""),
@@ -98,7 +98,7 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
     ]
 
 
-def _earlier(reading: RunReading, record: RunRecord) -> str:
+def _earlier_attempts(reading: RunReading, record: RunRecord) -> str:
     """How the attempts before this one ended."""
     if record.attempt < 2 or not reading.home.run(record.run_id).path.is_dir():
         return ""
@@ -146,7 +146,7 @@ def _use(use: Sample | Peaks) -> str:
 
 
 def _use_at_exit(attempt: AttemptPaths) -> str:
-    """What the kernel counted for a run that ended before anybody looked."""
+    """Peak memory as counted by the kernel, for a run that ended before the first sample."""
     rss_kb = (read_json(attempt.exit) or {}).get("max_rss_kb")
     return f"at most {rss_kb / 1024:,.0f} MB in one process" if isinstance(rss_kb, int | float) else ""
 

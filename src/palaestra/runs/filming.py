@@ -15,7 +15,7 @@ _NONE_YET = "Let it train until it saves one; trainers that save none film with 
 
 
 def how_to_film(record: RunRecord, *, films_itself: bool) -> str:
-    """What gives clips of a run that has none; `films_itself` says that it was started with `--video`."""
+    """How to get clips of a run that has none; `films_itself`: the run was started with `--video`."""
     if record.runner == "palaestra":
         return f"Film its newest checkpoint with: palaestra runs videos {record.run_id} --record"
     if films_itself:
@@ -32,7 +32,8 @@ def film_run(home: Home, run: RunPaths, checkpoint_id: str | None = None, frames
     fitting = [one for one in found if checkpoint_id is None or one.checkpoint_id.startswith(checkpoint_id)]
     if not fitting:
         remedy = f"There are {', '.join(one.checkpoint_id for one in found[:5])}" if found else _NONE_YET
-        raise ConfigError("checkpoint", checkpoint_id, f"{run.run_id} has no such checkpoint", remedy)
+        what = "checkpoint yet" if checkpoint_id is None else "such checkpoint"
+        raise ConfigError("checkpoint", checkpoint_id, f"{run.run_id} has no {what}", remedy)
     if checkpoint_id is not None and len({one.sha256 for one in fitting}) > 1:
         few = ", ".join(one.checkpoint_id for one in fitting[:4])
         raise ConfigError("checkpoint", checkpoint_id, f"several begin so ({few})", "Write more of the id")

@@ -66,7 +66,7 @@ def told_by(journal: Path) -> Told:
             metrics = data.get("metrics")
             watch = NonFiniteMetrics()
             watch.take(_count(data, "env_step"), read_numbers(metrics) if isinstance(metrics, dict) else {})
-            told.non_finite = watch.found()
+            told.non_finite = watch.current()
         elif kind == _KINDS[2]:
             told.phase = str(data.get("phase", ""))
         if len(returns) == _EPISODES and len(seen) == len(_KINDS):

@@ -151,8 +151,8 @@ def ending_of(facts: EndFacts) -> Ending:
             return Ending(Happening.KILLED, "out of memory: the kernel killed it", "out_of_memory")
         return Ending(Happening.KILLED, f"killed ({signal_name(-facts.returncode)})", "signal")
     # An uncaught exception makes Python exit with 1, and others may print behind it.
-    said = facts.exception if facts.returncode == 1 and facts.exception else facts.last_lines
-    return Ending(Happening.FAILED, f"exit code {facts.returncode}{_last_line(said)}", "exit")
+    output = facts.exception if facts.returncode == 1 and facts.exception else facts.last_lines
+    return Ending(Happening.FAILED, f"exit code {facts.returncode}{_last_line(output)}", "exit")
 
 
 def signal_name(number: int) -> str:

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def waiting_reason(row: RunRecord, why: str) -> str:
-    """What is said of a run that waits: what it will do, if that was noted, and what it waits for."""
+    """The reason of a queued run: what it will do, if that is recorded, and what it waits for."""
     return "; ".join(text for text in (row.reason, why) if text)
 
 

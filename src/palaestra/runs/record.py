@@ -88,7 +88,7 @@ class CheckpointRecord:
     env_id: str
     attempt: int
     env_step: int | None
-    """None when nothing says how many steps it learned from."""
+    """Environment steps it learned from; None when unknown."""
     path: str
     """Absolute; `uri()` is `file://` and this."""
     sha256: str
@@ -109,7 +109,7 @@ class CheckpointRecord:
 
     @property
     def shown_step(self) -> str:
-        """`12,000`, `11,992+` when it is at least so many, or `unknown`."""
+        """`12,000`, `11,992+` for a lower bound, or `unknown`."""
         if self.env_step is None:
             return "unknown"
         return f"{self.env_step:,}{'+' if self.step_source == 'log' else ''}"

@@ -126,7 +126,7 @@ class LaunchPlan:
     algorithm: str = ""
     total_steps: int | None = None
     steps_key: str = ""
-    """The key of the runner's configuration that says how long it trains, for who wants to train further."""
+    """The key of the runner's configuration that holds the number of steps; errors name it to train further."""
     env_signature: Mapping[str, Any] = field(default_factory=dict)
     """Spaces and environment spec as the probe found them."""
     resolved: Mapping[str, Any] = field(default_factory=dict)

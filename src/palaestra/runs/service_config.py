@@ -24,9 +24,9 @@ class ServiceConfig(SupervisorConfig):
     """How the service listens, and how runs are looked after."""
 
     host: str = "127.0.0.1"
-    """Where to listen. Anything but a loopback address lets others in who know the token, which travels unencrypted."""
+    """Address to listen on. Beyond loopback, other machines can connect with the token, which is sent unencrypted."""
     allowed_hosts: tuple[str, ...] = Field(default=(), max_length=100)
-    """Further names under which the service is asked, such as that of a proxy; `*` allows all."""
+    """Further `Host` names that the service answers to, such as that of a proxy; `*` allows all."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes a free one; clients find it in the state directory."""
     idle_exit_s: float | None = Field(default=None, gt=0)
@@ -36,7 +36,7 @@ class ServiceConfig(SupervisorConfig):
 
     @field_validator("allowed_hosts")
     @classmethod
-    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name != "*" and not is_host_name(name):
                 raise ValueError(f"{name!r} is not the name or address of a host, without scheme and port")

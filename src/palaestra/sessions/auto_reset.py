@@ -1,4 +1,4 @@
-"""A session that begins a task by itself when it is used before a reset, for clients that cannot reset one."""
+"""A session that resets itself to a default task when it is used before a reset, for clients that cannot reset."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.session import Session, Step
 from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
 
-__all__ = ["BegunSession"]
+__all__ = ["AutoResetSession"]
 
 
-class BegunSession:
-    """Another session with a task to begin with; a reset to any other task works as before."""
+class AutoResetSession:
+    """Wraps a session and resets it to the task `first` before its first use; other resets work as before."""
 
     def __init__(self, session: Session, first: TaskRequest) -> None:
         self._session, self._first = session, first

@@ -82,23 +82,25 @@ def write_query(action: UiAction, pointer: Point | None, screen: Size, scroll_px
             return {"action_type": "mouse_move", **_place(action, at, screen)}
         case Click(at, button, times, held):
             if held or (button, times) not in _CLICK_WORDS:
-                raise _unsayable(action, "knows left clicks, one to three, and a single right click, without keys held")
+                raise _not_in_dialect(
+                    action, "knows left clicks, one to three, and a single right click, without keys held"
+                )
             return {"action_type": _CLICK_WORDS[button, times], **_place(action, at or pointer, screen)}
         case TypeText(text):
             if not all(character in "\n\t" or " " <= character <= "~" for character in text):
-                raise _unsayable(action, "types ASCII alone and would leave the rest out")
+                raise _not_in_dialect(action, "types ASCII alone and would leave the rest out")
             return {"action_type": "type", "text": text}
         case PressKeys(keys):
             return {"action_type": "keys", "keys": "+".join(_key_word(action, key) for key in keys)}
         case Scroll(at, dx, dy):
             if dx or abs(dy) != scroll_px:
-                raise _unsayable(action, f"scrolls up or down by {scroll_px} pixels, not otherwise")
+                raise _not_in_dialect(action, f"scrolls up or down by {scroll_px} pixels, not otherwise")
             where = {} if at is None else _place(action, at, screen)
             return {"action_type": "scroll", "direction": "down" if dy > 0 else "up", **where}
         case Terminate() | Answer():
             return None
         case _:
-            raise _unsayable(action, f"has no word for {action.kind}")
+            raise _not_in_dialect(action, f"has no word for {action.kind}")
 
 
 def read_query(query: bytes) -> QueryAct:
@@ -205,15 +207,15 @@ def _refused(name: str, value: object, reason: str, remedy: str = "") -> Session
     return SessionRefused("bad_request", f"{name}{given}: {reason}.{ends}", status=422)
 
 
-def _unsayable(action: UiAction, reason: str) -> InvalidAction:
+def _not_in_dialect(action: UiAction, reason: str) -> InvalidAction:
     return InvalidAction("action", action, f"the session's query-string dialect {reason}")
 
 
 def _place(action: UiAction, at: Point | None, screen: Size) -> dict[str, str]:
     if at is None:
-        raise _unsayable(action, "needs a place, and the pointer has none yet")
+        raise _not_in_dialect(action, "needs a place, and the pointer has none yet")
     if at.x in (0, screen.width - 1) and at.y in (0, screen.height - 1):
-        raise _unsayable(action, "gives up when the pointer is in a corner of the screen")
+        raise _not_in_dialect(action, "gives up when the pointer is in a corner of the screen")
     return {"x": str(at.x), "y": str(at.y)}
 
 
@@ -222,5 +224,5 @@ def _key_word(action: UiAction, key: str) -> str:
         return _SYMBOLS.get(key, "space")
     # Names are split at "+" and made lower case on the other side.
     if key == "+" or key != key.lower() or not " " < key <= "~":
-        raise _unsayable(action, f"cannot say the key {key!r}")
+        raise _not_in_dialect(action, f"cannot say the key {key!r}")
     return key

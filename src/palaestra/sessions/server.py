@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
 from palaestra.http_port import KEEP_ALIVE_S, SignalFreeServer, listen
-from palaestra.sessions.begun_session import BegunSession
+from palaestra.sessions.auto_reset import AutoResetSession
 from palaestra.sessions.browser_session import BrowserSession
 from palaestra.sessions.chromium import find_chromium
 from palaestra.sessions.event_loop import loop_factory
@@ -123,7 +123,7 @@ def _first_task(options: argparse.Namespace) -> Callable[[Callable[[], Session]]
     except (SessionRefused, ValueError) as error:
         remedy = "Write for example --task data_entry/form --seed 3 --params '{\"rows\": 5}'"
         raise ConfigError("--task", options.task, str(error).rstrip("."), remedy) from None
-    return lambda make: lambda: BegunSession(make(), request)
+    return lambda make: lambda: AutoResetSession(make(), request)
 
 
 def _end_with_stdin(over: asyncio.Event) -> None:

@@ -104,7 +104,7 @@ async def batches(
 ) -> AsyncIterator[list[_T]]:
     """Everything that is there at once, until its sizes add up to `most`; an empty list when nothing came for a while.
 
-    Whoever reads slowly holds no more than that.
+    A slow reader holds no more than that in memory.
     """
     ready: list[_T] = []
     filled = 0

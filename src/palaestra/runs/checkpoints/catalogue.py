@@ -57,8 +57,8 @@ class Catalogue:
             if row is None:
                 found = _read(run, attempt, path, steps)
                 if found is not None:
-                    told = steps.announcement(path)
-                    added.append(found if told is None else self._as_announced(found, told[1], told[0]))
+                    announced = steps.announcement(path)
+                    added.append(found if announced is None else self._as_announced(found, announced[1], announced[0]))
             elif row.attempt == attempt.number:
                 # The numbers of the moment may not have been written when it was announced; now they are.
                 changed = _with_numbers(row, attempt, steps)

@@ -212,14 +212,14 @@ def _copied(source: Path, target: Path) -> Path:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CheckpointError(PLACE, str(source), "is not a regular file", "Import a file of weights")
         with open(target, "xb") as writing:
-            if not _cloned(reading.fileno(), writing.fileno()):
+            if not _clone_blocks(reading.fileno(), writing.fileno()):
                 shutil.copyfileobj(reading, writing, 1 << 20)
                 writing.flush()
             os.fsync(writing.fileno())
     return target
 
 
-def _cloned(source: int, target: int) -> bool:
+def _clone_blocks(source: int, target: int) -> bool:
     """Share the blocks of a file until one of the two is written, on file systems that can (Btrfs, XFS)."""
     try:
         fcntl.ioctl(target, _FICLONE, source)

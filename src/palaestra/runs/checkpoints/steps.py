@@ -19,7 +19,7 @@ from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.layout import AttemptPaths
 from palaestra.telemetry.event import CheckpointSaved, decode
 
-__all__ = ["AttemptSteps", "CheckpointStep", "announced_in", "step_in_file"]
+__all__ = ["AttemptSteps", "CheckpointStep", "read_announcements", "step_in_file"]
 
 _NAME = re.compile(r"(?:step|ckpt|checkpoint)[_-]?(\d{1,18})(?!\d)|(?<!\d)(\d{1,18})_steps")
 _MAX_COUNTERS = 16 << 20
@@ -32,9 +32,9 @@ class CheckpointStep(NamedTuple):
     """A number of environment steps, and where it comes from."""
 
     env_step: int | None
-    """None when nothing says it."""
+    """None when unknown."""
     source: str
-    """`file`, `announced`, `name`, `log` (at least so many), `given` by who imported it, or `unknown`."""
+    """`file`, `announced`, `name`, `log` (a lower bound), `given` at the import, or `unknown`."""
 
 
 UNKNOWN = CheckpointStep(None, "unknown")
@@ -59,7 +59,7 @@ class AttemptSteps:
     @cached_property
     def _announced(self) -> dict[Path, tuple[float, CheckpointSaved]]:
         bases = (self._attempt.path, self._attempt.work)
-        found = list(announced_in(self._attempt.journal))
+        found = list(read_announcements(self._attempt.journal))
         return {(base / event.path).resolve(): (time, event) for time, event in found for base in bases}
 
     def announcement(self, path: Path) -> tuple[float, CheckpointSaved] | None:
@@ -72,11 +72,11 @@ class AttemptSteps:
             written = path.stat().st_mtime
         except OSError:
             return UNKNOWN
-        steps = [step for step, time in self._logged if time <= written]
+        steps = [step for step, time in self._logged_steps if time <= written]
         return CheckpointStep(max(steps), "log") if steps else UNKNOWN
 
     @cached_property
-    def _logged(self) -> list[tuple[int, float]]:
+    def _logged_steps(self) -> list[tuple[int, float]]:
         from palaestra.runs.ingest.series.reader import SeriesReader
 
         series = SeriesReader(self._attempt.series)
@@ -87,7 +87,7 @@ class AttemptSteps:
 
 
 def step_in_file(path: Path) -> CheckpointStep:
-    """What a file that is no checkpoint of ours says itself: its counters, else its name."""
+    """The step of a file in another format than ours: from its counters, else from its name."""
     counted = _counters(path)
     if counted is not None:
         return CheckpointStep(counted, "file")
@@ -95,7 +95,7 @@ def step_in_file(path: Path) -> CheckpointStep:
     return CheckpointStep(int(named[1] or named[2]), "name") if named else UNKNOWN
 
 
-def announced_in(journal: Path) -> Iterator[tuple[float, CheckpointSaved]]:
+def read_announcements(journal: Path) -> Iterator[tuple[float, CheckpointSaved]]:
     """Every `CheckpointSaved` of a journal with its time, in order; lines that cannot be read are left out."""
     try:
         with open(journal, "rb") as file:

@@ -73,7 +73,7 @@ class _Tally:
         return cls(**known, non_finite=NonFiniteMetrics(data.get("non_finite", ())))
 
     def plain(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in _COUNTED}, "non_finite": self.non_finite.stored()}
+        return {**{name: getattr(self, name) for name in _COUNTED}, "non_finite": self.non_finite.to_json()}
 
     def take(self, records: list[Record]) -> None:
         for seq, _, event in records:
@@ -205,7 +205,7 @@ class Feed:
             points_left_out=tally.left_out,
             dropped=counts.dropped + counts.corrupt + tally.corrupt + tally.unknown,
             first_dropped=counts.first_dropped or tally.first_dropped,
-            non_finite=tally.non_finite.found(),
+            non_finite=tally.non_finite.current(),
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The newest records of one run in memory, for whoever follows it: so many of them, and so many numbers in them.
+"""The newest records of one run in memory, for clients that follow it; records and the numbers in them are bounded.
 
 One thread publishes; any number look, each with the key of the last record it has. A follower that fell behind is told
 so and reads the file, so a slow one never holds memory. Keys are `(attempt, seq)`: ordered, and the same after a

@@ -38,7 +38,7 @@ class ScannedImports:
     packages: frozenset[str]
     """First words of the modules that will be imported, the standard library and the checkout's own left out."""
     films: bool
-    """A function is called that films episodes because nobody told it not to (`capture_video: bool = True`)."""
+    """A function is called that films episodes by default (`capture_video: bool = True`)."""
     wrappers: frozenset[str]
     """Names it takes from `gymnasium.wrappers`."""
 
@@ -146,10 +146,10 @@ class _Scan:
     def _films(self, call: ast.Call, function: ast.FunctionDef) -> bool:
         names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
         defaults = function.args.defaults
-        told: dict[str | None, ast.expr] = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-        told |= dict(zip(names, call.args, strict=False))
-        told |= {keyword.arg: keyword.value for keyword in call.keywords}
-        value = self._value(told["capture_video"]) if "capture_video" in told else _UNKNOWN
+        arguments: dict[str | None, ast.expr] = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        arguments |= dict(zip(names, call.args, strict=False))
+        arguments |= {keyword.arg: keyword.value for keyword in call.keywords}
+        value = self._value(arguments["capture_video"]) if "capture_video" in arguments else _UNKNOWN
         return value is not _UNKNOWN and bool(value)
 
     def _path(self, module: str) -> Path | None:
@@ -168,19 +168,19 @@ class _Scan:
             inner = self._value(node.operand)
             return _UNKNOWN if inner is _UNKNOWN else not inner
         if isinstance(node, ast.BoolOp):
-            return self._combined(node)
+            return self._boolean_value(node)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            return self._compared(node)
+            return self._comparison_value(node)
         return _UNKNOWN
 
-    def _combined(self, node: ast.BoolOp) -> Any:
+    def _boolean_value(self, node: ast.BoolOp) -> Any:
         values = [self._value(value) for value in node.values]
         decisive = isinstance(node.op, ast.Or)
         if any(value is not _UNKNOWN and bool(value) is decisive for value in values):
             return decisive
         return _UNKNOWN if any(value is _UNKNOWN for value in values) else not decisive
 
-    def _compared(self, node: ast.Compare) -> Any:
+    def _comparison_value(self, node: ast.Compare) -> Any:
         left, right = self._value(node.left), self._value(node.comparators[0])
         compare = _COMPARISONS.get(type(node.ops[0]))
         if compare is None or left is _UNKNOWN or right is _UNKNOWN:
