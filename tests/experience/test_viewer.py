@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import re
+import time
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -154,14 +155,14 @@ def in_browser(path, *steps):
             await call("Log.enable")
             await call("Page.navigate", url=path.as_uri())
             while await ask("document.documentElement?.dataset.ready") != "yes":
-                await browser.tick(page, timeout=30.0)
+                await browser.tick(page, 1000 * time.monotonic(), timeout=30.0)
             answers = []
             for step in steps:
                 if isinstance(step, dict):
                     await call("Input.dispatchKeyEvent", type="keyDown", **step)
                     continue
                 while (found := await ask(step)) == "wait":
-                    await browser.tick(page, timeout=30.0)
+                    await browser.tick(page, 1000 * time.monotonic(), timeout=30.0)
                 answers.append(found)
             assert wrong == []
             return answers
