@@ -93,7 +93,7 @@ def test_resume_goes_on_from_the_last_checkpoint(runs, home, started):
     said = runs("resume", run_id)
     assert said.code == 0, said
     # Twenty updates of ten steps each; stopping saved the last.
-    assert re.fullmatch(rf"{run_id} queued, attempt 2: goes on from checkpoint [0-9a-f]{{16}} \(step 200\)\n", said.out)
+    assert re.fullmatch(rf"{run_id} queued, attempt 2: resumes from checkpoint [0-9a-f]{{16}} \(step 200\)\n", said.out)
     assert trainer.wait(run_id, timeout_s=30).attempt == 2
     steps = [point.step for point in trainer.metrics(run_id, "m0")]
     assert steps == [10 * update for update in range(1, 21)]

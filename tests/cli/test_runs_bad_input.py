@@ -57,6 +57,8 @@ REFUSED = {
         ["--runner", "echo", "wait_for=hf_abcdefghijklmnopqrstuvwxyz"],
         "looks like a token",
     ),
+    "a number that JSON cannot hold": (["--runner", "echo", "steps=.nan"], "at steps: is not a finite number"),
+    "weights without a name": (["--runner", "echo", "--warm-start", ""], "checkpoint = '': is empty"),
     "a word that is no override": (["--runner", "echo", "steps=1", "fast"], "is not key=value"),
     "a checkpoint that is none": (["env.id=CartPole-v1", "--warm-start", "nothing"], "is not a checkpoint"),
 }

@@ -43,8 +43,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_an_earlier_one(home):
             return queued, await ends(supervisor, run_id)
 
     queued, record = asyncio.run(body())
-    assert queued.reason.startswith("goes on from checkpoint ")
-    assert "(step 200); passed over " in queued.reason
+    assert queued.reason.startswith("resumes from checkpoint ")
+    assert "(step 200); skipped " in queued.reason
     assert queued.reason.endswith("(step 300): its SHA-256 differs: it was changed or damaged")
     assert (record.phase, record.attempt, record.env_step, record.total_steps) == (Phase.SUCCEEDED, 2, 400, 400)
     assert updates(home, record.run_id, 2) == list(range(21, 41))

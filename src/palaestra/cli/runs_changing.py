@@ -344,8 +344,9 @@ def _spec(**given: Any) -> RunSpec:
 
 def _weights(checkpoint: str | None) -> str | None:
     """A path as it is meant here, whatever directory the service is in; an id stays an id."""
-    # An empty path would be the working directory.
-    if checkpoint and Path(checkpoint).exists():
+    if checkpoint == "":  # as a path it would be the working directory
+        raise ConfigError("checkpoint", "", "is empty", "palaestra checkpoints list shows their ids")
+    if checkpoint is not None and Path(checkpoint).exists():
         return str(Path(checkpoint).resolve())
     return checkpoint
 

@@ -69,9 +69,9 @@ class ResumePoint:
 
     @property
     def description(self) -> str:
-        """`goes on from 07d57230162763d8 (step 4,096); passed over …`."""
-        text = f"goes on from checkpoint {self.checkpoint.checkpoint_id} (step {self.checkpoint.shown_step})"
-        return f"{text}; passed over {'; '.join(self.passed_over)}" if self.passed_over else text
+        """`resumes from checkpoint 07d57230162763d8 (step 4,096); skipped …`."""
+        text = f"resumes from checkpoint {self.checkpoint.checkpoint_id} (step {self.checkpoint.shown_step})"
+        return f"{text}; skipped {'; '.join(self.passed_over)}" if self.passed_over else text
 
 
 def find_resume_point(

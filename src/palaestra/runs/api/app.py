@@ -117,7 +117,8 @@ def _bad_input(error: RequestValidationError) -> ConfigError:
     found = error.errors()[0]
     if found["type"] == "json_invalid":
         why = found.get("ctx", {}).get("error", "")
-        reason = f"is not JSON from this character on ({why})"
+        # A key given twice or a NaN is refused without a position.
+        reason = f"is not JSON from this character on ({why})" if found["loc"][-1] else f"is not strict JSON ({why})"
         return ConfigError("body", found["loc"][-1], reason, "Send one JSON document")
     if isinstance(found.get("input"), bytes):
         # Insisted upon: a web page can make a browser send forms to this machine, but not JSON.
