@@ -104,7 +104,7 @@ async def measure(path, last):
         async def until(expression):
             start = time.perf_counter()
             while not await ask(expression):
-                await browser.tick(page, timeout=60)
+                await browser.tick(page, 1000 * time.monotonic(), timeout=60)
             return time.perf_counter() - start
 
         start, before = time.perf_counter(), cpu_s(browser.pid)
