@@ -135,7 +135,7 @@ class Says(nn.Module):
 def _said(ratios, advantages, *, values=None, old_values=None, targets=None, **settings):
     zeros = [0.0] * len(ratios)
     batch = {
-        "observation": None, "action": None, "log_prob": torch.zeros(len(ratios)),
+        "observation": None, "action": torch.zeros(len(ratios)), "log_prob": torch.zeros(len(ratios)),
         "advantage": torch.tensor(advantages), "value": torch.tensor(old_values or zeros),
         "target": torch.tensor(targets or zeros),
     }  # fmt: skip
