@@ -69,13 +69,26 @@ themselves went from 220k to 339k steps/s that way, a whole run gained nothing m
 ### Environments in several processes
 
 `env.vectorization: workers` shares the copies out over processes, the training process among them. A process that
-waits for another first looks at a number in shared memory for up to 0.1 ms and sleeps on a semaphore after that; where
-looking does not pay it stops looking. With both cores free, two processes step HalfCheetah-v5 x 8 at 46,300 instead of
-25,300 steps/s (x 64: 47,600 instead of 24,700), LunarLander-v3 x 8 at 43,400 instead of 31,700 and CartPole-v1 x 8 at
-259,000 instead of 152,000: the best of 60 blocks of 20 ms each, in turns, on a machine with other work. With other work
-on both cores there is nothing to gain: at a load of 10 on two cores the median ratio is 0.4 to 0.9. Eight environments
-that wait 37 ms take 40 ms a step, in eight processes, instead of 297 ms in one. `python -m benchmarks.workers` measures
-it again.
+waits for another reads a counter in shared memory for up to 0.1 ms before it sleeps on a semaphore, and stops doing so
+where it does not pay. Environment steps per second on an idle machine with two cores, blocks of 20 ms in turns: the
+best block of each, and the ratio of the best and of the median blocks.
+
+| environment | copies | one process | two processes | ratio, best | ratio, median |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| LunarLander-v3 | 8 | 31,082 | 42,889 | 1.38 | 0.92 |
+| LunarLander-v3 | 16 | 31,746 | 48,480 | 1.53 | 1.21 |
+| LunarLander-v3 | 64 | 38,448 | 51,795 | 1.35 | 1.19 |
+| HalfCheetah-v5 | 8 | 25,063 | 43,984 | 1.75 | 1.66 |
+| HalfCheetah-v5 | 16 | 25,172 | 45,583 | 1.81 | 1.75 |
+| HalfCheetah-v5 | 64 | 24,284 | 47,916 | 1.97 | 1.92 |
+| CartPole-v1 | 8 | 155,254 | 155,915 | 1.00 | 0.58 |
+| CartPole-v1 | 16 | 159,286 | 181,472 | 1.14 | 1.00 |
+| CartPole-v1 | 64 | 160,122 | 220,051 | 1.37 | 1.29 |
+
+LunarLander's steps differ in length, so the processes wait for the slower one; CartPole's are too short to share out in
+small numbers. With other work on both cores there is nothing to gain: at a load of 10 the median ratio was 0.4 to 0.9.
+Eight environments that wait 37 ms make 212 steps a second in eight processes and 27 in one.
+`python -m benchmarks.workers` measures it again.
 
 ## Learning
 
