@@ -88,7 +88,7 @@ def find_resume_point(
     if not found:
         raise LaunchRefused("run", run.run_id, "has no checkpoint to go on from", "Start it anew")
     if wanted is not None:
-        return ResumePoint(_wanted(run.run_id, found, wanted))
+        return ResumePoint(_find_checkpoint(run.run_id, found, wanted))
     passed_over: list[str] = []
     for row in found:
         problem = _problem(row)
@@ -164,7 +164,7 @@ def outcome_before(life: Iterable[LifeRecord]) -> LifeRecord | None:
     return found
 
 
-def _wanted(run_id: str, found: list[CheckpointRecord], name: str) -> CheckpointRecord:
+def _find_checkpoint(run_id: str, found: list[CheckpointRecord], name: str) -> CheckpointRecord:
     where = str(Path(name).resolve()) if "/" in name else name
     matches = {
         row.sha256: row

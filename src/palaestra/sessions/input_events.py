@@ -31,9 +31,9 @@ class InputEvents:
         elif isinstance(action, Drag):
             yield from self._drag(action)
         elif isinstance(action, TypeText):
-            yield from _typed(action.text)
+            yield from _type_events(action.text)
         elif isinstance(action, PressKeys):
-            yield from _pressed(action.keys)
+            yield from _key_events(action.keys)
         elif isinstance(action, Scroll):
             at = action.at or self._pointer
             yield self._mouse("mouseWheel", at, deltaX=action.dx, deltaY=action.dy)
@@ -69,7 +69,7 @@ class InputEvents:
         yield self._mouse("mouseReleased", drag.path[-1], button=drag.button, buttons=0, clickCount=1)
 
 
-def _typed(text: str) -> Iterator[Call]:
+def _type_events(text: str) -> Iterator[Call]:
     for character in text:
         key = key_named({"\n": "Enter", "\t": "Tab"}.get(character, character))
         if not key.code:
@@ -80,7 +80,7 @@ def _typed(text: str) -> Iterator[Call]:
         yield _key("keyUp", key, bits)
 
 
-def _pressed(names: tuple[str, ...]) -> Iterator[Call]:
+def _key_events(names: tuple[str, ...]) -> Iterator[Call]:
     bits = 0
     keys = [key_named(name) for name in names]
     for name, key in zip(names, keys, strict=True):

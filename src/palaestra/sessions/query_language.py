@@ -108,23 +108,23 @@ def read_query(query: bytes) -> QueryAct:
     given: dict[str, str] = {}
     for name, value in _pairs(query):
         if name in given:
-            raise _refused(name, value, "is given twice")
+            raise _refusal(name, value, "is given twice")
         given[name] = value
     word = given.pop("action_type", None)
     if word is None:
-        raise _refused("action_type", None, "required and not given", f"One of {', '.join(ACTION_TYPES)}")
+        raise _refusal("action_type", None, "required and not given", f"One of {', '.join(ACTION_TYPES)}")
     if word not in _TAKES:
         close = nearest(word[:64], ACTION_TYPES, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"One of {', '.join(ACTION_TYPES)}"
-        raise _refused("action_type", word, "there is no such action", remedy)
+        raise _refusal("action_type", word, "there is no such action", remedy)
     step = _whole("step", given.pop("step", None))
     _check_delay(given.pop("delay", None))
     for name, value in given.items():
         if name not in _TAKES[word]:
-            raise _refused(name, value, f"{word} takes no such parameter", f"It takes {_listed(word)}")
+            raise _refusal(name, value, f"{word} takes no such parameter", f"It takes {_format_parameters(word)}")
     if word == "screenshot":
         if step is not None:
-            raise _refused("step", step, "a screenshot is no act and has no number")
+            raise _refusal("step", step, "a screenshot is no act and has no number")
         return QueryAct(None, None)
     return QueryAct(_action(word, given), step)
 
@@ -143,32 +143,32 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
         text = query.decode("ascii")
         return parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=20)
     except ValueError as error:
-        raise _refused("query", query[:100].decode("latin-1"), f"is not a query string in UTF-8 ({error})") from None
+        raise _refusal("query", query[:100].decode("latin-1"), f"is not a query string in UTF-8 ({error})") from None
 
 
 def _action(word: str, given: Mapping[str, str]) -> UiAction:
     at = _point(given)
     if word in _CLICKS or word == "mouse_move":
         if at is None:
-            raise _refused("x, y", None, f"{word} needs both")
+            raise _refusal("x, y", None, f"{word} needs both")
         return Move(at) if word == "mouse_move" else Click(at, *_CLICKS[word])
     (needed, *_) = _TAKES[word]
     if needed not in given:
-        raise _refused(needed, None, f"{word} needs it")
+        raise _refusal(needed, None, f"{word} needs it")
     value = given[needed]
     if word == "type":
         return TypeText(value)
     if word == "keys":
         return PressKeys(tuple(_key(part) for part in value.split("+")))
     if value not in ("up", "down"):
-        raise _refused("direction", value, "is neither up nor down")
+        raise _refusal("direction", value, "is neither up nor down")
     return Scroll(at, 0, SCROLL_PX if value == "down" else -SCROLL_PX)
 
 
 def _point(given: Mapping[str, str]) -> Point | None:
     x, y = _whole("x", given.get("x")), _whole("y", given.get("y"))
     if (x is None) != (y is None):
-        raise _refused("x, y", None, "one is given without the other")
+        raise _refusal("x, y", None, "one is given without the other")
     return None if x is None or y is None else Point(x, y)
 
 
@@ -176,7 +176,7 @@ def _whole(name: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"-?[0-9]{1,9}", text):
-        raise _refused(name, text, "is not a whole number")
+        raise _refusal(name, text, "is not a whole number")
     return int(text)
 
 
@@ -186,9 +186,9 @@ def _check_delay(text: str | None) -> None:
     try:
         delay = float(text)
     except ValueError:
-        raise _refused("delay", text, "is not a number of seconds") from None
+        raise _refusal("delay", text, "is not a number of seconds") from None
     if not 0 <= delay <= MAX_DELAY_S:
-        raise _refused("delay", text, f"must lie between 0 and {MAX_DELAY_S:g} seconds")
+        raise _refusal("delay", text, f"must lie between 0 and {MAX_DELAY_S:g} seconds")
 
 
 def _key(word: str) -> str:
@@ -197,11 +197,11 @@ def _key(word: str) -> str:
     return _KEYS.get(lowered, lowered)
 
 
-def _listed(word: str) -> str:
+def _format_parameters(word: str) -> str:
     return ", ".join((*_TAKES[word], "step", "delay")) if _TAKES[word] else "none"
 
 
-def _refused(name: str, value: object, reason: str, remedy: str = "") -> SessionRefused:
+def _refusal(name: str, value: object, reason: str, remedy: str = "") -> SessionRefused:
     ends = "" if not remedy else f" {remedy}" if remedy.endswith("?") else f" {remedy}."
     given = "" if value is None else f" = {str(value)[:100]!r}"
     return SessionRefused("bad_request", f"{name}{given}: {reason}.{ends}", status=422)

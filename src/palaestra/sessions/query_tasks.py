@@ -36,7 +36,7 @@ def assign_rows(request: TaskRequest) -> Assignment:
     if given["step_limit"] < 1:
         raise _bad("step_limit", given["step_limit"], "must be at least 1")
     rows = _rows(given, request.seed)
-    instruction = given["instruction"].replace("{rows}", _listed(rows))
+    instruction = given["instruction"].replace("{rows}", _format_rows(rows))
     return Assignment(instruction, given["step_limit"], rows_entered({row - FIRST_ROW for row in rows}))
 
 
@@ -56,7 +56,7 @@ def _rows(given: Mapping[str, Any], seed: int) -> list[int]:
     return sorted(random.Random(seed).sample(sheet, given["wanted"]))
 
 
-def _listed(rows: list[int]) -> str:
+def _format_rows(rows: list[int]) -> str:
     numbers = [str(row) for row in rows]
     return f"row {numbers[0]}" if len(numbers) == 1 else f"rows {', '.join(numbers[:-1])} and {numbers[-1]}"
 

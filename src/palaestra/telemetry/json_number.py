@@ -36,7 +36,7 @@ def read_number(value: Any) -> float:
             raise ValueError("a number beyond the range of a float") from None
     if type(value) is str and value in _NON_FINITE:
         return _NON_FINITE[value]
-    raise ValueError(f"{_shortened(value)} is not a number")
+    raise ValueError(f"{_shorten(value)} is not a number")
 
 
 def optional_number(value: Any) -> float | None:
@@ -71,6 +71,6 @@ def dump_strict(data: Any, **options: Any) -> str:
         return json.dumps(finite_tree(data), allow_nan=False, **options)
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"

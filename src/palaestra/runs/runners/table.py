@@ -54,7 +54,7 @@ def add_installed(runners: dict[str, Runner]) -> dict[str, str]:
     What is there already stays as it is: code of a package that was upgraded meanwhile needs a new process.
     """
     invalidate_caches()
-    found, broken = _loaded(runners)
+    found, broken = _load_runners(runners)
     for name, runner in found.items():
         _log.info("runner %s was installed meanwhile", name)
         runners[name] = runner
@@ -79,13 +79,13 @@ def _nearest(name: str, runners: Mapping[str, Runner]) -> str:
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[dict[str, Runner], dict[str, str]]:
-    found, broken = _loaded(())
+    found, broken = _load_runners(())
     for name, reason in broken.items():
         _log.warning("runner %s cannot be loaded: %s", name, reason)
     return found, broken
 
 
-def _loaded(known: Collection[str]) -> tuple[dict[str, Runner], dict[str, str]]:
+def _load_runners(known: Collection[str]) -> tuple[dict[str, Runner], dict[str, str]]:
     """Every runner that is announced and not known yet, and why some cannot be loaded."""
     addresses = {entry.name: entry.value for entry in entry_points(group=GROUP)} | RUNNERS
     found: dict[str, Runner] = {}

@@ -58,7 +58,7 @@ class _Column:
         grown = [self._append(0, points)]
         new = as_buckets(points)
         for level in range(LEVELS):
-            pending = _joined(self._ends[level], new)
+            pending = _concatenate(self._ends[level], new)
             if len(pending) < FAN:
                 self._ends[level] = pending
                 break
@@ -187,7 +187,7 @@ class SeriesWriter:
         return True
 
 
-def _joined(first: Records, second: Records) -> Records:
+def _concatenate(first: Records, second: Records) -> Records:
     # `np.concatenate` compares all fields of the two kinds first, which takes longer than copying the records.
     joined = np.empty(len(first) + len(second), BUCKET)
     joined[: len(first)], joined[len(first) :] = first, second
