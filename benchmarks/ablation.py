@@ -21,10 +21,10 @@ from benchmarks.learning import IMAGES, RESULTS, ROOT, interval
 from palaestra.env import make_env
 from palaestra.experience.columns import Columns
 from palaestra.learner.ppo import PPO, TrainBatch
-from palaestra.learner.trainer import Trainer
 from palaestra.policy.build import build_policy
 from palaestra.policy.flat import FlatParameters
 from palaestra.train import load_config
+from palaestra.train.trainer import Trainer
 
 BINS = 25
 """Points per stored diagnostic: each the mean over one twenty-fifth of the training."""

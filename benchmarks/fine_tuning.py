@@ -17,7 +17,7 @@ from palaestra.actor.evaluation import confidence_interval, evaluate
 from palaestra.actor.proportion import wilson_interval
 from palaestra.env import make_env
 from palaestra.train import load_config
-from palaestra.train.loop import build_trainer
+from palaestra.train.trainer import build_trainer
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

@@ -18,8 +18,8 @@ import numpy as np
 
 from palaestra.actor import evaluate
 from palaestra.env import make_env
-from palaestra.learner.trainer import Trainer
 from palaestra.train import RunConfig, build_trainer, load_config
+from palaestra.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"

@@ -21,12 +21,12 @@ from benchmarks import machine
 from benchmarks.learning import RESULTS, ROOT
 from benchmarks.overlap_report import markdown
 from benchmarks.slow_policy import SlowPolicy
-from palaestra.actor.async_config import AsyncConfig
+from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.env import make_env
 from palaestra.env.catalogue import EnvConfig
 from palaestra.learner.ppo import PPO
-from palaestra.learner.trainer import Trainer
 from palaestra.train import build_trainer, load_config
+from palaestra.train.trainer import Trainer
 
 STEPS = 8
 """Steps per segment of the slow policy; with the value of what follows, nine inferences."""

@@ -26,10 +26,9 @@ def _picture(name: str, title: str, content: str) -> None:
 
 def _progress() -> None:
     """The display half way through a run, drawn from a real one."""
-    from palaestra.learner import Trainer
     from palaestra.telemetry import TrainingStep
     from palaestra.telemetry.progress import ProgressSink
-    from palaestra.train import build_trainer, config_from
+    from palaestra.train import Trainer, build_trainer, config_from
 
     config = config_from(
         {

@@ -31,12 +31,12 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from benchmarks import machine
 from benchmarks.learning import RESULTS
 from benchmarks.slow_policy import SlowPolicy
-from palaestra.actor.async_config import AsyncConfig
-from palaestra.actor.process import STEPS, ProcessFiller
+from palaestra.actor.asynchronous import AsyncConfig
+from palaestra.actor.collector_process import STEPS, CollectorProcess
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.experience.columns import Columns
 from palaestra.learner.ppo import PPO
-from palaestra.learner.trainer import Trainer
+from palaestra.train.trainer import Trainer
 
 NUM_ENVS, LENGTH = 4, 64
 STEP_TIMEOUT = 3.0
@@ -150,7 +150,7 @@ def thirds(samples: list[int]) -> tuple[float, float]:
 class Murderer:
     """Kills or freezes the collector's process every few seconds."""
 
-    def __init__(self, filler: ProcessFiller, seed: int) -> None:
+    def __init__(self, filler: CollectorProcess, seed: int) -> None:
         self._filler, self._random = filler, random.Random(seed)
         self.kills = self.freezes = self.kills_of_starting = 0
         self._last_was_early = False

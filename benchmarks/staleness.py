@@ -20,12 +20,12 @@ import numpy as np
 from benchmarks.learning import EVAL_SEED, RESULTS, ROOT
 from benchmarks.slow_policy import SlowPolicy
 from palaestra.actor import evaluate
-from palaestra.actor.async_config import AsyncConfig
+from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.env import make_env
 from palaestra.env.catalogue import EnvConfig
 from palaestra.learner.ppo import PPO
-from palaestra.learner.trainer import Trainer
 from palaestra.train import build_trainer, load_config
+from palaestra.train.trainer import Trainer
 
 STORED = RESULTS / "staleness.jsonl"
 STALENESS = (1, 2, 4, 8)

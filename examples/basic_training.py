@@ -4,8 +4,9 @@ python examples/basic_training.py
 """
 
 from palaestra.env import EnvConfig, make_env
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 def main(total_timesteps: int = 60_000, rollout_length: int = 128, log_interval: int = 10, seed: int = 0):

@@ -11,8 +11,9 @@ import numpy as np
 
 from palaestra.env import as_vector_env
 from palaestra.env.toy import Gate
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 class CurriculumTrainer(Trainer):

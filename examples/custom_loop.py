@@ -8,8 +8,9 @@ another, so `combine_rollouts` makes them one long rollout: advantages are compu
 
 from palaestra.env import as_vector_env
 from palaestra.experience import combine_rollouts
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 def main(rounds: int = 10, rollouts_per_round: int = 5, n_steps: int = 128, seed: int = 0):

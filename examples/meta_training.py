@@ -10,8 +10,9 @@ from palaestra.actor import evaluate
 from palaestra.env import as_vector_env
 from palaestra.env.toy import Gate
 from palaestra.experience import Rollout
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 class MetaTrainer(Trainer):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from palaestra.env import as_vector_env
 from palaestra.experience import Rollout
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 def save_rollouts(trainer: Trainer, directory: Path, n_rollouts: int, n_steps: int) -> list[Path]:

@@ -8,8 +8,9 @@ one into another. Whoever learns changes the policy that all four act with.
 
 from palaestra.env import as_vector_env
 from palaestra.experience import combine_rollouts
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 def main(rounds: int = 30, num_trainers: int = 4, n_steps: int = 128, seed: int = 0):

@@ -13,8 +13,9 @@ from torch import nn
 
 from palaestra.actor import AsyncConfig
 from palaestra.env import as_vector_env
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 class SlowNetwork(nn.Module):

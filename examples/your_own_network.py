@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.env import as_vector_env
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 class SharedTrunk(nn.Module):

@@ -25,8 +25,8 @@ def _resident_bytes() -> int:
 
 def _ours() -> tuple[int, int]:
     from palaestra.env.catalogue import EnvConfig, make_env
-    from palaestra.learner.trainer import Trainer
     from palaestra.policy.actor_critic import ActorCritic
+    from palaestra.train.trainer import Trainer
 
     env = make_env(EnvConfig(id="CartPole-v1", num_envs=_ENVS))
     trainer = Trainer(ActorCritic(env.observation_space, env.action_space), env, seed=1)

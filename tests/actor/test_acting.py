@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from palaestra.actor.evaluation import evaluate
 from palaestra.env.catalogue import as_vector_env
 from palaestra.errors import ConfigError, EnvironmentFault
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 
 class Board(gymnasium.Env[Any, Any]):

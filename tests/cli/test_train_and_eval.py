@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.learner import read_checkpoint
+from palaestra.learner.checkpoint import read_checkpoint
 from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
 from palaestra.train.run_directory import RunDirectory, runs_root
 

@@ -17,13 +17,12 @@ import torch
 from gymnasium import spaces
 from tests.devices.fake_gpu import GPU, GpuTensor, MixedDevices, fake_gpu
 
-from palaestra.actor.async_config import AsyncConfig
+from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.evaluation import evaluate
 from palaestra.env.catalogue import as_vector_env
 from palaestra.env.toy import MaskedChoice, MixedSenses, Pixels
 from palaestra.errors import ConfigError
 from palaestra.learner.ppo import PPO
-from palaestra.learner.trainer import Trainer
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
 from palaestra.policy.device import choose_device
 from palaestra.policy.small_vla import SmallVLA
@@ -31,6 +30,7 @@ from palaestra.policy.storage import load_policy, save_policy
 from palaestra.policy.vla import VLAPolicy
 from palaestra.policy.vla_conformance import check_vla_model
 from palaestra.policy.vla_linear import LinearVLA
+from palaestra.train.trainer import Trainer
 
 TIMED = ("seconds", "per_second", "utilisation", "queue_depth")
 CHECKS = []

@@ -16,12 +16,11 @@ import pytest
 import torch
 
 from palaestra.errors import ConfigError
-from palaestra.learner.trainer import Trainer
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.device import choose_device, move_to
 from palaestra.train.checking import checked
 from palaestra.train.config import config_from
-from palaestra.train.loop import build_trainer, device_notices, train
+from palaestra.train.trainer import Trainer, build_trainer, device_notices, train
 
 ROOT = Path(__file__).parents[2]
 NAMES = re.findall(r"@check\ndef (\w+)", Path(__file__).with_name("device_checks.py").read_text())

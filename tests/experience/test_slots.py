@@ -44,11 +44,11 @@ def test_what_was_put_back_is_the_oldest_again():
     slots = Slots(3)
     for _ in range(2):
         slots.commit(slots.claim())
-    slots.put_back(slots.take())
+    slots.requeue(slots.take())
     assert [slots.take(), slots.take()] == [0, 1]
 
 
-@pytest.mark.parametrize("step", ["commit", "abandon", "release", "put_back"])
+@pytest.mark.parametrize("step", ["commit", "abandon", "release", "requeue"])
 def test_a_step_out_of_order_is_refused(step):
     with pytest.raises(ExperienceError, match="slot 0 of the ring is free"):
         getattr(Slots(1), step)(0)
@@ -57,7 +57,7 @@ def test_a_step_out_of_order_is_refused(step):
 @given(
     st.integers(1, 4),
     st.sampled_from(["block", "overwrite_oldest"]),
-    st.lists(st.sampled_from(["claim", "commit", "abandon", "take", "release", "put_back"]), max_size=60),
+    st.lists(st.sampled_from(["claim", "commit", "abandon", "take", "release", "requeue"]), max_size=60),
 )
 def test_every_segment_is_read_once_in_order_or_counted(count, overflow, steps):
     slots = Slots(count, overflow)
@@ -88,7 +88,7 @@ def test_every_segment_is_read_once_in_order_or_counted(count, overflow, steps):
             slot = slots.take()
             if slot is not None:
                 reading[slot] = contents.pop(slot)
-        elif step in ("release", "put_back") and reading:
+        elif step in ("release", "requeue") and reading:
             slot = next(reversed(reading))  # the last taken, so that order is kept when it goes back
             number = reading.pop(slot)
             if step == "release":

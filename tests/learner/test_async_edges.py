@@ -12,24 +12,35 @@ import torch
 from tests.actor import rooms
 from tests.learner.test_asynchronous import ROOMS, _nobody_is_left, _trainer, _weights
 
-from palaestra.actor import AsyncConfig, background
+from palaestra.actor import AsyncConfig, asynchronous, collector_thread
 from palaestra.env import EnvConfig, make_env
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 __all__ = ["_nobody_is_left"]
 
 
 def _stop_with_something_unread(trainer, metrics):
-    ring = trainer._background._ring
+    ring = trainer.training.source.ring
     with ring.changed:
         assert ring.changed.wait_for(lambda: ring.slots.num_full, 30)
     return False
 
 
+def _begin(trainer, length, segments):
+    """Start collecting, as the first batch of a training does."""
+    training = trainer.training
+    training.source.start(trainer.n_updates, length, segments)
+    training.publisher.publish(trainer.n_updates, training.learner.weights())
+    training.source._worker.start()
+    training.source._begun = True
+    return training.source
+
+
 def _published(trainer):
-    board = trainer._background._board
+    board = trainer.training.publisher.board
     arrays = [np.empty_like(array) for array in board._versions[0]]
     version = board.read_into(arrays)
     return version, torch.from_numpy(arrays[0]).view(torch.float32)
@@ -58,13 +69,13 @@ def test_an_interrupted_update_does_not_keep_its_segment_for_ever():
 def test_what_is_unread_keeps_its_masks_when_another_process_takes_over():
     trainer = _trainer("palaestra.env.toy:MaskedChoice", "process", max_staleness=3)
     trainer.train(1000, 16, callback=_stop_with_something_unread)
-    ring = trainer._background._ring
+    ring = trainer.training.source.ring
     while ring.slots.num_full > 1:  # a ring that is full has no room for the other process
         ring.slots.release(ring.slots.take())
     slot = ring.slots.oldest()
     kept = ring.segments[slot].action_mask[:16].copy()
     assert not kept.all()
-    source = trainer._background.start(trainer.n_updates, 16, ring.slots.num_full + 1)
+    source = _begin(trainer, 16, ring.slots.num_full + 1)
     before = ring.slots.num_full
     with ring.changed:
         assert ring.changed.wait_for(lambda: ring.slots.num_full > before, 30)
@@ -90,8 +101,8 @@ def test_weights_changed_by_hand_between_two_trainings_are_acted_on():
     with torch.no_grad():
         for parameter in trainer.policy.parameters():
             parameter.mul_(0.5)
-    source = trainer._background.start(trainer.n_updates, 32, 1)
-    assert source.take().buffer.is_full()
+    source = _begin(trainer, 32, 1)
+    assert source.next_batch().experience.is_full()
     source.stop()
     assert torch.equal(_published(trainer)[1], _weights(trainer))
     acted = torch.cat([parameter.detach().flatten() for parameter in trainer.collector.policy.parameters()])
@@ -110,7 +121,7 @@ def test_an_earlier_checkpoint_brings_its_own_versions(tmp_path):
 def test_steps_left_in_a_ring_of_other_segments_are_counted_as_dropped():
     trainer = _trainer(max_staleness=2)
     trainer.train(1000, 16, callback=_stop_with_something_unread)
-    ring = trainer._background._ring
+    ring = trainer.training.source.ring
     lost = ring.dropped_steps + len(ring) * 16 * 2
     history = trainer.train(trainer.total_timesteps + 64, 32)
     assert lost >= 32
@@ -118,8 +129,8 @@ def test_steps_left_in_a_ring_of_other_segments_are_counted_as_dropped():
 
 
 def test_a_thread_that_still_hangs_is_not_joined_by_a_second(monkeypatch):
-    monkeypatch.setattr(background, "STOP_GRACE_S", 0.1)
-    monkeypatch.setattr(background, "START_GRACE_S", 0.0)
+    monkeypatch.setattr(collector_thread, "STOP_GRACE_S", 0.1)
+    monkeypatch.setattr(collector_thread, "START_GRACE_S", 0.0)
     trainer = _trainer(f"{ROOMS}:Stuck", kwargs={"at": 40}, step_timeout=0.3)
     with pytest.raises(CollectorFailed, match="hangs"):
         trainer.train(10_000, 16)
@@ -127,7 +138,7 @@ def test_a_thread_that_still_hangs_is_not_joined_by_a_second(monkeypatch):
         with pytest.raises(CollectorFailed, match="thread of the last call still hangs"):
             trainer.train(10_000, length)
     rooms.LET_GO.set()
-    monkeypatch.setattr(background, "STOP_GRACE_S", 10.0)
+    monkeypatch.setattr(collector_thread, "STOP_GRACE_S", 10.0)
     before = trainer.total_timesteps
     trainer.train(before + 64, 16)
     assert trainer.total_timesteps == before + 64
@@ -135,11 +146,10 @@ def test_a_thread_that_still_hangs_is_not_joined_by_a_second(monkeypatch):
 
 def _hangs(monkeypatch, looks):
     """What a source that looks at each of the given times finds, the collector not having moved for so long."""
-    source = background.BackgroundSource.__new__(background.BackgroundSource)
-    source._step_timeout, source._suspected_at = 60.0, None
+    source = _trainer(step_timeout=60.0).training.source
     found = []
     for at, still in looks:
-        monkeypatch.setattr(background.time, "monotonic", lambda at=at: at)
+        monkeypatch.setattr(asynchronous.time, "monotonic", lambda at=at: at)
         found.append(source._hangs(still))
     monkeypatch.undo()
     return found
@@ -161,7 +171,7 @@ def test_a_replacement_after_a_resume_does_not_play_the_resumed_episodes_again(t
     resumed = _trainer(collector_restarts=1)
     resumed.load_checkpoint(tmp_path / "there")
     seeds = [first.collector._seed, resumed.collector._seed]
-    resumed._background._start_afresh()
+    resumed.training.source._restart()
     seeds.append(resumed.collector._seed)
     assert len(set(seeds)) == 3
 
@@ -183,7 +193,7 @@ import os, signal
 from tests.learner.test_asynchronous import _trainer
 
 def die(trainer, metrics):
-    print(trainer._background._source._filler.pid, flush=True)
+    print(trainer.training.source._worker.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
@@ -204,10 +214,10 @@ def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path):
 
 def test_ctrl_c_does_not_kill_a_process_that_has_not_started_up_yet():
     trainer = _trainer(kind="process")
-    source = trainer._background.start(0, 32, 1)
-    os.kill(source._filler.pid, signal.SIGINT)  # it cannot have imported anything by now
-    assert source.take().buffer.is_full()
-    trainer._background.stop()
+    source = _begin(trainer, 32, 1)
+    os.kill(source._worker.pid, signal.SIGINT)  # it cannot have imported anything by now
+    assert source.next_batch().experience.is_full()
+    source.stop()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 

@@ -10,14 +10,15 @@ import torch
 from tests.actor import rooms
 from torch import nn
 
-from palaestra.actor import background
-from palaestra.actor.async_config import AsyncConfig
+from palaestra.actor import collector_thread
+from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.collector import Collector
 from palaestra.env import EnvConfig, make_env
 from palaestra.errors import CollectorFailed, ConfigError, EnvironmentFault
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.policy.live import twin
+from palaestra.train import Trainer
 
 ROOMS = "tests.actor.rooms"
 BOTH = pytest.mark.parametrize("kind", ["thread", "process"])
@@ -135,8 +136,8 @@ def test_a_killed_process_surfaces_by_its_signal():
 
 @BOTH
 def test_a_step_that_never_ends_surfaces_as_a_hang(kind, monkeypatch):
-    monkeypatch.setattr(background, "STOP_GRACE_S", 0.1)
-    monkeypatch.setattr("palaestra.actor.process.STOP_GRACE_S", 0.1)
+    monkeypatch.setattr(collector_thread, "STOP_GRACE_S", 0.1)
+    monkeypatch.setattr("palaestra.actor.collector_process.STOP_GRACE_S", 0.1)
     trainer = _trainer(f"{ROOMS}:Stuck", kind, kwargs={"at": 40}, step_timeout=0.3)
     with pytest.raises(CollectorFailed, match=r"hangs: its step has not ended for .* trainer.step_timeout is 0.3"):
         trainer.train(10_000, 16)
@@ -144,7 +145,7 @@ def test_a_step_that_never_ends_surfaces_as_a_hang(kind, monkeypatch):
 
 def test_an_environment_that_cannot_be_made_in_the_process_says_so(tmp_path):
     trainer = _trainer(f"{ROOMS}:Room", "process")
-    trainer._background._env_config = EnvConfig(id=f"{ROOMS}:Nowhere")
+    trainer.training.source._env_config = EnvConfig(id=f"{ROOMS}:Nowhere")
     with pytest.raises(CollectorFailed, match="Nowhere"):
         trainer.train(64, 16)
 
@@ -189,27 +190,27 @@ def test_bad_news_ends_a_long_update_which_is_undone_and_its_segment_kept():
 
     minibatches = 0
     trainer = _trainer(f"{ROOMS}:RaisingWhenTold", kwargs={"at": 40}, ppo=Waiting(n_epochs=2, batch_size=16))
-    fail = trainer._background.start
+    source = trainer.training.source
+    start = source.start
 
     def starting(*args, **kwargs):
-        source = fail(*args, **kwargs)
-        told = source._queue.fail
+        start(*args, **kwargs)
+        fail = source._queue.fail
 
         def failing(failure):
-            told(failure)
+            fail(failure)
             raised.set()
 
         source._queue.fail = failing
-        return source
 
-    trainer._background.start = starting
+    source.start = starting
     after_first: list[torch.Tensor] = []
     with pytest.raises(CollectorFailed, match="the floor gave way"):
         trainer.train(10_000, 16, callback=lambda t, _: after_first.append(_weights(t)))
     assert minibatches == 6  # four of the first update, two of the second
     assert torch.equal(_weights(trainer), after_first[0])
     assert (trainer.n_updates, trainer.total_timesteps) == (1, 32)
-    trainer._background.start = fail
+    source.start = start
     assert trainer.train(64, 16)[-1]["env_step"] == 64.0  # the segment was still there
 
 

@@ -11,9 +11,10 @@ import torch
 from palaestra.env import EnvConfig, as_vector_env
 from palaestra.env.toy import Bandit, MaskedChoice, MixedSenses, Pixels, TargetReach
 from palaestra.errors import CheckpointError
-from palaestra.learner import PPO, Trainer, read_checkpoint
-from palaestra.learner.checkpoint import checkpoints_in
+from palaestra.learner import PPO
+from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
 from palaestra.policy import ActorCritic, PolicyConfig, load_policy
+from palaestra.train import Trainer
 
 UPDATES, STEPS = 4, 40
 
@@ -30,7 +31,7 @@ def _trainer(
 
 def _everything(trainer):
     """Every number the next number depends on."""
-    adam = trainer._optimizer()
+    adam = trainer.training.learner.optimizer()
     return {
         **{name: value.clone() for name, value in trainer.policy.state_dict().items()},
         "adam.first": adam.first.clone(),
@@ -38,7 +39,7 @@ def _everything(trainer):
         "adam.steps": dict(adam.steps),
         "counters": (trainer.total_timesteps, trainer.n_updates, trainer.num_episodes),
         "episodes": (list(trainer.episode_rewards), list(trainer.episode_lengths)),
-        "shuffle": json.dumps(trainer._shuffle.bit_generator.state),
+        "shuffle": json.dumps(trainer.training.learner._shuffle.bit_generator.state),
         "noise": json.dumps(trainer.collector.rng.bit_generator.state),
     }
 

@@ -10,9 +10,10 @@ import torch
 from palaestra.actor import AsyncConfig
 from palaestra.env import EnvConfig, make_env
 from palaestra.experience import Rollout, combine_rollouts
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
 from palaestra.policy.fingerprint import policy_fingerprint
+from palaestra.train import Trainer
 
 CARTPOLE = EnvConfig(id="compiled/CartPole-v1", num_envs=2)
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from palaestra.actor import AsyncConfig
 from palaestra.env import EnvConfig, make_env
 from palaestra.errors import ConfigError
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
 from palaestra.policy.flat import FlatParameters
+from palaestra.train import Trainer
 
 
 class TwoLayers(nn.Module):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from palaestra.learner.adam import Adam
-from palaestra.learner.compiled import CompiledLearner, compiled_gae
+from palaestra.learner.compiled import CompiledPPO, compiled_gae
 from palaestra.learner.ppo import PPO
 from palaestra.learner.returns import gae
-from palaestra.learner.update import learn_plainly
+from palaestra.learner.update import run_epochs
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.policy.compiled import CompiledActorCritic
 from palaestra.policy.flat import FlatParameters
@@ -56,10 +56,10 @@ def _learned(kind, compiled, settings, *, threads=2, **policy_settings):
     order = torch.from_numpy(np.stack([rng.permutation(96) for _ in range(algorithm.config.n_epochs)]))
     arguments = {"rate": algorithm.config.learning_rate, "clip_range": algorithm.config.clip_range}
     if compiled:
-        learner = CompiledLearner(CompiledActorCritic(policy), algorithm, adam, threads=threads)
+        learner = CompiledPPO(CompiledActorCritic(policy), algorithm.config, adam, threads=threads)
         metrics = learner.learn(batch, order, **arguments)
     else:
-        metrics = learn_plainly(policy, algorithm, adam, batch, order, **arguments)
+        metrics = run_epochs(policy, algorithm, adam, batch, order, **arguments)
     return FlatParameters.of(policy), metrics
 
 

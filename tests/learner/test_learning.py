@@ -6,8 +6,9 @@ import pytest
 from palaestra.actor import evaluate
 from palaestra.env import EnvConfig, as_vector_env
 from palaestra.env.toy import Bandit, MaskedChoice, Pixels, TargetReach
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
+from palaestra.train import Trainer
 
 PATHS = ["auto", "off"]
 

@@ -10,11 +10,11 @@ from palaestra.actor.memory_estimate import policy_bytes
 from palaestra.env.toy import Countdown
 from palaestra.errors import ConfigError
 from palaestra.experience.buffer import ArraySpec, RolloutBuffer
-from palaestra.learner.trainer import Trainer
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
 from palaestra.train.checking import checked
 from palaestra.train.config import config_from
-from palaestra.train.loop import train
+from palaestra.train.trainer import Trainer
+from palaestra.train.vector import train
 
 
 def _trainer(**settings):
@@ -64,9 +64,9 @@ def test_a_gpu_has_a_limit_of_its_own(monkeypatch):
     trainer = _trainer()
     monkeypatch.setattr("palaestra.actor.memory_estimate.device_of", lambda policy: torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1_000_000))
-    trainer.check_memory(16)
+    trainer.training.check_memory(16)
     with pytest.raises(ConfigError, match=r"the policy .*a rollout .* and 1\.0 MB is there\. .*trainer\.device=cpu"):
-        trainer.check_memory(10_000)
+        trainer.training.check_memory(10_000)
 
 
 def test_the_check_before_a_launch_counts_all_environments():

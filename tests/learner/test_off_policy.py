@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from torch import nn, tensor
 
 from palaestra.env import EnvConfig, make_env
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.learner.compiled import compiled_vtrace
-from palaestra.learner.off_policy import prepare_stale, seen_today, stale_steps
+from palaestra.learner.off_policy import reevaluate, stale_steps
 from palaestra.learner.returns import gae, vtrace
 from palaestra.policy import ActorCritic
+from palaestra.train import Trainer
 
 NEVER = tensor([[False], [False]])
 
@@ -104,24 +105,24 @@ def test_fresh_experience_is_not_stale():
 
 def test_stale_steps_are_seen_with_today_s_eyes_and_fresh_ones_left_alone():
     rollout = _two_steps([3, 4])
-    seen = seen_today(Coin(0.8, worth=5.0), rollout, stale_steps(rollout, 4))
-    assert seen.log_weight.exp().flatten().tolist() == pytest.approx([1.6, 1.0])  # .8 / .5, and exactly 1
-    assert seen.log_weight[1].item() == 0.0
-    assert seen.rollout["value"].flatten().tolist() == [5.0, 1.0]
-    assert seen.rollout["next_value"].flatten().tolist() == [1.0, 7.0]  # what follows step 1 is fresh; 7 is all we know
+    current, log_weight = reevaluate(Coin(0.8, worth=5.0), rollout, stale_steps(rollout, 4))
+    assert log_weight.exp().flatten().tolist() == pytest.approx([1.6, 1.0])  # .8 / .5, and exactly 1
+    assert log_weight[1].item() == 0.0
+    assert current["value"].flatten().tolist() == [5.0, 1.0]
+    assert current["next_value"].flatten().tolist() == [1.0, 7.0]  # what follows step 1 is fresh; 7 is all we know
     assert rollout["value"].flatten().tolist() == [1.0, 1.0]
 
 
 def test_what_follows_a_stale_step_is_valued_today_too():
     rollout = _two_steps([3, 3])
-    seen = seen_today(Coin(0.8, worth=5.0), rollout, stale_steps(rollout, 4))
-    assert seen.rollout["next_value"].flatten().tolist() == [5.0, 7.0]
+    current, _ = reevaluate(Coin(0.8, worth=5.0), rollout, stale_steps(rollout, 4))
+    assert current["next_value"].flatten().tolist() == [5.0, 7.0]
 
 
 def test_the_weight_is_limited_and_the_advantages_are_today_s():
     algorithm = PPO(gamma=1.0, gae_lambda=0.0, weight_limit=1.5)
     rollout = _two_steps([3, 3])
-    batch = prepare_stale(algorithm, Coin(0.8, worth=5.0), rollout, stale_steps(rollout, 4))
+    batch = algorithm.prepare_batch(Coin(0.8, worth=5.0), rollout, stale_steps(rollout, 4), compiled=True)
     assert batch["weight"].tolist() == pytest.approx([1.5, 0.4])  # min(1.6, 1.5), .2 / .5
     assert batch["advantage"].tolist() == [1.0, 3.0]  # 1 + 5 - 5, 1 + 7 - 5
     assert batch["log_prob"].exp().tolist() == pytest.approx([0.8, 0.2])
@@ -137,7 +138,7 @@ def test_the_three_policy_objective_weighs_the_clipped_term():
     losses = algorithm.losses(Coin(0.75, worth=0.0), batch, clip_range=0.2)
     # Heads: ratio 1.5, clipped to 1.2, times advantage 1 and weight .5 = .6. Tails: ratio .5, clipped to .8:
     # min(-1, -1.6) = -1.6, times weight 2 = -3.2. The loss is minus their mean: 1.3.
-    assert losses.said["policy_loss"].item() == pytest.approx(1.3)
+    assert losses.metrics["policy_loss"].item() == pytest.approx(1.3)
 
 
 def _learned(correction, compiled, version=0, **settings):
@@ -188,6 +189,8 @@ def test_a_subclass_with_advantages_of_its_own_is_left_to_them():
 def test_staleness_0_matters_also_where_only_some_steps_are_old():
     rollout = _two_steps([4, 4])
     rollout["policy_version"] = tensor([[4], [3]])
-    batch = prepare_stale(PPO(gamma=1.0, gae_lambda=0.0), Coin(0.8, worth=5.0), rollout, stale_steps(rollout, 4))
+    batch = PPO(gamma=1.0, gae_lambda=0.0).prepare_batch(
+        Coin(0.8, worth=5.0), rollout, stale_steps(rollout, 4), compiled=True
+    )
     assert batch["weight"][0].item() == 1.0
     assert batch["log_prob"][0].item() == pytest.approx(math.log(0.5))

@@ -81,7 +81,7 @@ def test_the_gradient_equals_finite_differences_of_the_objective_written_in_nump
     total = losses.policy + losses.value
     total.backward()
 
-    assert losses.said["clip_fraction"] > 0.1  # the clipped branches are really visited
+    assert losses.metrics["clip_fraction"] > 0.1  # the clipped branches are really visited
     assert total.item() == pytest.approx(_loss(actor, critic, batch, ppo.config), abs=1e-12)
     by_actor = _differences(lambda a: _loss(a, critic, batch, ppo.config), actor)
     by_critic = _differences(lambda c: _loss(actor, c, batch, ppo.config), critic)
@@ -146,28 +146,28 @@ def _said(ratios, advantages, *, values=None, old_values=None, targets=None, **s
 def test_the_surrogate_takes_the_worse_of_plain_and_clipped():
     # ratio 2 with clip .5: a gain is held at 1.5, a loss counts in full; ratio .25: a gain counts .25, a loss .5.
     losses = _said([2.0, 2.0, 0.25, 0.25], [1.0, -1.0, 1.0, -1.0], normalize_advantage=False)
-    assert losses.said["policy_loss"].item() == pytest.approx(-(1.5 - 2.0 + 0.25 - 0.5) / 4)
-    assert losses.said["clip_fraction"].item() == 1.0
+    assert losses.metrics["policy_loss"].item() == pytest.approx(-(1.5 - 2.0 + 0.25 - 0.5) / 4)
+    assert losses.metrics["clip_fraction"].item() == 1.0
     assert losses.policy.item() == pytest.approx(0.1875 - 0.01 * 0.25)  # minus the entropy bonus
 
 
 def test_the_value_error_takes_the_worse_of_moved_and_held():
     # Old value 0, new value 1, held at .2. Target 1: the held error .64 counts. Target -1: the moved error 4 counts.
     losses = _said([1.0, 1.0], [0.0, 0.0], values=[1.0, 1.0], targets=[1.0, -1.0], normalize_advantage=False)
-    assert losses.said["value_loss"].item() == pytest.approx(0.5 * (0.64 + 4.0) / 2)
+    assert losses.metrics["value_loss"].item() == pytest.approx(0.5 * (0.64 + 4.0) / 2)
     assert losses.value.item() == pytest.approx(0.5 * 0.5 * (0.64 + 4.0) / 2)
 
 
 def test_the_kl_is_the_estimator_that_is_never_negative():
     losses = _said([2.0, 0.5], [0.0, 0.0], normalize_advantage=False)
-    assert losses.said["approx_kl"].item() == pytest.approx(((2 - 1 - np.log(2)) + (0.5 - 1 - np.log(0.5))) / 2)
+    assert losses.metrics["approx_kl"].item() == pytest.approx(((2 - 1 - np.log(2)) + (0.5 - 1 - np.log(0.5))) / 2)
 
 
 def test_advantages_are_normalised_within_the_minibatch_and_a_single_sample_is_left_alone():
     losses = _said([1.0, 1.2], [3.0, 5.0])  # mean 4, deviation sqrt 2: they become -1/sqrt 2 and 1/sqrt 2
-    assert losses.said["policy_loss"].item() == pytest.approx(-(1.2 - 1.0) / np.sqrt(2) / 2, abs=1e-6)
+    assert losses.metrics["policy_loss"].item() == pytest.approx(-(1.2 - 1.0) / np.sqrt(2) / 2, abs=1e-6)
     alone = _said([1.0], [3.0])
-    assert alone.said["policy_loss"].item() == pytest.approx(-3.0)
+    assert alone.metrics["policy_loss"].item() == pytest.approx(-3.0)
 
 
 def test_the_schedules_fall_in_a_straight_line_and_never_quite_reach_0():

@@ -19,10 +19,11 @@ from palaestra.env.catalogue import as_vector_env
 from palaestra.env.spaces import allocate_row
 from palaestra.errors import ConfigError, EnvironmentFault, ExperienceError, NonFiniteError, PalaestraError
 from palaestra.experience import RolloutBuffer
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.learner.compiled import compiled_gae, compiled_vtrace
 from palaestra.policy import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
+from palaestra.train import Trainer
 
 PATHS = ["auto", "off"]
 NESTED = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)

@@ -11,8 +11,9 @@ from palaestra.env import as_vector_env
 from palaestra.env.toy import Bandit, Countdown, MaskedChoice, MixedSenses, Pixels, TargetReach
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience import combine_rollouts
-from palaestra.learner import PPO, Trainer
+from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
+from palaestra.train import Trainer
 
 PATHS = ["auto", "off"]
 
@@ -209,7 +210,7 @@ def test_the_kl_limit_stops_the_policy_but_not_the_value(compiled):
     stopped_at = metrics["policy_stopped_at"]
     assert metrics["minibatches"] == 20  # the critic saw all five epochs of four
     assert 2 <= stopped_at < 20
-    assert trainer._adam.steps == {"actor": stopped_at - 1, "critic": 20}
+    assert trainer.training.learner.optimizer().steps == {"actor": stopped_at - 1, "critic": 20}
     assert any(not torch.equal(a, b) for a, b in zip(actor, trainer.policy.actor.parameters(), strict=True))
 
 
@@ -291,8 +292,8 @@ def test_two_consecutive_rollouts_are_one_long_rollout_bit_for_bit(env, compiled
 def _advantages_seen(trainer, experience):
     """What `learn` computes as advantages for what it is given."""
     seen = []
-    about = trainer._about
-    trainer._about = lambda batch, *rest: seen.append(batch["advantage"].clone()) or about(batch, *rest)
+    describe = trainer.algorithm.describe
+    trainer.algorithm.describe = lambda batch, *rest: seen.append(batch["advantage"].clone()) or describe(batch, *rest)
     trainer.learn(experience)
     return seen[0]
 

@@ -7,7 +7,7 @@ import pytest
 from palaestra.actor import Collector
 from palaestra.errors import EnvironmentFault, NonFiniteError
 from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
-from palaestra.learner.trainer import Trainer
+from palaestra.learner.rollout_learner import RolloutLearner
 from palaestra.telemetry import CheckpointSaved, JournalReader
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import config_from, train
@@ -50,19 +50,19 @@ def test_a_run_that_evaluates_scores_no_checkpoint_by_training_returns(tmp_path)
 
 def test_a_run_that_breaks_numerically_leaves_its_last_good_weights(tmp_path, monkeypatch):
     calls = []
-    learn = Trainer._learn
+    update = RolloutLearner.update
 
-    def breaking(self, rollouts, **settings):
+    def breaking(self, experience, **settings):
         calls.append(1)
         if len(calls) == 3:
-            rollouts[0]["reward"] = rollouts[0]["reward"] * float("inf")
-        return learn(self, rollouts, **settings)
+            experience.reward[:] = float("inf")
+        return update(self, experience, **settings)
 
-    monkeypatch.setattr(Trainer, "_learn", breaking)
+    monkeypatch.setattr(RolloutLearner, "update", breaking)
     with pytest.raises(NonFiniteError, match="update_00000002"):
         train(_config(checkpoint_every=100), root=tmp_path, run_id="a")
     checkpoint = read_checkpoint(tmp_path / "a" / "attempt_1" / "checkpoints" / "update_00000002")
-    assert checkpoint.state["n_updates"] == 2
+    assert checkpoint.state["learner"]["version"] == 2
     assert all(bool(tensor.isfinite().all()) for tensor in checkpoint.tensors.values() if tensor.is_floating_point())
 
 

@@ -5,7 +5,7 @@ import pytest
 from palaestra.errors import ConfigError
 from palaestra.train import RunDirectory, runs_root
 from palaestra.train.config import config_from
-from palaestra.train.loop import build_trainer
+from palaestra.train.trainer import build_trainer
 
 
 def _run(root, name):

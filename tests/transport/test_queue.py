@@ -69,7 +69,7 @@ def test_a_segment_given_up_may_be_begun_again_and_its_steps_are_counted():
     queue = _queue(1)
     queue.open(0, 1)
     claim = queue.claim(0.0)
-    queue.give_up(claim.slot, 5)
+    queue.abandon(claim.slot, 5)
     assert queue.ring.dropped_steps == 5
     assert _fill(queue, 0)
 
@@ -106,7 +106,7 @@ def test_a_failure_wakes_whoever_waits_and_keeps_what_is_unread():
     assert seen == [None]
     assert queue.take(0, 30.0) is None  # at once, although two segments wait
     with pytest.raises(CollectorFailed, match="the floor is wet"):
-        queue.heed()
+        queue.raise_if_failed()
     queue.reopen()
     assert queue.take(0, 0.0) is not None
 
@@ -117,7 +117,7 @@ def test_put_back_comes_first_again():
     _fill(queue, 0)
     _fill(queue, 0)
     taken = queue.take(0, 0.0)
-    queue.put_back(taken.slot, "again")
+    queue.requeue(taken.slot, "again")
     assert queue.take(0, 0.0).report == "again"
 
 

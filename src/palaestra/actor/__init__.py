@@ -1,8 +1,8 @@
-"""Acting: collectors that fill rollouts, in turn with the learner or behind its back, and evaluation."""
+"""Acting: collectors that fill rollouts synchronously or in the background, and evaluation."""
 
-from palaestra.actor.async_config import AsyncConfig
-from palaestra.actor.collector import Collector, Episode
+from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
+from palaestra.actor.collector import Collector
 from palaestra.actor.evaluation import Evaluation, evaluate
-from palaestra.actor.source import Segment, Source
+from palaestra.actor.synchronous import SynchronousSource
 
-__all__ = ["AsyncConfig", "Collector", "Episode", "Evaluation", "Segment", "Source", "evaluate"]
+__all__ = ["AsyncConfig", "AsynchronousSource", "Collector", "Evaluation", "SynchronousSource", "evaluate"]

@@ -1,43 +1,82 @@
-"""Background collection for one trainer, put together: ring, weight board, collector and source, across its `train`s.
+"""Asynchronous collection as a source: a collector in a thread or a process fills segments while the learner learns.
 
-The ring and what is unread in it live as long as the shape of a segment stays the same; the collector runs only
-between `start` and the source's `stop`. Chooses between thread and process; refuses what a process cannot be given.
+The ring of segments, and what is unread in it, lives across calls of `train` as long as a segment keeps its shape; the
+collector runs only between the first batch after `start` and `stop`. A collector that raised, died or hangs becomes a
+`CollectorFailed` in the learner, unless it may be replaced. Weights go the other way over a board, which `publisher`
+writes and the collector reads before every step.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import nn
 
 from palaestra.actor.acting import Compiled
-from palaestra.actor.async_config import AsyncConfig
-from palaestra.actor.background import BackgroundSource, Filler, Following, ThreadFiller
 from palaestra.actor.collector import Collector, seed_of_attempt, stream_base
+from palaestra.actor.collector_process import CollectorProcess, CollectorSetup, SharedLayout
+from palaestra.actor.collector_thread import BackgroundCollector, CollectorThread, SegmentReport, WeightSubscriber
 from palaestra.actor.fit import buffer_shape
-from palaestra.actor.process import Orders, ProcessFiller, SharedPlan
 from palaestra.actor.reward_scale import RewardScale
-from palaestra.actor.source import Segment
+from palaestra.actor.synchronous import read_position, rollout_metrics, write_position
+from palaestra.config import Section
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import Snapshot, VectorEnv
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
+from palaestra.experience.buffer import RolloutBuffer
+from palaestra.experience.slots import Overflow
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.device import device_of
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, twin
-from palaestra.transport.queue import SegmentQueue
+from palaestra.transport.queue import SegmentQueue, Taken
 from palaestra.transport.shared import SharedArrays
-from palaestra.transport.weights import WeightBoard
+from palaestra.transport.source import Batch, Progress, State, Timing
+from palaestra.transport.weights import BoardPublisher, WeightBoard
 
-__all__ = ["AsyncCollection"]
+__all__ = ["AsyncConfig", "AsynchronousSource"]
+
+POLL_S = 0.2
+"""How often a waiting learner checks whether the collector still moves."""
+HANG_CONFIRMED_S = 0.5
+"""How long a step that takes too long is watched before it counts as hung: after a pause of the whole machine, or of
+the learner alone, the collector needs a moment to show that it moves."""
 
 
-class AsyncCollection:
-    """Makes the sources of one trainer."""
+class AsyncConfig(Section):
+    """How experience is collected while the learner learns."""
+
+    collector: Literal["thread", "process"] = "thread"
+    """Where the background collector runs. `thread`: right when acting waits (a remote or GPU model). `process`: right
+    when acting or the environment keeps a core busy; needs `env.id`, not environment objects."""
+
+    max_staleness: int = Field(default=1, ge=0, le=1000)
+    """How many updates old the weights behind a step may be when it is learned from. 1 overlaps collecting and learning
+    fully; more smooths out uneven times; 0 takes turns and equals synchronous training."""
+
+    overflow: Overflow = "block"
+    """When the learner falls behind: `block` makes the collector wait; `overwrite_oldest` keeps it acting and drops the
+    oldest unread segment (counted in `dropped_steps`)."""
+
+    reproducible: bool = False
+    """Act on weights exactly `max_staleness` updates old, whatever the timing: same seed, same numbers, still in
+    parallel. Otherwise on the newest weights, looked for before every step."""
+
+    step_timeout: float = Field(default=60.0, gt=0, le=86_400)
+    """Seconds after which a step that has not ended counts as hung, and training ends with an error."""
+
+    collector_restarts: int = Field(default=0, ge=0)
+    """How often a collector that died or hangs is replaced, with fresh episodes, before training ends with an error."""
+
+
+class AsynchronousSource:
+    """Segments that a background collector fills."""
 
     def __init__(
         self,
@@ -57,14 +96,18 @@ class AsyncCollection:
         """
         if config.collector == "process" and env_config is None:
             raise ConfigError(
-                "trainer.collector", "process", "environment objects cannot be sent to another process",
+                "trainer.collector",
+                "process",
+                "environment objects cannot be sent to another process",
                 "Name the environment (env='CartPole-v1' or an EnvConfig), or use trainer.collector=thread",
-            )  # fmt: skip
+            )
         if config.reproducible and config.overflow == "overwrite_oldest":
             raise ConfigError(
-                "trainer.reproducible", True, "what is overwritten depends on the timing (trainer.overflow)",
+                "trainer.reproducible",
+                True,
+                "what is overwritten depends on the timing (trainer.overflow)",
                 "Use trainer.overflow=block, or leave trainer.reproducible out",
-            )  # fmt: skip
+            )
         self._config, self._policy, self._env, self._seed = config, policy, env, seed
         self._compiled, self._discount, self._env_config = compiled, discount, env_config
         self._torch_threads = torch_threads
@@ -72,24 +115,39 @@ class AsyncCollection:
         self._attempt = 0
         self._num_steps = 0
         self._scale_state: tuple[float, float, float] | None = None
-        self._source: BackgroundSource | None = None
-        self._ring: VLABuffer | None = None
-        self._board: WeightBoard | None = None
-        self._failures: list[str] = []
-        self._running = False
+        self.ring: VLABuffer | None = None
+        """The segments; None before the first start."""
+        self._queue: SegmentQueue | None = None
+        """None: made anew by the next start."""
+        self._worker: BackgroundCollector | None = None
+        self._version = 0
+        self._begun = self._running = False
+        self._suspected_at: float | None = None
         self._layout = FlatParameters.refresh(policy)
+        self.progress = Progress()
+        self.publisher = BoardPublisher()
+        self.failures: list[str] = []
+        """Why each collector that was replaced had failed."""
         self.collector = self._make_collector()
 
     def _make_collector(self) -> Collector:
-        """The thread's own, acting on a copy; with a process, one for whoever collects in turn."""
+        """The thread's own, acting on a copy; with a process, one for `collect_rollouts` in this process."""
         policy = twin(self._policy) if self._config.collector == "thread" else self._policy
         scale = None if self._discount is None else RewardScale(self._env.num_envs, self._discount)
         return Collector(self._env, policy, seed=self._seed, compiled=self._compiled, reward_scale=scale)
 
-    def start(
-        self, version: int, rollout_length: int, num_segments: int, *, buffer_size: int | None = None
-    ) -> BackgroundSource:
-        """A source that is collecting, the learner being at `version`; `buffer_size`: steps the ring holds."""
+    @property
+    def default_segments(self) -> int:
+        """Rollouts that the ring holds unless `buffer_size` says otherwise."""
+        return self._config.max_staleness + 1 + (self._config.overflow == "overwrite_oldest")
+
+    # ------------------------------------------------------------------ start and stop
+
+    def start(self, version: int, rollout_length: int, num_segments: int, *, buffer_size: int | None = None) -> None:
+        """Prepare to collect up to `num_segments`, the learner being at `version`; `buffer_size`: steps of the ring.
+
+        The collector starts with the first batch: until then nobody reads the board, and the weights may be published.
+        """
         if not self.stop():
             raise CollectorFailed(
                 "train: the collector's thread of the last call still hangs in its step, and two cannot share the "
@@ -97,130 +155,214 @@ class AsyncCollection:
             )
         self._follow_layout()
         size = buffer_size or self.default_segments * rollout_length
-        known = self._ring is not None and (self._ring.segment_length, self._ring.buffer_size) == (rollout_length, size)
-        if self._source is None or not known:
-            self._source = self._make_source(rollout_length, size)
+        ring = self.ring
+        if self._queue is None or ring is None or (ring.segment_length, ring.buffer_size) != (rollout_length, size):
+            self._allocate(rollout_length, size)
+        assert self._queue is not None
+        assert self.publisher.board is not None
+        # The weights may have changed without a new number.
+        self.publisher.board.clear()
+        self._suspected_at, self._version, self._begun = None, version, False
         self._running = True
-        self._source.start(version, num_segments)
-        return self._source
-
-    def _follow_layout(self) -> None:
-        """Copy the policy again if its weights were thawed or replaced since: the old copy and its board do not fit."""
-        layout = FlatParameters.refresh(self._policy)
-        if layout is not self._layout:
-            self._layout, self._source = layout, None
-            if self.collector.policy is not self._policy:
-                self.collector.replace_policy(twin(self._policy))
-
-    @property
-    def default_segments(self) -> int:
-        """Rollouts that the ring holds unless `buffer_size` says otherwise."""
-        return self._config.max_staleness + 1 + (self._config.overflow == "overwrite_oldest")
+        self._queue.open(version, num_segments)
 
     def stop(self) -> bool:
-        """End collection in bounded time; whether nothing of it is left. Harmless when nothing runs."""
-        self._running = self._source is not None and not self._source.stop()
+        """End collection in bounded time; whether nothing of it is left. Unread segments stay for a later start."""
+        if self._queue is None or self._worker is None:
+            return True
+        self._queue.close()
+        self._running = not self._worker.stop()
         return not self._running
 
-    def note(self, segment: Segment) -> None:
-        """Remember how far experience has come, for a checkpoint or the next collector."""
-        self._num_steps = segment.buffer.first_env_step + segment.buffer.num_steps
-        self._scale_state = segment.scale_state
+    def close(self) -> None:
+        """End collection."""
+        self.stop()
 
     def catch_up(self) -> None:
-        """Give the collector's copy of the policy the learner's weights, for collecting in turn."""
-        if self.collector.policy is not self._policy:
-            if self._running:
-                raise ExperienceError(
-                    "collect_rollouts: the collector's thread has the environments until train() ends. Call it after "
-                    "that, or on a trainer of its own."
-                )
-            self._follow_layout()
-            LiveWeights(self.collector.policy).write(self._copy_weights)
+        """Give the collector's copy of the policy the learner's weights, for collecting synchronously."""
+        if self.collector.policy is self._policy:
+            return
+        if self._running:
+            raise ExperienceError(
+                "collect_rollouts: the collector's thread has the environments until train() ends. Call it after "
+                "that, or on a trainer of its own."
+            )
+        self._follow_layout()
+        LiveWeights(self.collector.policy).write(self._copy_weights)
 
     def _copy_weights(self, targets: Sequence[NDArray[Any]]) -> int:
         for target, array in zip(targets, LiveWeights(self._policy).read(), strict=True):
             np.copyto(target, array)
         return 0
 
-    # ------------------------------------------------------------------ checkpoints
+    def _follow_layout(self) -> None:
+        """Copy the policy again if its weights were thawed or replaced since: the old copy and its board do not fit."""
+        layout = FlatParameters.refresh(self._policy)
+        if layout is not self._layout:
+            self._layout, self._queue = layout, None
+            if self.collector.policy is not self._policy:
+                self.collector.replace_policy(twin(self._policy))
 
-    def snapshot(self) -> Snapshot:
-        """Counters alone: the environments are under way in the background and cannot be caught in the act."""
+    # ------------------------------------------------------------------ the source
+
+    def next_batch(self) -> Batch[RolloutBuffer]:
+        """Wait for the next segment, however long it takes, as long as the collector moves."""
+        assert self._queue is not None
+        assert self._worker is not None
+        if not self._begun:
+            self._begun = True
+            self._worker.start()
+        while True:
+            self.raise_if_failed()
+            self._worker.wake()  # segments that were too stale have made room
+            taken = self._queue.take(self._version, POLL_S)
+            if taken is not None:
+                return self._make_batch(taken)
+
+    def _make_batch(self, taken: Taken) -> Batch[RolloutBuffer]:
+        assert self._queue is not None
+        buffer, report = self._queue.ring.segments[taken.slot], taken.report
+        self._num_steps = buffer.first_env_step + buffer.num_steps
+        self._scale_state = report.scale_state
+        steps = buffer.num_steps * buffer.num_envs
+        self.progress.add(steps, report.episodes)
+        busy = report.collect_seconds
+        metrics = {
+            "collect_seconds": busy,
+            "queue_depth": float(taken.queue_depth),
+            "collector_utilisation": busy / max(busy + report.idle_seconds, 1e-9),
+        }
+        return Batch(buffer, report.episodes, steps, metrics, taken)
+
+    def release(self, batch: Batch[RolloutBuffer], version: int) -> None:
+        """Free the slot; the weights that came of it are published, so a collector that finds room finds them."""
+        assert self._queue is not None
+        assert self._worker is not None
+        self._version = version
+        self.progress.updates += 1
+        self._queue.release(batch.origin.slot)
+        self._worker.wake()
+
+    def requeue(self, batch: Batch[RolloutBuffer]) -> None:
+        """The segment is the oldest unread one again; its episodes have been counted."""
+        assert self._queue is not None
+        self.progress.add(-batch.steps)
+        report: SegmentReport = batch.origin.report
+        self._queue.requeue(batch.origin.slot, report._replace(episodes=[]))
+
+    def raise_if_failed(self) -> None:
+        """Raise when the collector has failed or not moved for too long, unless it can be replaced."""
+        assert self._queue is not None
+        assert self._worker is not None
+        still = self._worker.seconds_in_step()
+        if self._hangs(still):
+            self._queue.fail(
+                CollectorFailed(
+                    f"the background collector hangs: its step has not ended for {still:.1f} s, and "
+                    f"trainer.step_timeout is {self._config.step_timeout:g}. Look at what the environment or the "
+                    "policy waits for, or raise trainer.step_timeout."
+                )
+            )
+        try:
+            self._queue.raise_if_failed()
+        except CollectorFailed as failure:
+            if len(self.failures) >= self._config.collector_restarts or not self._worker.stop():
+                raise
+            self.failures.append(str(failure))
+            self._suspected_at = None
+            self._queue.reopen()
+            self._worker.start(fresh=True)
+
+    def _hangs(self, still: float) -> bool:
+        now = time.monotonic()
+        if still <= self._config.step_timeout:
+            self._suspected_at = None
+        elif self._suspected_at is None:
+            self._suspected_at = now
+        return self._suspected_at is not None and now - self._suspected_at > HANG_CONFIRMED_S
+
+    def metrics(self, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
+        """Counters, times, the latest episodes, and how well collecting and learning overlapped."""
+        assert self._queue is not None
+        return {
+            **rollout_metrics(self.progress, batch, timing),
+            "wait_seconds": timing.waited,
+            "learner_utilisation": 1.0 - timing.waited / max(timing.whole, 1e-9),
+            "dropped_steps": float(self._queue.ring.dropped_steps),
+            "collector_restarts": float(len(self.failures)),
+        }
+
+    def state(self) -> State:
+        """Counters alone: the environments are under way in the background and cannot be interrupted."""
         facts: dict[str, Any] = {
-            "started": True, "exact": False, "num_steps": self._num_steps, "attempt": self._attempt + 1,
-            "rng": np.random.default_rng(self._seed).bit_generator.state, "env": {},
-        }  # fmt: skip
+            "started": True,
+            "exact": False,
+            "num_steps": self._num_steps,
+            "attempt": self._attempt + 1,
+            "rng": np.random.default_rng(self._seed).bit_generator.state,
+            "env": {},
+        }
         arrays = {}
         if self._scale_state is not None:
             facts["reward_scale"] = list(self._scale_state)
             arrays["reward_scale/running"] = np.zeros(self._env.num_envs)
-        return Snapshot(arrays, facts)
+        return write_position(Snapshot(arrays, facts))
 
-    def restore(self, snapshot: Snapshot) -> bool:
-        """Go on counting; the environments start afresh."""
-        self.collector.restore(snapshot)
+    def load_state(self, state: State) -> bool:
+        """Go on counting; the environments start new episodes."""
+        self.collector.restore(read_position(state))
         self._num_steps = self.collector.num_steps
         self._scale_state = self.collector.scale_state()
-        self._attempt = int(snapshot.facts.get("attempt", 1))
+        self._attempt = int(state.facts.get("attempt", 1))
         self.collector.start_afresh(self._attempt)
-        # What lies in the ring and on the board is of another policy, with version numbers of its own.
-        self._source = self._ring = self._board = None
+        # Ring and board hold experience and weights of another policy, with version numbers of its own.
+        self.ring = self._queue = None
         return False
 
-    def _start_afresh(self) -> None:
+    # ------------------------------------------------------------------ ring, board and collector
+
+    def _allocate(self, rollout_length: int, size: int) -> None:
+        """Make ring, board, queue and collector for segments of this length."""
+        c, shape = self._config, buffer_shape(self._env, self._policy)
+        lost = 0 if self.ring is None else self.ring.dropped_steps + self.ring.unread_steps
+        # A reproducible collector may ask for the oldest weights the bound allows; another wants the newest.
+        depth = c.max_staleness + 2 if c.reproducible else 2
+        sizes: dict[str, Any] = {"buffer_size": size, "segment_length": rollout_length, "overflow": c.overflow}
+        if c.collector == "process":
+            layout = SharedLayout.of(self._policy, shape, depth=depth, **sizes)
+            block = layout.block()
+            ring, board, *_ = layout.allocate(SharedArrays(block))
+            self._queue = self._make_queue(ring)
+            self._worker = CollectorProcess(self._policy, layout, block, self._queue, self._next_setup)
+        else:
+            ring = VLABuffer(**sizes, **shape)
+            board = WeightBoard(LiveWeights(self._policy).read(), depth)
+            self._queue = self._make_queue(ring)
+            subscriber = WeightSubscriber(self.collector.policy, board)
+            self._worker = CollectorThread(self.collector, self._queue, subscriber, self._restart)
+        ring.discarded_steps = lost
+        self.ring, self.publisher.board = ring, board
+
+    def _make_queue(self, ring: VLABuffer) -> SegmentQueue:
+        return SegmentQueue(ring, max_staleness=self._config.max_staleness, reproducible=self._config.reproducible)
+
+    def _restart(self) -> None:
         self._attempt += 1
         self.collector.start_afresh(self._attempt)
 
-    # ------------------------------------------------------------------ what a source is made of
-
-    def _make_source(self, rollout_length: int, buffer_size: int) -> BackgroundSource:
-        c = self._config
-        sizes: dict[str, Any] = {
-            "buffer_size": buffer_size, "segment_length": rollout_length, "overflow": c.overflow
-        }  # fmt: skip
-        # A reproducible collector may ask for the oldest weights the bound allows; another wants the newest.
-        depth = c.max_staleness + 2 if c.reproducible else 2
-        shape = buffer_shape(self._env, self._policy)
-        filler: Filler
-        lost = 0 if self._ring is None else self._ring.dropped_steps + self._ring.unread_steps
-        if c.collector == "process":
-            plan = SharedPlan.of(self._policy, shape, depth=depth, **sizes)
-            block = plan.block()
-            self._ring, self._board, *_ = plan.lay(SharedArrays(block))
-            queue = self._queue()
-            filler = ProcessFiller(self._policy, plan, block, queue, self._orders)
-        else:
-            self._ring = VLABuffer(**sizes, **shape)
-            self._board = WeightBoard(LiveWeights(self._policy).read(), depth)
-            queue = self._queue()
-            filler = ThreadFiller(
-                self.collector, queue, Following(self.collector.policy, self._board), self._start_afresh
-            )
-        self._ring.discarded_steps = lost
-        return BackgroundSource(
-            self._policy, queue, self._board, filler, step_timeout=c.step_timeout, restarts=c.collector_restarts,
-            failures=self._failures,
-        )  # fmt: skip
-
-    def _queue(self) -> SegmentQueue:
-        assert self._ring is not None
-        c = self._config
-        return SegmentQueue(self._ring, max_staleness=c.max_staleness, reproducible=c.reproducible)
-
-    def _orders(self) -> Orders:
+    def _next_setup(self) -> CollectorSetup:
         assert self._env_config is not None
-        orders = Orders(
+        setup = CollectorSetup(
             make_env=partial(make_env, self._env_config),
             seed=seed_of_attempt(self._seed, self._attempt),
             compiled=self._compiled,
             discount=self._discount,
             scale_state=self._scale_state,
-            # Every process is another stream: what a killed one had begun is never mistaken for what came after.
+            # Every process is another stream: the unfinished segment of a killed one is not continued by the next.
             first_stream=self._first_stream if self._attempt == 0 else stream_base(self._seed),
             num_steps=self._num_steps,
             torch_threads=self._torch_threads,
             device=str(device_of(self._policy)),
         )
         self._attempt += 1
-        return orders
+        return setup

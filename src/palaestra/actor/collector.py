@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,8 +28,9 @@ from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT
 from palaestra.policy.eval_mode import eval_mode
 from palaestra.policy.fingerprint import policy_fingerprint
+from palaestra.transport.source import Episode
 
-__all__ = ["BeforeStep", "Collector", "Episode", "StopCollecting"]
+__all__ = ["BeforeStep", "Collector", "StopCollecting"]
 
 BeforeStep: TypeAlias = Callable[[int], int]
 """Called before each step of a segment with how many were taken; may renew the weights; answers with their version."""
@@ -67,18 +68,6 @@ def default_seed(policy: nn.Module) -> int:
     number = _COLLECTED_FOR.get(policy, 0)
     _COLLECTED_FOR[policy] = number + 1
     return 0 if number == 0 else int(np.random.SeedSequence([0, 6, number]).generate_state(1)[0])
-
-
-class Episode(NamedTuple):
-    """An episode that ended during collection."""
-
-    env_step: int
-    """Steps all environments together had taken when it ended."""
-    env_index: int
-    episode_return: float
-    length: int
-    success: bool | None = None
-    """Whether the task was solved, where the environment says so."""
 
 
 class Collector:

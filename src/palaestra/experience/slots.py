@@ -91,7 +91,7 @@ class Slots:
         """The reader is done with it."""
         self._move(slot, SlotState.READING, SlotState.FREE)
 
-    def put_back(self, slot: int) -> None:
+    def requeue(self, slot: int) -> None:
         """The reader did not use it: it is the oldest full one again."""
         self._move(slot, SlotState.READING, SlotState.FULL)
         self._full.appendleft(slot)

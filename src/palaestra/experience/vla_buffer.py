@@ -213,10 +213,10 @@ class VLABuffer:
             self.slots.release(slot)
             self.changed.notify_all()
 
-    def put_back(self, slot: int) -> None:
+    def requeue(self, slot: int) -> None:
         """The reader did not get to use the segment: it is unread again, and the oldest."""
         with self.changed:
-            self.slots.put_back(slot)
+            self.slots.requeue(slot)
             self.changed.notify_all()
 
     def discard(self, slot: int) -> None:

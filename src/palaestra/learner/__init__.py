@@ -1,20 +1,21 @@
-"""Learning: PPO, returns as pure functions, the trainer that collects and learns, and its checkpoints."""
+"""Learning: algorithms, returns as pure functions, and the learners that apply them. Imports no actor."""
 
-from palaestra.learner.algorithm import ALGORITHMS, build_algorithm
-from palaestra.learner.checkpoint import Checkpoint, read_checkpoint
+from palaestra.learner.algorithm import RolloutAlgorithm
+from palaestra.learner.batch import evaluate_actions, flatten_rollout
 from palaestra.learner.ppo import PPO, PPOConfig
-from palaestra.learner.returns import explained_variance, gae, vtrace
-from palaestra.learner.trainer import Trainer
+from palaestra.learner.protocol import Algorithm, Learner
+from palaestra.learner.returns import gae, vtrace
+from palaestra.learner.table import build_algorithm
 
 __all__ = [
-    "ALGORITHMS",
     "PPO",
-    "Checkpoint",
+    "Algorithm",
+    "Learner",
     "PPOConfig",
-    "Trainer",
+    "RolloutAlgorithm",
     "build_algorithm",
-    "explained_variance",
+    "evaluate_actions",
+    "flatten_rollout",
     "gae",
-    "read_checkpoint",
     "vtrace",
 ]

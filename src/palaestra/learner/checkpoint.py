@@ -132,3 +132,33 @@ def checkpoints_in(directory: Path) -> list[Path]:
     """Whole checkpoints below a directory, oldest first."""
     found = [path.parent for path in directory.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")]
     return sorted(found, key=lambda path: path.name)
+
+
+class TrainingCheckpoint:
+    """Temporary."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        from palaestra.transport.source import State
+
+        state = checkpoint.state
+
+        def tensors(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
+
+        self.path, self.sha256, self.policy = checkpoint.path, checkpoint.sha256, checkpoint.policy_file
+        self.learner = State(tensors("learner:"), state["learner"])
+        self.source = State(tensors("source:"), state["source"])
+        self.progress, self.about = state["progress"], state["about"]
+
+
+def save_checkpoint(path: Path, *, kind: str, policy: Any, learner: Any, source: Any, progress: Any, about: Any) -> str:
+    """Temporary."""
+    tensors = {f"learner:{k}": v for k, v in learner.tensors.items()}
+    tensors |= {f"source:{k}": v for k, v in source.tensors.items()}
+    state = {"learner": learner.facts, "source": source.facts, "progress": progress, "about": dict(about)}
+    return write_checkpoint(path, policy, tensors, state)
+
+
+def load_checkpoint(path: Path) -> TrainingCheckpoint:
+    """Temporary."""
+    return TrainingCheckpoint(read_checkpoint(path))

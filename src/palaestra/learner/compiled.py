@@ -1,7 +1,7 @@
 """The compiled learning phase for small actor-critics: the same numbers as `learner.update`, many times faster.
 
 Actor and critic share no weights, so with separate gradient clipping they learn in two threads (the kernels hold no
-lock); the result does not depend on the timing. Driven by the trainer whenever `policy.compiled` says yes.
+lock); the result does not depend on the timing. Used whenever `policy.compiled` says yes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from palaestra.errors import ExperienceError, NonFiniteError
 from palaestra.experience.columns import Columns
 from palaestra.learner import kernels as k
 from palaestra.learner.adam import Adam
-from palaestra.learner.ppo import PPO, TrainBatch
+from palaestra.learner.batch import TrainBatch
 from palaestra.policy.compiled import CompiledActorCritic
 
-__all__ = ["CompiledLearner", "compiled_gae", "compiled_vtrace"]
+__all__ = ["CompiledPPO", "compiled_gae", "compiled_vtrace"]
 
 F32 = np.float32
 
@@ -76,12 +76,11 @@ def compiled_vtrace(
     return torch.from_numpy(advantage), torch.from_numpy(target)
 
 
-class CompiledLearner:
-    """Working memory and threads for one policy under one PPO."""
+class CompiledPPO:
+    """Working memory and threads for one policy under one `PPOConfig`."""
 
-    def __init__(self, net: CompiledActorCritic, algorithm: PPO, adam: Adam, *, threads: int | None = None) -> None:
-        self.net, self.algorithm, self._adam = net, algorithm, adam
-        self._config = algorithm.config
+    def __init__(self, net: CompiledActorCritic, config: Any, adam: Adam, *, threads: int | None = None) -> None:
+        self.net, self._config, self._adam = net, config, adam
         # A second core is used only if there is one: two threads on one core would just take turns.
         wanted = threads if threads is not None else min(2, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="palaestra-critic") if wanted > 1 else None

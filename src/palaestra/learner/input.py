@@ -9,14 +9,18 @@ import torch
 from torch import Tensor
 
 from palaestra.errors import ExperienceError
+from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import Columns
 from palaestra.policy.device import move_to
 
-__all__ = ["columns_of", "moved"]
+__all__ = ["move_columns", "read_columns"]
 
 
-def columns_of(rollout: Any) -> Columns:
+def read_columns(rollout: Any) -> Columns:
     """The entries of whatever `learn` was given as plain tensors; `ExperienceError` when it is no rollout."""
+    if isinstance(rollout, RolloutBuffer):
+        # A buffer of ours is read where it is: tensordict takes over a second to import.
+        return rollout.columns()
     from palaestra.experience.rollout import REQUIRED, Rollout
 
     if not hasattr(rollout, "keys"):
@@ -35,7 +39,7 @@ def columns_of(rollout: Any) -> Columns:
     return {key: _each(entry, _without_graph) for key, entry in columns.items()}
 
 
-def moved(rollout: Columns, device: torch.device) -> Columns:
+def move_columns(rollout: Columns, device: torch.device) -> Columns:
     """The same columns on another device; as they are when they are there."""
 
     def move(part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Learning from what an older policy did: its steps looked at with the eyes of the policy that is about to learn.
+"""Learning from what an older policy did: its steps evaluated by the policy that is about to learn.
 
 Three policies are told apart. The *behaviour* policy acted and left its log-probabilities; the *proximal* policy is the
 one at the start of this update; the *current* one moves during it. PPO clips current against proximal, and each
@@ -9,31 +9,20 @@ plain PPO. Edits nothing: what it changes, it copies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from palaestra.experience.columns import NO_FINGERPRINT, Columns
-from palaestra.learner.compiled import compiled_gae, compiled_vtrace
-from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibatch, scaled_reward
-from palaestra.learner.returns import gae, vtrace
+from palaestra.learner.batch import TrainBatch, evaluate_actions, map_entry, minibatch
 from palaestra.policy.eval_mode import eval_mode
 
-__all__ = ["Seen", "prepare", "prepare_stale", "seen_today", "stale_steps", "staleness_metrics"]
+__all__ = ["reevaluate", "stale_steps", "staleness_metrics"]
 
 ROWS_AT_ONCE = 1024
 """Steps per forward pass: enough to be fast, few enough for images of a large model."""
-
-
-class Seen(NamedTuple):
-    """A rollout as the proximal policy sees it."""
-
-    rollout: Columns
-    """The same columns; `log_prob`, `value` and `next_value` of stale steps are the proximal policy's."""
-    log_weight: Tensor
-    """log(proximal / behaviour) `[T, N]`; exactly 0 for steps of the proximal policy itself."""
 
 
 def stale_steps(rollout: Columns, version: int, fingerprint: int = NO_FINGERPRINT) -> Tensor | None:
@@ -73,68 +62,24 @@ def staleness_metrics(rollouts: Sequence[Columns], version: int, stale: Sequence
 
 
 @torch.no_grad()
-def seen_today(policy: Any, rollout: Columns, stale: Tensor) -> Seen:
-    """Evaluate the stale steps under the policy as it is."""
+def reevaluate(policy: Any, rollout: Columns, stale: Tensor) -> tuple[Columns, Tensor]:
+    """The rollout as the proximal policy sees it, and log(proximal / behaviour) `[T, N]`.
+
+    `log_prob`, `value` and `next_value` of stale steps are the proximal policy's; for its own steps nothing changes and
+    the log-weight is exactly 0.
+    """
     rows = stale.reshape(-1).nonzero().squeeze(1)
     keys = ("observation", "action", "action_mask", "duration")
-    flat: TrainBatch = {key: _flat(rollout[key]) for key in keys if key in rollout}
+    flat: TrainBatch = {key: map_entry(rollout[key], lambda part: part.flatten(0, 1)) for key in keys if key in rollout}
     log_prob, value = rollout["log_prob"].flatten().clone(), rollout["value"].flatten().clone()
     with eval_mode(policy):  # as it would act
         for some in rows.split(ROWS_AT_ONCE):
-            found, _, worth = evaluated(policy, minibatch(flat, some))
+            found, _, worth = evaluate_actions(policy, minibatch(flat, some))
             log_prob[some], value[some] = found.to(log_prob.dtype), worth.to(value.dtype)
     log_prob, value = log_prob.view_as(rollout["log_prob"]), value.view_as(rollout["value"])
-    # What follows within the segment is seen today as well; where it does not, the recorded estimate has to do.
+    # What follows within the segment is evaluated as well; where it does not, the recorded estimate has to do.
     next_value = rollout["next_value"].clone()
     goes_on = ~(rollout["terminated"] | rollout["truncated"])[:-1]
     next_value[:-1] = torch.where(goes_on & stale[1:], value[1:], next_value[:-1])
-    today = {**rollout, "log_prob": log_prob, "value": value, "next_value": next_value}
-    return Seen(today, log_prob - rollout["log_prob"])
-
-
-def prepare(
-    algorithm: PPO, policy: Any, rollout: Columns, stale: Tensor | None, *, compiled: bool = True
-) -> TrainBatch:
-    """What the algorithm learns from a rollout, given what `stale_steps` says of it."""
-    cls, c = type(algorithm), algorithm.config
-    # A subclass with advantages of its own knows best what to do with old experience.
-    as_ppo = cls.prepare is PPO.prepare and cls.advantages is PPO.advantages
-    if stale is not None and c.correction != "none" and as_ppo:
-        return prepare_stale(algorithm, policy, rollout, stale, compiled=compiled)
-    if cls is PPO and compiled and rollout["reward"].device.type == "cpu":
-        advantage = compiled_gae(rollout, scaled_reward(rollout), discount=c.gamma, lam=c.gae_lambda)
-        return algorithm.prepare(rollout, advantage)
-    return algorithm.prepare(rollout)
-
-
-def prepare_stale(algorithm: PPO, policy: Any, rollout: Columns, stale: Tensor, *, compiled: bool = True) -> TrainBatch:
-    """What `PPO.prepare` gives, for experience of which some is older than the policy."""
-    c: PPOConfig = algorithm.config
-    seen = seen_today(policy, rollout, stale)
-    today: Columns = dict(seen.rollout)
-    reward, weight = scaled_reward(today), seen.log_weight.exp()
-    settings: dict[str, Any] = {"discount": c.gamma, "lam": c.gae_lambda}
-    ends: dict[str, Any] = {key: today[key] for key in ("terminated", "truncated")}
-    value, next_value = today["value"], today["next_value"]
-    fast = compiled and reward.device.type == "cpu"
-    if c.correction == "vtrace":
-        settings |= {"rho_bar": c.rho_bar, "c_bar": c.c_bar}
-        advantage, target = (
-            compiled_vtrace(today, reward, seen.log_weight, **settings)
-            if fast
-            else vtrace(reward, value, next_value, seen.log_weight, **ends, **settings)
-        )
-        today["weight"] = weight.clamp(max=c.rho_bar)
-    else:
-        advantage = (
-            compiled_gae(today, reward, **settings) if fast else gae(reward, value, next_value, **ends, **settings)
-        )
-        target = advantage + today["value"]
-        today["weight"] = weight.clamp(max=c.weight_limit)
-    return algorithm.prepare(today, advantage, target)
-
-
-def _flat(entry: Any) -> Any:
-    if isinstance(entry, Mapping):
-        return {name: part.flatten(0, 1) for name, part in entry.items()}
-    return entry.flatten(0, 1)
+    current = {**rollout, "log_prob": log_prob, "value": value, "next_value": next_value}
+    return current, log_prob - rollout["log_prob"]

@@ -1,55 +1,35 @@
 """Proximal policy optimisation: what it learns from (`prepare`) and what it minimises (`losses`).
 
 This is the algorithm as one reads it; `learner.update` runs it on any policy, and `learner.compiled` runs the same
-arithmetic without dispatch for small networks. It knows no environment, no queue and no file, and never edits the
-rollout it is given. docs/algorithms.md says why each detail is as it is.
+arithmetic without dispatch for small networks. docs/algorithms.md says why each detail is as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from palaestra.config import Section
-from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.columns import Columns
-from palaestra.learner.returns import gae
+from palaestra.learner.adam import Adam
+from palaestra.learner.algorithm import CompiledUpdate, Losses, RolloutAlgorithm, RolloutConfig, remaining
+from palaestra.learner.batch import TrainBatch, evaluate_actions, flatten_rollout
+from palaestra.learner.compiled import CompiledPPO, compiled_gae, compiled_vtrace
+from palaestra.learner.off_policy import reevaluate
+from palaestra.learner.returns import explained_variance, gae, scale_reward, vtrace
+from palaestra.policy.compiled import CompiledActorCritic
 
-__all__ = ["PPO", "Losses", "PPOConfig", "TrainBatch"]
-
-TrainBatch: TypeAlias = dict[str, Any]
-"""Samples to learn from, `[B, ...]` by key: a rollout's entries flattened, plus `advantage` and `target`."""
-
-LEARNED_FROM = ("observation", "action", "log_prob", "value", "action_mask", "duration", "weight")
-
-REWARD_LIMIT = 10.0
-"""Scaled rewards are clipped here, as in the reference implementations; unscaled ones never are."""
+__all__ = ["PPO", "PPOConfig"]
 
 
-class PPOConfig(Section):
+class PPOConfig(RolloutConfig):
     """How PPO learns."""
-
-    learning_rate: float = Field(default=3e-4, gt=0, le=3e38)
-    """Step size of Adam. Too high and `approx_kl` jumps and returns collapse; too low and nothing moves."""
-
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """`linear` falls to 0 at the end of training: a steadier finish, for runs whose length is known."""
-
-    gamma: float = Field(default=0.99, ge=0, le=1)
-    """Discount: how much a reward is worth one step later. 1/(1-gamma) steps is roughly how far the agent looks."""
 
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Between one-step bootstrapping (0: biased, calm) and whole returns (1: unbiased, noisy)."""
-
-    n_epochs: int = Field(default=10, ge=1)
-    """Passes over each rollout. More squeezes out more until `clip_fraction` says the data is used up."""
-
-    batch_size: int = Field(default=64, ge=1)
-    """Samples per gradient step. Must divide rollout_length x num_envs."""
 
     clip_range: float = Field(default=0.2, gt=0, lt=1)
     """Half-width of the interval around ratio 1 where a sample still pushes. Wider learns faster and breaks sooner."""
@@ -69,13 +49,6 @@ class PPOConfig(Section):
     value_coef: float = Field(default=0.5, ge=0, le=1e6)
     """Weight of the value error against the policy objective."""
 
-    max_grad_norm: float | None = Field(default=0.5, gt=0)
-    """Gradients longer than this are shortened to it. null: never."""
-
-    grad_clip: Literal["separate", "global"] = "separate"
-    """`separate`: actor and critic each by their own norm, so a large value error cannot silence the policy.
-    `global`: by their common norm, as the reference implementations do."""
-
     target_kl: float | None = Field(default=None, gt=0)
     """Stop improving the policy (not the value) on this rollout once a minibatch's KL exceeds 1.5 times this."""
 
@@ -94,9 +67,6 @@ class PPOConfig(Section):
     c_bar: float = Field(default=1.0, gt=0, le=1e6)
     """`vtrace`: limit of the weight that passes later surprises back."""
 
-    adam_eps: float = Field(default=1e-5, gt=0, le=1)
-    """Adam's epsilon. The reference implementations use 1e-5, not torch's 1e-8."""
-
     @model_validator(mode="after")
     def _traces_are_no_heavier_than_steps(self) -> PPOConfig:
         if self.c_bar > self.rho_bar:
@@ -104,43 +74,24 @@ class PPOConfig(Section):
         return self
 
 
-class Losses(NamedTuple):
-    """The two parts of the objective on one minibatch, and what to report about it."""
-
-    policy: Tensor
-    value: Tensor
-    said: dict[str, Tensor]
-
-
-class PPO:
+class PPO(RolloutAlgorithm):
     """PPO with clipped surrogate objective, clipped value error and entropy bonus."""
 
-    def __init__(self, config: PPOConfig | None = None, **settings: Any) -> None:
-        """Either a config, or its fields as keyword arguments: `PPO(learning_rate=1e-3)`."""
-        from palaestra.config import validated
-
-        self.config = config if config is not None else validated(PPOConfig, settings, place="algorithm")
+    config_class = PPOConfig
+    config: PPOConfig
 
     def prepare(self, rollout: Columns, advantage: Tensor | None = None, target: Tensor | None = None) -> TrainBatch:
-        """Advantages and value targets (unless given), then everything flattened to `[B, ...]`.
-
-        The rollout is left as it is.
-        """
+        """Advantages and value targets, unless given, beside the flattened rollout."""
         if advantage is None:
             advantage = self.advantages(rollout)
-        entries: TrainBatch = {key: rollout[key] for key in LEARNED_FROM if key in rollout}
-        entries["advantage"] = advantage
-        entries["target"] = advantage + rollout["value"] if target is None else target
-        flat = {key: _flat(entry) for key, entry in entries.items()}
-        if "valid" in rollout:
-            keep = rollout["valid"].reshape(-1)
-            flat = {key: _rows(entry, keep) for key, entry in flat.items()}
-        return flat
+        return flatten_rollout(
+            rollout, advantage=advantage, target=advantage + rollout["value"] if target is None else target
+        )
 
     def advantages(self, rollout: Columns) -> Tensor:
         """Generalised advantages `[T, N]`."""
         return gae(
-            scaled_reward(rollout),
+            scale_reward(rollout),
             rollout["value"],
             rollout["next_value"],
             terminated=rollout["terminated"],
@@ -152,7 +103,7 @@ class PPO:
     def losses(self, policy: Any, batch: TrainBatch, *, clip_range: float) -> Losses:
         """The objective on one minibatch."""
         c = self.config
-        log_prob, entropy, value = evaluated(policy, batch)
+        log_prob, entropy, value = evaluate_actions(policy, batch)
         advantage = batch["advantage"]
         if c.normalize_advantage and len(advantage) > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -175,100 +126,75 @@ class PPO:
             # k3: unbiased like -log_ratio, never negative, far less noisy.
             kl = (ratio - 1 - log_ratio).mean()
             clipped = ((ratio - 1).abs() > clip_range).float().mean()
-        said = {
+        metrics = {
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": mean_entropy.detach(),
             "approx_kl": kl,
             "clip_fraction": clipped,
         }
-        return Losses(policy_loss - c.entropy_coef * mean_entropy, c.value_coef * value_loss, said)
+        return Losses(policy_loss - c.entropy_coef * mean_entropy, c.value_coef * value_loss, metrics)
 
-    def learning_rate(self, progress: float) -> float:
-        """Step size after `progress` (0 to 1) of the training."""
-        return self.config.learning_rate * _remaining(self.config.learning_rate_schedule, progress)
+    def prepare_batch(self, policy: Any, rollout: Columns, stale: Tensor | None, *, compiled: bool) -> TrainBatch:
+        """`prepare`, with compiled advantages where that gives the same, and stale steps corrected."""
+        cls, c = type(self), self.config
+        compiled = compiled and rollout["reward"].device.type == "cpu"
+        # A subclass with advantages of its own knows best what to do with old experience.
+        if (
+            stale is not None
+            and c.correction != "none"
+            and cls.prepare is PPO.prepare
+            and cls.advantages is PPO.advantages
+        ):
+            return self._prepare_stale(policy, rollout, stale, compiled=compiled)
+        if cls is PPO and compiled:
+            advantage = compiled_gae(rollout, scale_reward(rollout), discount=c.gamma, lam=c.gae_lambda)
+            return self.prepare(rollout, advantage)
+        return self.prepare(rollout)
+
+    def _prepare_stale(self, policy: Any, rollout: Columns, stale: Tensor, *, compiled: bool) -> TrainBatch:
+        """What `prepare` gives, for experience of which some is older than the policy."""
+        c = self.config
+        current, log_weight = reevaluate(policy, rollout, stale)
+        reward, weight = scale_reward(current), log_weight.exp()
+        settings: dict[str, Any] = {"discount": c.gamma, "lam": c.gae_lambda}
+        columns: dict[str, Any] = {key: current[key] for key in ("value", "next_value", "terminated", "truncated")}
+        if c.correction == "vtrace":
+            settings |= {"rho_bar": c.rho_bar, "c_bar": c.c_bar}
+            if compiled:
+                advantage, target = compiled_vtrace(current, reward, log_weight, **settings)
+            else:
+                advantage, target = vtrace(reward, log_ratio=log_weight, **columns, **settings)
+            current["weight"] = weight.clamp(max=c.rho_bar)
+        else:
+            advantage = compiled_gae(current, reward, **settings) if compiled else gae(reward, **columns, **settings)
+            target = advantage + current["value"]
+            current["weight"] = weight.clamp(max=c.weight_limit)
+        return self.prepare(current, advantage, target)
+
+    def compiled_update(self, net: CompiledActorCritic, adam: Adam) -> CompiledUpdate | None:
+        """For PPO itself: a subclass may compute something else."""
+        return CompiledPPO(net, self.config, adam) if type(self) is PPO else None
+
+    def has_moved_enough(self, metrics: Mapping[str, Tensor]) -> bool:
+        """Whether the KL of a minibatch is above the limit."""
+        limit = self.config.target_kl
+        return limit is not None and bool(metrics["approx_kl"] > 1.5 * limit)
+
+    def describe(self, batch: TrainBatch, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The whole loss, and how values and advantages look."""
+        c = self.config
+        about = {
+            "loss": metrics["policy_loss"] - c.entropy_coef * metrics["entropy"] + c.value_coef * metrics["value_loss"],
+            "explained_variance": explained_variance(batch["value"], batch["target"]),
+            "value_mean": float(batch["value"].mean()),
+            "return_mean": float(batch["target"].mean()),
+            "advantage_std": float(batch["advantage"].std(correction=0)),
+        }
+        if "weight" in batch:
+            about["behaviour_weight"] = float(batch["weight"].mean())
+        return about
 
     def clip_range(self, progress: float) -> float:
         """Clip interval after `progress` (0 to 1) of the training."""
-        return self.config.clip_range * _remaining(self.config.clip_range_schedule, progress)
-
-
-def evaluated(policy: Any, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability, entropy and value of what is in the batch, under the policy as it is."""
-    extra = {"duration": batch["duration"]} if "duration" in batch else {}
-    found: tuple[Tensor, Tensor, Tensor] = policy.evaluate_actions(
-        batch["observation"], batch["action"], mask=batch.get("action_mask"), **extra
-    )
-    size = (len(batch["action"]),)
-    if any(part.shape != size for part in found):  # `[B, 1]` against `[B]` would silently become `[B, B]`
-        shapes = [list(part.shape) for part in found]
-        raise ConfigError(
-            "policy", type(policy).__name__, f"its evaluate_actions gave log_prob, entropy, value of shapes {shapes}",
-            f"Give each as {list(size)}",
-        )  # fmt: skip
-    return found
-
-
-def scaled_reward(rollout: Columns) -> Tensor:
-    """Rewards as they are learned from: multiplied by the scale the rollout carries, and then clipped."""
-    reward: Tensor = rollout["reward"]
-    scale = rollout.get("reward_scale")
-    if scale is None or bool((scale == 1.0).all()):
-        return reward
-    scaled: Tensor = (reward * scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
-    return scaled
-
-
-def _remaining(schedule: str, progress: float) -> float:
-    # A hair above 0, so that a run extended past its planned length does not divide by an interval of 0.
-    return max(1.0 - progress, 1e-6) if schedule == "linear" else 1.0
-
-
-def _flat(entry: Any) -> Any:
-    if isinstance(entry, Mapping):
-        return {name: part.flatten(0, 1) for name, part in entry.items()}
-    return entry.flatten(0, 1)
-
-
-def _rows(entry: Any, rows: Tensor) -> Any:
-    if isinstance(entry, Mapping):
-        return {name: part[rows] for name, part in entry.items()}
-    return entry[rows]
-
-
-def _picked(entry: Any, rows: Tensor) -> Any:
-    # Several times faster than `entry[rows]`, which minibatches of images notice.
-    if isinstance(entry, Mapping):
-        return {name: part.index_select(0, rows) for name, part in entry.items()}
-    return entry.index_select(0, rows)
-
-
-def minibatch(batch: TrainBatch, rows: Tensor) -> TrainBatch:
-    """The given rows of a batch."""
-    return {key: _picked(entry, rows) for key, entry in batch.items()}
-
-
-def joined(batches: list[TrainBatch]) -> TrainBatch:
-    """Several prepared rollouts as one batch; each kept its own advantages.
-
-    Samples without a weight weigh 1, and without a mask were free to act, beside others that have one.
-    """
-    if len(batches) == 1:
-        return batches[0]
-    keys = {key: None for batch in batches for key in batch}
-    return {key: _concatenate([_entry(batch, key, batches) for batch in batches]) for key in keys}
-
-
-def _concatenate(entries: list[Any]) -> Any:
-    if isinstance(entries[0], Mapping):
-        return {name: torch.cat([entry[name] for entry in entries]) for name in entries[0]}
-    return torch.cat(entries)
-
-
-def _entry(batch: TrainBatch, key: str, batches: list[TrainBatch]) -> Any:
-    if key in batch:
-        return batch[key]
-    if key not in ("weight", "action_mask"):
-        raise ExperienceError(f"learn: only some of the rollouts have {key}. Learn from them one by one.")
-    example = next(other[key] for other in batches if key in other)
-    return example.new_ones((len(batch["advantage"]), *example.shape[1:]))
+        return self.config.clip_range * remaining(self.config.clip_range_schedule, progress)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["discounted_returns", "explained_variance", "gae", "vtrace"]
+from palaestra.experience.columns import Columns
+
+__all__ = ["discounted_returns", "explained_variance", "gae", "scale_reward", "vtrace"]
+
+REWARD_LIMIT = 10.0
+"""Scaled rewards are clipped here, as in the reference implementations; unscaled ones never are."""
 
 
 def gae(
@@ -82,3 +87,13 @@ def explained_variance(prediction: Tensor, target: Tensor) -> float:
     if spread == 0:
         return float("nan")
     return float(1.0 - (target - prediction).double().var(correction=0) / spread)
+
+
+def scale_reward(rollout: Columns) -> Tensor:
+    """Rewards as they are learned from: multiplied by the scale that the rollout carries, and then clipped."""
+    reward: Tensor = rollout["reward"]
+    scale = rollout.get("reward_scale")
+    if scale is None or bool((scale == 1.0).all()):
+        return reward
+    scaled: Tensor = (reward * scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
+    return scaled

@@ -1,13 +1,13 @@
 """The plain learning phase: epochs, minibatches, gradients, Adam, on any policy, through autograd.
 
-`learn_plainly` is the reference: `learner.compiled` must give the same numbers. Shuffles come in as `order`, so both
+`run_epochs` is the reference: `learner.compiled` must give the same numbers. Shuffles come in as `order`, so both
 visit the samples alike. Diagnostics stay tensors until the end: reading one number costs as much as a small layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,14 +15,15 @@ from torch import Tensor
 
 from palaestra.errors import ConfigError, NonFiniteError
 from palaestra.learner.adam import Adam
-from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibatch
+from palaestra.learner.algorithm import RolloutAlgorithm, RolloutConfig
+from palaestra.learner.batch import TrainBatch, evaluate_actions, minibatch
 from palaestra.policy.flat import FlatParameters
 
-__all__ = ["learn_plainly", "where_it_broke"]
+__all__ = ["locate_failure", "run_epochs"]
 
 
 class _Tally:
-    """Sums of what each minibatch reported; the policy may have seen fewer of them than the critic."""
+    """Sums of the metrics of each minibatch; the policy may have seen fewer of them than the critic."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
@@ -33,14 +34,16 @@ class _Tally:
     def _add(self, name: str, number: Tensor | float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + number
 
-    def policy(self, said: dict[str, Tensor]) -> None:
+    def policy(self, metrics: Mapping[str, Tensor]) -> None:
         self.policy_minibatches += 1
-        for name in ("policy_loss", "entropy", "approx_kl", "clip_fraction"):
-            self._add(name, said[name])
+        for name, number in metrics.items():
+            if name != "value_loss":
+                self._add(name, number)
 
-    def value(self, said: dict[str, Tensor]) -> None:
+    def value(self, metrics: Mapping[str, Tensor]) -> None:
         self.minibatches += 1
-        self._add("value_loss", said["value_loss"])
+        if "value_loss" in metrics:
+            self._add("value_loss", metrics["value_loss"])
 
     def norm(self, group: str, number: float) -> None:
         self._add("grad_norm" if group == "policy" else f"{group}_grad_norm", number)
@@ -58,20 +61,20 @@ class _Tally:
         return result
 
 
-def learn_plainly(
+def run_epochs(
     policy: Any,
-    algorithm: PPO,
+    algorithm: RolloutAlgorithm,
     adam: Adam,
     batch: TrainBatch,
     order: Tensor,
     *,
     rate: float,
     clip_range: float,
-    heed: Callable[[], None] | None = None,
+    poll: Callable[[], None] | None = None,
 ) -> dict[str, float]:
     """Run every epoch (`order[E, B]` holds the shuffles) and return the means of the diagnostics.
 
-    `heed` is called before each minibatch and may raise: bad news need not wait for the end of a long update.
+    `poll` is called before each minibatch and may raise: a failure need not wait for the end of a long update.
     """
     config = algorithm.config
     flat = FlatParameters.of(policy)
@@ -89,12 +92,12 @@ def learn_plainly(
     tally = _Tally()
     for epoch in order:
         for rows in epoch.split(config.batch_size):
-            if heed is not None:
-                heed()
+            if poll is not None:
+                poll()
             losses = algorithm.losses(policy, minibatch(batch, rows), clip_range=clip_range)
             if improving:
-                tally.policy(losses.said)
-                if config.target_kl is not None and losses.said["approx_kl"] > 1.5 * config.target_kl:
+                tally.policy(losses.metrics)
+                if algorithm.has_moved_enough(losses.metrics):
                     tally.stopped_at = tally.policy_minibatches
                     improving = False
                     live = ["critic"] if separable and parts["critic"] else []
@@ -102,7 +105,7 @@ def learn_plainly(
                 return tally.metrics()
             flat.gradient.zero_()
             (losses.policy + losses.value if improving else losses.value).backward()
-            tally.value(losses.said)
+            tally.value(losses.metrics)
             rates = {group: rate * scales.get(group, 1.0) for group in live}
             _step(flat, adam, {group: parts[group] for group in live}, config, rates, tally)
     return tally.metrics()
@@ -112,7 +115,7 @@ def _step(
     flat: FlatParameters,
     adam: Adam,
     parts: dict[str, list[slice]],
-    config: PPOConfig,
+    config: RolloutConfig,
     rates: dict[str, float],
     tally: _Tally,
 ) -> None:
@@ -133,9 +136,9 @@ def _step(
         adam.step(group, parts[group], rates[group], 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
 
 
-def where_it_broke(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError:
+def locate_failure(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError:
     """Say which boundary a non-finite number came from: experience, network or optimiser."""
-    for key in ("observation", "target", "advantage", "log_prob"):
+    for key in (key for key in ("observation", "target", "advantage", "log_prob") if key in batch):
         entry = batch[key]
         parts = entry.items() if isinstance(entry, dict) else [(key, entry)]
         for name, part in parts:
@@ -152,7 +155,7 @@ def where_it_broke(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError
                 "Lower algorithm.learning_rate, or set algorithm.max_grad_norm."
             )
     with torch.no_grad():
-        _, _, value = evaluated(policy, batch)
+        _, _, value = evaluate_actions(policy, batch)
     side = "value" if not bool(torch.isfinite(value).all()) else "policy"
     return NonFiniteError(
         f"{found}; it came from the network: finite weights and finite samples gave a {side} loss that is not finite. "

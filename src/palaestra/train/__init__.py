@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, config_from, load_config
-    from palaestra.train.loop import Outcome, build_trainer, evaluate_checkpoint, train
+    from palaestra.train.run import Outcome
     from palaestra.train.run_directory import RunDirectory, runs_root
+    from palaestra.train.trainer import Trainer, build_trainer
+    from palaestra.train.vector import evaluate_checkpoint, train
 
 __all__ = [
     "Outcome",
     "RunConfig",
     "RunDirectory",
+    "Trainer",
     "build_trainer",
     "config_from",
     "evaluate_checkpoint",
@@ -21,15 +24,16 @@ __all__ = [
 ]
 
 _HOME = {
-    "Outcome": "loop",
+    "Outcome": "run",
     "RunConfig": "config",
     "RunDirectory": "run_directory",
-    "build_trainer": "loop",
+    "Trainer": "trainer",
+    "build_trainer": "trainer",
     "config_from": "config",
-    "evaluate_checkpoint": "loop",
+    "evaluate_checkpoint": "vector",
     "load_config": "config",
     "runs_root": "run_directory",
-    "train": "loop",
+    "train": "vector",
 }
 
 

@@ -24,7 +24,7 @@ def checked(data: Mapping[str, Any], *, seed: int | None = None) -> dict[str, An
 def _checked_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     from palaestra.runs.runners.programs.probe import signature
     from palaestra.train.config import config_from
-    from palaestra.train.loop import build_trainer
+    from palaestra.train.trainer import build_trainer
 
     config = config_from(data, seed=seed)
     check_telemetry(config.telemetry)
@@ -33,7 +33,7 @@ def _checked_environment(data: Mapping[str, Any], seed: int | None) -> dict[str,
     single = config.model_copy(update={"env": config.env.model_copy(update=here)})
     trainer = build_trainer(single)
     try:
-        trainer.check_memory(config.rollout_length, config.trainer.buffer_size, num_envs=config.env.num_envs)
+        trainer.training.check_memory(config.rollout_length, config.trainer.buffer_size, num_envs=config.env.num_envs)
         spaces = signature(trainer.env, config.env.id)
     finally:
         trainer.env.close()

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from palaestra.actor.async_config import AsyncConfig
+from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.config import Section, validated
 from palaestra.document import overridden, read_document
 from palaestra.env.catalogue import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
-from palaestra.learner.algorithm import CONFIGS, config_of
+from palaestra.learner.ppo import PPOConfig
+from palaestra.learner.table import config_of
 from palaestra.policy.actor_critic import PolicyConfig
 from palaestra.policy.device import DEVICE_PATTERN, check_device_name
 from palaestra.telemetry import TelemetryConfig
@@ -138,7 +139,7 @@ SECTIONS: dict[str, type[Section]] = {
     "policy": PolicyConfig,
     "trainer": TrainerConfig,
     "telemetry": TelemetryConfig,
-    **CONFIGS,
+    "ppo": PPOConfig,
 }
 
 

@@ -12,10 +12,10 @@ __all__ = ["Interruption"]
 
 
 class Interruption:
-    """Whether somebody asked us to stop."""
+    """Whether the run was asked to stop."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     @contextmanager
     def watching(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -25,7 +25,7 @@ class Interruption:
             return
 
         def first(number: int, frame: FrameType | None) -> None:
-            self.asked = True
+            self.requested = True
             for each in caught:
                 signal.signal(each, signal.SIG_DFL)
             say("Stopping: this update is finished and saved first. Ctrl-C again leaves at once.")

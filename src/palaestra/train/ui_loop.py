@@ -34,7 +34,7 @@ from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, Trai
 from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.telemetry.sinks import check_telemetry
 from palaestra.train.interruption import Interruption
-from palaestra.train.loop import Outcome
+from palaestra.train.run import Outcome
 from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
 from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.session_source import SessionAddress, find_sessions
@@ -231,12 +231,12 @@ class _UiRun:
         except BaseException as error:
             telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
-        stopped = self._interruption.asked
+        stopped = self._interruption.requested
         telemetry.emit(PhaseChanged("stopped" if stopped else "succeeded", "interrupted" if stopped else "done"))
         return Outcome(self._run, self._learning.episodes, self._last, checkpoint, stopped)
 
     def _over(self) -> bool:
-        return self._interruption.asked or self._learning.rounds >= self._config.trainer.num_training_steps
+        return self._interruption.requested or self._learning.rounds >= self._config.trainer.num_training_steps
 
     def _opened(self) -> EpisodesInTurn | EpisodesInBackground:
         c, policy = self._config, self._learning.policy
@@ -276,7 +276,7 @@ class _UiRun:
         assert self._source is not None
         busy = self._source.statistics.busy_s
         batch = self._gathered(tally)
-        if self._interruption.asked and len(batch) < self._config.trainer.batch_size:
+        if self._interruption.requested and len(batch) < self._config.trainer.batch_size:
             learning.ready = batch + learning.ready
             return
         self._refuse_to_go_on_without_screens(tally)
@@ -320,7 +320,7 @@ class _UiRun:
         limit = size * (1 + refills)
         counted = len(learning.ready)
         """Episodes that count towards the batch: admitted ones when what is dropped is replaced, else all."""
-        while counted < size and len(tally.played) < limit and not self._interruption.asked:
+        while counted < size and len(tally.played) < limit and not self._interruption.requested:
             assert self._source is not None
             came = self._source.gather(min(size - counted, limit - len(tally.played)), stop=self._stopping)
             for one in came:
@@ -362,7 +362,7 @@ class _UiRun:
                 self._archive.append(broken)
 
     def _stopping(self) -> bool:
-        return self._interruption.asked
+        return self._interruption.requested
 
     def _after(self, metrics: dict[str, float]) -> None:
         c, rounds = self._config.trainer, self._learning.rounds

@@ -3,7 +3,7 @@
 The bound follows from counting. A segment that is begun now will be learned from after everything that lies before it,
 one update each; so with at most `max_staleness` segments in the ring when it begins, the weights that act are at most
 that many updates old when it is learned from. With `overwrite_oldest` nobody waits, and what has become too old is
-dropped and counted instead. A failure of the collector wakes whoever waits. Owns the counting, not the memory (that is
+dropped and counted instead. A failure of the collector ends every wait. Owns the counting, not the memory (that is
 the ring's) and not the threads.
 """
 
@@ -106,7 +106,7 @@ class SegmentQueue:
             self._reports[slot] = report
             self.ring.commit(slot)
 
-    def give_up(self, slot: int, steps: int) -> None:
+    def abandon(self, slot: int, steps: int) -> None:
         """The segment will not become whole; `steps` of it, over all environments, are counted as dropped."""
         with self.ring.changed:
             self._left += 1
@@ -121,7 +121,7 @@ class SegmentQueue:
             self._open = False
             self.ring.changed.notify_all()
 
-    def heed(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise the failure, if there was one."""
         failure = self._failure
         if failure is not None:
@@ -143,11 +143,11 @@ class SegmentQueue:
                 self.ring.discard(slot)
         return None
 
-    def put_back(self, slot: int, report: Any) -> None:
+    def requeue(self, slot: int, report: Any) -> None:
         """The segment was not learned from after all: it is the oldest again."""
         with self.ring.changed:
             self._reports[slot] = report
-            self.ring.put_back(slot)
+            self.ring.requeue(slot)
 
     def release(self, slot: int) -> None:
         """The segment was learned from; publish the weights that came of it before saying so."""

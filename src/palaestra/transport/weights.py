@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from palaestra.errors import ExperienceError
 
-__all__ = ["WeightBoard"]
+__all__ = ["BoardPublisher", "ReadableWeights", "WeightBoard"]
 
 WRITING, NEWEST = 0, 1
 
@@ -85,6 +85,29 @@ class WeightBoard:
                     f"WeightBoard.read_into: version {version} was replaced; the board keeps {self.depth}, up to "
                     f"{self.newest}. Make it deeper."
                 )
+
+
+class ReadableWeights(Protocol):
+    """Weights as arrays of fixed shapes."""
+
+    def read(self) -> Sequence[NDArray[Any]]:
+        """The arrays as they are, in place where possible."""
+
+
+class BoardPublisher:
+    """Publishes on a board, which may be replaced while nobody reads it."""
+
+    def __init__(self, board: WeightBoard | None = None) -> None:
+        self.board = board
+
+    def publish(self, version: int, weights: ReadableWeights) -> None:
+        """Copy the weights onto the board, unless it has this version already."""
+        assert self.board is not None
+        if version > self.board.newest:
+            self.board.publish(version, weights.read())
+
+    def close(self) -> None:
+        """The board belongs to its readers."""
 
 
 def _fence() -> None:

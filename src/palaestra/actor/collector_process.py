@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from palaestra.actor.acting import Compiled
-from palaestra.actor.background import START_GRACE_S, STOP_GRACE_S, Filled, Following
-from palaestra.actor.collector import Collector, Episode, StopCollecting
+from palaestra.actor.collector import Collector, StopCollecting
+from palaestra.actor.collector_thread import START_GRACE_S, STOP_GRACE_S, SegmentReport, WeightSubscriber
 from palaestra.actor.reward_scale import RewardScale
 from palaestra.env.vector import VectorEnv
 from palaestra.env.workers import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process
@@ -40,9 +40,10 @@ from palaestra.policy.live import LiveWeights, packed, tensors_of, unpacked
 from palaestra.threads import few_threads
 from palaestra.transport.queue import Claim, SegmentQueue
 from palaestra.transport.shared import SharedArrays, shared_block
+from palaestra.transport.source import Episode
 from palaestra.transport.weights import WeightBoard
 
-__all__ = ["Orders", "ProcessFiller", "SharedPlan"]
+__all__ = ["CollectorProcess", "CollectorSetup", "SharedLayout"]
 
 # Where each fact stands in the pulse, which the child writes (but for STOP) and the parent reads.
 MOVED_AT, STEPS, STOP = 0, 1, 2
@@ -53,7 +54,7 @@ PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class SharedPlan:
+class SharedLayout:
     """What both processes need to lay the same things over the same memory."""
 
     buffer_size: int
@@ -67,7 +68,7 @@ class SharedPlan:
     """Shape, type, whether a parameter, whether it never learns: of every tensor of the policy."""
 
     @classmethod
-    def of(cls, policy: nn.Module, shape: dict[str, Any], **sizes: Any) -> SharedPlan:
+    def of(cls, policy: nn.Module, shape: dict[str, Any], **sizes: Any) -> SharedLayout:
         """The plan for a policy and the buffers it needs."""
         live = tuple(array.shape for array in LiveWeights(policy).read())
         untrained = {id(p) for p in FlatParameters.of(policy).untrained}
@@ -76,7 +77,7 @@ class SharedPlan:
         )
         return cls(shape=shape, live=live, tensors=tensors, **sizes)
 
-    def lay(self, memory: SharedArrays) -> tuple[VLABuffer, WeightBoard, NDArray[np.float64], list[NDArray[Any]]]:
+    def allocate(self, memory: SharedArrays) -> tuple[VLABuffer, WeightBoard, NDArray[np.float64], list[NDArray[Any]]]:
         """Ring, board, pulse and the frozen weights (as bytes)."""
         ring = VLABuffer(
             self.buffer_size, segment_length=self.segment_length, overflow=self.overflow, memory=memory, **self.shape
@@ -88,11 +89,11 @@ class SharedPlan:
 
     def block(self) -> Any:
         """Fresh memory of the right size."""
-        return shared_block(self.lay)
+        return shared_block(self.allocate)
 
 
 @dataclass(frozen=True)
-class Orders:
+class CollectorSetup:
     """What a collector process is started with, besides memory and a policy."""
 
     make_env: Callable[[], VectorEnv]
@@ -110,14 +111,19 @@ class Orders:
     """Where the collector's copy of the policy acts."""
 
 
-class ProcessFiller:
-    """Fills segments in a process of its own; started afresh, it is another process."""
+class CollectorProcess:
+    """Fills segments in a process of its own; every start is another process."""
 
     def __init__(
-        self, policy: nn.Module, plan: SharedPlan, block: Any, queue: SegmentQueue, next_orders: Callable[[], Orders]
+        self,
+        policy: nn.Module,
+        layout: SharedLayout,
+        block: Any,
+        queue: SegmentQueue,
+        next_setup: Callable[[], CollectorSetup],
     ) -> None:
-        self._plan, self._block, self._queue, self._next_orders = plan, block, queue, next_orders
-        _, _, self._pulse, self._frozen = plan.lay(SharedArrays(block))
+        self._layout, self._block, self._queue, self._next_setup = layout, block, queue, next_setup
+        _, _, self._pulse, self._frozen = layout.allocate(SharedArrays(block))
         self._fixed = FlatParameters.of(policy).untrained
         self._structure = packed(policy)
         self._process: Any = None
@@ -132,7 +138,7 @@ class ProcessFiller:
         """The process, while there is one."""
         return None if self._process is None else self._process.pid
 
-    def start(self, *, afresh: bool = False) -> None:
+    def start(self, *, fresh: bool = False) -> None:
         """Start the process and let it fill what there is room for; its environments are always fresh."""
         context = multiprocessing.get_context("spawn")
         for memory, tensor in zip(self._frozen, self._fixed, strict=True):
@@ -141,9 +147,9 @@ class ProcessFiller:
         self._pulse[MOVED_AT] = time.monotonic() + START_GRACE_S
         self._granted, self._delivered = [], 0
         ours, theirs = context.Pipe()
-        args = (theirs, self._block, self._plan, self._structure, self._next_orders())
+        args = (theirs, self._block, self._layout, self._structure, self._next_setup())
         # Not a daemon: its environments may be processes of their own.
-        self._process = context.Process(target=_live, args=args, name="palaestra-collector")
+        self._process = context.Process(target=_run_child, args=args, name="palaestra-collector")
         self._pipe = ours
         self._listener = threading.Thread(
             target=self._listen, args=(ours, self._process), name="palaestra-collector-listener", daemon=True
@@ -158,9 +164,9 @@ class ProcessFiller:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._listener.start()
-        self.room()
+        self.wake()
 
-    def room(self) -> None:
+    def wake(self) -> None:
         """Pass on whatever leave the queue gives."""
         with self._sending:
             while self._pipe is not None and self._may_grant() and (claim := self._queue.claim(0.0)) is not None:
@@ -173,9 +179,9 @@ class ProcessFiller:
 
     def _may_grant(self) -> bool:
         # Ahead of time, so that the child never waits for word; but what is to be overwritten must be chosen late.
-        return self._plan.overflow == "block" or not self._granted
+        return self._layout.overflow == "block" or not self._granted
 
-    def unmoved_for(self) -> float:
+    def seconds_in_step(self) -> float:
         """Seconds since the child's last step began."""
         return time.monotonic() - float(self._pulse[MOVED_AT]) if self._granted else 0.0
 
@@ -218,10 +224,10 @@ class ProcessFiller:
             except Exception as error:  # noqa: BLE001  an error of a class that only the child can import
                 word, rest = "failed", [None, f"its last words cannot be read ({error})", ""]
             if word != "filled":
-                failure = _told(*rest)
+                failure = _failure(*rest)
                 continue
             try:
-                self._filled(*rest)
+                self._deliver(*rest)
             except Exception as error:  # noqa: BLE001  a listener that died in silence would leave the learner waiting
                 failure = CollectorFailed(f"what the background collector said was not understood: {error}")
                 failure.__cause__ = error
@@ -236,46 +242,45 @@ class ProcessFiller:
         if failure is not None:
             self._queue.fail(failure)
 
-    def _filled(
-        self, slot: int, first_stream: int, first_env_step: int, reward_scale: float, said: tuple[Any, ...]
+    def _deliver(
+        self, slot: int, first_stream: int, first_env_step: int, reward_scale: float, report: tuple[Any, ...]
     ) -> None:
         buffer = self._queue.ring.segments[slot]
         buffer.position = buffer.num_steps
         buffer.first_stream, buffer.first_env_step, buffer.reward_scale = first_stream, first_env_step, reward_scale
-        episodes, *rest = said
-        report = Filled([Episode(*one) for one in episodes], *rest)
+        episodes, *rest = report
         self._granted.remove(slot)
         self._delivered += buffer.num_steps
-        self._queue.deliver(slot, report)
-        self.room()
+        self._queue.deliver(slot, SegmentReport([Episode(*one) for one in episodes], *rest))
+        self.wake()
 
     def _settle(self) -> None:
         """Free what was granted and never filled; the child was in the first of those, if in any."""
         steps = (int(self._pulse[STEPS]) - self._delivered) * self._queue.ring.num_envs
         while self._granted:
-            self._queue.give_up(self._granted.pop(0), steps)
+            self._queue.abandon(self._granted.pop(0), steps)
             steps = 0
 
 
 # ---------------------------------------------------------------------- the child
 
 
-def _live(pipe: Connection, block: Any, plan: SharedPlan, structure: bytes, orders: Orders) -> None:
+def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: bytes, setup: CollectorSetup) -> None:
     """The life of a collector process."""
     for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     env: VectorEnv | None = None
     try:
-        ring, board, pulse, frozen = plan.lay(SharedArrays(block))
-        threading.Thread(target=_leave_with_parent, args=(pulse,), daemon=True).start()
-        policy = unpacked(structure, _tensors(plan, frozen)).to(orders.device)
-        following = Following(policy, board)
-        following.renew()
-        env = orders.make_env()
-        with few_threads(orders.torch_threads):
-            collector = _collector(env, policy, orders)
-            _fill_as_told(pipe, ring, pulse, following, collector)
+        ring, board, pulse, frozen = layout.allocate(SharedArrays(block))
+        threading.Thread(target=_exit_with_parent, args=(pulse,), daemon=True).start()
+        policy = unpacked(structure, _tensors(layout, frozen)).to(setup.device)
+        subscriber = WeightSubscriber(policy, board)
+        subscriber.update()
+        env = setup.make_env()
+        with few_threads(setup.torch_threads):
+            collector = _collector(env, policy, setup)
+            _fill_segments(pipe, ring, pulse, subscriber, collector)
     except (EOFError, StopCollecting):
         pass  # told to stop, or the parent is gone and nobody is left to tell
     except BaseException as error:  # noqa: BLE001  whatever it was, the learner has to hear of it
@@ -287,7 +292,7 @@ def _live(pipe: Connection, block: Any, plan: SharedPlan, structure: bytes, orde
             env.close()
 
 
-def _leave_with_parent(pulse: NDArray[np.float64]) -> None:
+def _exit_with_parent(pulse: NDArray[np.float64]) -> None:
     """When the parent is gone, leave before the next step; at once if there will be none, because this one hangs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -297,22 +302,22 @@ def _leave_with_parent(pulse: NDArray[np.float64]) -> None:
     os._exit(1)
 
 
-def _collector(env: VectorEnv, policy: nn.Module, orders: Orders) -> Collector:
-    scale = None if orders.discount is None else RewardScale(env.num_envs, orders.discount)
-    if scale is not None and orders.scale_state is not None:
-        scale.mean, scale.variance, scale.count = orders.scale_state
+def _collector(env: VectorEnv, policy: nn.Module, setup: CollectorSetup) -> Collector:
+    scale = None if setup.discount is None else RewardScale(env.num_envs, setup.discount)
+    if scale is not None and setup.scale_state is not None:
+        scale.mean, scale.variance, scale.count = setup.scale_state
     collector = Collector(
-        env, policy, seed=orders.seed, compiled=orders.compiled, reward_scale=scale, first_stream=orders.first_stream
+        env, policy, seed=setup.seed, compiled=setup.compiled, reward_scale=scale, first_stream=setup.first_stream
     )
-    collector.num_steps = orders.num_steps
+    collector.num_steps = setup.num_steps
     return collector
 
 
-def _fill_as_told(
+def _fill_segments(
     pipe: Connection,
     ring: VLABuffer,
     pulse: NDArray[np.float64],
-    following: Following,
+    subscriber: WeightSubscriber,
     collector: Collector,
 ) -> None:
     exact: int | None = None
@@ -323,7 +328,7 @@ def _fill_as_told(
             pulse[MOVED_AT] = time.monotonic()
         if pulse[STOP]:
             raise StopCollecting
-        return following.renew(exact)
+        return subscriber.update(exact)
 
     done = 0
     idle_from = time.monotonic()
@@ -342,16 +347,16 @@ def _fill_as_told(
         done += buffer.num_steps
         ended = time.monotonic()
         episodes = [tuple(episode) for episode in collector.episodes]
-        said = (episodes, ended - began, began - idle_from, collector.scale_state())
-        pipe.send(("filled", claim.slot, buffer.first_stream, buffer.first_env_step, buffer.reward_scale, said))
+        report = (episodes, ended - began, began - idle_from, collector.scale_state())
+        pipe.send(("filled", claim.slot, buffer.first_stream, buffer.first_env_step, buffer.reward_scale, report))
         idle_from = ended
 
 
-def _tensors(plan: SharedPlan, frozen: list[NDArray[Any]]) -> list[Tensor]:
+def _tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
     """The policy's tensors: frozen ones where they lie, the others of our own, to be filled from the board."""
     waiting = iter(frozen)
     made: list[Tensor] = []
-    for shape, dtype, is_parameter, fixed in plan.tensors:
+    for shape, dtype, is_parameter, fixed in layout.tensors:
         tensor = torch.from_numpy(next(waiting)).view(dtype).view(shape) if fixed else torch.zeros(shape, dtype=dtype)
         made.append(nn.Parameter(tensor, requires_grad=not fixed) if is_parameter else tensor)
     return made
@@ -361,7 +366,7 @@ def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def _told(cause: BaseException | None, line: str, trace: str) -> CollectorFailed:
+def _failure(cause: BaseException | None, line: str, trace: str) -> CollectorFailed:
     failure = CollectorFailed(f"the background collector failed: {line}")
     failure.add_note(f"In the collector's process:\n{trace.rstrip()}")
     failure.__cause__ = cause

@@ -1,0 +1,88 @@
+"""Synchronous collection as a source: a batch is collected when it is asked for, in the caller's thread."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from palaestra.actor.collector import Collector
+from palaestra.env.vector import Snapshot
+from palaestra.experience.buffer import RolloutBuffer
+from palaestra.transport.source import Batch, Progress, State, Timing
+
+__all__ = ["SynchronousSource", "read_position", "rollout_metrics", "write_position"]
+
+
+class SynchronousSource:
+    """Collects into one buffer, which the next batch overwrites."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+        self.progress = Progress()
+        self.num_steps, self._version = 0, 0
+        self._buffer: RolloutBuffer | None = None
+
+    def start(self, version: int, num_steps: int) -> None:
+        """Collect `num_steps` steps of every environment per batch, the policy being at `version`."""
+        self._version, self.num_steps = version, num_steps
+
+    def next_batch(self) -> Batch[RolloutBuffer]:
+        """Collect."""
+        began = time.perf_counter()
+        self._buffer = self.collector.collect(self.num_steps, self._buffer, policy_version=self._version)
+        seconds = time.perf_counter() - began
+        steps, episodes = self.num_steps * self._buffer.num_envs, self.collector.episodes
+        self.progress.add(steps, episodes)
+        return Batch(self._buffer, episodes, steps, {"collect_seconds": seconds})
+
+    def release(self, batch: Batch[RolloutBuffer], version: int) -> None:
+        """The next batch overwrites this one."""
+        self._version = version
+        self.progress.updates += 1
+
+    def requeue(self, batch: Batch[RolloutBuffer]) -> None:
+        """The steps were taken and are not learned from."""
+        self.progress.add(-batch.steps)
+
+    def raise_if_failed(self) -> None:
+        """Nothing else runs."""
+
+    def metrics(self, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
+        """Counters, times and the latest episodes."""
+        return rollout_metrics(self.progress, batch, timing)
+
+    def state(self) -> State:
+        """Where the environments stand."""
+        return write_position(self.collector.snapshot())
+
+    def load_state(self, state: State) -> bool:
+        """Continue there; False when the environments start new episodes."""
+        return self.collector.restore(read_position(state))
+
+    def close(self) -> None:
+        """Nothing runs between two batches."""
+
+
+def rollout_metrics(progress: Progress, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
+    """What every source of rollouts reports."""
+    return {
+        "env_step": float(progress.steps),
+        "update": float(progress.updates),
+        "episodes": float(progress.episodes),
+        "learn_seconds": timing.whole - timing.waited,
+        "steps_per_second": batch.steps / max(timing.whole, 1e-9),
+        **batch.metrics,
+        **progress.metrics(),
+    }
+
+
+def write_position(snapshot: Snapshot) -> State:
+    """A position of environments as tensors and JSON."""
+    return State({name: torch.from_numpy(np.array(array)) for name, array in snapshot.arrays.items()}, snapshot.facts)
+
+
+def read_position(state: State) -> Snapshot:
+    """What `write_position` wrote."""
+    return Snapshot({name: tensor.numpy() for name, tensor in state.tensors.items()}, state.facts)

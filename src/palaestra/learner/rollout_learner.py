@@ -1,0 +1,212 @@
+"""`RolloutLearner`: improves a policy from rollouts, with any `RolloutAlgorithm`, compiled where that gives the same.
+
+Owns the optimiser, the shuffles and the version. An update that meets a number which is not finite, or is interrupted,
+leaves weights and optimiser as they were before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
+from palaestra.experience.buffer import RolloutBuffer
+from palaestra.experience.columns import Columns
+from palaestra.experience.rollout_check import RolloutSpec, check_columns
+from palaestra.learner.adam import Adam
+from palaestra.learner.algorithm import CompiledUpdate, RolloutAlgorithm
+from palaestra.learner.batch import TrainBatch, join_batches, num_samples
+from palaestra.learner.input import move_columns, read_columns
+from palaestra.learner.off_policy import stale_steps, staleness_metrics
+from palaestra.learner.update import locate_failure, run_epochs
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
+from palaestra.policy.fingerprint import policy_fingerprint
+from palaestra.policy.flat import FlatParameters
+from palaestra.policy.live import LiveWeights
+from palaestra.transport.source import State
+
+__all__ = ["RolloutLearner"]
+
+
+class RolloutLearner:
+    """Trains one policy with one algorithm on rollouts."""
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        algorithm: RolloutAlgorithm,
+        spec: RolloutSpec,
+        *,
+        seed: int = 0,
+        compiled: bool = True,
+        scaled_rewards: bool = False,
+        progress: Callable[[int], float] = lambda samples: 0.0,
+    ) -> None:
+        """`spec`: what rollouts of this policy look like; `scaled_rewards`: whether they carry a scale to report.
+
+        `progress` gives the share of the planned training before an update of so many samples, for schedules.
+        """
+        self.policy, self.algorithm = policy, algorithm
+        self.version = 0
+        self._spec, self._compiled, self._scaled_rewards, self._progress = spec, compiled, scaled_rewards, progress
+        self._shuffle = np.random.default_rng(np.random.SeedSequence([seed, 2]))
+        self._adam: Adam | None = None
+        self._fast: CompiledUpdate | None = None
+        self._fast_algorithm: RolloutAlgorithm | None = None
+        self._weights: LiveWeights | None = None
+
+    def update(self, experience: RolloutBuffer | Any, *, poll: Callable[[], None] | None = None) -> dict[str, float]:
+        """Learn from a rollout that is learned from only once."""
+        return self.learn([experience], poll=poll, only_once=True)
+
+    def learn(
+        self, rollouts: Sequence[Any], *, poll: Callable[[], None] | None = None, only_once: bool = False
+    ) -> dict[str, float]:
+        """Learn from several rollouts together, each with advantages of its own.
+
+        Unless a rollout is learned `only_once`, stale experience does not move the statistics of observations: they
+        may have seen it already.
+        """
+        columns = [read_columns(rollout) for rollout in rollouts]
+        flat = FlatParameters.refresh(self.policy)
+        device = flat.vector.device
+        for one in columns:
+            check_columns(one, self._spec)
+        columns = [move_columns(one, device) for one in columns]
+        fingerprint = policy_fingerprint(self.policy)
+        stale = [stale_steps(one, self.version, fingerprint) for one in columns]
+        batch = join_batches(
+            [
+                self.algorithm.prepare_batch(self.policy, one, steps, compiled=self._compiled)
+                for one, steps in zip(columns, stale, strict=True)
+            ]
+        )
+        size = num_samples(batch)
+        if size == 0:
+            raise ExperienceError("learn: the rollout holds no valid step.")
+        progress = self._progress(size)
+        rate, clip_range = self.algorithm.learning_rate(progress), self.algorithm.clip_range(progress)
+        metrics = self._run(batch, columns, flat, poll, rate=rate, clip_range=clip_range)
+        metrics |= {"learning_rate": rate, "clip_range": clip_range, **self.algorithm.describe(batch, metrics)}
+        if self._scaled_rewards and "reward_scale" in columns[-1]:
+            metrics["reward_scale"] = float(columns[-1]["reward_scale"].reshape(-1)[-1])
+        metrics |= staleness_metrics(columns, self.version, stale)
+        self.version += 1
+        absorb = getattr(self.policy, "absorb", None)
+        if absorb is not None and (only_once or all(one is None for one in stale)):
+            # Statistics move between rollouts, never within one, and no experience counts twice.
+            absorb(batch["observation"])
+        return metrics
+
+    def weights(self) -> LiveWeights:
+        """What of the policy moves while it learns, in place."""
+        if self._weights is None:
+            self._weights = LiveWeights(self.policy)
+        return self._weights
+
+    def state(self) -> State:
+        """Optimiser, shuffles and version."""
+        adam = self.optimizer()
+        tensors = {"adam.first": adam.first.cpu(), "adam.second": adam.second.cpu()}
+        facts = {"version": self.version, "adam_steps": adam.steps, "shuffle": self._shuffle.bit_generator.state}
+        return State(tensors, facts)
+
+    def load_state(self, state: State) -> None:
+        """Continue from there."""
+        adam, facts = self.optimizer(), state.facts
+        adam.first.copy_(state.tensors["adam.first"])
+        adam.second.copy_(state.tensors["adam.second"])
+        adam.steps = {name: int(steps) for name, steps in facts["adam_steps"].items()}
+        self.version = int(facts["version"])
+        self._shuffle.bit_generator.state = facts["shuffle"]
+
+    def check_state(self, state: State, *, place: str) -> None:
+        """Refuse a state of another policy, before anything changes."""
+        adam, first = self.optimizer(), state.tensors["adam.first"]
+        if first.shape != adam.first.shape or set(state.facts["adam_steps"]) != set(adam.steps):
+            raise CheckpointError(
+                "checkpoint",
+                place,
+                f"has {first.numel()} trained numbers, this policy has {adam.first.numel()}",
+                "Use the configuration it was trained with",
+            )
+
+    def optimizer(self, flat: FlatParameters | None = None) -> Adam:
+        """Adam of the policy's parameters as they lie now."""
+        flat = FlatParameters.of(self.policy) if flat is None else flat
+        if self._adam is None:
+            self._adam = Adam(flat, self.algorithm.config.adam_eps, compiled=self._compiled)
+        elif self._adam.flat is not flat:
+            self._adam = self._adam.moved_to(flat)
+        self._adam.eps = self.algorithm.config.adam_eps  # the algorithm may have been replaced
+        return self._adam
+
+    def _run(
+        self,
+        batch: TrainBatch,
+        columns: list[Columns],
+        flat: FlatParameters,
+        poll: Callable[[], None] | None,
+        *,
+        rate: float,
+        clip_range: float,
+    ) -> dict[str, float]:
+        """Every epoch of an update, or none: weights and optimiser are put back when it fails."""
+        fast, order, undo = self._compiled_update(columns, flat), self._shuffles(num_samples(batch)), self._undo(flat)
+        try:
+            if fast is not None:
+                return fast.learn(batch, order, rate=rate, clip_range=clip_range)
+            return run_epochs(
+                self.policy,
+                self.algorithm,
+                self.optimizer(flat),
+                batch,
+                order.to(flat.vector.device),
+                rate=rate,
+                clip_range=clip_range,
+                poll=poll,
+            )
+        except CollectorFailed:
+            undo()
+            raise
+        except NonFiniteError as error:
+            failure = locate_failure(self.policy, batch, str(error))
+            undo()
+            raise failure from None
+
+    def _compiled_update(self, columns: list[Columns], flat: FlatParameters) -> CompiledUpdate | None:
+        if not self._compiled or why_not_compiled(self.policy) is not None:
+            return None
+        if any("action_mask" in one for one in columns):
+            return None
+        assert isinstance(self.policy, ActorCritic)
+        known = self._fast
+        if known is None or known.net.flat is not flat or self._fast_algorithm is not self.algorithm:
+            self._fast_algorithm = self.algorithm
+            self._fast = self.algorithm.compiled_update(CompiledActorCritic(self.policy), self.optimizer(flat))
+        return self._fast
+
+    def _shuffles(self, size: int) -> Tensor:
+        epochs = self.algorithm.config.n_epochs
+        order = np.empty((epochs, size), np.int64)
+        for epoch in range(epochs):
+            order[epoch] = self._shuffle.permutation(size)
+        return torch.from_numpy(order)
+
+    def _undo(self, flat: FlatParameters) -> Callable[[], None]:
+        """A function that puts weights and optimiser back to what they are now."""
+        adam = self.optimizer(flat)
+        vectors = (flat.vector, adam.first, adam.second)
+        copies, steps = [vector.clone() for vector in vectors], dict(adam.steps)
+
+        def undo() -> None:
+            for vector, copy in zip(vectors, copies, strict=True):
+                vector.copy_(copy)
+            adam.steps = steps
+
+        return undo

@@ -1,0 +1,320 @@
+"""The training loop of every run, and what happens around each update.
+
+`run_updates` is the loop: next batch, update, publish, release. `train` puts a run around it: everything that can be
+refused is refused before the run directory exists; after that every update is in the journal, evaluations and
+checkpoints happen on time, and an interruption or a failure leaves the last good state on disk. What a run trains on
+and with, `palaestra.train.vector` and `palaestra.train.screens` wire.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
+from palaestra.learner.checkpoint import TrainingCheckpoint, checkpoints_in, load_checkpoint, save_checkpoint
+from palaestra.learner.protocol import Learner
+from palaestra.telemetry import (
+    CheckpointSaved,
+    EpisodeSummary,
+    Telemetry,
+    TelemetryConfig,
+    TrainingStep,
+    open_telemetry,
+)
+from palaestra.telemetry.event import LogLine, PhaseChanged
+from palaestra.telemetry.sinks import check_telemetry
+from palaestra.train.interruption import Interruption
+from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
+from palaestra.transport.publisher import WeightPublisher
+from palaestra.transport.source import Batch, ExperienceSource, Timing
+
+__all__ = ["Outcome", "Schedule", "Update", "Wiring", "run_updates", "train"]
+
+
+class Update(NamedTuple):
+    """One pass through the loop."""
+
+    batch: Batch[Any]
+    metrics: dict[str, float]
+
+
+def run_updates(
+    source: ExperienceSource[Any],
+    learner: Learner[Any, Any],
+    publisher: WeightPublisher[Any],
+    is_complete: Callable[[], bool],
+) -> Iterator[Update]:
+    """Train until `is_complete`, or until the source has nothing more because it was asked to stop."""
+    publisher.publish(learner.version, learner.weights())
+    while not is_complete():
+        began = time.perf_counter()
+        batch = source.next_batch()
+        if batch is None:
+            return
+        waited = time.perf_counter() - began
+        try:
+            metrics = learner.update(batch.experience, poll=source.raise_if_failed)
+        except CollectorFailed:
+            source.requeue(batch)
+            raise
+        # Published first: an actor that finds room must find the weights that made it.
+        publisher.publish(learner.version, learner.weights())
+        source.release(batch, learner.version)
+        timing = Timing(waited, time.perf_counter() - began)
+        yield Update(batch, metrics | source.metrics(batch, timing))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a run reports, evaluates and saves."""
+
+    eval_every: int | None
+    checkpoint_every: int | None
+    checkpoint_seconds: float
+    keep_checkpoints: int
+    log_interval: int = 1
+
+
+class Wiring(Protocol):
+    """What a run is made of, for one kind of experience."""
+
+    kind: str
+    """Of its checkpoints."""
+    unit: Literal["steps", "updates"]
+    """What the progress display counts."""
+    score_metric: str
+    """What the best checkpoint is chosen by."""
+    keep_first: bool
+    """Whether the checkpoint from before training is kept for comparison."""
+    schedule: Schedule
+
+    @property
+    def source(self) -> ExperienceSource[Any]:
+        """Where experience comes from."""
+
+    @property
+    def learner(self) -> Learner[Any, Any]:
+        """What learns from it."""
+
+    @property
+    def publisher(self) -> WeightPublisher[Any]:
+        """Where new weights go."""
+
+    @property
+    def total(self) -> int:
+        """The whole length of the run, in `unit`."""
+
+    def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
+        """The run exists: be ready for the first batch."""
+
+    def is_complete(self) -> bool:
+        """Whether the run has reached its length."""
+
+    def save_policy(self) -> bytes | Callable[[Path], object]:
+        """What a checkpoint holds of the policy: a file, or a function that writes a directory."""
+
+    def load_policy(self, path: Path) -> None:
+        """Take over the weights of a checkpoint."""
+
+    def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
+        """Refuse a checkpoint that does not fit, before anything is loaded."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of held-out play."""
+
+    def notices(self) -> Sequence[str]:
+        """What a person should know at the start."""
+
+    def warnings(self, metrics: Mapping[str, float]) -> Sequence[str]:
+        """What went wrong since the last update without ending the run."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: RunDirectory
+    steps: int
+    final: dict[str, float]
+    checkpoint: Path
+    interrupted: bool
+
+
+class RunConfiguration(Protocol):
+    """What `train` reads of a configuration itself."""
+
+    telemetry: TelemetryConfig
+
+    def resolved(self) -> dict[str, Any]:
+        """Every value as plain JSON."""
+
+
+def train(
+    config: RunConfiguration,
+    wire: Callable[[ExitStack], Wiring],
+    *,
+    root: Path,
+    run_id: str,
+    given: str = "",
+    argv: Sequence[str] = (),
+    resume: RunDirectory | None = None,
+    checkpoint: Path | None = None,
+    into: Attempt | None = None,
+    warm_start: Path | None = None,
+) -> Outcome:
+    """Train to the end of the configuration: in a new run, as another attempt of one, or `into` a prepared attempt.
+
+    `checkpoint` is what a resume goes on from, by default the run's newest. `warm_start` is a checkpoint whose weights,
+    and nothing else, it begins with. `wire` builds the parts; what they hold is released with the stack.
+    """
+    check_telemetry(config.telemetry)
+    with ExitStack() as stack:
+        wiring = wire(stack)
+        if warm_start is not None:
+            wiring.load_policy(load_checkpoint(warm_start).policy)
+        exact = True
+        if resume is not None:
+            exact = resume.load_checkpoint(lambda path: _resume(wiring, load_checkpoint(path), resume), checkpoint)
+        resolved = config.resolved()
+        run, attempt = begin_attempt(
+            resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
+        )
+        telemetry = stack.enter_context(
+            open_telemetry(
+                config.telemetry, run.path, run.run_id, wiring.total, resolved, attempt.journal, unit=wiring.unit
+            )
+        )
+        telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
+        for text in wiring.notices():
+            telemetry.emit(LogLine("warning", text))
+        if not exact:
+            text = "The environments could not be brought back to where they stood: they start fresh episodes."
+            telemetry.emit(LogLine("warning", text))
+        return _Run(wiring, resolved, run, attempt, telemetry).execute()
+
+
+def _resume(wiring: Wiring, checkpoint: TrainingCheckpoint, run: RunDirectory) -> bool:
+    wiring.check_resume(checkpoint, run)
+    return restore(wiring, checkpoint)
+
+
+def restore(parts: Wiring | Any, checkpoint: TrainingCheckpoint) -> bool:
+    """Continue from a checkpoint; whether the environments stand where they stood."""
+    parts.load_policy(checkpoint.policy)
+    parts.learner.load_state(checkpoint.learner)
+    parts.source.progress.load(checkpoint.progress)
+    return bool(parts.source.load_state(checkpoint.source))
+
+
+class _Run:
+    """Telemetry, evaluation, checkpoints and interruption around the updates."""
+
+    def __init__(
+        self, wiring: Wiring, resolved: dict[str, Any], run: RunDirectory, attempt: Attempt, telemetry: Telemetry
+    ) -> None:
+        self._wiring, self._resolved, self._run = wiring, resolved, run
+        self._attempt, self._telemetry, self._progress = attempt, telemetry, wiring.source.progress
+        self._interruption = Interruption()
+        self._final: dict[str, float] = {}
+        self._best = -float("inf")
+        self._best_path: Path | None = None
+        self._saved: Path | None = None
+        self._saved_at = 0.0
+
+    def execute(self) -> Outcome:
+        """Train to the end, or until an interruption."""
+        wiring, telemetry, stop = self._wiring, self._telemetry, self._interruption
+        try:
+            with stop.watching(lambda text: telemetry.emit(LogLine("warning", text))):
+                self._save(None)
+                wiring.open(self._attempt, telemetry, lambda: stop.requested)
+                try:
+                    for update in run_updates(
+                        wiring.source,
+                        wiring.learner,
+                        wiring.publisher,
+                        lambda: stop.requested or wiring.is_complete(),
+                    ):
+                        self._after(update)
+                finally:
+                    wiring.source.close()
+                    wiring.publisher.close()
+                checkpoint = self._save(self._score(self._final))
+        except BaseException as error:
+            if isinstance(error, NonFiniteError | CollectorFailed | ExperienceError):
+                # The learner has put its weights back to what they were before the update that failed.
+                self._save_after_failure()
+            telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
+            raise
+        phase = ("stopped", "interrupted") if stop.requested else ("succeeded", "done")
+        telemetry.emit(PhaseChanged(*phase))
+        return Outcome(self._run, self._progress.steps, self._final, checkpoint, stop.requested)
+
+    def _after(self, update: Update) -> None:
+        schedule, metrics, number = self._wiring.schedule, update.metrics, self._progress.updates
+        if _is_due(schedule.eval_every, number):
+            metrics |= self._wiring.evaluate()
+        self._final = metrics
+        for text in self._wiring.warnings(metrics):
+            self._telemetry.emit(LogLine("warning", text))
+        first = self._progress.episodes - len(update.batch.episodes) + 1
+        self._telemetry.emit_many(
+            EpisodeSummary(e.env_step, first + i, e.env_index, e.episode_return, e.length)
+            for i, e in enumerate(update.batch.episodes)
+        )
+        if _is_due(schedule.log_interval, number):
+            self._telemetry.emit(TrainingStep(number, self._progress.steps, metrics))
+        overdue = time.monotonic() - self._saved_at > schedule.checkpoint_seconds
+        if overdue or _is_due(schedule.checkpoint_every, number) or _is_due(schedule.eval_every, number):
+            self._save(self._score(metrics))
+
+    def _score(self, metrics: Mapping[str, float]) -> float | None:
+        # Results with and without exploration are not compared: a run that evaluates is judged by that alone.
+        return metrics.get(self._wiring.score_metric)
+
+    def _save(self, score: float | None) -> Path:
+        """A checkpoint of this moment (once), remembered as the best if its score says so."""
+        wiring, number = self._wiring, self._progress.updates
+        path = self._attempt.checkpoints / f"update_{number:08d}"
+        if path != self._saved:
+            sha256 = save_checkpoint(
+                path,
+                kind=wiring.kind,
+                policy=wiring.save_policy(),
+                learner=wiring.learner.state(),
+                source=wiring.source.state(),
+                progress=self._progress.facts(),
+                about={"config": self._resolved, "run_id": self._run.run_id, "score": score},
+            )
+            best = score is not None and score >= self._best
+            if best and score is not None:
+                self._best, self._best_path = score, path
+                write_json(self._attempt.checkpoints / "best.json", {"checkpoint": path.name, "score": score})
+            self._telemetry.emit(CheckpointSaved(number, self._progress.steps, str(path), sha256, best, score))
+            self._saved = path
+            self._remove_old()
+        self._saved_at = time.monotonic()
+        return path
+
+    def _save_after_failure(self) -> None:
+        try:
+            self._save(None)
+        except (OSError, CheckpointError) as error:
+            # What ended the run matters more, and the checkpoint before is still there.
+            self._telemetry.emit(LogLine("warning", f"No checkpoint could be written: {error}"))
+
+    def _remove_old(self) -> None:
+        kept = checkpoints_in(self._attempt.checkpoints)
+        for path in kept[int(self._wiring.keep_first) : -self._wiring.schedule.keep_checkpoints]:
+            if path != self._best_path:
+                shutil.rmtree(path)
+
+
+def _is_due(every: int | None, update: int) -> bool:
+    return every is not None and update % every == 0

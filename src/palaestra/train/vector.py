@@ -1,0 +1,318 @@
+"""Training in vector environments, wired: a policy, its environments, a source of rollouts, a learner, a publisher.
+
+`VectorTraining` is the parts, for a run and for `Trainer` alike; synchronous and asynchronous collection differ in
+which source and which publisher it holds. `train` runs a configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from palaestra.actor.acting import Compiled
+from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
+from palaestra.actor.collector import Collector
+from palaestra.actor.evaluation import Evaluation, evaluate
+from palaestra.actor.fit import check_fit, rollout_spec
+from palaestra.actor.memory_estimate import check_memory
+from palaestra.actor.reward_scale import RewardScale
+from palaestra.actor.synchronous import SynchronousSource
+from palaestra.env.catalogue import EnvConfig, make_env
+from palaestra.env.vector import VectorEnv
+from palaestra.errors import ConfigError
+from palaestra.learner.algorithm import RolloutAlgorithm
+from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint
+from palaestra.learner.rollout_learner import RolloutLearner
+from palaestra.learner.table import build_algorithm
+from palaestra.policy.build import build_policy
+from palaestra.policy.compiled import why_never_compiled
+from palaestra.policy.device import Device, choose_device, device_of
+from palaestra.policy.flat import FlatParameters
+from palaestra.policy.storage import load_weights, policy_bytes
+from palaestra.telemetry import Telemetry
+from palaestra.threads import few_threads
+from palaestra.train.config import RunConfig, config_from
+from palaestra.train.run import Outcome, Schedule, Wiring, restore
+from palaestra.train.run import train as run
+from palaestra.train.run_directory import Attempt, RunDirectory
+from palaestra.transport.publisher import SameMemory
+from palaestra.transport.weights import BoardPublisher
+
+__all__ = ["VectorTraining", "evaluate_checkpoint", "train"]
+
+EVAL_SEED = 1_000_003
+"""Added to the run's seed for evaluation, so that it never plays the episodes it trained on."""
+SMALL_NETWORK = 200_000
+"""Parameters below which a second torch thread costs more in waiting than it gives."""
+
+
+class VectorTraining:
+    """What trains one policy in one vector environment."""
+
+    kind = "vector"
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        env: VectorEnv,
+        algorithm: RolloutAlgorithm,
+        *,
+        seed: int,
+        normalize_reward: bool = False,
+        compiled: Compiled = "auto",
+        torch_threads: int | None = None,
+        asynchronous: AsyncConfig | None = None,
+        env_config: EnvConfig | None = None,
+    ) -> None:
+        """`asynchronous` collects in the background; the other arguments as in `Trainer`."""
+        check_fit(policy, env)
+        # Before anything acts: the same weights in another layout give other last digits.
+        FlatParameters.refresh(policy)
+        self.policy, self.env, self.planned_timesteps = policy, env, 0
+        self._torch_threads = torch_threads
+        discount = algorithm.config.gamma if normalize_reward else None
+        self.source: SynchronousSource | AsynchronousSource
+        self.publisher: SameMemory | BoardPublisher
+        if asynchronous is None:
+            scale = None if discount is None else RewardScale(env.num_envs, discount)
+            collector = Collector(env, policy, seed=seed, compiled=compiled, reward_scale=scale)
+            self.source, self.publisher = SynchronousSource(collector), SameMemory()
+        else:
+            self.source = AsynchronousSource(
+                asynchronous,
+                policy,
+                env,
+                seed=seed,
+                compiled=compiled,
+                discount=discount,
+                env_config=env_config,
+                torch_threads=torch_threads or 1,
+            )
+            self.publisher = self.source.publisher
+        self.learner = RolloutLearner(
+            policy,
+            algorithm,
+            rollout_spec(env, policy),
+            seed=seed,
+            compiled=compiled != "off",
+            scaled_rewards=normalize_reward,
+            progress=self._progress,
+        )
+
+    def start(self, total_timesteps: int, rollout_length: int, ring: int | None = None) -> None:
+        """Be ready for the first batch of `rollout_length` steps per environment; `ring`: steps that may wait."""
+        self.planned_timesteps = total_timesteps
+        if isinstance(self.source, SynchronousSource):
+            self.source.start(self.learner.version, rollout_length)
+            return
+        left = total_timesteps - self.source.progress.steps
+        segments = -(-left // (rollout_length * self.env.num_envs))
+        self.source.start(self.learner.version, rollout_length, segments, buffer_size=ring)
+
+    def is_complete(self) -> bool:
+        """Whether the planned steps have been learned from."""
+        return self.source.progress.steps >= self.planned_timesteps
+
+    def check_memory(self, length: int, ring: int | None = None, *, num_envs: int | None = None) -> None:
+        """Refuse rollouts of `length` steps (`ring` of them at once, in steps) that cannot fit beside the policy."""
+        usual = self.source.default_segments if isinstance(self.source, AsynchronousSource) else None
+        segments = usual and (ring // length if ring else usual)
+        epochs = self.learner.algorithm.config.n_epochs
+        check_memory(self.policy, self.env, length, n_epochs=epochs, in_background=segments, num_envs=num_envs)
+
+    def limit_threads(self) -> AbstractContextManager[None]:
+        """As many threads of arithmetic as this policy gains from, inside the block."""
+        wanted = self._torch_threads
+        if wanted is None and sum(p.numel() for p in self.policy.parameters()) < SMALL_NETWORK:
+            wanted = 1
+        return few_threads(wanted)
+
+    def save_policy(self) -> bytes:
+        """The weights as a file."""
+        return policy_bytes(self.policy)
+
+    def load_policy(self, path: Path) -> None:
+        """Take over the weights of a file."""
+        load_weights(self.policy, path)
+
+    def load(self, checkpoint: TrainingCheckpoint) -> bool:
+        """Continue from a checkpoint; whether the environments stand exactly where they stood."""
+        self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
+        self.planned_timesteps = int(checkpoint.progress.get("planned_timesteps", 0))
+        return restore(self, checkpoint)
+
+    def progress_facts(self) -> dict[str, Any]:
+        """Counters for a checkpoint."""
+        return self.source.progress.facts() | {"planned_timesteps": self.planned_timesteps}
+
+    def _progress(self, samples: int) -> float:
+        if not self.planned_timesteps:
+            return 0.0
+        return min(1.0, max(0.0, (self.source.progress.steps - samples) / self.planned_timesteps))
+
+
+class _VectorRun(VectorTraining):
+    """The parts of a configured run."""
+
+    unit: Literal["steps", "updates"] = "steps"
+    keep_first = False
+
+    def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv) -> None:
+        t = config.trainer
+        super().__init__(
+            policy,
+            env,
+            algorithm_for(config),
+            seed=t.seed,
+            normalize_reward=config.env.normalize_reward,
+            compiled=t.compiled,
+            torch_threads=t.torch_threads,
+            asynchronous=config.asynchronous,
+            env_config=config.env,
+        )
+        self._config = config
+        self.total = config.total_timesteps
+        self.score_metric = "eval_return" if t.eval_every else "episode_return"
+        self.schedule = Schedule(
+            t.eval_every, t.checkpoint_every, t.checkpoint_seconds, t.keep_checkpoints, t.log_interval
+        )
+        self._failures_reported = 0
+
+    def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
+        """Plan the rollouts."""
+        self.start(self.total, self._config.rollout_length, self._config.trainer.buffer_size)
+
+    def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
+        """Refuse a run that has reached its length, and a checkpoint of another policy."""
+        taken = int(checkpoint.progress["steps"])
+        if taken >= self.total:
+            raise ConfigError(
+                "trainer.total_timesteps",
+                self.total,
+                f"run {run.run_id} has taken {taken} steps already",
+                f"Raise it to train on, for example trainer.total_timesteps={2 * taken}",
+            )
+        self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
+
+    def evaluate(self) -> dict[str, float]:
+        """Returns of held-out episodes."""
+        c = self._config
+        episodes, seed = c.trainer.eval_episodes, c.trainer.seed + EVAL_SEED
+        env = make_env(evaluation_env(c, episodes))
+        try:
+            result = evaluate(self.policy, env, episodes=episodes, seed=seed)
+        finally:
+            env.close()
+        metrics = {"eval_return": result.mean_return, "eval_return_std": result.std_return}
+        metrics["eval_length"] = sum(result.lengths) / len(result.lengths)
+        if result.success_rate is not None:
+            metrics["eval_success_rate"] = result.success_rate
+        return metrics
+
+    def notices(self) -> Sequence[str]:
+        """What the device means for this policy, and what the policy itself has to report."""
+        return [*device_notices(self.policy), *getattr(self.policy, "notices", ())]
+
+    def warnings(self, metrics: Mapping[str, float]) -> Sequence[str]:
+        """Collectors that were replaced."""
+        failures = getattr(self.source, "failures", ())[self._failures_reported :]
+        self._failures_reported += len(failures)
+        return [f"A collector was replaced: {text}" for text in failures]
+
+
+def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any) -> Outcome:
+    """Train in the environments of a configuration; `palaestra.train.run.train` explains the arguments."""
+
+    def wire(stack: ExitStack) -> Wiring:
+        # A checkpoint brings every weight itself, so its run goes on where the pretrained file is gone.
+        env, policy = make_parts(config, pretrained=resume is None)
+        stack.callback(env.close)
+        training = _VectorRun(config, policy, env)
+        training.check_memory(config.rollout_length, config.trainer.buffer_size)
+        stack.enter_context(training.limit_threads())
+        return training
+
+    return run(config, wire, resume=resume, **where)
+
+
+def make_parts(config: RunConfig, *, pretrained: bool = True) -> tuple[VectorEnv, nn.Module]:
+    """Environments and policy of a configuration; `pretrained` as in `build_policy`."""
+    algorithm_for(config)
+    device = choose_device(config.trainer.device, place="trainer.device")
+    env = make_env(config.env)
+    try:
+        return env, policy_for(config, env, device, pretrained=pretrained)
+    except BaseException:
+        env.close()
+        raise
+
+
+def algorithm_for(config: RunConfig) -> RolloutAlgorithm:
+    """The algorithm of a configuration."""
+    settings = {key: value for key, value in config.algorithm.items() if key != "name"}
+    algorithm: RolloutAlgorithm = build_algorithm(config.algorithm["name"], settings)
+    return algorithm
+
+
+def policy_for(config: RunConfig, env: VectorEnv, device: torch.device, *, pretrained: bool) -> nn.Module:
+    """The policy of a configuration, for these environments."""
+    return build_policy(
+        config.policy,
+        env.observation_space,
+        env.action_space,
+        normalize_observation=config.env.normalize_observation,
+        seed=config.trainer.seed,
+        pretrained=pretrained,
+        device=device,
+    )
+
+
+def device_notices(policy: nn.Module) -> list[str]:
+    """What a person should know about the device a policy trains on; nothing about the CPU."""
+    device = device_of(policy)
+    if device.type == "cpu":
+        return []
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    notices = [f"The policy acts and learns on {device}{name}."]
+    if why_never_compiled(policy) is None:
+        notices.append(
+            "The compiled kernels run on the CPU only and are not used. For a network this small trainer.device=cpu is "
+            "faster."
+        )
+    return notices
+
+
+def evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:
+    """Environments of their own for an evaluation."""
+    return config.env.model_copy(update={"num_envs": min(episodes, 10), "vectorization": "in_process"})
+
+
+def evaluate_checkpoint(
+    path: Path,
+    *,
+    episodes: int,
+    seed: int | None,
+    deterministic: bool = True,
+    make: Callable[[EnvConfig], VectorEnv] = make_env,
+    device: Device = "cpu",
+) -> Evaluation:
+    """Play a checkpoint's policy in the environment it was trained for, as `make` makes it.
+
+    `device` is where the policy acts here, whatever it was trained on.
+    """
+    here = choose_device(device)
+    checkpoint = load_checkpoint(path)
+    config = config_from(checkpoint.about["config"])
+    env = make(evaluation_env(config, episodes))
+    try:
+        policy = policy_for(config, env, here, pretrained=False)
+        load_weights(policy, checkpoint.policy)
+        chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
+        return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)
+    finally:
+        env.close()
