@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from palaestra.actor.evaluation import Evaluation, evaluate
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, NonFiniteError
+from palaestra.evaluation import Evaluation, evaluate
 from palaestra.learner.algorithm import build_algorithm
 from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
 from palaestra.learner.trainer import Trainer

@@ -19,8 +19,8 @@ from palaestra.actor.capacity import Capacity
 from palaestra.actor.episodes import EpisodeOrders, EpisodesInBackground, EpisodesInTurn, Played
 from palaestra.actor.inference import Sampler
 from palaestra.actor.task_sampler import TaskSampler
-from palaestra.actor.ui_evaluation import UiEvaluation
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
+from palaestra.evaluation import ScreenEvaluation
 from palaestra.experience.trajectory import Outcome as Ending
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
@@ -380,7 +380,7 @@ class _UiRun:
         played = play_held_out(
             self._config, self._learning.policy, self._address, episodes=self._config.evaluation.episodes
         )
-        found = UiEvaluation.of(played).overall
+        found = ScreenEvaluation.from_episodes(played).overall
         rate, mean = found.success_rate, found.mean_return
         return {} if rate is None or mean is None else {"eval_success_rate": rate, "eval_return": mean}
 
