@@ -14,7 +14,7 @@ from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
     from palaestra.evaluation import ScreenEvaluation
-    from palaestra.train.session_source import SessionAddress
+    from palaestra.sessions.provider import SessionAddress
     from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["Judged", "evaluate_screens", "judge"]
@@ -56,15 +56,19 @@ def judge(
     `device` is where the model answers; None: where it was trained.
     """
     from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
-    from palaestra.train.session_source import find_sessions
-    from palaestra.train.ui_evaluation import load_ui_policy
-    from palaestra.train.ui_task_check import check_tasks
+    from palaestra.sessions.provider import find_sessions
+    from palaestra.train.ui_evaluation import check_tasks, load_ui_policy
 
     name, rival_name = names or (str(path), str(other))
     config, policy = load_ui_policy(path, device=device)
     chosen = _with_tasks(config, tasks)
     with ExitStack() as stack:
-        address = find_sessions(chosen, stack)
+        address = find_sessions(
+            chosen.environment,
+            stack,
+            actors=chosen.actor_pool.target_concurrent_actors,
+            session_type=chosen.actor.session_type,
+        )
         check_tasks(chosen, address)
         found, kept = _played(chosen, policy, path, address, episodes, first, greedy, samples)
         document: dict[str, Any] = {"checkpoint": str(path), **found.to_json(), "trajectories": str(kept)}
