@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from palaestra.actor.evaluation import confidence_interval, evaluate
-from palaestra.actor.proportion import wilson_interval
 from palaestra.env import make_env
+from palaestra.evaluation import evaluate
+from palaestra.evaluation.statistics import confidence_interval, wilson_interval
 from palaestra.train import load_config
 from palaestra.train.trainer import build_trainer
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from palaestra.actor import evaluate
 from palaestra.env import make_env
+from palaestra.evaluation import evaluate
 from palaestra.train import RunConfig, build_trainer, load_config
 from palaestra.train.trainer import Trainer
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks.learning import EVAL_SEED, RESULTS, ROOT
 from benchmarks.slow_policy import SlowPolicy
-from palaestra.actor import evaluate
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.env import make_env
 from palaestra.env.catalogue import EnvConfig
+from palaestra.evaluation import evaluate
 from palaestra.learner.ppo import PPO
 from palaestra.train import build_trainer, load_config
 from palaestra.train.trainer import Trainer

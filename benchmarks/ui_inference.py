@@ -20,7 +20,7 @@ import torch
 from benchmarks.machine import facts, load
 from palaestra.policy.vlm import Picture, SampleRequest, VLMPolicy
 from palaestra.policy.vlm.prompt import Prompt
-from palaestra.train.session_source import find_sessions
+from palaestra.sessions.provider import find_sessions
 from palaestra.train.ui_config import ui_config_from
 from palaestra.train.ui_evaluation import play_held_out
 
@@ -32,7 +32,9 @@ TASKS = ("miniwob/click-dialog", "miniwob/focus-text", "miniwob/click-tab", "min
 def prompts(policy: VLMPolicy, config) -> list[Prompt]:
     """What the model is asked about the first screen of sixteen held-out tasks."""
     with ExitStack() as stack:
-        played = play_held_out(config, policy, find_sessions(config, stack), episodes=ACTORS)
+        actors, session_type = config.actor_pool.target_concurrent_actors, config.actor.session_type
+        address = find_sessions(config.environment, stack, actors=actors, session_type=session_type)
+        played = play_held_out(config, policy, address, episodes=ACTORS)
     found = []
     for one in played:
         turn = one.turns[0]

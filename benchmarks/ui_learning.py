@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import facts, load
-from palaestra.actor.proportion import wilson_interval
+from palaestra.evaluation.statistics import wilson_interval
 from palaestra.train.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from palaestra.evaluation.viewer import MAX_BYTES, write_viewer
 from palaestra.experience.trajectory import Outcome, Trajectory, Turn
-from palaestra.experience.viewer import MAX_BYTES, write_viewer
 from palaestra.sessions.browser import Browser
 from palaestra.sessions.screen import Size
 

@@ -6,9 +6,9 @@ so it can tell them apart: task 0 wants lever 0 held, task 1 wants lever 1.
     python examples/meta_training.py
 """
 
-from palaestra.actor import evaluate
 from palaestra.env import as_vector_env
 from palaestra.env.toy import Gate
+from palaestra.evaluation import evaluate
 from palaestra.experience import Rollout
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic

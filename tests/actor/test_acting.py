@@ -11,9 +11,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from palaestra.actor.evaluation import evaluate
 from palaestra.env.catalogue import as_vector_env
 from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.evaluation import evaluate
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
 from palaestra.train import Trainer

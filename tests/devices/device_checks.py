@@ -18,10 +18,10 @@ from gymnasium import spaces
 from tests.devices.fake_gpu import GPU, GpuTensor, MixedDevices, fake_gpu
 
 from palaestra.actor.asynchronous import AsyncConfig
-from palaestra.actor.evaluation import evaluate
 from palaestra.env.catalogue import as_vector_env
 from palaestra.env.toy import MaskedChoice, MixedSenses, Pixels
 from palaestra.errors import ConfigError
+from palaestra.evaluation import evaluate
 from palaestra.learner.ppo import PPO
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
 from palaestra.policy.device import choose_device

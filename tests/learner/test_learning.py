@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from palaestra.actor import evaluate
 from palaestra.env import EnvConfig, as_vector_env
 from palaestra.env.toy import Bandit, MaskedChoice, Pixels, TargetReach
+from palaestra.evaluation import evaluate
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.train import Trainer

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.actor.collector import Collector
-from palaestra.actor.evaluation import evaluate
 from palaestra.env import EnvConfig, make_env
 from palaestra.env.catalogue import as_vector_env
 from palaestra.env.spaces import allocate_row
 from palaestra.errors import ConfigError, EnvironmentFault, ExperienceError, NonFiniteError, PalaestraError
+from palaestra.evaluation import evaluate
 from palaestra.experience import RolloutBuffer
 from palaestra.learner import PPO
 from palaestra.learner.compiled import compiled_gae, compiled_vtrace

@@ -12,10 +12,11 @@ from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.learner.trajectories import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
+from palaestra.sessions import gateway_process
+from palaestra.sessions.gateway_process import start_gateway
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
-from palaestra.train import gateway_child, ui_loop
-from palaestra.train.gateway_child import own_gateway
+from palaestra.train import ui_loop
 from palaestra.train.run_directory import RunDirectory, is_ui_checkpoint
 from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.ui_checkpoint import read_ui_checkpoint
@@ -28,12 +29,12 @@ FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory):
-    real = gateway_child.subprocess.Popen
+    real = gateway_process.subprocess.Popen
     patch = pytest.MonkeyPatch()
     patch.setattr(
-        gateway_child.subprocess, "Popen", lambda command, **how: real([*command, f"server_command={FAKE}"], **how)
+        gateway_process.subprocess, "Popen", lambda command, **how: real([*command, f"server_command={FAKE}"], **how)
     )
-    with own_gateway(max_sessions=16, servers=1) as address:
+    with start_gateway(max_sessions=16, servers=1) as address:
         patch.undo()
         token = tmp_path_factory.mktemp("gateway") / "token"
         token.write_text(address.token)

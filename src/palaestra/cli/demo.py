@@ -70,8 +70,8 @@ def _screens() -> None:
     from palaestra.cli.evaluating_ui import judge
     from palaestra.cli.token_texts import run_texts
     from palaestra.cli.training import fresh_run_id
+    from palaestra.evaluation import write_viewer
     from palaestra.experience.trajectory_archive import TrajectoryArchive
-    from palaestra.experience.viewer import write_viewer
     from palaestra.train import runs_root
     from palaestra.train.ui_config import ui_config_from
     from palaestra.train.ui_loop import train_ui
@@ -100,8 +100,8 @@ def _shown(path: Path) -> str:
 def _cartpole() -> None:
     print("CartPole-v1: keep a pole upright for 500 steps. Loading, and compiling kernels if this is the first run …")
 
-    from palaestra.actor import Evaluation
     from palaestra.cli.training import fresh_run_id
+    from palaestra.evaluation import Evaluation
     from palaestra.train import config_from, evaluate_checkpoint, runs_root, train
     from palaestra.train.run_directory import Attempt
 

@@ -12,7 +12,7 @@ from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from palaestra.actor import Evaluation
+    from palaestra.evaluation import Evaluation
 
 __all__ = ["evaluate_command"]
 
@@ -77,10 +77,10 @@ def evaluate_command(
         raise ConfigError("--tasks", tasks, "means something for models on screens alone", "Leave it out")
     play = partial(evaluate_checkpoint, episodes=episodes, seed=seed, deterministic=not sample, device=device or "auto")
     found = play(path)
-    document: dict[str, Any] = {"checkpoint": str(path), **found.report()}
+    document: dict[str, Any] = {"checkpoint": str(path), **found.to_json()}
     if other is not None:
         rival = play(other)
-        document["against"] = {"checkpoint": str(other), **rival.report()}
+        document["against"] = {"checkpoint": str(other), **rival.to_json()}
         document["difference"] = _difference(found, rival)
     if video is not None:
         from palaestra.cli.filming import film
@@ -135,7 +135,7 @@ def _sentence(name: str, report: dict[str, Any]) -> str:
 
 
 def _difference(a: Evaluation, b: Evaluation) -> dict[str, Any]:
-    from palaestra.actor.evaluation import confidence_interval
+    from palaestra.evaluation.statistics import confidence_interval
 
     gaps = tuple(x - y for x, y in zip(a.returns, b.returns, strict=True))
     return {"mean": sum(gaps) / len(gaps), "ci95": list(confidence_interval(gaps))}

@@ -13,8 +13,8 @@ from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from palaestra.actor.ui_evaluation import UiEvaluation
-    from palaestra.train.session_source import SessionAddress
+    from palaestra.evaluation import ScreenEvaluation
+    from palaestra.sessions.provider import SessionAddress
     from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["Judged", "evaluate_screens", "judge"]
@@ -55,28 +55,31 @@ def judge(
 
     `device` is where the model answers; None: where it was trained.
     """
-    from palaestra.actor.ui_comparison import UiComparison
-    from palaestra.actor.ui_report import comparison_page, evaluation_page, write_page
-    from palaestra.train.session_source import find_sessions
-    from palaestra.train.ui_evaluation import load_ui_policy
-    from palaestra.train.ui_task_check import check_tasks
+    from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
+    from palaestra.sessions.provider import find_sessions
+    from palaestra.train.ui_evaluation import check_tasks, load_ui_policy
 
     name, rival_name = names or (str(path), str(other))
     config, policy = load_ui_policy(path, device=device)
     chosen = _with_tasks(config, tasks)
     with ExitStack() as stack:
-        address = find_sessions(chosen, stack)
+        address = find_sessions(
+            chosen.environment,
+            stack,
+            actors=chosen.actor_pool.target_concurrent_actors,
+            session_type=chosen.actor.session_type,
+        )
         check_tasks(chosen, address)
         found, kept = _played(chosen, policy, path, address, episodes, first, greedy, samples)
-        document: dict[str, Any] = {"checkpoint": str(path), **found.facts(), "trajectories": str(kept)}
+        document: dict[str, Any] = {"checkpoint": str(path), **found.to_json(), "trajectories": str(kept)}
         page = evaluation_page(found, f"Evaluation of {name}")
         lines, archives = [_sentence(name, found)], [kept]
         if other is not None:
             _, rival = load_ui_policy(other, device=device)
             beside, kept_too = _played(chosen, rival, other, address, episodes, first, greedy, samples)
-            compared = UiComparison(found, beside)
-            document["against"] = {"checkpoint": str(other), **beside.facts(), "trajectories": str(kept_too)}
-            document["comparison"] = compared.facts()
+            compared = ScreenComparison(found, beside)
+            document["against"] = {"checkpoint": str(other), **beside.to_json(), "trajectories": str(kept_too)}
+            document["comparison"] = compared.to_json()
             page = comparison_page(compared, f"{name} against {rival_name}", a=name, b=rival_name)
             lines += [_sentence(rival_name, beside), _verdict(compared)]
             archives.append(kept_too)
@@ -106,8 +109,8 @@ def _with_tasks(config: UiRunConfig, tasks: str) -> UiRunConfig:
 def _played(
     config: UiRunConfig, policy: Any, path: Path, address: SessionAddress, episodes: int, first: int,
     greedy: bool | None, samples: int,
-) -> tuple[UiEvaluation, Path]:  # fmt: skip
-    from palaestra.actor.ui_evaluation import UiEvaluation
+) -> tuple[ScreenEvaluation, Path]:  # fmt: skip
+    from palaestra.evaluation import ScreenEvaluation
     from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.train.ui_evaluation import play_held_out
 
@@ -126,28 +129,28 @@ def _played(
     )  # fmt: skip
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
-    return UiEvaluation.of(played), kept
+    return ScreenEvaluation.from_episodes(played), kept
 
 
 def _percent(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.1f} %"
 
 
-def _sentence(name: str, found: UiEvaluation) -> str:
+def _sentence(name: str, found: ScreenEvaluation) -> str:
     score = found.overall
     low, high = score.ci95
     failed = f"; {score.environment_failed} environment failures apart" if score.environment_failed else ""
     return (
         f"{name}: solved {_percent(score.success_rate)} (95 % interval {100 * low:.1f} to {100 * high:.1f}; "
-        f"{len(score.episodes)} held-out episodes{failed})"
+        f"{score.episodes} held-out episodes{failed})"
     )
 
 
-def _table(found: UiEvaluation) -> list[str]:
+def _table(found: ScreenEvaluation) -> list[str]:
     lines = []
     for task, score in found.per_task.items():
         low, high = score.ci95
-        shown = f"{_percent(score.success_rate):>8}   {100 * low:5.1f} to {100 * high:5.1f}   n = {len(score.episodes)}"
+        shown = f"{_percent(score.success_rate):>8}   {100 * low:5.1f} to {100 * high:5.1f}   n = {score.episodes}"
         lines.append(f"  {task:<44} {shown}")
     return lines
 

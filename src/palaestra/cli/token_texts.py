@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from palaestra.experience.viewer_record import TokenTexts
+    from palaestra.evaluation.viewer import TokenTexts
 
 __all__ = ["run_texts", "token_texts"]
 

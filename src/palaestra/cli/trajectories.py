@@ -66,7 +66,7 @@ def view_command(
         raise ConfigError("--max-megabytes", max_megabytes, "must not be negative")
     chosen = _chosen(where, task, outcome, version, limit, wanted=True)
     from palaestra.cli.token_texts import run_texts, token_texts
-    from palaestra.experience.viewer import write_viewer
+    from palaestra.evaluation import write_viewer
 
     # An archive lies in an attempt of a run.
     texts = run_texts(chosen.archives[0].directory.parents[1]) if tokenizer is None else token_texts(tokenizer)
@@ -75,7 +75,7 @@ def view_command(
                         max_bytes=max_megabytes * 2**20)  # fmt: skip
     chosen.print_warnings()
     if as_json:
-        print(strict_json(made.facts()))
+        print(strict_json(made.to_json()))
         return
     beside = f", pictures in {made.picture_directory}" if made.picture_directory else ""
     print(f"{made.path}: {made.trajectories} episodes, {made.bytes / 2**20:.1f} MB{beside}")
@@ -95,17 +95,21 @@ def report_command(
     chosen = _chosen(where, task, "", version, limit, wanted=True)
     rival = _chosen(against, task, "", version, limit, wanted=True) if against is not None else None
 
-    from palaestra.actor.ui_comparison import UiComparison
-    from palaestra.actor.ui_evaluation import UiEvaluation
-    from palaestra.actor.ui_report import comparison_page, evaluation_page, write_page
+    from palaestra.evaluation import (
+        ScreenComparison,
+        ScreenEvaluation,
+        comparison_page,
+        evaluation_page,
+        write_page,
+    )
 
-    found = UiEvaluation.of(entry for _, entry in chosen.found)
-    document: dict[str, Any] = found.facts()
+    found = ScreenEvaluation.from_episodes(entry for _, entry in chosen.found)
+    document: dict[str, Any] = found.to_json()
     lines, page = [_sentence(where, found)], evaluation_page(found, f"Evaluation of {where}")
     if rival is not None:
-        other = UiEvaluation.of(entry for _, entry in rival.found)
-        compared = UiComparison(found, other)
-        document |= {"against": other.facts(), "comparison": compared.facts()}
+        other = ScreenEvaluation.from_episodes(entry for _, entry in rival.found)
+        compared = ScreenComparison(found, other)
+        document |= {"against": other.to_json(), "comparison": compared.to_json()}
         lines += [_sentence(str(against), other), _verdict(compared)]
         page = comparison_page(compared, f"{where} against {against}", a=where, b=str(against))
     if output is not None:
@@ -222,13 +226,13 @@ def _sentence(name: str, found: Any) -> str:
     low, high = (100 * share for share in overall.ci95)
     return (
         f"{name}: solved {100 * overall.success_rate:.1f} % (95 % interval {low:.1f} to {high:.1f}) of "
-        f"{len(overall.episodes)} episodes; {overall.environment_failed} environment failures apart"
+        f"{overall.episodes} episodes; {overall.environment_failed} environment failures apart"
     )
 
 
 def _verdict(compared: Any) -> str:
     pairs = compared.overall
-    left = f"{compared.unpaired_a} and {compared.unpaired_b} without a partner"
+    left = "{} and {} without a partner".format(*compared.unpaired)
     if pairs.difference is None:
         return f"no pairs; {left}"
     low, high = (100 * bound for bound in pairs.ci95)

@@ -10,14 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import ConfigError
-from palaestra.experience.picture_kind import picture_kind
 from palaestra.experience.trajectory import SCHEMA, Trajectory
 
-__all__ = ["export_trajectories"]
+__all__ = ["export_trajectories", "picture_file_name"]
+
+_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8": "jpeg"}
+
+
+def picture_file_name(data: bytes) -> str:
+    """SHA-256 and the kind of picture: `png`, `jpeg`, `webp`, or `bin` for anything else."""
+    kinds = (kind for signature, kind in _SIGNATURES.items() if data.startswith(signature))
+    kind = "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else next(kinds, "bin")
+    return f"{hashlib.sha256(data).hexdigest()}.{kind}"
 
 
 def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> int:
-    """Write `trajectories.jsonl` and `pictures/` into a directory that is new or empty; says how many."""
+    """Write `trajectories.jsonl` and `pictures/` into a new or empty directory; returns how many trajectories."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(
             "output", str(directory), "is there and not empty", "Name a directory that does not exist yet"
@@ -32,7 +40,7 @@ def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> 
             count += 1
             names = {}
             for sha, data in trajectory.pictures.items():
-                names[sha] = f"pictures/{hashlib.sha256(data).hexdigest()}.{picture_kind(data)}"
+                names[sha] = f"pictures/{picture_file_name(data)}"
                 if not (directory / names[sha]).exists():
                     (directory / names[sha]).write_bytes(data)
             out.write(json.dumps(_line(trajectory, names), separators=(",", ":")) + "\n")

@@ -7,13 +7,10 @@ The sections of the specification (`model`, `trainer`, `actor`, `actor_pool`, `e
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from palaestra.actor.task_runner import ActorConfig
 from palaestra.actor.task_sampler import SamplerConfig, TaskChoice
@@ -25,12 +22,11 @@ from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.token_update import UpdateConfig
 from palaestra.policy.vlm.config import ModelConfig
+from palaestra.sessions.environment_config import EnvironmentConfig, check_environment
 from palaestra.sessions.query_tasks import ROWS_TASK
 from palaestra.telemetry import TelemetryConfig
 
-__all__ = ["UI_SECTIONS", "EnvironmentConfig", "UiRunConfig", "UiTrainerConfig", "ui_config_from"]
-
-DEFAULT_PORT = 8700
+__all__ = ["UI_SECTIONS", "UiRunConfig", "UiTrainerConfig", "ui_config_from"]
 
 
 class UiTrainerConfig(UpdateConfig):
@@ -68,64 +64,6 @@ class ActorPoolConfig(Section):
 
     target_concurrent_actors: int = Field(default=2, ge=1, le=10_000)
     """Episodes at the same time. Each is a browser page; more fill the batches of inference better."""
-
-
-class EnvironmentConfig(Section):
-    """Where sessions come from."""
-
-    gateway: str | None = None
-    """URL of a gateway. null: training starts one on this machine and stops it again."""
-    cluster_host: str | None = None
-    """Host (or host:port) of a gateway in a cluster, as the specification writes it."""
-    session_servers: tuple[str, ...] = ()
-    """URLs of session servers that run already, used without a gateway. Each episode opens a session on one of them."""
-    dialect: Literal["json", "query"] = "json"
-    """What sessions speak. `json`: our own contract. `query`: the query-string dialect (`GET /act?action_type=…`) of
-    existing images and servers, which offer the task simple_data_entry/rows."""
-    reuse_screens: bool = False
-    """Allow episodes to begin on the screen that the one before left. Needed for `query` with session_servers, since
-    such a server is one session and has no reset."""
-    act_delay_s: float = Field(default=1.0, ge=0, le=60)
-    """With `query`: seconds from an action to its screenshot. Shorter is faster and may miss what the action does."""
-    namespace: str = "default"
-    """Which namespace the cluster's gateway uses. The gateway knows; here it is only recorded."""
-    session_timeout: float = Field(default=300.0, gt=0)
-    """Seconds after which a session that nobody uses is removed."""
-    token_file: Path | None = None
-    """File with the token of the gateway (or of what stands before session_servers). null: a gateway's from
-    PALAESTRA_GATEWAY_TOKEN, if that is set."""
-    servers: int | None = Field(default=None, ge=1)
-    """Session servers of the gateway that training starts. null: one for every eight actors, at most one a core."""
-
-    @field_validator("session_servers", mode="before")
-    @classmethod
-    def _one_url_is_a_list_of_one(cls, given: Any) -> Any:
-        return (given,) if isinstance(given, str) else given
-
-    @field_validator("session_servers")
-    @classmethod
-    def _urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        urls = tuple(url.rstrip("/") for url in given)
-        for url in urls:
-            if not re.match(r"https?://[^/\s]", url):
-                raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
-            if "@" in urlsplit(url).netloc:
-                raise ValueError("holds a user or password, which would be stored with the run: use token_file")
-        if len(set(urls)) != len(urls):
-            raise ValueError("names a server twice")
-        return urls
-
-    @property
-    def url(self) -> str | None:
-        """Where the gateway is; None when there is none yet."""
-        if self.gateway is not None:
-            return self.gateway.rstrip("/")
-        if self.cluster_host is None:
-            return None
-        host = self.cluster_host
-        if "://" in host:
-            return host.rstrip("/")
-        return f"http://{host}" if ":" in host else f"http://{host}:{DEFAULT_PORT}"
 
 
 class InferenceConfig(Section):
@@ -263,56 +201,9 @@ def _check_across(config: UiRunConfig) -> None:
         raise ConfigError(
             "reward.assumed_range", [low, high], "is no range", "Give the least an episode is paid, then the most"
         )
-    _check_environment(config, group_size=size)
+    check_environment(config.environment, group_size=size, actors=config.actor_pool.target_concurrent_actors)
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         raise ConfigError(
             "inference.backend", "process", "gains nothing when playing waits for learning",
             "Add trainer.collection=asynchronous, or leave it out",
-        )  # fmt: skip
-
-
-def _check_environment(config: UiRunConfig, *, group_size: int) -> None:
-    environment = config.environment
-    places = {
-        "gateway": environment.gateway, "cluster_host": environment.cluster_host,
-        "session_servers": environment.session_servers or None,
-    }  # fmt: skip
-    named = {key: value for key, value in places.items() if value is not None}
-    if len(named) > 1:
-        (first, value), (second, other) = list(named.items())[:2]
-        raise ConfigError(f"environment.{second}", other, f"environment.{first} says {value}", "Give one of them")
-    if environment.dialect == "query":
-        _check_query_dialect(config, group_size)
-    elif environment.reuse_screens:
-        raise ConfigError(
-            "environment.reuse_screens", True, "sessions that can be reset begin on a fresh screen", "Leave it out"
-        )
-
-
-def _check_query_dialect(config: UiRunConfig, group_size: int) -> None:
-    environment, servers = config.environment, config.environment.session_servers
-    if environment.url is None and not servers:
-        raise ConfigError(
-            "environment.dialect", "query", "the gateway that training starts has sessions that speak json",
-            "Name environment.session_servers, or environment.gateway with an actor.session_type that speaks it",
-        )  # fmt: skip
-    if not servers:
-        return
-    if not environment.reuse_screens:
-        raise ConfigError(
-            "environment.session_servers", list(servers), "a server of the query dialect cannot be reset",
-            "Set environment.reuse_screens=true to begin each episode on the screen that the last one left, or use a "
-            "gateway that makes a pod for every session",
-        )  # fmt: skip
-    if group_size > 1:
-        raise ConfigError(
-            "environment.reuse_screens", True, f"a group of {group_size} has to begin on one screen",
-            "Use rejection_sampling or ppo, or a gateway that makes a pod for every session",
-        )  # fmt: skip
-    actors = config.actor_pool.target_concurrent_actors
-    if actors > len(servers):
-        raise ConfigError(
-            "actor_pool.target_concurrent_actors", actors,
-            f"is more than the {len(servers)} servers of environment.session_servers, each of which is one screen",
-            f"Set it to {len(servers)}, or name more servers",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How well a model operates screens, on seeds that no training draws."""
+"""Tasks on seeds that no training draws: loaded once before a run exists, and played to see how good a model is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,34 @@ from palaestra.actor.pool import play_all
 from palaestra.actor.task_runner import EpisodeOrder
 from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.experience.trajectory import Trajectory
+from palaestra.learner.trajectories.reward import reward_warnings
 from palaestra.policy.vlm import VLMPolicy
-from palaestra.train.session_source import SessionAddress
+from palaestra.sessions.provider import SessionAddress, load_tasks
 from palaestra.train.ui_checkpoint import read_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig, ui_config_from
 from palaestra.train.ui_hall import LocalSampler, grammar_of, open_ui_hall
 
-__all__ = ["load_ui_policy", "play_held_out"]
+__all__ = ["check_tasks", "load_ui_policy", "play_held_out"]
+
+
+def check_tasks(config: UiRunConfig, address: SessionAddress) -> list[str]:
+    """Load each task once; `ConfigError` for the first that cannot be.
+
+    Returns warnings: rewards that teach an agent of a task not to finish.
+    """
+    requests = [request for _, request in held_out(config.tasks, len(config.tasks))]
+    specs = load_tasks(
+        requests,
+        config.environment,
+        address,
+        session_type=config.actor.session_type,
+        actors=config.actor_pool.target_concurrent_actors,
+    )
+    warnings: dict[str, None] = {}
+    for spec in specs:
+        low, _ = spec.reward_range or config.reward.assumed_range
+        warnings |= dict.fromkeys(reward_warnings(config.reward, low, task=f"{spec.suite}/{spec.name}"))
+    return list(warnings)
 
 
 def play_held_out(

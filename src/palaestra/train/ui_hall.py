@@ -11,8 +11,8 @@ from palaestra.actor.task_runner import TaskRunner
 from palaestra.actor.vlm_agent import VlmAgent
 from palaestra.experience.trajectory import Trajectory
 from palaestra.policy.vlm import SampleRequest, VLMPolicy
+from palaestra.sessions.provider import SessionAddress, open_provider
 from palaestra.train.grammar import Grammar, grammar_for
-from palaestra.train.session_source import SessionAddress, open_source
 from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["LocalSampler", "UiHall", "grammar_of", "open_ui_hall"]
@@ -70,14 +70,14 @@ async def open_ui_hall(
 ) -> AsyncIterator[UiHall]:  # fmt: skip
     """Everything needed to play while the block lasts; `temperature` replaces the actor's, 0 is greedy."""
     heat = config.actor.temperature if temperature is None else temperature
-    source = open_source(config, address)
+    sessions = open_provider(config.environment, address, session_type=config.actor.session_type)
     inference = BatchedInference(
         sampler, temperature=heat, max_batch=config.inference.max_batch, lockstep=lockstep
     )  # fmt: skip
     agent = VlmAgent(inference.ask, grammar.codec, grammar.rule, temperature=heat, system=grammar.described)
 
     try:
-        yield UiHall(TaskRunner(source.open, agent, config.actor, failed=failed), inference)
+        yield UiHall(TaskRunner(sessions.open, agent, config.actor, failed=failed), inference)
     finally:
         await inference.close()
-        await source.close()
+        await sessions.close()

@@ -19,8 +19,8 @@ from palaestra.actor.capacity import Capacity
 from palaestra.actor.episodes import EpisodeOrders, EpisodesInBackground, EpisodesInTurn, Played
 from palaestra.actor.inference import Sampler
 from palaestra.actor.task_sampler import TaskSampler
-from palaestra.actor.ui_evaluation import UiEvaluation
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
+from palaestra.evaluation import ScreenEvaluation
 from palaestra.experience.trajectory import Outcome as Ending
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
@@ -30,6 +30,7 @@ from palaestra.learner.trajectories.groups import Groups, whole_groups
 from palaestra.learner.trajectories.proof import Reason
 from palaestra.learner.trajectories.trainer import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
+from palaestra.sessions.provider import SessionAddress, find_sessions
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, TrainingStep, open_telemetry
 from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.telemetry.sinks import check_telemetry
@@ -37,13 +38,11 @@ from palaestra.train.interruption import Interruption
 from palaestra.train.run import Outcome
 from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
 from palaestra.train.sampler_process import ProcessSampler
-from palaestra.train.session_source import SessionAddress, find_sessions
 from palaestra.train.ui_checkpoint import read_ui_checkpoint, write_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig
-from palaestra.train.ui_evaluation import play_held_out
+from palaestra.train.ui_evaluation import check_tasks, play_held_out
 from palaestra.train.ui_hall import LocalSampler, UiHall, grammar_of, open_ui_hall
 from palaestra.train.ui_policy import LearningPolicy
-from palaestra.train.ui_task_check import check_tasks
 
 __all__ = ["train_ui"]
 
@@ -69,7 +68,12 @@ def train_ui(
             learning.acting.version = policy.version
         if resume is not None:
             resume.load_checkpoint(learning.load, checkpoint)
-        address = find_sessions(config, stack)
+        address = find_sessions(
+            config.environment,
+            stack,
+            actors=config.actor_pool.target_concurrent_actors,
+            session_type=config.actor.session_type,
+        )
         warnings = check_tasks(config, address)
         resolved = config.resolved()
         run, attempt = begin_attempt(
@@ -380,7 +384,7 @@ class _UiRun:
         played = play_held_out(
             self._config, self._learning.policy, self._address, episodes=self._config.evaluation.episodes
         )
-        found = UiEvaluation.of(played).overall
+        found = ScreenEvaluation.from_episodes(played).overall
         rate, mean = found.success_rate, found.mean_return
         return {} if rate is None or mean is None else {"eval_success_rate": rate, "eval_return": mean}
 

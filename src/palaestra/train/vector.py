@@ -17,7 +17,6 @@ from torch import nn
 from palaestra.actor.acting import Compiled
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
 from palaestra.actor.collector import Collector
-from palaestra.actor.evaluation import Evaluation, evaluate
 from palaestra.actor.fit import check_fit, rollout_spec
 from palaestra.actor.memory_estimate import check_memory
 from palaestra.actor.reward_scale import RewardScale
@@ -25,6 +24,7 @@ from palaestra.actor.synchronous import SynchronousSource
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
+from palaestra.evaluation.play import Evaluation, evaluate
 from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint
 from palaestra.learner.rollout_learner import RolloutLearner

@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.experience.episodes import SHA, episode, turn
 
-from palaestra.experience.viewer_record import Vocabulary, action_words, listed, record
+from palaestra.evaluation.viewer import Vocabulary, action_words, episode_json, list_row
 from palaestra.sessions.action import KINDS
 
 
@@ -58,24 +58,24 @@ def test_texts_that_do_not_fit_the_tokens_are_refused():
 
 
 def test_a_prompt_of_equal_tokens_is_written_as_a_run():
-    made = record(episode(turn(prompt_ids=[9, 7, 7, 7, 9])), Vocabulary(), {SHA: 0})
+    made = episode_json(episode(turn(prompt_ids=[9, 7, 7, 7, 9])), Vocabulary(), {SHA: 0})
     assert made["turns"][0]["prompt"] == [[0, 1], [1, 3], [0, 1]]
 
 
 def test_an_impossible_token_has_no_log_probability_instead_of_infinity():
-    made = record(episode(turn(log_probs=[-0.123456, -float("inf")])), Vocabulary(), {SHA: 0})
+    made = episode_json(episode(turn(log_probs=[-0.123456, -float("inf")])), Vocabulary(), {SHA: 0})
     assert made["turns"][0]["log_probs"] == [-0.1235, None]
     json.dumps(made, allow_nan=False)
 
 
 def test_a_picture_that_was_not_kept_says_so():
-    made = record(episode(last_picture="f" * 64), Vocabulary(), {SHA: 5})
+    made = episode_json(episode(last_picture="f" * 64), Vocabulary(), {SHA: 5})
     assert made["turns"][0]["pictures"] == [5]
     assert made["last"] == -1
-    assert record(episode(), Vocabulary(), {})["last"] is None
+    assert episode_json(episode(), Vocabulary(), {})["last"] is None
 
 
 def test_the_list_is_searched_by_the_first_two_thousand_characters():
-    made = listed(episode(turn(text="a" * 1999), turn(text="needle")))
+    made = list_row(episode(turn(text="a" * 1999), turn(text="needle")))
     assert made["written"] == "a" * 1999 + "\n"
     assert made["task"] == "click_target/one"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.experience.episodes import episode
 
-from palaestra.actor.proportion import wilson_interval
+from palaestra.evaluation.statistics import wilson_interval
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 
@@ -29,7 +29,7 @@ def test_ten_of_ten_is_72_to_100_percent_as_the_page_says():
 
 
 def test_every_outcome_and_every_key_of_the_report_is_explained():
-    from palaestra.actor.ui_evaluation import UiEvaluation
+    from palaestra.evaluation.screens import ScreenEvaluation
 
-    for name in (*(outcome.value for outcome in Outcome), *UiEvaluation.of([episode()]).facts()):
+    for name in (*(outcome.value for outcome in Outcome), *ScreenEvaluation.from_episodes([episode()]).to_json()):
         assert f"`{name}`" in PAGE, name

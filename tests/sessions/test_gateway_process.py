@@ -11,8 +11,8 @@ import urllib.request
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.train import gateway_child
-from palaestra.train.gateway_child import existing_gateway, own_gateway
+from palaestra.sessions import gateway_process
+from palaestra.sessions.gateway_process import check_gateway, start_gateway
 
 FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", "--port", "0"])
 
@@ -20,7 +20,7 @@ FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", 
 @pytest.fixture
 def fake_servers(monkeypatch):
     """A gateway of our own whose sessions need no browser."""
-    real = gateway_child.subprocess.Popen
+    real = gateway_process.subprocess.Popen
     started = []
 
     def popen(command, **how):
@@ -28,7 +28,7 @@ def fake_servers(monkeypatch):
         started.append(child)
         return child
 
-    monkeypatch.setattr(gateway_child.subprocess, "Popen", popen)
+    monkeypatch.setattr(gateway_process.subprocess, "Popen", popen)
     return started
 
 
@@ -39,7 +39,7 @@ def asked(address, path="/sessions"):
 
 
 def test_our_own_gateway_answers_to_our_token_alone_and_is_gone_afterwards(fake_servers):
-    with own_gateway(max_sessions=3, servers=1) as address:
+    with start_gateway(max_sessions=3, servers=1) as address:
         assert asked(address) == {"sessions": []}
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(address.url + "/sessions", timeout=30)
@@ -49,28 +49,28 @@ def test_our_own_gateway_answers_to_our_token_alone_and_is_gone_afterwards(fake_
 
 
 def test_an_error_of_ours_ends_it_as_well(fake_servers):
-    with pytest.raises(ZeroDivisionError), own_gateway(max_sessions=3, servers=1):
+    with pytest.raises(ZeroDivisionError), start_gateway(max_sessions=3, servers=1):
         raise ZeroDivisionError
     assert fake_servers[0].returncode == 0
 
 
 def test_one_that_hangs_is_killed(fake_servers, monkeypatch):
-    monkeypatch.setattr(gateway_child, "STOP_S", 0.1)
-    with own_gateway(max_sessions=3, servers=1):
+    monkeypatch.setattr(gateway_process, "STOP_S", 0.1)
+    with start_gateway(max_sessions=3, servers=1):
         os.kill(fake_servers[0].pid, signal.SIGSTOP)
     assert fake_servers[0].returncode == -signal.SIGKILL
 
 
 def test_an_existing_gateway_is_asked_before_anything_is_begun(fake_servers, tmp_path):
-    with own_gateway(max_sessions=3, servers=1) as own:
+    with start_gateway(max_sessions=3, servers=1) as own:
         token = tmp_path / "token"
         token.write_text(own.token + "\n")
-        assert existing_gateway(own.url, token).token == own.token
+        assert check_gateway(own.url, token).token == own.token
         token.write_text("wrong")
         with pytest.raises(ConfigError, match=r"answers with status 401. Give its token"):
-            existing_gateway(own.url, token)
+            check_gateway(own.url, token)
         with pytest.raises(ConfigError, match="cannot be read"):
-            existing_gateway(own.url, tmp_path / "none")
+            check_gateway(own.url, tmp_path / "none")
 
 
 def test_a_gateway_that_is_not_there_is_named_with_the_remedy():
@@ -78,4 +78,4 @@ def test_a_gateway_that_is_not_there_is_named_with_the_remedy():
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"cannot be reached .* Start it with `palaestra gateway`"):
-            existing_gateway(url, None)
+            check_gateway(url, None)

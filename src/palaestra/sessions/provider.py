@@ -1,7 +1,8 @@
-"""Where a run's sessions come from: a gateway (its own or another one), or session servers that run already.
+"""`SessionProvider`: opens a run's sessions, from a gateway (started here or running already) or from session servers.
 
-`find_sessions` decides that before a run exists and refuses what does not answer; `open_source` then opens one session
-after the other. Sessions speak our own contract or the query-string dialect, as the configuration says.
+`find_sessions` decides where sessions come from before a run exists and refuses what does not answer, `load_tasks`
+tries every task once, and `open_provider` opens one session per episode. Sessions speak our own contract or the
+query-string dialect, as the configuration says.
 """
 
 from __future__ import annotations
@@ -11,23 +12,28 @@ import math
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from palaestra.errors import ConfigError
+from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
 from palaestra.sessions.client import open_session
+from palaestra.sessions.environment_config import EnvironmentConfig
 from palaestra.sessions.gateway_client import GatewayClient
+from palaestra.sessions.gateway_process import GatewayAddress, check_gateway, read_token, start_gateway
 from palaestra.sessions.query_dialect import QueryDialectSession
 from palaestra.sessions.query_tasks import assign_rows
 from palaestra.sessions.session import Session
-from palaestra.train.gateway_child import GatewayAddress, existing_gateway, own_gateway, read_token
-from palaestra.train.ui_config import UiRunConfig
+from palaestra.sessions.task import TaskRequest, TaskSpec
 
-__all__ = ["ServerAddresses", "SessionAddress", "SessionSource", "find_sessions", "open_source"]
+__all__ = ["ServerAddresses", "SessionAddress", "SessionProvider", "find_sessions", "load_tasks", "open_provider"]
 
 ACTORS_PER_SERVER = 8
 PING_S = 10.0
+CONCURRENT_LOADS = 4
+TEMPORARY_REFUSALS = ("no_session", "no_room", "draining")
+"""Refusals that depend on the moment and say nothing about the task."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +52,20 @@ class ServerAddresses:
 SessionAddress: TypeAlias = GatewayAddress | ServerAddresses
 
 
-class SessionSource(Protocol):
+class SessionProvider(Protocol):
     """Opens sessions, one per episode."""
 
     async def open(self) -> Session:
-        """A session for one episode, until it is closed."""
+        """Open a session for one episode; the caller closes it."""
 
     async def close(self) -> None:
         """Close every session that is still open."""
 
 
-def find_sessions(config: UiRunConfig, stack: ExitStack) -> SessionAddress:
-    """The gateway or the session servers a configuration names, or a gateway of our own until the stack is closed."""
-    environment = config.environment
+def find_sessions(
+    environment: EnvironmentConfig, stack: ExitStack, *, actors: int, session_type: str
+) -> SessionAddress:
+    """The gateway or the session servers that `environment` names; else start a gateway, until the stack is closed."""
     if environment.session_servers:
         # The variable holds a gateway's token, which is not for other servers.
         token = read_token(environment.token_file) if environment.token_file is not None else None
@@ -66,37 +73,82 @@ def find_sessions(config: UiRunConfig, stack: ExitStack) -> SessionAddress:
             _check_server(url, token, environment.dialect)
         return ServerAddresses(environment.session_servers, token)
     if environment.url is not None:
-        return existing_gateway(environment.url, environment.token_file)
-    actors = config.actor_pool.target_concurrent_actors
+        return check_gateway(environment.url, environment.token_file)
     servers = environment.servers or min(os.cpu_count() or 1, math.ceil(actors / ACTORS_PER_SERVER))
-    own = own_gateway(max_sessions=actors + 4, servers=servers, session_types=(config.actor.session_type,))
-    return stack.enter_context(own)
+    gateway = start_gateway(max_sessions=actors + 4, servers=servers, session_types=(session_type,))
+    return stack.enter_context(gateway)
 
 
-def open_source(config: UiRunConfig, address: SessionAddress) -> SessionSource:
+def open_provider(environment: EnvironmentConfig, address: SessionAddress, *, session_type: str) -> SessionProvider:
     """Sessions from that address."""
-    environment = config.environment
     if isinstance(address, GatewayAddress):
-        return _GatewaySessions(config, address)
+        return _GatewaySessions(environment, address, session_type)
     if environment.dialect == "query":
         return _QueryServers(address, environment.act_delay_s)
     return _ServerSessions(address)
 
 
+def load_tasks(
+    requests: Sequence[TaskRequest], environment: EnvironmentConfig, address: SessionAddress, *, session_type: str,
+    actors: int,
+) -> list[TaskSpec]:  # fmt: skip
+    """Load each task once, so that an unknown name is found before a run exists.
+
+    Raises `ConfigError` for the first that cannot be loaded. A task for which no session was available is left out.
+    """
+
+    async def load_all() -> list[TaskSpec | ConfigError | None]:
+        provider = open_provider(environment, address, session_type=session_type)
+        slots = asyncio.Semaphore(min(CONCURRENT_LOADS, actors))
+        try:
+            loads = (_load_task(provider, slots, number, request) for number, request in enumerate(requests))
+            return await asyncio.gather(*loads)
+        finally:
+            await provider.close()
+
+    with asyncio.Runner() as runner:
+        results = runner.run(load_all())
+    for result in results:
+        if isinstance(result, ConfigError):
+            raise result
+    return [result for result in results if isinstance(result, TaskSpec)]
+
+
+async def _load_task(
+    provider: SessionProvider, slots: asyncio.Semaphore, number: int, request: TaskRequest
+) -> TaskSpec | ConfigError | None:
+    place = f"tasks[{number}].task"
+    try:
+        async with slots:
+            session = await provider.open()
+            try:
+                return await session.reset(request)
+            finally:
+                await session.close()
+    except SessionRefused as refusal:
+        if refusal.code in TEMPORARY_REFUSALS:
+            return None
+        reason, _, remedy = str(refusal).removeprefix(f"task = {request.task!r}: ").partition(". ")
+        return ConfigError(place, request.task, reason.rstrip("."), remedy)
+    except EnvironmentFailed as failure:
+        remedy = f"Try it by hand: palaestra sessions try {request.task}"
+        return ConfigError(place, request.task, f"does not load ({str(failure).rstrip('.')})", remedy)
+
+
 class _GatewaySessions:
     """Sessions that a gateway opens and leases."""
 
-    def __init__(self, config: UiRunConfig, address: GatewayAddress) -> None:
+    def __init__(self, environment: EnvironmentConfig, address: GatewayAddress, session_type: str) -> None:
         self._client, self._token = GatewayClient(address.url, token=address.token), address.token
-        self._session_type, self._environment = config.actor.session_type, config.environment
+        self._session_type, self._environment = session_type, environment
 
     async def open(self) -> Session:
-        held = await self._client.open(self._session_type, ttl_s=self._environment.session_timeout)
+        leased = await self._client.open(self._session_type, ttl_s=self._environment.session_timeout)
         if self._environment.dialect == "json":
-            return held
+            return leased
         return QueryDialectSession(
-            held.url, assign_rows, token=self._token, headers=held.headers, screen=None, give_up=held.close,
-            delay_s=self._environment.act_delay_s, session_id=held.url.rpartition("/")[2],
+            leased.url, assign_rows, token=self._token, headers=leased.headers, screen=None, give_up=leased.close,
+            delay_s=self._environment.act_delay_s, session_id=leased.url.rpartition("/")[2],
         )  # fmt: skip
 
     async def close(self) -> None:

@@ -12,8 +12,8 @@ import pytest
 from tests.experience.episodes import HEIGHT, SCREEN, SHA, WIDTH, episode, png, turn
 
 from palaestra.errors import ConfigError
+from palaestra.evaluation.viewer import write_viewer
 from palaestra.experience.trajectory import Outcome
-from palaestra.experience.viewer import write_viewer
 from palaestra.sessions.browser import Browser
 from palaestra.sessions.chromium import find_chromium
 from palaestra.sessions.screen import Size
@@ -117,7 +117,7 @@ def test_hostile_text_stays_inside_its_block(tmp_path):
 
 
 def test_the_script_never_makes_markup_of_text():
-    script = (files("palaestra.experience") / "assets" / "viewer.js").read_text()
+    script = (files("palaestra.evaluation") / "assets" / "viewer.js").read_text()
     for way in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval", "Function(", "fetch(", "http:"):
         assert way not in script.replace("http://www.w3.org/2000/svg", "")
     assert "</script" not in script

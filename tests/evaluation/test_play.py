@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from palaestra.actor import evaluate
 from palaestra.env import as_vector_env
 from palaestra.env.toy import Bandit, Countdown, MaskedChoice, MixedSenses
 from palaestra.errors import ConfigError
+from palaestra.evaluation import evaluate
 from palaestra.policy import ActorCritic
 
 
@@ -19,7 +19,7 @@ def test_five_episodes_on_two_environments_are_three_and_two():
     found = evaluate(_policy(env), env, episodes=5, seed=0)
     assert found.returns == (6.0,) * 5
     assert found.lengths == (3,) * 5
-    assert found.report()["episodes"] == 5
+    assert found.to_json()["episodes"] == 5
 
 
 def test_the_most_likely_action_is_taken_every_time():
@@ -60,16 +60,16 @@ def test_no_episodes_are_refused():
 
 
 def test_where_the_environment_tells_successes_are_counted_with_an_interval():
-    from palaestra.actor.evaluation import Evaluation
-    from palaestra.actor.proportion import wilson_interval
+    from palaestra.evaluation import Evaluation
+    from palaestra.evaluation.statistics import wilson_interval
 
     found = Evaluation((1.0,) * 10, (5,) * 10, (True,) * 9 + (False,))
     assert found.success_rate == 0.9
-    low, high = found.report()["success_ci95"]
+    low, high = found.to_json()["success_ci95"]
     assert (round(low, 3), round(high, 3)) == (0.596, 0.982)  # Wilson, 9 of 10
     assert wilson_interval(0, 10)[0] == 0.0
     assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
-    assert "success_rate" not in Evaluation((1.0,), (5,)).report()
+    assert "success_rate" not in Evaluation((1.0,), (5,)).to_json()
 
 
 def test_an_environment_s_own_word_on_success_reaches_evaluation():

@@ -3,10 +3,10 @@
 import re
 from html.parser import HTMLParser
 
-from tests.actor.test_ui_evaluation import E, F, S, compared, played
+from tests.evaluation.test_screens import E, F, S, compared, played
 
-from palaestra.actor.ui_evaluation import UiEvaluation
-from palaestra.actor.ui_report import comparison_page, evaluation_page, write_page
+from palaestra.evaluation.report import comparison_page, evaluation_page, write_page
+from palaestra.evaluation.screens import ScreenEvaluation
 
 HOSTILE = "</title></script><img src=x onerror=alert(1)>"
 
@@ -30,7 +30,9 @@ def seen(page):
 
 
 def test_the_numbers_are_readable_without_any_script():
-    found = UiEvaluation.of([played("a/x", seed, outcome) for seed, outcome in enumerate([S, S, F, S, E])])
+    found = ScreenEvaluation.from_episodes(
+        [played("a/x", seed, outcome) for seed, outcome in enumerate([S, S, F, S, E])]
+    )
     kinds, _, text = seen(evaluation_page(found, "Tiny model"))
     assert "75.0 % of 4 episodes solved" in text
     assert "30.1 % to 95.4 %" in text
@@ -39,13 +41,13 @@ def test_the_numbers_are_readable_without_any_script():
 
 
 def test_nothing_is_loaded_from_anywhere():
-    found = UiEvaluation.of([played("a/x", 0, S)])
+    found = ScreenEvaluation.from_episodes([played("a/x", 0, S)])
     page = evaluation_page(found, "Tiny model")
     assert not re.search(r"https?://|url\(|@import|\bsrc=|\bhref=", page)
 
 
 def test_names_from_outside_are_text_and_nothing_else():
-    found = UiEvaluation.of([played(HOSTILE, 0, S), played("a/x", 0, S)])
+    found = ScreenEvaluation.from_episodes([played(HOSTILE, 0, S), played("a/x", 0, S)])
     for page in (evaluation_page(found, HOSTILE), comparison_page(compared([S], [F]), HOSTILE, a=HOSTILE, b=HOSTILE)):
         kinds, tags, text = seen(page)
         assert "img" not in kinds
@@ -63,12 +65,12 @@ def test_a_comparison_says_who_won_by_how_much_and_what_was_left_out():
 
 
 def test_an_evaluation_without_episodes_still_has_a_page():
-    assert "No episode can be counted" in evaluation_page(UiEvaluation.of([]), "Nothing")
+    assert "No episode can be counted" in evaluation_page(ScreenEvaluation.from_episodes([]), "Nothing")
     assert "has a partner" in comparison_page(compared([], []), "Nothing", a="a", b="b")
 
 
 def test_repeated_seeds_add_the_chances_of_k_tries():
-    found = UiEvaluation.of([played("a/x", 0, outcome) for outcome in (S, F, F, F)])
+    found = ScreenEvaluation.from_episodes([played("a/x", 0, outcome) for outcome in (S, F, F, F)])
     _, _, text = seen(evaluation_page(found, "Tiny model"))
     assert "pass@k" in text
     assert "50.0 %" in text  # pass@2 of one right in four
@@ -76,6 +78,6 @@ def test_repeated_seeds_add_the_chances_of_k_tries():
 
 def test_a_page_is_written_whole_even_with_half_characters_in_it(tmp_path):
     path = tmp_path / "deep" / "report.html"
-    write_page(evaluation_page(UiEvaluation.of([]), "broken \ud800 text"), path)
+    write_page(evaluation_page(ScreenEvaluation.from_episodes([]), "broken \ud800 text"), path)
     assert "broken ? text" in path.read_text(encoding="utf-8")
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]

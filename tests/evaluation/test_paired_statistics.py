@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import binomtest
 
-from palaestra.actor.paired import difference_interval, mcnemar
+from palaestra.evaluation.statistics import difference_interval, mcnemar
 
 
 def test_nine_against_one_is_eleven_of_512():

@@ -1,6 +1,6 @@
-"""The gateway that training starts when none is configured: a child process on a free port of this machine.
+"""A gateway as a child process on a free port of this machine, for runs that name none; and the check of one they name.
 
-It ends with us, however we end: it watches its standard input, whose other end is ours.
+The child exits when this process does, for whatever reason: it watches its standard input, whose other end is ours.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError, EnvironmentFailed
 
-__all__ = ["GatewayAddress", "existing_gateway", "own_gateway", "read_token"]
+__all__ = ["GatewayAddress", "check_gateway", "read_token", "start_gateway"]
 
 TOKEN_VARIABLE = "PALAESTRA_GATEWAY_TOKEN"
 START_S = 60.0
-BEHIND_THE_LEARNER = 10
-"""Niceness of the gateway and its browsers."""
+NICENESS = 10
+"""Of the gateway and its browsers, which yield to the process that learns."""
 STOP_S = 15.0
 
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """Where a gateway is, and what it wants to hear."""
+    """The URL of a gateway, and the token it requires."""
 
     url: str
     token: str | None
@@ -44,10 +44,10 @@ class GatewayAddress:
 
 
 @contextlib.contextmanager
-def own_gateway(
+def start_gateway(
     *, max_sessions: int, servers: int, session_types: tuple[str, ...] = ("browser",)
 ) -> Iterator[GatewayAddress]:
-    """A gateway of our own while the block lasts."""
+    """Run a gateway while the block lasts."""
     token = secrets.token_urlsafe(24)
     settings = {
         "port": 0, "max_sessions": max_sessions, "servers": servers, "warm": 0, "stop_with_stdin": True,
@@ -60,21 +60,19 @@ def own_gateway(
         *(f"{key}={json.dumps(value)}" for key, value in settings.items()),
     ]
     environment = {**os.environ, TOKEN_VARIABLE: token}
-    # A group of its own: Ctrl-C is for us, who let running episodes finish; the gateway ends after them.
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0
-    )  # fmt: skip
-    # Browsers would starve the one process that learns; everything they start inherits this.
+    # A process group of its own: Ctrl-C reaches this process alone, which lets running episodes finish first.
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0)
+    # Browsers would starve the one process that learns; every process they start inherits the niceness.
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, child.pid, BEHIND_THE_LEARNER)
+        os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
     try:
-        yield GatewayAddress(_announced(child), token)
+        yield GatewayAddress(_read_url(child), token)
     finally:
-        _ended(child)
+        _stop(child)
 
 
-def existing_gateway(url: str, token_file: Path | None) -> GatewayAddress:
-    """A gateway that somebody else runs; `ConfigError` when it does not answer."""
+def check_gateway(url: str, token_file: Path | None) -> GatewayAddress:
+    """The address of a gateway that runs already; `ConfigError` when it does not answer."""
     token = os.environ.get(TOKEN_VARIABLE) if token_file is None else read_token(token_file)
     request = urllib.request.Request(f"{url}/sessions")
     if token:
@@ -105,8 +103,8 @@ def read_token(path: Path) -> str:
         raise ConfigError("environment.token_file", str(path), f"cannot be read ({error.strerror})") from None
 
 
-def _announced(child: subprocess.Popen[bytes]) -> str:
-    """The URL it prints when it listens."""
+def _read_url(child: subprocess.Popen[bytes]) -> str:
+    """Wait for the URL that it prints when it listens."""
     assert child.stdout is not None
     end = time.monotonic() + START_S
     while (left := end - time.monotonic()) > 0:
@@ -122,7 +120,7 @@ def _announced(child: subprocess.Popen[bytes]) -> str:
     raise EnvironmentFailed("gateway_failed", f"the gateway was not ready within {START_S:g} s")
 
 
-def _ended(child: subprocess.Popen[bytes]) -> None:
+def _stop(child: subprocess.Popen[bytes]) -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.close()

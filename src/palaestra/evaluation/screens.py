@@ -1,0 +1,230 @@
+"""How well a model operates screens, computed from its trajectories: scores by task, and two models in pairs.
+
+Rates are over the episodes in which the screen worked. An environment failure is neither success nor failure: it is
+counted apart, enters no rate and pairs with nothing. Intervals take episodes as independent; many episodes of one seed
+are worth less than as many seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from palaestra.evaluation import statistics
+from palaestra.experience.trajectory import Outcome, Trajectory
+from palaestra.experience.trajectory_archive import Entry
+
+__all__ = ["PairCounts", "ScreenComparison", "ScreenEvaluation", "TaskScore"]
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The numbers of some episodes; None where there is nothing to take a mean of."""
+
+    episodes: int
+    """Those in which the screen worked; every other number but the last is about them."""
+    successes: int
+    """Episodes that the verifier called solved."""
+    success_rate: float | None
+    ci95: tuple[float, float]
+    """95 % interval of the success rate (Wilson's); (0, 1) without episodes."""
+    mean_return: float | None
+    std_return: float | None
+    mean_length: float | None
+    """Turns per episode."""
+    mean_seconds: float | None
+    truncated_share: float | None
+    unreadable_share: float | None
+    """Share of episodes that ended because the text was no action."""
+    unreadable_turns: float | None
+    """Share of turns whose text could not be read as an action."""
+    environment_failed: int
+
+    @classmethod
+    def from_entries(cls, entries: Iterable[Entry]) -> TaskScore:
+        """Score these episodes."""
+        played = list(entries)
+        counted = _without_failures(played)
+        n, successes = len(counted), sum(entry.success for entry in counted)
+        turns = sum(entry.steps for entry in counted)
+        mean_return = _mean(entry.reward for entry in counted)
+        variance = None if mean_return is None else _mean((entry.reward - mean_return) ** 2 for entry in counted)
+        return cls(
+            episodes=n,
+            successes=successes,
+            success_rate=successes / n if n else None,
+            ci95=statistics.wilson_interval(successes, n),
+            mean_return=mean_return,
+            std_return=None if variance is None else math.sqrt(variance),
+            mean_length=_mean(entry.steps for entry in counted),
+            mean_seconds=_mean(entry.seconds for entry in counted),
+            truncated_share=_mean(entry.outcome is Outcome.TRUNCATED for entry in counted),
+            unreadable_share=_mean(entry.outcome is Outcome.UNREADABLE for entry in counted),
+            unreadable_turns=sum(entry.unreadable_turns for entry in counted) / turns if turns else None,
+            environment_failed=len(played) - n,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self) | {"ci95": list(self.ci95)}
+
+
+@dataclass(frozen=True)
+class ScreenEvaluation:
+    """All episodes of one evaluation, in order of play."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def from_episodes(cls, episodes: Iterable[Trajectory | Entry]) -> ScreenEvaluation:
+        """From trajectories, or from an archive's entries; no picture is kept."""
+        return cls(tuple(Entry.of(one) if isinstance(one, Trajectory) else one for one in episodes))
+
+    @cached_property
+    def counted(self) -> tuple[Entry, ...]:
+        """The episodes in which the screen worked."""
+        return _without_failures(self.entries)
+
+    @cached_property
+    def overall(self) -> TaskScore:
+        """Every task together, each episode counting once."""
+        return TaskScore.from_entries(self.entries)
+
+    @cached_property
+    def per_task(self) -> dict[str, TaskScore]:
+        """By the task's name."""
+        ordered = sorted(self.entries, key=lambda entry: entry.task)
+        return {task: TaskScore.from_entries(group) for task, group in groupby(ordered, lambda entry: entry.task)}
+
+    @cached_property
+    def passes(self) -> tuple[statistics.Passes, ...]:
+        """pass@k and pass^k for k = 1, 2, 4, … as far as task specs were repeated; empty when none was."""
+        tries = Counter(entry.spec for entry in self.counted)
+        solved = Counter(entry.spec for entry in self.counted if entry.success)
+        counts, most = [(n, solved[spec]) for spec, n in tries.items()], max(tries.values(), default=0)
+        powers = range(most.bit_length() if most > 1 else 0)
+        return tuple(filter(None, (statistics.mean_passes(counts, 2**power) for power in powers)))
+
+    @property
+    def policy_versions(self) -> tuple[int, int] | None:
+        """Oldest and newest weights that acted."""
+        versions = [version for entry in self.counted for version in entry.versions if version >= 0]
+        return (min(versions), max(versions)) if versions else None
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last end."""
+        starts = [entry.started_at for entry in self.entries]
+        return max(entry.started_at + entry.seconds for entry in self.entries) - min(starts) if starts else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        returns = tuple(entry.reward for entry in self.counted)
+        return {
+            **self.overall.to_json(),
+            "return_ci95": list(statistics.confidence_interval(returns)) if returns else None,
+            "per_task": {task: score.to_json() for task, score in self.per_task.items()},
+            "passes": [asdict(passes) for passes in self.passes],
+            "policy_versions": list(self.policy_versions) if self.policy_versions else None,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """How many pairs both models solved, only one of them, or neither."""
+
+    both: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    neither: int = 0
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[Entry, Entry]]) -> PairCounts:
+        """Count pairs of (episode of A, episode of B)."""
+        counts = Counter((a.success, b.success) for a, b in pairs)
+        return cls(counts[True, True], counts[True, False], counts[False, True], counts[False, False])
+
+    def __len__(self) -> int:
+        return self.both + self.only_a + self.only_b + self.neither
+
+    @property
+    def difference(self) -> float | None:
+        """The share that A solved minus the share that B solved; None without pairs."""
+        return (self.only_a - self.only_b) / len(self) if len(self) else None
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """95 % interval of the difference (Tango's score interval)."""
+        return statistics.difference_interval(self.only_a, self.only_b, len(self))
+
+    @property
+    def p_value(self) -> float:
+        """Exact McNemar test, two-sided: how likely so uneven a count is if both are equally good."""
+        return statistics.mcnemar(self.only_a, self.only_b)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        numbers = {"difference": self.difference, "ci95": list(self.ci95), "p_value": self.p_value}
+        return {"pairs": len(self), **asdict(self), **numbers}
+
+
+@dataclass(frozen=True)
+class ScreenComparison:
+    """A against B on the same tasks, pair by pair.
+
+    A pair is one episode of each with equal task, parameters and seed; where a spec was played several times, the first
+    of A meets the first of B and so on. Episodes without a partner are counted and left out.
+    """
+
+    a: ScreenEvaluation
+    b: ScreenEvaluation
+
+    @cached_property
+    def _pairs(self) -> list[tuple[Entry, Entry]]:
+        waiting: defaultdict[tuple[str, str, int], list[Entry]] = defaultdict(list)
+        for entry in reversed(self.b.counted):
+            waiting[entry.spec].append(entry)
+        return [(entry, waiting[entry.spec].pop()) for entry in self.a.counted if waiting.get(entry.spec)]
+
+    @cached_property
+    def overall(self) -> PairCounts:
+        """All pairs."""
+        return PairCounts.from_pairs(self._pairs)
+
+    @cached_property
+    def per_task(self) -> dict[str, PairCounts]:
+        """By the task's name."""
+        ordered = sorted(self._pairs, key=lambda pair: pair[0].task)
+        return {task: PairCounts.from_pairs(group) for task, group in groupby(ordered, lambda pair: pair[0].task)}
+
+    @property
+    def unpaired(self) -> tuple[int, int]:
+        """Episodes of A and of B without a partner, environment failures apart."""
+        return len(self.a.counted) - len(self._pairs), len(self.b.counted) - len(self._pairs)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            **self.overall.to_json(),
+            "per_task": {task: pairs.to_json() for task, pairs in self.per_task.items()},
+            "unpaired_a": self.unpaired[0],
+            "unpaired_b": self.unpaired[1],
+            "environment_failed_a": self.a.overall.environment_failed,
+            "environment_failed_b": self.b.overall.environment_failed,
+            "methods": {"p_value": "exact McNemar, two-sided", "ci95": "Tango score interval, paired"},
+        }
+
+
+def _without_failures(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    return tuple(entry for entry in entries if entry.outcome is not Outcome.ENVIRONMENT_FAILED)
+
+
+def _mean(numbers: Iterable[float]) -> float | None:
+    values = list(numbers)
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,257 @@
+"""The trajectory viewer: one HTML file that shows what a model saw, wrote and did.
+
+The page carries its data in inert `<script type="application/json">` blocks, one per trajectory and one per picture,
+which are parsed only when they are shown; so a thousand episodes open at once. Its one script is named by hash in the
+page's own security policy: nothing that a model wrote can run, and nothing is loaded from a network. When the pictures
+would make the file too large they lie beside it, in a directory of their own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any
+
+from palaestra.errors import ConfigError
+from palaestra.experience.trajectory import Trajectory, Turn
+from palaestra.experience.trajectory_export import picture_file_name
+
+__all__ = ["MAX_BYTES", "TokenTexts", "Vocabulary", "action_words", "episode_json", "list_row", "write_viewer"]
+
+MAX_BYTES = 256 * 2**20
+"""Up to this size the pictures are inside the file; browsers open larger ones slowly."""
+SEARCHABLE = 2_000
+"""How many characters of a model's text the list can be searched by."""
+TokenTexts = Callable[[Sequence[int]], Sequence[str]]
+"""Token ids to the text of each."""
+
+
+@dataclass(frozen=True)
+class ViewerFile:
+    """The page that was written."""
+
+    path: Path
+    trajectories: int
+    pictures: int
+    bytes: int
+    """Of the file alone."""
+    picture_directory: Path | None
+    """Where the pictures are when they are not inside."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+
+def write_viewer(
+    trajectories: Iterable[Trajectory], path: Path, *, title: str = "Trajectories", texts: TokenTexts | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> ViewerFile:  # fmt: skip
+    """Write the page for these trajectories, taken one at a time, in one pass.
+
+    `texts` turns token ids into their texts; without it tokens are shown by number. Pictures lie beside the file when
+    it would exceed `max_bytes` with them; with 0 they always do.
+    """
+    beside = path.with_name(f"{path.stem}_pictures")
+    _check_output(path, beside)
+    # In the same directory, so that the finished files can be renamed into place.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+        working = Path(temporary)
+        page = _Page(working / "pictures", Vocabulary(texts))
+        with (working / "page").open("w", encoding="utf-8", errors="replace") as out:
+            page.begin(out, title)
+            for trajectory in trajectories:
+                page.add(out, trajectory)
+            inside = page.end(out, title, beside=beside.name, max_bytes=max_bytes)
+        if beside.is_dir():
+            shutil.rmtree(beside)
+        if not inside:
+            os.replace(page.directory, beside)
+        size = (working / "page").stat().st_size
+        os.replace(working / "page", path)
+    return ViewerFile(path, len(page.rows), len(page.places), size, None if inside else beside)
+
+
+def _check_output(path: Path, beside: Path) -> None:
+    """Refuse a path that cannot be written, or whose pictures would replace files of other programs."""
+    if path.is_dir():
+        raise ConfigError("output", str(path), "is a directory", "Name a file, such as trajectories.html")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("output", str(path), f"cannot be written ({error.strerror})") from None
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError("output", str(path), "cannot be written (no permission)")
+    if beside.exists() and not (beside.is_dir() and all(_is_picture(file.name) for file in beside.iterdir())):
+        reason = f"its pictures would go to {beside}, where something else is"
+        raise ConfigError("output", str(path), reason, "Choose another name")
+
+
+def _is_picture(name: str) -> bool:
+    stem, _, kind = name.rpartition(".")
+    return len(stem) == 64 and kind in ("png", "jpeg", "webp", "bin")
+
+
+class Vocabulary:
+    """Every token text once. Without a tokenizer the texts are the ids themselves."""
+
+    def __init__(self, texts: TokenTexts | None = None) -> None:
+        self._texts = texts
+        self._places: dict[str, int] = {}
+        self.by_id = texts is None
+
+    def places(self, ids: Sequence[int]) -> list[int]:
+        """The positions of these tokens' texts in `words`."""
+        texts = [str(token) for token in ids] if self._texts is None else list(self._texts(ids))
+        if len(texts) != len(ids):
+            raise ValueError(f"{len(ids)} tokens were given {len(texts)} texts: each needs one.")
+        return [self._places.setdefault(text, len(self._places)) for text in texts]
+
+    @property
+    def words(self) -> list[str]:
+        """The texts, in order of their places."""
+        return list(self._places)
+
+
+class _Page:
+    """A page being written: text straight to the file, pictures to a directory until their place is known."""
+
+    def __init__(self, directory: Path, vocabulary: Vocabulary) -> None:
+        directory.mkdir()
+        self.directory, self._vocabulary = directory, vocabulary
+        self.rows: list[dict[str, Any]] = []
+        self.places: dict[str, int] = {}
+        self._files: list[str] = []
+        self._encoded_bytes = 0
+
+    def begin(self, out: IO[str], title: str) -> None:
+        digest = base64.b64encode(hashlib.sha256(_asset("viewer.js").encode()).digest()).decode()
+        # A page opened from disk has no origin of its own to name, hence file:.
+        policy = (
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data: file: 'self'"
+        )
+        top = _asset("viewer.html").replace("{{style}}", _asset("viewer.css")).replace("{{policy}}", policy)
+        out.write(top.replace("{{title}}", escape(title)))
+
+    def add(self, out: IO[str], trajectory: Trajectory) -> None:
+        for sha, data in trajectory.pictures.items():
+            if sha not in self.places:
+                self.places[sha] = len(self._files)
+                self._files.append(picture_file_name(data))
+                (self.directory / self._files[-1]).write_bytes(data)
+                self._encoded_bytes += (len(data) + 2) // 3 * 4 + 64
+        out.write(_block(f"t{len(self.rows)}", episode_json(trajectory, self._vocabulary, self.places)))
+        self.rows.append(list_row(trajectory))
+
+    def end(self, out: IO[str], title: str, *, beside: str, max_bytes: int) -> bool:
+        """Decide where the pictures go, and finish; returns whether they are inside."""
+        facts = {
+            "title": title, "episodes": self.rows, "words": self._vocabulary.words, "by_id": self._vocabulary.by_id,
+            "pictures": [name.rpartition(".")[2] for name in self._files], "beside": "", "files": [],
+        }  # fmt: skip
+        script = f"<script>{_asset('viewer.js')}</script>\n"
+        text_bytes = out.tell() + len(_block("facts", facts)) + len(script.encode())
+        inside = text_bytes + self._encoded_bytes <= max_bytes
+        if inside:
+            for place, name in enumerate(self._files):
+                encoded = base64.b64encode((self.directory / name).read_bytes()).decode()
+                out.write(f'<script type="text/plain" id="p{place}">{encoded}</script>\n')
+        else:
+            facts |= {"beside": beside, "files": self._files}
+        out.write(f"{_block('facts', facts)}{script}</body>\n</html>\n")
+        return inside
+
+
+def _block(name: str, document: Mapping[str, Any]) -> str:
+    # A browser's JSON has no NaN; read back, it becomes the word.
+    clean = json.loads(json.dumps(document, default=str), parse_constant=str)
+    # No "<" at all: neither an end tag nor a comment can begin inside the data.
+    text = json.dumps(clean, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>\n'
+
+
+def _asset(name: str) -> str:
+    return (files("palaestra.evaluation") / "assets" / name).read_text(encoding="utf-8")
+
+
+def list_row(trajectory: Trajectory) -> dict[str, Any]:
+    """What the list of episodes shows and is searched by, as plain JSON."""
+    task = trajectory.task
+    written = "\n".join(turn.text for turn in trajectory.turns)
+    return {
+        "id": trajectory.episode_id, "task": str(task.get("task", "")), "seed": task.get("seed"),
+        "outcome": trajectory.outcome.value, "reward": trajectory.total_reward(), "steps": len(trajectory),
+        "versions": list(trajectory.versions), "seconds": trajectory.seconds, "reason": trajectory.reason,
+        "instruction": str(task.get("instruction", "")), "written": written[:SEARCHABLE],
+    }  # fmt: skip
+
+
+def episode_json(trajectory: Trajectory, vocabulary: Vocabulary, places: Mapping[str, int]) -> dict[str, Any]:
+    """The rest of an episode as plain JSON. `places` numbers the pictures; -1 is one that was never kept."""
+    task = trajectory.task
+    return {
+        "params": task.get("params") or {}, **{name: task.get(name) for name in ("step_limit", "width", "height")},
+        "group": trajectory.group, "attempt": trajectory.attempt, "session": trajectory.session_id,
+        "temperature": trajectory.temperature, "codec": trajectory.codec, "started_at": trajectory.started_at,
+        "detail": dict(trajectory.detail),
+        "last": places.get(trajectory.last_picture, -1) if trajectory.last_picture else None,
+        "turns": [_turn_json(turn, vocabulary, places) for turn in trajectory.turns],
+    }  # fmt: skip
+
+
+def _turn_json(turn: Turn, vocabulary: Vocabulary, places: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "pictures": [places.get(sha, -1) for sha in turn.pictures], "sizes": [list(size) for size in turn.image_sizes],
+        "prompt": _run_lengths(vocabulary.places(turn.prompt_ids.tolist())),
+        "tokens": vocabulary.places(turn.token_ids.tolist()),
+        "log_probs": [round(number, 4) if math.isfinite(number) else None for number in turn.log_probs.tolist()],
+        "versions": _run_lengths(turn.versions.tolist()), "text": turn.text,
+        "action": None if turn.action is None else dict(turn.action),
+        "words": "" if turn.action is None else action_words(turn.action),
+        "unreadable": turn.unreadable, "reward": turn.reward,
+    }  # fmt: skip
+
+
+def _run_lengths(numbers: Iterable[int]) -> list[list[int]]:
+    """Each number and how often in a row: a picture is hundreds of equal tokens in a prompt."""
+    return [[int(number), sum(1 for _ in group)] for number, group in groupby(numbers)]
+
+
+def action_words(action: Mapping[str, Any]) -> str:
+    """The action in words; an unknown kind is named with its values."""
+    kind, button = str(action.get("kind")), action.get("button", "left")
+    at = f" at {_point(action['at'])}" if action.get("at") is not None else ""
+    if kind == "click":
+        held = "".join(f"{key}+" for key in action.get("held") or ())
+        times = {2: "double ", 3: "triple "}.get(action.get("times", 1), "")
+        return f"{held}{times}{'' if button == 'left' else f'{button} '}click{at or ' where the pointer is'}"
+    if kind == "drag":
+        path = " → ".join(_point(point) for point in action.get("path") or [])
+        return f"drag {'' if button == 'left' else f'({button}) '}{path}"
+    if kind == "scroll":
+        ways = ((int(action.get("dy", 0)), "down", "up"), (int(action.get("dx", 0)), "right", "left"))
+        parts = (f"{more if amount > 0 else less} {abs(amount)}" for amount, more, less in ways if amount)
+        return f"scroll {' and '.join(parts)}{at}"
+    if kind == "terminate":
+        return "declare it done" if action.get("success") else "give up"
+    words = {
+        "move": f"move to{at.removeprefix(' at')}", "type": f"type {action.get('text')!r}",
+        "press": f"press {'+'.join(map(str, action.get('keys') or ()))}", "wait": f"wait {action.get('seconds')} s",
+        "answer": f"answer {action.get('text')!r}",
+    }  # fmt: skip
+    return words.get(kind) or f"{kind} { ({key: value for key, value in action.items() if key != 'kind'}) }"
+
+
+def _point(point: Sequence[Any]) -> str:
+    return f"({', '.join(map(str, point))})"
