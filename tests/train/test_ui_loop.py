@@ -10,7 +10,7 @@ import pytest
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
-from palaestra.learner.trajectories import TrajectoryTrainer
+from palaestra.learner.trajectories import TrajectoryLearner
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.sessions import gateway_process
 from palaestra.sessions.gateway_process import start_gateway
@@ -230,7 +230,7 @@ def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path
     def fail(self, trajectories):
         raise error
 
-    monkeypatch.setattr(TrajectoryTrainer, "learn", fail)
+    monkeypatch.setattr(TrajectoryLearner, "update", fail)
     with pytest.raises(type(error)) as raised:
         train_ui(config(gateway), root=tmp_path, run_id="failing")
     message = " ".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
@@ -246,19 +246,19 @@ def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path
 
 
 def test_a_full_disk_does_not_hide_what_ended_a_run(gateway, tmp_path, monkeypatch):
-    really_learn, really_write = TrajectoryTrainer.learn, ui_loop.write_ui_checkpoint
+    really_update, really_write = TrajectoryLearner.update, ui_loop.write_ui_checkpoint
 
-    def learn(self, trajectories):
+    def update(self, trajectories):
         if self.n_updates == 1:
             raise CollectorFailed("the floor gave way.")
-        return really_learn(self, trajectories)
+        return really_update(self, trajectories)
 
     def write(path, *rest):
         if path.name != "update_00000000":
             raise OSError(28, "No space left on device")
         return really_write(path, *rest)
 
-    monkeypatch.setattr(TrajectoryTrainer, "learn", learn)
+    monkeypatch.setattr(TrajectoryLearner, "update", update)
     monkeypatch.setattr(ui_loop, "write_ui_checkpoint", write)
     with pytest.raises(CollectorFailed, match=r"gave way. The last good state is .*update_00000000. Resume with: "):
         train_ui(config(gateway), root=tmp_path, run_id="full")

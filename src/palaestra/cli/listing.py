@@ -34,7 +34,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a configuration section: every key, its default and what it does."""
     from palaestra.config import nearest
-    from palaestra.learner.trajectories.algorithm import TRAJECTORY_ALGORITHMS
+    from palaestra.learner.trajectories.built_in import TRAJECTORY_ALGORITHMS
     from palaestra.train.config import SECTIONS
     from palaestra.train.ui_config import UI_SECTIONS
 

@@ -1,4 +1,4 @@
-"""What a model is asked about a recorded turn (`TurnInput`), and what it answers (`TokenLogProbs`).
+"""What a model is asked about a recorded turn (`TurnInput`), and what it answers (`TokenLogProbs`, `ParsedReply`).
 
 The policy and the learner stand in different layers and meet here: the learner asks with recorded token ids and the
 pictures they were sampled from, the policy answers for exactly those tokens. Nothing is re-tokenised in between.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palaestra.experience.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TokenLogProbs", "TurnInput", "turn_inputs"]
+__all__ = ["ParsedReply", "TokenLogProbs", "TurnInput", "turn_inputs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,16 @@ class TokenLogProbs:
     """`[B, G]` nats, of the distribution each token was drawn from; 0 where padded. None unless asked for."""
     values: Tensor | None = None
     """`[B]`, read at the last prompt token. None unless asked for."""
+
+
+class ParsedReply(NamedTuple):
+    """What the tokens of a recorded turn mean to a policy."""
+
+    text: str
+    action: Mapping[str, Any] | None
+    """As `Turn.action`; None when the text is no action."""
+    image_size: tuple[int, int]
+    """Width and height at which this model sees the screen that the turn answers."""
 
 
 def turn_inputs(trajectory: Trajectory) -> list[TurnInput]:

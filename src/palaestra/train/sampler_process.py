@@ -163,17 +163,21 @@ def _live(pipe: Connection, config: str, seed: int, threads: int) -> None:
         pipe.send(("done", None))
         while True:
             kind, *content = pipe.recv()
+            done = None
             try:
-                done = _loaded(policy, *content) if kind == "weights" else _answered(policy, *content)
+                if kind == "weights":
+                    _load(policy, *content)
+                else:
+                    done = _answered(policy, *content)
             except Exception:  # noqa: BLE001  told to whoever asked
                 pipe.send(("failed", traceback.format_exc()))
                 continue
             pipe.send(("done", done))
 
 
-def _loaded(policy: VLMPolicy, version: int, arrays: Mapping[str, npt.NDArray[np.float32]]) -> str:
+def _load(policy: VLMPolicy, version: int, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
     policy.load_trainable_state({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return policy.publish(version)
+    policy.publish(version)
 
 
 def _answered(policy: VLMPolicy, questions: Sequence[Question], temperature: float) -> list[Answered]:

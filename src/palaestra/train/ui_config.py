@@ -16,11 +16,11 @@ from palaestra.actor.task_runner import ActorConfig
 from palaestra.actor.task_sampler import SamplerConfig, TaskChoice
 from palaestra.config import Section, validated
 from palaestra.errors import ConfigError
-from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm, trajectory_config_of
+from palaestra.learner.trajectories.built_in import build_trajectory_algorithm, trajectory_config_of
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.learner.trajectories.reward import RewardConfig
-from palaestra.learner.trajectories.token_update import UpdateConfig
+from palaestra.learner.trajectories.update import UpdateConfig
 from palaestra.policy.vlm.config import ModelConfig
 from palaestra.sessions.environment_config import EnvironmentConfig, check_environment
 from palaestra.sessions.query_tasks import ROWS_TASK

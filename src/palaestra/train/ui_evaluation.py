@@ -15,7 +15,7 @@ from palaestra.policy.vlm import VLMPolicy
 from palaestra.sessions.provider import SessionAddress, load_tasks
 from palaestra.train.ui_checkpoint import read_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig, ui_config_from
-from palaestra.train.ui_hall import LocalSampler, grammar_of, open_ui_hall
+from palaestra.train.ui_hall import LocalSampler, build_policy, open_ui_hall
 
 __all__ = ["check_tasks", "load_ui_policy", "play_held_out"]
 
@@ -57,7 +57,7 @@ def play_held_out(
 
     async def played() -> list[Trajectory]:
         async with open_ui_hall(
-            config, address, sampler, grammar_of(config, policy), lockstep=True, temperature=0.0 if greedy else None
+            config, address, sampler, policy.grammar, lockstep=True, temperature=0.0 if greedy else None
         ) as hall:
             return await play_all(
                 hall.play, orders, concurrent=config.actor_pool.target_concurrent_actors, present=hall.present,
@@ -74,6 +74,6 @@ def load_ui_policy(path: Path, *, device: str | None = None) -> tuple[UiRunConfi
     config = ui_config_from(checkpoint.state["about"]["config"])
     if device is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
-    policy = VLMPolicy.from_config(config.model, seed=config.trainer.seed)
+    policy = build_policy(config)
     policy.load(checkpoint.policy)
     return config, policy

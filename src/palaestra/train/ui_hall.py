@@ -10,17 +10,22 @@ from palaestra.actor.pool import Play
 from palaestra.actor.task_runner import TaskRunner
 from palaestra.actor.vlm_agent import VlmAgent
 from palaestra.experience.trajectory import Trajectory
+from palaestra.policy.codecs.grammar import Grammar
 from palaestra.policy.vlm import SampleRequest, VLMPolicy
 from palaestra.sessions.provider import SessionAddress, open_provider
-from palaestra.train.grammar import Grammar, grammar_for
 from palaestra.train.ui_config import UiRunConfig
 
-__all__ = ["LocalSampler", "UiHall", "grammar_of", "open_ui_hall"]
+__all__ = ["LocalSampler", "UiHall", "build_policy", "open_ui_hall"]
 
 
-def grammar_of(config: UiRunConfig, policy: VLMPolicy) -> Grammar:
-    """The grammar that the configuration names, or that goes with the model."""
-    return grammar_for(policy, codec=config.actor.codec, described=config.actor.describe_grammar)
+def build_policy(config: UiRunConfig) -> VLMPolicy:
+    """The model that the configuration names, with the grammar that its actors speak."""
+    return VLMPolicy.from_config(
+        config.model,
+        seed=config.trainer.seed,
+        codec=config.actor.codec,
+        describe_grammar=config.actor.describe_grammar,
+    )
 
 
 class LocalSampler:

@@ -25,10 +25,10 @@ from palaestra.experience.trajectory import Outcome as Ending
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.learner.checkpoint import checkpoints_in
-from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm
+from palaestra.learner.trajectories.built_in import build_trajectory_algorithm
 from palaestra.learner.trajectories.groups import Groups, whole_groups
+from palaestra.learner.trajectories.learner import State, TrajectoryLearner
 from palaestra.learner.trajectories.proof import Reason
-from palaestra.learner.trajectories.trainer import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.sessions.provider import SessionAddress, find_sessions
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, Telemetry, TrainingStep, open_telemetry
@@ -41,8 +41,7 @@ from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.ui_checkpoint import read_ui_checkpoint, write_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig
 from palaestra.train.ui_evaluation import check_tasks, play_held_out
-from palaestra.train.ui_hall import LocalSampler, UiHall, grammar_of, open_ui_hall
-from palaestra.train.ui_policy import LearningPolicy
+from palaestra.train.ui_hall import LocalSampler, UiHall, build_policy, open_ui_hall
 
 __all__ = ["train_ui"]
 
@@ -61,11 +60,7 @@ def train_ui(
     check_telemetry(config.telemetry)
     torch.set_num_threads(config.trainer.torch_threads)
     with ExitStack() as stack:
-        policy = VLMPolicy.from_config(config.model, seed=config.trainer.seed)
-        learning = _Learning(config, policy)
-        if warm_start is not None:
-            policy.load(read_ui_checkpoint(warm_start).policy)
-            learning.acting.version = policy.version
+        learning = _Learning(config, build_policy(config), warm_start)
         if resume is not None:
             resume.load_checkpoint(learning.load, checkpoint)
         address = find_sessions(
@@ -84,7 +79,7 @@ def train_ui(
             open_telemetry(config.telemetry, run.path, run.run_id, total, resolved, attempt.journal, unit="updates")
         )
         telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
-        telemetry.emit(LogLine("info", f"{learning.trainer.rate.reason}.".capitalize()))
+        telemetry.emit(LogLine("info", f"{learning.learner.rate.reason}.".capitalize()))
         for text in warnings:
             telemetry.emit(LogLine("warning", text))
         return _UiRun(config, learning, address, run, attempt, telemetry).go()
@@ -93,16 +88,18 @@ def train_ui(
 class _Learning:
     """What learns, and everything it takes to go on exactly where it stands."""
 
-    def __init__(self, config: UiRunConfig, policy: VLMPolicy) -> None:
+    def __init__(self, config: UiRunConfig, policy: VLMPolicy, warm_start: Path | None = None) -> None:
         settings = {key: value for key, value in config.algorithm.items() if key != "name"}
         algorithm = build_trajectory_algorithm(config.algorithm["name"], settings)
         if algorithm.needs_reference and not config.model.use_lora:
             policy.keep_reference()
+        if warm_start is not None:
+            policy.load(read_ui_checkpoint(warm_start).policy)
         self.policy = policy
-        self.acting = LearningPolicy(policy, grammar=grammar_of(config, policy), kept_versions=config.staleness)
-        self.trainer = TrajectoryTrainer(
-            self.acting, algorithm, config.trainer, lora=config.model.use_lora, proof=config.proof,
-            replay=config.replay, reward=config.reward, temperature=config.actor.temperature, seed=config.trainer.seed,
+        self.learner = TrajectoryLearner(
+            policy, algorithm, config.trainer, lora=config.model.use_lora, proof=config.proof, replay=config.replay,
+            reward=config.reward, temperature=config.actor.temperature, kept_versions=config.staleness,
+            version=policy.version, seed=config.trainer.seed,
         )  # fmt: skip
         self.sampler = TaskSampler(config.tasks, config.sampler, seed=config.trainer.seed)
         self.orders = EpisodeOrders(self.sampler, group_size=algorithm.group_size, seed=config.trainer.seed)
@@ -114,7 +111,7 @@ class _Learning:
 
     def save(self, path: Path, about: Mapping[str, object]) -> str:
         """A checkpoint of this moment."""
-        tensors, facts = self.trainer.state()
+        tensors, facts = self.learner.state()
         state = {
             "trainer": facts, "orders": self.orders.state(), "episodes": self.episodes, "turns": self.turns,
             "rounds": self.rounds,
@@ -126,7 +123,7 @@ class _Learning:
         """Go on from a checkpoint."""
         checkpoint = read_ui_checkpoint(path)
         self.policy.load(checkpoint.policy)
-        self.trainer.load_state(checkpoint.tensors, checkpoint.state["trainer"])
+        self.learner.load_state(State(checkpoint.tensors, checkpoint.state["trainer"]))
         self.orders.load_state(checkpoint.state["orders"])
         self.episodes, self.turns, self.rounds = (int(checkpoint.state[key]) for key in ("episodes", "turns", "rounds"))
         ready = int(checkpoint.state["ready"])
@@ -135,7 +132,7 @@ class _Learning:
             self.groups.add(trajectory)
         # Whoever was still playing died with the process: the rest of each group is all there will be.
         for group in self.groups.drain():
-            self.ready += self.trainer.admit(group)
+            self.ready += self.learner.admit(group)
 
 
 @dataclass
@@ -174,10 +171,10 @@ class _Tally:
         return found
 
 
-def _why_nothing(trainer: TrajectoryTrainer, metrics: Mapping[str, float]) -> str:
+def _why_nothing(learner: TrajectoryLearner, metrics: Mapping[str, float]) -> str:
     """Why a batch taught nothing."""
-    if trainer.last_refusal:
-        return trainer.last_refusal.rstrip(".")
+    if learner.last_refusal:
+        return learner.last_refusal.rstrip(".")
     refused = {reason.value: int(metrics[f"refused_{reason.value}"]) for reason in Reason}
     if any(count for reason, count in refused.items() if reason != Reason.ENVIRONMENT):
         counts = ", ".join(f"{reason} {count}" for reason, count in refused.items() if count)
@@ -205,8 +202,7 @@ class _UiRun:
         self._saved_at = time.monotonic()
         self._screenless = 0
         """Batches in a row without an episode whose screen held."""
-        self._sampler_failures: list[str] | None = None
-        """Why sampler processes were replaced; None when there is none."""
+        self._process: ProcessSampler | None = None
         self._source: EpisodesInTurn | EpisodesInBackground | None = None
         self._undo = ExitStack()
 
@@ -246,10 +242,9 @@ class _UiRun:
         c, policy = self._config, self._learning.policy
         asynchronous = c.trainer.collection == "asynchronous"
         sampler = self._sampler()
-        grammar = grammar_of(c, policy)
 
         def open_hall(failed: Callable[[Trajectory], None]) -> AbstractAsyncContextManager[UiHall]:
-            return open_ui_hall(c, self._address, sampler, grammar, lockstep=not asynchronous, failed=failed)
+            return open_ui_hall(c, self._address, sampler, policy.grammar, lockstep=not asynchronous, failed=failed)
 
         concurrent = c.actor_pool.target_concurrent_actors
         if not asynchronous:
@@ -265,14 +260,16 @@ class _UiRun:
             c.model, seed=c.trainer.seed, threads=c.inference.torch_threads, restarts=c.inference.restarts
         )
         self._undo.callback(process.close)
-        self._sampler_failures = process.failures
-
-        def published(version: int) -> None:
-            process.publish(version, learning.policy.trainable_state())
-
-        published(learning.policy.version)
-        learning.acting.published = published
+        self._process = process
+        self._publish()
         return process
+
+    def _publish(self) -> None:
+        """Whoever acts does so with the weights as they are now, from the next token on."""
+        learner = self._learning.learner
+        self._learning.policy.publish(learner.version)
+        if self._process is not None:
+            self._process.publish(learner.version, learner.weights())
 
     def _update(self) -> None:
         """Gather a batch, learn from it, and tell."""
@@ -285,19 +282,21 @@ class _UiRun:
             return
         self._refuse_to_go_on_without_screens(tally)
         metrics = tally.metrics(busy_s=self._source.statistics.busy_s - busy)
-        metrics |= learning.trainer.learn(batch)
+        metrics |= learning.learner.update(batch)
         learning.rounds += 1
+        if learning.learner.version != learning.policy.version:
+            self._publish()
         if not metrics["trajectories_learned"]:
             self._telemetry.emit(
-                LogLine("warning", f"Nothing was learned from this batch: {_why_nothing(learning.trainer, metrics)}.")
+                LogLine("warning", f"Nothing was learned from this batch: {_why_nothing(learning.learner, metrics)}.")
             )
             # No new version makes room for more episodes, so those that taught nothing have to.
             self._source.rejected(len(batch) if self._refills else len(tally.played))
         self._source.advanced(learning.policy.version)
         metrics["episodes"] = float(learning.episodes)
-        if self._sampler_failures is not None:
-            metrics["sampler_restarts"] = float(len(self._sampler_failures))
-            for reason in self._sampler_failures[int(self._last.get("sampler_restarts", 0)) :]:
+        if self._process is not None:
+            metrics["sampler_restarts"] = float(len(self._process.failures))
+            for reason in self._process.failures[int(self._last.get("sampler_restarts", 0)) :]:
                 self._telemetry.emit(LogLine("warning", f"A sampler process was replaced: {reason}."))
         for one in tally.played:
             if one.trajectory.outcome is not Ending.ENVIRONMENT_FAILED:
@@ -349,7 +348,7 @@ class _UiRun:
         tally.dropped_stale += stale
         lost = stale or not trajectory.learnable
         group = learning.groups.lose(trajectory.group) if lost else learning.groups.add(trajectory)
-        kept = learning.trainer.admit(group) if group else []
+        kept = learning.learner.admit(group) if group else []
         learning.ready += kept
         if not replaced:
             return 1

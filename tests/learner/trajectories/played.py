@@ -10,7 +10,6 @@ from palaestra.actor.vlm_agent import VlmAgent
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.task import TaskRequest
-from palaestra.train.grammar import grammar_for
 from palaestra.train.ui_hall import LocalSampler
 
 MODEL = ModelConfig(name="tiny", max_new_tokens=24, history=0, lora_rank=4)
@@ -25,7 +24,7 @@ def build_policy():
 def play_groups(policy, seeds, *, temperature=1.0):
     """One group for each seed."""
     numbers = itertools.count()
-    grammar = grammar_for(policy)
+    grammar = policy.grammar
 
     async def open_session():
         session = FakeSession()

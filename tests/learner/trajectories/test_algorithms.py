@@ -7,10 +7,16 @@ from tests.learner.trajectories.toy import END, episode, paid, turn
 
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, build_trajectory_algorithm
-from palaestra.learner.trajectories.algorithm import TRAJECTORY_ALGORITHMS, trajectory_config_of
-from palaestra.learner.trajectories.batch import TokenBatch
-from palaestra.learner.trajectories.policy import TokenLogProbs
+from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.learner.trajectories import (
+    GRPO,
+    RejectionSampling,
+    TrajectoryAlgorithm,
+    TrajectoryPPO,
+    build_trajectory_algorithm,
+)
+from palaestra.learner.trajectories.algorithm import TokenBatch
+from palaestra.learner.trajectories.built_in import TRAJECTORY_ALGORITHMS, trajectory_config_of
 
 
 def won(name="w", reward=1.0, **more):
@@ -22,7 +28,7 @@ def broken(name="b"):
 
 
 def admitted(algorithm, group):
-    return names(algorithm.admit(group, paid(group)))
+    return names(algorithm.select(group, paid(group)))
 
 
 def names(group):
@@ -118,14 +124,14 @@ def test_the_loss_of_imitation_is_the_weighted_cross_entropy():
 def test_at_ratio_one_the_loss_of_grpo_is_minus_the_weighted_advantage_and_nothing_is_clipped():
     loss = GRPO().loss(batch(), now())
     assert loss.total.item() == -(1 + 1 - 1) / 4
-    assert loss.said["clip_fraction"].item() == 0.0
-    assert loss.said["approx_kl"].item() == 0.0
+    assert loss.metrics["clip_fraction"].item() == 0.0
+    assert loss.metrics["approx_kl"].item() == 0.0
 
 
 def test_a_pull_towards_the_reference_adds_its_weighted_k3():
     reference = torch.tensor([[-1.0, -2.0], [-2.0, 0.0]])  # one token e times less likely: 1/e + 1 - 1
     loss = GRPO(kl_coef=0.5).loss(batch(reference=reference), now())
-    assert loss.said["reference_kl"].item() == pytest.approx(np.exp(-1) / 4)
+    assert loss.metrics["reference_kl"].item() == pytest.approx(np.exp(-1) / 4)
     assert loss.total.item() == pytest.approx(-0.25 + 0.5 * np.exp(-1) / 4)
     with pytest.raises(ExperienceError, match="kl_coef"):
         GRPO(kl_coef=0.5).loss(batch(), now())
@@ -142,7 +148,7 @@ def test_the_value_error_of_ppo_is_a_mean_over_turns():
     loss = TrajectoryPPO(value_coef=0.5).loss(
         batch(value_target=torch.tensor([1.0, 3.0])), now(values=torch.tensor([0.0, 0.0]))
     )
-    assert loss.said["value_loss"].item() == 0.5 * (1 + 9) / 2
+    assert loss.metrics["value_loss"].item() == 0.5 * (1 + 9) / 2
     assert loss.total.item() == -0.25 + 0.5 * 2.5
 
 
@@ -163,15 +169,29 @@ class Twice(RejectionSampling):
 class WithoutRewards(RejectionSampling):
     """Written before rewards were an argument."""
 
-    def admit(self, group):
+    def select(self, group):
         return group
+
+
+class WithoutLoss(TrajectoryAlgorithm):
+    def advantages(self, trajectories, rewards):
+        return [1.0] * len(trajectories)
+
+
+class WithoutAdvantages(TrajectoryAlgorithm):
+    def loss(self, batch, now):
+        raise AssertionError
 
 
 def test_a_users_own_algorithm_is_an_address_and_has_to_be_one():
     here = f"{__name__}:Twice"
     assert isinstance(build_trajectory_algorithm(here), Twice)
-    with pytest.raises(ConfigError, match="lacks group_size"):
-        build_trajectory_algorithm(f"{__name__}:END")
-    with pytest.raises(ConfigError, match="its admit takes no rewards"):
-        build_trajectory_algorithm(f"{__name__}:WithoutRewards")
+    for name, problem in (
+        ("END", "does not derive from TrajectoryAlgorithm"),
+        ("WithoutRewards", "its select takes no rewards"),
+        ("WithoutLoss", "has no loss"),
+        ("WithoutAdvantages", "has no advantages"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            build_trajectory_algorithm(f"{__name__}:{name}")
     assert END == 10

@@ -13,10 +13,9 @@ import pytest
 from tests.learner.trajectories.played import SIZE, build_policy, play_groups
 
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories import GRPO, TrajectoryTrainer, UpdateConfig
+from palaestra.learner.trajectories import GRPO, TrajectoryLearner, UpdateConfig
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.sessions.fake import SCREEN, _png
-from palaestra.train.ui_policy import LearningPolicy
 
 WHITE = _png(SCREEN, [b"\xff\xff\xff" * SCREEN.width] * SCREEN.height)
 """Another picture of the size of the screen."""
@@ -30,7 +29,7 @@ def played():
 
 def learner_of(**settings):
     config = UpdateConfig(learning_rate=1e-3, microbatch_turns=SIZE, **settings)
-    return TrajectoryTrainer(LearningPolicy(build_policy()), GRPO(group_size=SIZE), config, temperature=1.0)
+    return TrajectoryLearner(build_policy(), GRPO(group_size=SIZE), config, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def fresh():
 def ahead(played):
     """A learner that has learned from the second group: tokens of the first are stale now, and so are its weights."""
     learner = learner_of()
-    assert learner.learn(played[1])["trajectories_learned"] == SIZE
+    assert learner.update(played[1])["trajectories_learned"] == SIZE
     return learner
 
 
@@ -165,24 +164,24 @@ FORGERIES = {
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_forgery_is_refused_and_named(played, fresh, ahead, caplog, forgery, stale):
     learner = ahead if stale else fresh
-    version, weights = learner.policy.version, learner.policy.fingerprint
+    version, weights = learner.version, learner.policy.fingerprint
     forge, message = FORGERIES[forgery]
     with caplog.at_level(logging.WARNING):
-        metrics = learner.learn(forge(list(played[0])))
+        metrics = learner.update(forge(list(played[0])))
     learner._refused_in_a_row = 0
     assert metrics["trajectories_learned"] == 0
     assert metrics["trajectories_refused"] + metrics["batches_refused"] > 0
     assert message in caplog.text
-    assert (learner.policy.version, learner.policy.vlm.fingerprint) == (version, weights)
+    assert (learner.version, learner.policy.fingerprint) == (version, weights)
 
 
 def test_a_stale_episode_cannot_be_passed_off_as_a_fresh_one(played, ahead, caplog):
     forged = turns(lambda turn: replace(turn, versions=turn.versions + 1))(played[0])
-    assert ahead.learn(forged)["refused_weights"] == SIZE
+    assert ahead.update(forged)["refused_weights"] == SIZE
     assert "and version 1 was published as" in caplog.text
     relabelled = turns(lambda turn: replace(turn, weights=ahead.policy.fingerprint))(forged)
-    assert ahead.learn(relabelled)["batches_refused"] == 2
-    assert ahead.policy.version == 1
+    assert ahead.update(relabelled)["batches_refused"] == 2
+    assert ahead.version == 1
     ahead._refused_in_a_row = 0
 
 
@@ -190,29 +189,29 @@ def test_a_stale_episode_cannot_be_passed_off_as_a_fresh_one(played, ahead, capl
 def test_what_was_really_played_is_learned_from_fresh_and_stale(played, settings):
     learner = learner_of(**settings)
     for number, group in enumerate(played):
-        metrics = learner.learn(group)
+        metrics = learner.update(group)
         assert metrics["trajectories_learned"] == SIZE, learner.last_refusal
         assert metrics["disagreement_max"] < 1e-4
         assert metrics["unchecked_share"] == 0.0
         assert metrics["staleness"] == number
-        assert learner.policy.version == number + 1
+        assert learner.version == number + 1
 
 
 @pytest.mark.parametrize("forge", [turns(one_log_prob_off), pictures_replaced])
 def test_a_forgery_of_any_single_episode_is_found_when_several_steps_are_taken(played, forge):
     learner = learner_of(epochs=2, minibatches=2)
-    metrics = learner.learn([*played[1], *last_of(forge)(list(played[0]))])
+    metrics = learner.update([*played[1], *last_of(forge)(list(played[0]))])
     # The group whose screens differ is refused by itself; a log-probability speaks against the whole batch.
     assert metrics["trajectories_learned"] in (0, SIZE)
     assert metrics["refused_group"] + metrics["batches_refused"] > 0
-    assert learner.policy.version == (1 if metrics["trajectories_learned"] else 0)
+    assert learner.version == (1 if metrics["trajectories_learned"] else 0)
 
 
 def test_tokens_of_weights_that_are_no_longer_kept_are_counted_as_unchecked(played):
     learner = learner_of()
-    learner.policy._kept.clear()
-    learner.learn(played[1])
-    metrics = learner.learn(played[0])
+    learner._kept.clear()
+    learner.update(played[1])
+    metrics = learner.update(played[0])
     assert metrics["trajectories_learned"] == SIZE
     assert metrics["unchecked_share"] == 1.0
 
@@ -223,18 +222,17 @@ def test_episodes_of_another_learner_are_learned_from_only_when_that_is_allowed(
         for allowed in (False, True):
             learner = learner_of()
             learner.proof = ProofConfig(foreign_weights=allowed)
-            learner.policy.version = 3
+            learner._version = 3
             learner._fingerprints = {3: learner.policy.fingerprint}
-            metrics = learner.learn(group)
+            metrics = learner.update(group)
             assert metrics["trajectories_learned"] == (SIZE if allowed else 0)
             assert metrics["refused_weights"] == (0 if allowed else SIZE)
 
 
 def test_a_learner_that_was_resumed_still_knows_the_weights_of_earlier_versions(played, ahead):
-    tensors, facts = ahead.state()
     other = learner_of()
-    other.policy.vlm.load_trainable_state(ahead.policy.vlm.trainable_state())
-    other.load_state(tensors, facts)
+    other.policy.load_trainable_state(ahead.policy.trainable_state())
+    other.load_state(ahead.state())
     assert len(other.admit(played[0])) == SIZE
     forged = turns(lambda turn: replace(turn, weights="0" * 64))(played[0])
     assert other.admit(forged) == []

@@ -5,7 +5,7 @@ import pytest
 from tests.learner.trajectories.toy import NUMBERS, TablePolicy, play, skill, twin
 
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, TrajectoryTrainer, UpdateConfig
+from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryLearner, TrajectoryPPO, UpdateConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.learner.trajectories.reward import RewardConfig
 
@@ -17,7 +17,7 @@ def trained(algorithm, *, updates=15, lag=0, length=1, miss=Outcome.FAILURE, rep
     """The skill after some updates, each on 48 episodes or more that are worth it, by weights `lag` updates old."""
     policy, rng = TablePolicy(), np.random.default_rng(0)
     config = UpdateConfig(**({"learning_rate": 0.2, "microbatch_turns": 64} | settings))
-    learner = TrajectoryTrainer(policy, algorithm, config, replay=replay, reward=reward)
+    learner = TrajectoryLearner(policy, algorithm, config, replay=replay, reward=reward)
     actors = [twin(policy)]
     for update in range(updates):
         batch, groups = [], 0
@@ -28,7 +28,8 @@ def trained(algorithm, *, updates=15, lag=0, length=1, miss=Outcome.FAILURE, rep
                 for member in range(algorithm.group_size)
             ])  # fmt: skip
             groups += 1
-        metrics = learner.learn(batch)
+        metrics = learner.update(batch)
+        policy.version = learner.version
         actors = [*actors, twin(policy)][-1 - lag :]
     assert metrics["update"] == updates
     return skill(policy), metrics

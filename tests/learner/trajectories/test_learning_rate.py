@@ -2,7 +2,7 @@
 
 import pytest
 
-from palaestra.learner.trajectories.learning_rate import choose_learning_rate, pace
+from palaestra.learner.trajectories.update import choose_learning_rate, pace
 
 
 @pytest.mark.parametrize(

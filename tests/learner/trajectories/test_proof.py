@@ -6,8 +6,8 @@ import pytest
 from tests.learner.trajectories.toy import SHA, episode, turn
 
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories.agreement import Disagreement, why_disagreeing
 from palaestra.learner.trajectories.proof import Expected, ProofConfig, why_refused
+from palaestra.learner.trajectories.scoring import Disagreement, why_disagreeing
 
 
 def test_an_episode_with_everything_proven_is_accepted():

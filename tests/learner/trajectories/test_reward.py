@@ -5,7 +5,7 @@ import pytest
 from tests.learner.trajectories.toy import TablePolicy, episode, play, turn
 
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories import GRPO, TrajectoryTrainer, UpdateConfig
+from palaestra.learner.trajectories import GRPO, TrajectoryLearner, UpdateConfig
 from palaestra.learner.trajectories.reward import RewardConfig, ending_of, learned_rewards, reward_warnings
 
 TASK = {"task": "toy/add", "seed": 7, "params": {}, "reward_range": [-1.0, 1.0]}
@@ -125,6 +125,6 @@ def test_a_group_of_mistakes_and_stalls_teaches_to_stall_only_when_stalling_pays
         for one, stall in zip(made, stalled, strict=True)
     ]  # fmt: skip
     config = UpdateConfig(learning_rate=0.1)
-    assert TrajectoryTrainer(policy, GRPO(group_size=4), config).admit(group) == []
-    paying = TrajectoryTrainer(policy, GRPO(group_size=4), config, reward=RewardConfig(truncated=0.0))
+    assert TrajectoryLearner(policy, GRPO(group_size=4), config).admit(group) == []
+    paying = TrajectoryLearner(policy, GRPO(group_size=4), config, reward=RewardConfig(truncated=0.0))
     assert len(paying.admit(group)) == 4

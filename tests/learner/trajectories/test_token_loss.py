@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.learner.trajectories.token_loss import importance_weights, k3, surrogate, token_weights
+from palaestra.learner.trajectories.algorithm import token_weights
+from palaestra.learner.trajectories.policy_gradient import importance_weights, k3, surrogate
 
 LOG2 = math.log(2.0)
 

@@ -87,14 +87,18 @@ def test_it_answers_later_in_an_episode_too(policy):
 
 
 def test_its_adapters_learn_a_click(policy):
-    from palaestra.policy.vlm import TurnInput
+    from dataclasses import replace
+
+    from palaestra.policy.vlm import turn_input
 
     picture, asked = next(iter(screens(1)))
     prompt = policy.prompt(Conversation("", asked.text, (), picture))
     text = CODEC.encode(Click(asked.widget and _middle(asked.widget)), FRAME)
     ids = [*policy.parts.tokenizer(text, add_special_tokens=False)["input_ids"], policy.parts.tokenizer.eos_token_id]
-    turn = TurnInput(prompt.ids, torch.tensor(ids).numpy(), prompt.pictures)
-    optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
+    (said,) = policy.sample([SampleRequest(prompt, 0)])
+    unknown = {"log_probs": [0.0] * len(ids), "versions": [0] * len(ids)}
+    turn = turn_input(prompt, replace(said, token_ids=ids, **unknown))
+    optimizer = torch.optim.Adam(policy.trainable_parameters(), 1e-2)
     before = float(policy.log_probs([turn], grad=False).log_probs.sum())
     for _ in range(10):
         optimizer.zero_grad()

@@ -1,10 +1,12 @@
 """Toy models on disk, made once a session, and policies around them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.policy.vlm import toy
 
-from palaestra.policy.vlm import Conversation, ModelConfig, PastTurn, Picture, SampleRequest, TurnInput, VLMPolicy
+from palaestra.policy.vlm import Conversation, ModelConfig, PastTurn, Picture, SampleRequest, VLMPolicy, turn_input
 
 SIZES = [(40, 32), (16, 16), (48, 24)]
 
@@ -50,7 +52,7 @@ def move(policy, seed=0, by=0.05):
     """What an optimiser does: other weights."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in policy.parameters():
+        for weight in policy.trainable_parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * by)
 
 
@@ -71,6 +73,20 @@ def requests(policy, count=6):
 
 def turns_of(asked, answers, temperature=1.0):
     return [
-        TurnInput(request.prompt.ids, answer.token_ids, request.prompt.pictures, temperature)
+        turn_input(request.prompt, answer, temperature=temperature)
         for request, answer in zip(asked, answers, strict=True)
     ]
+
+
+def changed(one, *, temperature=None, **facts):
+    """The same turn with other facts; of other tokens, log-probabilities and versions mean nothing."""
+    if "token_ids" in facts:
+        count = len(facts["token_ids"])
+        facts |= {"log_probs": [-1.0] * count, "versions": [0] * count}
+    heat = one.temperature if temperature is None else temperature
+    return replace(one, turn=replace(one.turn, **facts), temperature=heat)
+
+
+def by_turn(scored):
+    """The log-probabilities of each turn, without padding."""
+    return [row[mask] for row, mask in zip(scored.log_probs, scored.mask, strict=True)]

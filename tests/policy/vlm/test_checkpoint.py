@@ -115,7 +115,7 @@ def test_training_starts_from_an_adapter_that_is_named(qwen3, directories, tmp_p
     (one,), (two,) = (p.sample([request], max_new_tokens=4) for p in (policy, warm))
     assert one.log_probs.tolist() == two.log_probs.tolist()
     move(warm, seed=1)
-    reference = warm.log_probs(turns_of([request], [two]), reference=True).log_probs
+    (reference,) = warm.reference_log_probs(turns_of([request], [two]))
     np.testing.assert_allclose(reference.numpy(), two.log_probs, atol=1e-4)
     with pytest.raises(CheckpointError, match="made with lora_rank 2, the configuration says 8"):
         VLMPolicy.from_config(ModelConfig(name=str(qwen3), adapter=tmp_path / "it", lora_rank=8))

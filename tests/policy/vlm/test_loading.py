@@ -133,7 +133,7 @@ def test_half_precision_trains_adapters_in_float32(qwen3):
     from tests.policy.vlm.conftest import requests, turns_of
 
     policy = VLMPolicy.from_config(ModelConfig(name=str(qwen3), dtype="bfloat16", lora_rank=4))
-    assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in policy.trainable_parameters()} == {torch.float32}
     assert policy.learner.model.lm_head.weight.dtype == torch.bfloat16
     asked = requests(policy, 3)
     answers = policy.sample(asked, max_new_tokens=4)

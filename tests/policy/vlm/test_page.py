@@ -14,7 +14,7 @@ def test_the_pages_example_runs(qwen3):
     scope = {"png_bytes": toy.screenshot(1)}
     exec(code, scope)
     assert scope["policy"].version == 1
-    assert scope["policy"].parameters()[0].grad is not None
+    assert scope["policy"].trainable_parameters()[0].grad is not None
 
 
 def test_the_page_names_every_target_option():

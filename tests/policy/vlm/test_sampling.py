@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.policy.vlm import toy
-from tests.policy.vlm.conftest import built, conversation, requests, turns_of
+from tests.policy.vlm.conftest import built, by_turn, conversation, requests, turns_of
 
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm import SampleRequest
@@ -39,7 +39,7 @@ def _agree(policy):
     assert {len(request.prompt.pictures) for request in asked} == {1, 2, 3}
     assert len({len(request.prompt.ids) for request in asked}) > 4
     answers = policy.sample(asked, max_new_tokens=12)
-    scored = policy.log_probs(turns_of(asked, answers)).by_turn()
+    scored = by_turn(policy.log_probs(turns_of(asked, answers)))
     for request, answer, again in zip(asked, answers, scored, strict=True):
         np.testing.assert_allclose(again.detach().numpy(), answer.log_probs, atol=1e-4)
         np.testing.assert_allclose(
@@ -54,7 +54,7 @@ def test_a_hotter_distribution_is_the_one_that_is_recorded(still):
     asked = requests(policy, 4)
     answers = policy.sample(asked, temperature=0.6, max_new_tokens=8)
     for again, answer in zip(
-        policy.log_probs(turns_of(asked, answers, 0.6), grad=False).by_turn(), answers, strict=True
+        by_turn(policy.log_probs(turns_of(asked, answers, 0.6), grad=False)), answers, strict=True
     ):
         np.testing.assert_allclose(again.numpy(), answer.log_probs, atol=1e-4)
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.policy.vlm.conftest import move, requests, turns_of
+from tests.policy.vlm.conftest import by_turn, changed, move, requests, turns_of
 
 from palaestra.errors import ConfigError, ExperienceError
-from palaestra.experience.trajectory import Turn
-from palaestra.policy.vlm import Picture, SampleRequest, TurnInput, scoring
+from palaestra.policy.vlm import SampleRequest, scoring
 from palaestra.policy.vlm.prefix import run_prompts
 
 
@@ -24,9 +23,10 @@ def test_batches_of_any_size_give_the_same_numbers(scene):
     policy, turns = scene
     whole = policy.log_probs(turns, with_values=True, with_entropy=True, grad=False)
     parts = policy.log_probs(turns, with_values=True, with_entropy=True, grad=False, batch_size=2)
-    assert whole.lengths == parts.lengths == tuple(len(turn.token_ids) for turn in turns)
+    lengths = [len(one.turn.token_ids) for one in turns]
+    assert whole.mask.sum(1).tolist() == parts.mask.sum(1).tolist() == lengths
     torch.testing.assert_close(whole.log_probs, parts.log_probs, atol=1e-4, rtol=0)
-    torch.testing.assert_close(whole.entropies, parts.entropies, atol=1e-4, rtol=0)
+    torch.testing.assert_close(whole.entropy, parts.entropy, atol=1e-4, rtol=0)
     torch.testing.assert_close(whole.values, parts.values, atol=1e-4, rtol=0)
 
 
@@ -36,16 +36,20 @@ def test_only_positions_that_predict_an_answer_go_through_the_output_layer(scene
     hook = policy.learner.model.lm_head.register_forward_hook(lambda _, args, out: seen.append(args[0].shape[:-1]))
     policy.log_probs(turns)
     hook.remove()
-    assert seen == [(sum(len(turn.token_ids) for turn in turns),)]
+    assert seen == [(sum(len(one.turn.token_ids) for one in turns),)]
 
 
 def test_scores_in_chunks_are_the_same_and_have_the_same_gradient(scene, monkeypatch):
     policy, turns = scene
     whole = policy.log_probs(turns, with_entropy=True)
-    wanted = torch.autograd.grad(whole.log_probs.sum() + whole.entropies.sum(), policy.parameters(), allow_unused=True)
+    wanted = torch.autograd.grad(
+        whole.log_probs.sum() + whole.entropy.sum(), policy.trainable_parameters(), allow_unused=True
+    )
     monkeypatch.setattr(scoring, "CHUNK_NUMBERS", 400 * 7)
     parts = policy.log_probs(turns, with_entropy=True)
-    got = torch.autograd.grad(parts.log_probs.sum() + parts.entropies.sum(), policy.parameters(), allow_unused=True)
+    got = torch.autograd.grad(
+        parts.log_probs.sum() + parts.entropy.sum(), policy.trainable_parameters(), allow_unused=True
+    )
     torch.testing.assert_close(parts.log_probs, whole.log_probs)
     for one, other in zip(got, wanted, strict=True):
         assert (one is None) == (other is None)
@@ -58,23 +62,23 @@ def test_turns_that_share_a_prompt_run_it_once_and_have_the_same_numbers_and_gra
     asked = [request for request in requests(policy, 2) for _ in range(3)]
     asked = [SampleRequest(request.prompt, seed) for seed, request in enumerate(asked)]
     turns = turns_of(asked, policy.sample(asked, max_new_tokens=6))
-    turns[0] = replace(turns[0], token_ids=turns[0].token_ids[:1])
+    turns[0] = changed(turns[0], token_ids=turns[0].turn.token_ids[:1])
     ran = []
     monkeypatch.setattr(scoring, "run_prompts", lambda *args: ran.append(args) or run_prompts(*args))
 
     def scored_with_gradient(turns):
         found = policy.log_probs(turns, with_values=True, with_entropy=True)
-        total = found.log_probs.sum() + found.entropies.sum() + found.values.sum()
-        return found, torch.autograd.grad(total, policy.parameters(), allow_unused=True)
+        total = found.log_probs.sum() + found.entropy.sum() + found.values.sum()
+        return found, torch.autograd.grad(total, policy.trainable_parameters(), allow_unused=True)
 
     shared, gradient = scored_with_gradient(turns)
     assert len(ran) == 1
     monkeypatch.setattr(scoring, "distinct", lambda prompts: (prompts, []))
     apart, wanted = scored_with_gradient(turns)
     assert len(ran) == 1
-    assert shared.lengths == apart.lengths
+    assert torch.equal(shared.mask, apart.mask)
     torch.testing.assert_close(shared.log_probs, apart.log_probs, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(shared.entropies, apart.entropies, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(shared.entropy, apart.entropy, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(shared.values, apart.values, atol=1e-5, rtol=1e-5)
     for one, other in zip(gradient, wanted, strict=True):
         assert (one is None) == (other is None)
@@ -112,10 +116,10 @@ def test_the_entropy_is_that_of_the_distribution(scene):
     policy, turns = scene
     scored = policy.log_probs(turns[:1], with_entropy=True, grad=False)
     allowed = sorted(set(range(400)) - set(policy.rules.forbidden))
-    every = [TurnInput(turns[0].prompt_ids, np.array([token], np.int32), turns[0].pictures) for token in allowed]
+    every = [changed(turns[0], token_ids=[token]) for token in allowed]
     log_probs = policy.log_probs(every, grad=False, batch_size=100).log_probs
     assert log_probs.exp().sum().item() == pytest.approx(1, abs=1e-3)
-    assert scored.entropies[0].item() == pytest.approx(-(log_probs.exp() * log_probs).sum().item(), abs=1e-3)
+    assert scored.entropy[0, 0].item() == pytest.approx(-(log_probs.exp() * log_probs).sum().item(), abs=1e-3)
 
 
 def test_the_value_is_seen_from_the_end_of_the_prompt_and_learns_alone_unless_asked(build):
@@ -125,7 +129,7 @@ def test_the_value_is_seen_from_the_end_of_the_prompt_and_learns_alone_unless_as
     values = policy.log_probs(turns, with_values=True).values
     assert values.shape == (3,)
     assert values.dtype == torch.float32
-    other = [TurnInput(t.prompt_ids, t.token_ids[:1], t.pictures) for t in turns]
+    other = [changed(one, token_ids=one.turn.token_ids[:1]) for one in turns]
     torch.testing.assert_close(policy.log_probs(other, with_values=True).values, values, atol=1e-4, rtol=0)
     values.sum().backward()
     moved = {name for name, weight in policy.learner.trainable().items() if weight.grad is not None}
@@ -141,14 +145,14 @@ def test_the_reference_is_the_model_without_what_it_learned(build):
     turns = turns_of(asked, policy.sample(asked, max_new_tokens=5))
     before = policy.log_probs(turns, grad=False).log_probs
     move(policy)
-    reference = policy.log_probs(turns, reference=True)
-    assert not reference.log_probs.requires_grad
-    torch.testing.assert_close(reference.log_probs, before)
+    reference = policy.reference_log_probs(turns)
+    assert not reference.requires_grad
+    torch.testing.assert_close(reference, before)
     assert (policy.log_probs(turns, grad=False).log_probs - before).abs().max() > 1e-2
     policy.keep_reference()
     kept = policy.log_probs(turns, grad=False).log_probs
     move(policy, seed=1)
-    torch.testing.assert_close(policy.log_probs(turns, reference=True).log_probs, kept)
+    torch.testing.assert_close(policy.reference_log_probs(turns), kept)
 
 
 def test_full_training_has_a_reference_when_asked_for_one(build):
@@ -156,11 +160,11 @@ def test_full_training_has_a_reference_when_asked_for_one(build):
     asked = requests(policy, 2)
     turns = turns_of(asked, policy.sample(asked, max_new_tokens=4))
     with pytest.raises(ConfigError, match="keep_reference"):
-        policy.log_probs(turns, reference=True)
+        policy.reference_log_probs(turns)
     before = policy.log_probs(turns, grad=False).log_probs
     policy.keep_reference()
     move(policy, by=0.01)
-    torch.testing.assert_close(policy.log_probs(turns, reference=True).log_probs, before)
+    torch.testing.assert_close(policy.reference_log_probs(turns), before)
 
 
 def test_gradient_checkpointing_changes_memory_and_no_number(build):
@@ -174,7 +178,7 @@ def test_gradient_checkpointing_changes_memory_and_no_number(build):
         hook = layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         policy.log_probs(turns).log_probs.sum().backward()
         hook.remove()
-        grads.append([weight.grad for weight in policy.parameters() if weight.grad is not None])
+        grads.append([weight.grad for weight in policy.trainable_parameters() if weight.grad is not None])
         assert len(calls) == (1 if policy is plain else 2)
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
@@ -185,8 +189,9 @@ def test_dropout_of_adapters_acts_on_what_is_learned_from_and_on_nothing_else(bu
     asked = requests(policy, 2)
     answers = policy.sample(asked, max_new_tokens=5)
     turns = turns_of(asked, answers)
-    still = policy.log_probs(turns, grad=False).log_probs
-    np.testing.assert_allclose(still.numpy(), np.concatenate([a.log_probs for a in answers]), atol=1e-4)
+    scored = policy.log_probs(turns, grad=False)
+    still = scored.log_probs
+    np.testing.assert_allclose(torch.cat(by_turn(scored)), np.concatenate([a.log_probs for a in answers]), atol=1e-4)
     assert (policy.log_probs(turns).log_probs - still).abs().max() > 1e-3
 
 
@@ -194,16 +199,11 @@ def test_a_recorded_turn_is_scored_as_it_was_sampled(build):
     policy = build()
     (request,) = requests(policy, 3)[2:]
     (answer,) = policy.sample([request], max_new_tokens=6)
-    shown = {picture.sha256: picture.data for picture in request.prompt.pictures}
-    turn = Turn(
-        pictures=tuple(p.sha256 for p in request.prompt.pictures),
-        image_sizes=tuple(p.size for p in request.prompt.pictures), prompt_ids=request.prompt.ids,
-        token_ids=answer.token_ids, log_probs=answer.log_probs, versions=answer.versions, text=answer.text, action={},
-    )  # fmt: skip
-    again = policy.log_probs([TurnInput.of(turn, shown)], grad=False).log_probs.numpy()
-    np.testing.assert_allclose(again, turn.log_probs, atol=1e-4)
+    (one,) = turns_of([request], [answer])
+    again = policy.log_probs([one], grad=False).log_probs[0].numpy()
+    np.testing.assert_allclose(again, one.turn.log_probs, atol=1e-4)
     with pytest.raises(ExperienceError, match="does not hold"):
-        TurnInput.of(turn, {})
+        policy.log_probs([replace(one, pictures={})])
 
 
 def test_pictures_are_encoded_once_while_the_tower_does_not_learn(build):
@@ -213,7 +213,7 @@ def test_pictures_are_encoded_once_while_the_tower_does_not_learn(build):
     hook = policy.learner.model.base_model.visual.register_forward_hook(lambda *_: calls.append("learner"))
     turns = turns_of(asked, policy.sample(asked, max_new_tokens=3))
     policy.log_probs(turns)
-    policy.log_probs(turns, reference=True)
+    policy.reference_log_probs(turns)
     hook.remove()
     assert calls == [], "the sampler saw them all, and what it saw is shared"
     seeing = build(lora_vision=True)
@@ -225,15 +225,14 @@ def test_pictures_are_encoded_once_while_the_tower_does_not_learn(build):
 
 def test_what_cannot_have_happened_is_refused(scene):
     policy, turns = scene
-    turn = turns[0]
+    one = turns[0]
     with pytest.raises(ExperienceError, match="picture tokens"):
-        policy.log_probs([TurnInput(turn.prompt_ids, turn.token_ids, ())])
-    smaller = tuple(Picture(picture.data, (8, 8)) for picture in turn.pictures)
+        policy.log_probs([changed(one, pictures=(), image_sizes=())])
     with pytest.raises(ExperienceError, match="not the ones it was shown"):
-        policy.log_probs([TurnInput(turn.prompt_ids, turn.token_ids, smaller)])
+        policy.log_probs([changed(one, image_sizes=((8, 8),) * len(one.turn.pictures))])
     with pytest.raises(ExperienceError, match="temperature 0"):
-        policy.log_probs([TurnInput(turn.prompt_ids, turn.token_ids, turn.pictures, 0.0)])
+        policy.log_probs([changed(one, temperature=0.0)])
     with pytest.raises(ExperienceError, match="picture's token in its answer"):
-        policy.log_probs([TurnInput(turn.prompt_ids, np.array([policy.learner.image_token]), turn.pictures)])
+        policy.log_probs([changed(one, token_ids=[policy.learner.image_token])])
     with pytest.raises(ExperienceError, match="0 own tokens"):
-        policy.log_probs([TurnInput(turn.prompt_ids, turn.token_ids[:0], turn.pictures)])
+        policy.log_probs([changed(one, token_ids=[])])

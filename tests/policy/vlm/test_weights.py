@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from tests.policy.vlm.conftest import move, requests, turns_of
+from tests.policy.vlm.conftest import by_turn, move, requests, turns_of
 
 from palaestra.errors import CheckpointError
 
@@ -26,10 +26,10 @@ def test_a_published_update_changes_the_next_tokens_probability_and_version(poli
     policy.publish(1)
     after = policy.sample(asked, max_new_tokens=1)
     assert all(answer.versions.tolist() == [1] for answer in after)
-    again = policy.log_probs(turns_of(asked, after), grad=False).log_probs
-    np.testing.assert_allclose(again.numpy(), np.concatenate([a.log_probs for a in after]), atol=1e-4)
-    at_before = policy.log_probs(turns_of(asked, before), grad=False).log_probs
-    assert np.abs(at_before.numpy() - np.concatenate([a.log_probs for a in before])).max() > 1e-2
+    again = by_turn(policy.log_probs(turns_of(asked, after), grad=False))
+    np.testing.assert_allclose(torch.cat(again), np.concatenate([a.log_probs for a in after]), atol=1e-4)
+    at_before = by_turn(policy.log_probs(turns_of(asked, before), grad=False))
+    assert np.abs(torch.cat(at_before).numpy() - np.concatenate([a.log_probs for a in before])).max() > 1e-2
 
 
 def test_an_update_that_did_not_arrive_shows_in_the_fingerprint(policy, build):
@@ -59,7 +59,7 @@ def test_the_fingerprint_is_of_the_weights_that_speak(policy):
         policy.learner.value_head.bias.add_(1)
     assert policy.fingerprint == before
     with torch.no_grad():
-        policy.parameters()[0].view(-1)[0].add_(1e-6)
+        policy.trainable_parameters()[0].view(-1)[0].add_(1e-6)
     assert policy.fingerprint != before
 
 
@@ -89,15 +89,16 @@ def test_a_batch_keeps_the_weights_it_began_with_while_others_are_published(buil
     began.wait()
     for version in range(1, 6):
         move(policy, seed=version, by=0.01)
-        published[version] = policy.publish(version)
+        policy.publish(version)
+        published[version] = policy.fingerprint
     stop.set()
     thread.join()
     assert answers[-1].versions.tolist()[0] == policy.version == 5
     for answer in answers:
         (version,) = set(answer.versions.tolist())
         assert answer.fingerprint == published[version]
-    last = policy.log_probs(turns_of(asked, answers[-2:]), grad=False).log_probs.numpy()
-    np.testing.assert_allclose(last, np.concatenate([a.log_probs for a in answers[-2:]]), atol=1e-4)
+    last = by_turn(policy.log_probs(turns_of(asked, answers[-2:]), grad=False))
+    np.testing.assert_allclose(torch.cat(last), np.concatenate([a.log_probs for a in answers[-2:]]), atol=1e-4)
 
 
 def test_versions_only_grow(policy):
@@ -119,7 +120,7 @@ def test_weights_of_other_adapters_are_refused_before_anything_changes(qwen3, bu
 def test_an_optimiser_makes_what_was_said_likelier(policy):
     asked = requests(policy, 3)
     turns = turns_of(asked, policy.sample(asked, max_new_tokens=4))
-    optimiser = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    optimiser = torch.optim.Adam(policy.trainable_parameters(), lr=1e-2)
     totals = []
     for _ in range(8):
         total = policy.log_probs(turns, with_values=True).log_probs.sum()

@@ -1,27 +1,30 @@
 """Learning from trajectories: rejection sampling, GRPO and PPO on the tokens of a model that operates a screen."""
 
-from palaestra.learner.trajectories.algorithm import (
+from palaestra.learner.trajectories.algorithm import Loss, TrajectoryAlgorithm
+from palaestra.learner.trajectories.built_in import (
+    GRPO,
     TRAJECTORY_ALGORITHMS,
-    TrajectoryAlgorithm,
+    RejectionSampling,
+    TrajectoryPPO,
     build_trajectory_algorithm,
 )
 from palaestra.learner.trajectories.groups import Groups
-from palaestra.learner.trajectories.grpo import GRPO
+from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.policy import TrajectoryPolicy
-from palaestra.learner.trajectories.ppo import TrajectoryPPO
-from palaestra.learner.trajectories.rejection_sampling import RejectionSampling
-from palaestra.learner.trajectories.token_update import UpdateConfig
-from palaestra.learner.trajectories.trainer import TrajectoryTrainer
+from palaestra.learner.trajectories.policy_gradient import PolicyGradient
+from palaestra.learner.trajectories.update import UpdateConfig
 
 __all__ = [
     "GRPO",
     "TRAJECTORY_ALGORITHMS",
     "Groups",
+    "Loss",
+    "PolicyGradient",
     "RejectionSampling",
     "TrajectoryAlgorithm",
+    "TrajectoryLearner",
     "TrajectoryPPO",
     "TrajectoryPolicy",
-    "TrajectoryTrainer",
     "UpdateConfig",
     "build_trajectory_algorithm",
 ]

@@ -1,19 +1,19 @@
-"""What gets into an update: proof of each trajectory and group, the algorithm's choice, replay, and the count.
+"""What gets into an update: proof of each trajectory and group, the algorithm's choice, replay, and the counts.
 
-Stands between whoever collects groups and the trainer, which asks it again for trajectories it has not seen. What it
-counts is reported with the next update and then starts anew.
+The source of episodes offers groups through it, the learner trajectories that have not been offered yet. Its counts are
+reported with the next update and then start anew.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from palaestra.experience.trajectory import Trajectory
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
-from palaestra.learner.trajectories.grpo import all_alike
+from palaestra.learner.trajectories.policy_gradient import all_alike
 from palaestra.learner.trajectories.proof import Expected, Reason, why_group_refused, why_refused
 from palaestra.learner.trajectories.replay import SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig, Rewards, learned_rewards
@@ -51,18 +51,18 @@ class Counts:
     def metrics(self, *, grouped: bool) -> dict[str, float]:
         """By the names of the metrics."""
         refused = sum(self.refused.values())
-        found = {
+        metrics = {
             "trajectories_offered": float(self.offered),
             "accepted_share": self.admitted / max(1, self.offered),
             "trajectories_refused": float(refused),
         }
-        found |= {f"refused_{reason.value}": float(self.refused[reason.value]) for reason in Reason}
+        metrics |= {f"refused_{reason.value}": float(self.refused[reason.value]) for reason in Reason}
         if self.offered > refused:
-            found["reward_mean"] = self.reward / (self.offered - refused)
+            metrics["reward_mean"] = self.reward / (self.offered - refused)
         if grouped:
-            found["zero_variance_share"] = self.alike / max(1, self.groups)
-            found["short_group_share"] = self.short / max(1, self.groups)
-        return found
+            metrics["zero_variance_share"] = self.alike / max(1, self.groups)
+            metrics["short_group_share"] = self.short / max(1, self.groups)
+        return metrics
 
 
 class Admission:
@@ -73,8 +73,8 @@ class Admission:
     ) -> None:
         self._algorithm, self._replay, self._reward = algorithm, replay, reward or RewardConfig()
         self.counts = Counts()
-        self._let_in: dict[str, bool] = {}
-        """Those let in and not yet learned from; whether they came from replay."""
+        self._admitted: dict[str, bool] = {}
+        """By name, those admitted and not yet learned from; whether they came from replay."""
 
     def rewards(self, trajectories: Sequence[Trajectory]) -> Rewards:
         """What each turn of them earns for learning."""
@@ -83,46 +83,46 @@ class Admission:
     def admit(self, group: Sequence[Trajectory], expected: Expected) -> list[Trajectory]:
         """What of a complete group is worth learning from; nothing when another should be sampled instead."""
         self.counts.offered += len(group)
-        proven = self._proven_group([one for one in group if self._proven(one, expected)])
+        proven = self._prove_group([one for one in group if self._prove(one, expected)])
         rewards = self.rewards(proven)
         self.counts.reward += float(sum(earned.sum() for earned in rewards))
-        kept = list(self._algorithm.admit(proven, rewards))
+        kept = list(self._algorithm.select(proven, rewards))
         if not kept and self._algorithm.group_size > 1:
-            filled = self._replay.filled(proven, version=expected.version)
+            filled = self._replay.fill_group(proven, version=expected.version)
             if len(filled) > 1 and why_group_refused(filled) is None:
-                kept = list(self._algorithm.admit(filled, self.rewards(filled)))
+                kept = list(self._algorithm.select(filled, self.rewards(filled)))
         if self._algorithm.group_size > 1:
             self._count_group(proven, rewards, kept)
         for one in proven:
             self._replay.add(one)
-        fresh = {id(one) for one in proven}
-        self._let_in |= {_name(one): id(one) not in fresh for one in kept}
-        self.counts.admitted += sum(id(one) in fresh for one in kept)
+        fresh = {_name(one) for one in proven}
+        self._admitted |= {_name(one): _name(one) not in fresh for one in kept}
+        self.counts.admitted += sum(_name(one) in fresh for one in kept)
         return kept
 
-    def knows(self, trajectory: Trajectory) -> bool:
-        """Whether it has been let in and not been learned from yet."""
-        return _name(trajectory) in self._let_in
+    def is_admitted(self, trajectory: Trajectory) -> bool:
+        """Whether it has been admitted and not been learned from yet."""
+        return _name(trajectory) in self._admitted
 
-    def replayed(self, trajectories: Sequence[Trajectory]) -> int:
-        """How many of these came from replay."""
-        return sum(self._let_in.get(_name(one), False) for one in trajectories)
+    def count_replayed(self, trajectories: Sequence[Trajectory]) -> int:
+        """How many of these came from replay: as a member of a group, or added to the update without being admitted."""
+        return sum(self._admitted.get(_name(one), True) for one in trajectories)
 
-    def close(self, learned: Sequence[Trajectory]) -> None:
-        """An update is over: forget whom it learned from, and count anew."""
+    def finish_update(self, learned: Sequence[Trajectory]) -> None:
+        """Forget what the update learned from, and start counting anew."""
         self.counts = Counts()
         for one in learned:
-            self._let_in.pop(_name(one), None)
+            self._admitted.pop(_name(one), None)
 
     def facts(self) -> dict[str, bool]:
-        """Who has been let in and waits, for a checkpoint."""
-        return dict(self._let_in)
+        """What has been admitted and waits, for a checkpoint."""
+        return dict(self._admitted)
 
-    def restore(self, facts: dict[str, bool]) -> None:
+    def load_facts(self, facts: Mapping[str, bool]) -> None:
         """Continue with those."""
-        self._let_in, self.counts = dict(facts), Counts()
+        self._admitted, self.counts = dict(facts), Counts()
 
-    def _proven_group(self, members: list[Trajectory]) -> list[Trajectory]:
+    def _prove_group(self, members: list[Trajectory]) -> list[Trajectory]:
         """The members, or none when they cannot be compared with each other."""
         if self._algorithm.group_size == 1 or len(members) < 2:
             return members
@@ -134,16 +134,16 @@ class Admission:
         _log.warning("group %s of %d episodes is not learned from: %s", members[0].group, len(members), why)
         return []
 
-    def _proven(self, trajectory: Trajectory, expected: Expected) -> bool:
-        found = why_refused(trajectory, expected)
-        if found is None:
+    def _prove(self, trajectory: Trajectory, expected: Expected) -> bool:
+        refusal = why_refused(trajectory, expected)
+        if refusal is None:
             return True
-        self.counts.refused[found.reason.value] += 1
-        if found.reason is not Reason.ENVIRONMENT:
-            self.counts.last_refusal = f"{trajectory.episode_id}: {found.detail}"
+        self.counts.refused[refusal.reason.value] += 1
+        if refusal.reason is not Reason.ENVIRONMENT:
+            self.counts.last_refusal = f"{trajectory.episode_id}: {refusal.detail}"
         # A screen that breaks is everyday; everything else means that something is wrong with the recording.
-        level = logging.INFO if found.reason is Reason.ENVIRONMENT else logging.WARNING
-        _log.log(level, "episode %s is not learned from: %s", trajectory.episode_id, found.detail)
+        level = logging.INFO if refusal.reason is Reason.ENVIRONMENT else logging.WARNING
+        _log.log(level, "episode %s is not learned from: %s", trajectory.episode_id, refusal.detail)
         return False
 
     def _count_group(self, proven: Sequence[Trajectory], rewards: Rewards, kept: Sequence[Trajectory]) -> None:

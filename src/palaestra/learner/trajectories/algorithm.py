@@ -1,126 +1,161 @@
-"""What an algorithm on trajectories is, the ones we have as a table, and a user's own by its address."""
+"""`TrajectoryAlgorithm`: what to learn from and what to minimise, and the numbers that a loss reads and returns.
+
+A subclass writes two methods: `advantages`, how good each episode was, and `loss`, what a microbatch contributes to the
+objective. Everything else has a default. docs/algorithms.md shows a whole one in twenty lines.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from palaestra.config import Section, imported, nearest, validated
-from palaestra.errors import ConfigError
+from palaestra.config import Section, validated
 from palaestra.experience.trajectory import Trajectory
-from palaestra.learner.trajectories.batch import Loss, Sample, TokenBatch
-from palaestra.learner.trajectories.grpo import GRPO
-from palaestra.learner.trajectories.policy import TokenLogProbs
-from palaestra.learner.trajectories.ppo import TrajectoryPPO
-from palaestra.learner.trajectories.rejection_sampling import RejectionSampling
+from palaestra.experience.turn_input import TokenLogProbs
 from palaestra.learner.trajectories.reward import Rewards
 
-__all__ = ["TRAJECTORY_ALGORITHMS", "TrajectoryAlgorithm", "build_trajectory_algorithm", "trajectory_config_of"]
+__all__ = [
+    "Loss",
+    "Normaliser",
+    "Numbers",
+    "Sample",
+    "TokenBatch",
+    "TrajectoryAlgorithm",
+    "token_counts",
+    "token_weights",
+]
 
-Values: TypeAlias = Sequence[npt.NDArray[np.float64]]
-"""For each trajectory, the value of each of its turns."""
+Normaliser: TypeAlias = Literal["tokens", "trajectory", "constant"]
+Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.floating]
 
 
-class TrajectoryAlgorithm(Protocol):
+@dataclass(frozen=True)
+class Sample:
+    """One turn to learn from."""
+
+    turn: int
+    """Its position among all turns of the update, trajectory after trajectory."""
+    advantage: float
+    """Of every token of the turn."""
+    weight: float
+    """Of each of its tokens in the sum that is the objective."""
+    value_target: float | None = None
+    """What the value at this turn should have been; None when there is no value."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """A microbatch of B turns, the longest of which has G tokens."""
+
+    proximal: Tensor
+    """`[B, G]`, as all the following unless they say otherwise; 0 where padded. Log-probabilities before the update."""
+    importance: Tensor
+    """Weight of each token for being stale; exactly 1 for tokens of the present version."""
+    mask: Tensor
+    weight: Tensor
+    """0 where padded: a sum over it is a sum over tokens."""
+    advantage: Tensor
+    """`[B]`"""
+    token_share: float
+    """1 / the tokens of the whole update: sums of it over all microbatches are means over the update."""
+    turn_share: float
+    """1 / the turns of the whole update."""
+    reference: Tensor | None = None
+    value_target: Tensor | None = None
+    """`[B]`"""
+
+
+class Loss(NamedTuple):
+    """What to minimise on a microbatch, and its part of what is reported about the update."""
+
+    total: Tensor
+    metrics: Mapping[str, Tensor]
+    """By name; parts of one epoch are added up."""
+
+
+class NoSettings(Section):
+    """An algorithm without settings."""
+
+
+class TrajectoryAlgorithm:
     """Decides what to learn from and what to minimise; knows no screen, no queue and no file."""
 
-    @property
-    def group_size(self) -> int:
-        """How many episodes of the same start are compared; 1: none."""
-        ...
+    config_class: ClassVar[type[Section]] = NoSettings
+    """The section that its settings are checked against."""
+    config: Any
+    group_size: int = 1
+    """How many episodes of the same start are compared; 1: none."""
+    supervised: bool = False
+    """Whether it raises the likelihood of what it selects: no advantage, no ratio, no correction of stale tokens."""
+    needs_values: bool = False
+    """Whether it learns a value per turn."""
+    needs_entropy: bool = False
+    """Whether the loss reads the entropy of each token."""
+    needs_reference: bool = False
+    """Whether the loss reads what the policy said before training."""
+    weight_limit: float = 2.0
+    """The most a stale token may count."""
 
-    @property
-    def supervised(self) -> bool:
-        """Whether it raises the likelihood of what it admits: no advantage, no ratio, no correction of stale tokens."""
-        ...
+    def __init__(self, config: Section | None = None, **settings: Any) -> None:
+        self.config = config or validated(self.config_class, settings, place="algorithm")
 
-    @property
-    def needs_values(self) -> bool:
-        """Whether it learns a value per turn."""
-        ...
-
-    @property
-    def needs_entropy(self) -> bool:
-        """Whether the loss reads the entropy of each token."""
-        ...
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the loss reads what the policy said before training."""
-        ...
-
-    @property
-    def weight_limit(self) -> float:
-        """The most a stale token may count."""
-        ...
-
-    def admit(self, group: Sequence[Trajectory], rewards: Rewards) -> Sequence[Trajectory]:
-        """What of a complete group is worth learning from; nothing when another group should be sampled instead.
+    def advantages(self, trajectories: Sequence[Trajectory], rewards: Rewards) -> Numbers:
+        """How much better than expected each episode was; to be written, unless `samples` is.
 
         `rewards` are what each turn earns for learning, which is not always what the environment paid.
         """
-        ...
-
-    def samples(
-        self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Values | None = None
-    ) -> list[Sample]:
-        """The turns to learn from, with their advantages and weights over the whole update."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} has neither advantages nor samples")
 
     def loss(self, batch: TokenBatch, now: TokenLogProbs) -> Loss:
-        """The part of the objective that a microbatch contributes."""
-        ...
+        """What a microbatch contributes to the objective, as a sum over its tokens; to be written."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss")
+
+    def select(self, group: Sequence[Trajectory], rewards: Rewards) -> Sequence[Trajectory]:
+        """What of a complete group is worth learning from: by default every episode whose screen held.
+
+        Nothing when another group should be sampled instead.
+        """
+        return [one for one in group if one.learnable]
+
+    def samples(
+        self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Rewards | None = None
+    ) -> list[Sample]:
+        """The turns to learn from: by default all, with the advantages of their episodes."""
+        number = count()
+        advantages, weights = self.advantages(trajectories, rewards), self.weigh_tokens(trajectories)
+        return [
+            Sample(next(number), float(advantage), weight)
+            for one, advantage, weight in zip(trajectories, advantages, weights, strict=True)
+            for _ in one.turns
+        ]
+
+    def weigh_tokens(self, trajectories: Sequence[Trajectory]) -> Sequence[float]:
+        """What a token of each trajectory counts in the update: by default all alike."""
+        return token_weights(token_counts(trajectories), "tokens")
 
 
-TRAJECTORY_ALGORITHMS: dict[str, Any] = {
-    "rejection_sampling": RejectionSampling,
-    "grpo": GRPO,
-    "ppo": TrajectoryPPO,
-}
-
-MEMBERS = ("group_size", "supervised", "needs_values", "needs_entropy", "needs_reference", "weight_limit",
-           "admit", "samples", "loss", "config_class")  # fmt: skip
+def token_counts(trajectories: Sequence[Trajectory]) -> list[int]:
+    """How many tokens were sampled in each episode."""
+    return [sum(len(turn.token_ids) for turn in one.turns) for one in trajectories]
 
 
-def _class_named(name: str) -> Any:
-    if ":" in name:
-        cls = imported(name, place="algorithm.name")
-        missing = [member for member in MEMBERS if not hasattr(cls, member)]
-        if not isinstance(cls, type) or missing:
-            raise ConfigError(
-                "algorithm.name", name,
-                f"is no algorithm on trajectories: it lacks {', '.join(missing) or 'being a class'}",
-                "See palaestra.learner.trajectories.algorithm.TrajectoryAlgorithm",
-            )  # fmt: skip
-        for method in ("admit", "samples"):
-            if "rewards" not in inspect.signature(getattr(cls, method)).parameters:
-                raise ConfigError(
-                    "algorithm.name", name, f"its {method} takes no rewards",
-                    "They are its second argument, for each trajectory the reward of each turn; use them instead of "
-                    "Turn.reward and total_reward()",
-                )  # fmt: skip
-        return cls
-    if name not in TRAJECTORY_ALGORITHMS:
-        close = nearest(name, TRAJECTORY_ALGORITHMS, count=1)
-        raise ConfigError(
-            "algorithm.name", name, f"not one of ours on trajectories ({', '.join(TRAJECTORY_ALGORITHMS)})",
-            f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'",
-        )  # fmt: skip
-    return TRAJECTORY_ALGORITHMS[name]
+def token_weights(tokens: Sequence[int], normaliser: Normaliser, *, constant: float = 1.0) -> list[float]:
+    """How much each token of every trajectory counts, given how many tokens each trajectory has.
 
-
-def trajectory_config_of(name: str) -> type[Section]:
-    """The configuration section an algorithm reads."""
-    section: type[Section] = _class_named(name).config_class
-    return section
-
-
-def build_trajectory_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> TrajectoryAlgorithm:
-    """The algorithm called `name` (or at that address) with its settings checked."""
-    config = validated(trajectory_config_of(name), settings or {}, place="algorithm")
-    algorithm: TrajectoryAlgorithm = _class_named(name)(config)
-    return algorithm
+    - `tokens`: 1 / all tokens of the update. Every token counts alike.
+    - `trajectory`: 1 / (n |tau|), every trajectory counts alike. Wrong for agents, as AsyncWebRL argues: failures run
+      to the step limit and are longer, so each of their tokens is pushed down less than a success's token is pushed
+      up, and wandering is hardly punished.
+    - `constant`: 1 / (n k) with one k for the whole training. Long failures are punished for each token they spend, and
+      unlike `tokens` an update full of long episodes does not take a smaller step per token than one of short ones.
+    """
+    if normaliser == "trajectory":
+        return [1.0 / (len(tokens) * own) for own in tokens]
+    total = sum(tokens) if normaliser == "tokens" else len(tokens) * constant
+    return [1.0 / total for _ in tokens]

@@ -1,28 +1,50 @@
-"""Whether a policy keeps what `TrajectoryPolicy` promises. Run it on your own policy before you train it."""
+"""Whether a policy or an algorithm keeps what `TrajectoryPolicy` and `TrajectoryAlgorithm` promise.
+
+Run these on your own before you train with it; they raise `AssertionError` with the broken rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from palaestra.experience.turn_input import TurnInput
-from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy
+from palaestra.experience.trajectory import Outcome, Trajectory, Turn
+from palaestra.experience.turn_input import TokenLogProbs, TurnInput, turn_inputs
+from palaestra.learner.trajectories.algorithm import Loss, Sample, TrajectoryAlgorithm, token_counts
+from palaestra.learner.trajectories.policy import (
+    KeepsReference,
+    SeparateValueHead,
+    TrajectoryPolicy,
+    trainable_weights,
+)
+from palaestra.learner.trajectories.reward import RewardConfig, Rewards, learned_rewards
+from palaestra.learner.trajectories.scoring import Row, build_token_batch
 
-__all__ = ["check_trajectory_policy"]
+__all__ = ["check_trajectory_algorithm", "check_trajectory_policy"]
 
 
 def check_trajectory_policy(
-    policy: TrajectoryPolicy, turns: Sequence[TurnInput], *, fresh: bool = True, tolerance: float = 1e-4
+    policy: TrajectoryPolicy,
+    turns: Sequence[TurnInput],
+    *,
+    fresh: bool = True,
+    with_values: bool = True,
+    with_entropy: bool = True,
+    tolerance: float = 1e-4,
 ) -> None:
-    """Raise `AssertionError` with the broken rule.
+    """`turns` should differ in length; `fresh`: the policy sampled them with the weights it has.
 
-    `turns` should differ in length; `fresh`: the policy sampled them with the weights it has.
+    `with_values` and `with_entropy`: whether the policy has them; not every algorithm needs them.
     """
     turns = list(turns)
     lengths = [len(each.turn.token_ids) for each in turns]
     with torch.no_grad():
-        whole = policy.log_probs(turns, with_values=True, with_entropy=True, grad=False)
+        whole = policy.log_probs(turns, with_values=with_values, with_entropy=with_entropy, grad=False)
     shape = (len(turns), max(lengths))
     assert whole.log_probs.shape == shape, f"log_probs has shape {tuple(whole.log_probs.shape)}, not {shape}"
     assert whole.mask.shape == shape, "the mask has another shape than the log-probabilities"
@@ -34,21 +56,20 @@ def check_trajectory_policy(
         assert not bool(whole.log_probs[row, length:].any()), "log-probabilities must be 0 where padded"
     assert bool(torch.isfinite(whole.log_probs).all()), "a log-probability is not finite"
     assert float(whole.log_probs.max()) <= tolerance, "a log-probability is above 0"
-    assert whole.entropy is not None, "asked for the entropy, it gave none"
-    assert whole.entropy.shape == shape, "entropy has another shape than the log-probabilities"
-    assert not bool((whole.entropy * ~whole.mask).any()), "entropy must be 0 where padded"
+    if with_entropy:
+        assert whole.entropy is not None, "asked for the entropy, it gave none"
+        assert whole.entropy.shape == shape, "entropy has another shape than the log-probabilities"
+        assert not bool((whole.entropy * ~whole.mask).any()), "entropy must be 0 where padded"
     assert not whole.log_probs.requires_grad, "grad=False must not record a graph"
     _check_each_alone(policy, turns, whole.log_probs, tolerance)
     if fresh:
         _check_agreement(turns, whole.log_probs, tolerance)
-    reference = policy.reference_log_probs(turns)
+    reference = policy.reference_log_probs(turns) if isinstance(policy, KeepsReference) else None
     assert reference is None or reference.shape == shape, "the reference has another shape than the log-probabilities"
-    _check_gradients(policy, turns)
+    _check_gradients(policy, turns, with_values=with_values)
 
 
-def _check_each_alone(
-    policy: TrajectoryPolicy, turns: list[TurnInput], together: torch.Tensor, tolerance: float
-) -> None:
+def _check_each_alone(policy: TrajectoryPolicy, turns: list[TurnInput], together: Tensor, tolerance: float) -> None:
     for row, each in enumerate(turns):
         alone = policy.log_probs([each], grad=False)
         assert alone.values is None, "values were not asked for"
@@ -57,29 +78,139 @@ def _check_each_alone(
         assert apart <= tolerance, f"turn {row} differs by {apart:.2g} alone and in company: padding leaks into it"
 
 
-def _check_agreement(turns: list[TurnInput], found: torch.Tensor, tolerance: float) -> None:
+def _check_agreement(turns: list[TurnInput], found: Tensor, tolerance: float) -> None:
     for row, each in enumerate(turns):
         recorded = torch.tensor(each.turn.log_probs, device=found.device)
         apart = float((found[row, : len(recorded)] - recorded).abs().max())
         assert apart <= tolerance, f"turn {row} was recorded with log-probabilities that differ by {apart:.2g}"
 
 
-def _check_gradients(policy: TrajectoryPolicy, turns: list[TurnInput]) -> None:
-    parameters = list(policy.trainable_parameters())
-    assert parameters, "there is nothing to train"
-    order = [id(parameter) for parameter in parameters]
-    assert order == [id(p) for p in policy.trainable_parameters()], "trainable_parameters must keep its order"
-    now = policy.log_probs(turns, with_values=True, grad=True)
+def _check_gradients(policy: TrajectoryPolicy, turns: list[TurnInput], *, with_values: bool) -> None:
+    weights = trainable_weights(policy)
+    assert weights, "there is nothing to train"
+    again = trainable_weights(policy)
+    assert list(weights) == list(again), "trainable_parameters must keep its order"
+    assert all(weights[name] is again[name] for name in weights), "trainable_parameters must keep its parameters"
+    now = policy.log_probs(turns, with_values=with_values, grad=True)
     assert now.log_probs.requires_grad, "grad=True must record a graph"
-    assert now.values is not None, "asked for values, it gave none"
-    assert now.values.shape == (len(turns),), f"values has shape {tuple(now.values.shape)}, not ({len(turns)},)"
-    head = list(policy.value_parameters()) if isinstance(policy, SeparateValueHead) else []
-    assert {id(p) for p in head} <= set(order), "value_parameters must be among trainable_parameters"
-    body = [parameter for parameter in parameters if id(parameter) not in {id(p) for p in head}]
+    head = set(policy.value_parameters()) if isinstance(policy, SeparateValueHead) else set()
+    assert head <= set(weights.values()), "value_parameters must be among trainable_parameters"
+    body = [parameter for parameter in weights.values() if parameter not in head]
     pushed = torch.autograd.grad(now.log_probs.sum(), body, retain_graph=True, allow_unused=True)
     assert any(part is not None and bool(part.any()) for part in pushed), (
         "no gradient reaches any weight from the tokens"
     )
+    if not with_values:
+        return
+    assert now.values is not None, "asked for values, it gave none"
+    assert now.values.shape == (len(turns),), f"values has shape {tuple(now.values.shape)}, not ({len(turns)},)"
     if head:
-        valued = torch.autograd.grad(now.values.sum(), head, allow_unused=True)
+        valued = torch.autograd.grad(now.values.sum(), list(head), allow_unused=True)
         assert all(part is not None for part in valued), "no gradient reaches the value head from the values"
+
+
+def check_trajectory_algorithm(make_algorithm: Callable[[], TrajectoryAlgorithm]) -> None:
+    """`make_algorithm` builds it anew, each time the same."""
+    group = _sample_group(max(4, make_algorithm().group_size))
+    rewards = [learned_rewards(one, RewardConfig()) for one in group]
+    before = [one.to_bytes() for one in group], [earned.copy() for earned in rewards]
+    chosen = _check_selection(make_algorithm, group, rewards)
+    earned = [rewards[int(one.episode_id)] for one in chosen]
+    samples = _check_samples(make_algorithm, chosen, earned)
+    _check_loss(make_algorithm, chosen, samples)
+    assert [one.to_bytes() for one in group] == before[0], "it changed a trajectory"
+    assert all(np.array_equal(*pair) for pair in zip(rewards, before[1], strict=True)), "it changed the rewards"
+
+
+def _sample_group(size: int) -> list[Trajectory]:
+    """Episodes of one start: successes and failures of several lengths, the last one on a screen that broke."""
+    rng, picture = np.random.default_rng(0), b"a screen"
+    sha = hashlib.sha256(picture).hexdigest()
+
+    def play_turn(length: int, reward: float) -> Turn:
+        return Turn(
+            pictures=(sha,),
+            image_sizes=((32, 32),),
+            prompt_ids=np.arange(4, dtype=np.int32),
+            token_ids=rng.integers(0, 10, length).astype(np.int32),
+            log_probs=-rng.random(length).astype(np.float32),
+            versions=np.zeros(length, np.int32),
+            text="",
+            action={"kind": "wait"},
+            reward=reward,
+        )
+
+    group = []
+    for number in range(size + 1):
+        turns = [play_turn(1 + (number + turn) % 3, 0.0) for turn in range(number % 3)]
+        turns.append(play_turn(2, float(number % 2)))
+        outcome = Outcome.SUCCESS if number % 2 else Outcome.FAILURE
+        task = {"task": "check/start", "seed": 0, "params": {}}
+        group.append(Trajectory(str(number), task, tuple(turns), outcome, {sha: picture}, group="g"))
+    return [*group[:-1], replace(group[-1], outcome=Outcome.ENVIRONMENT_FAILED)]
+
+
+def _check_selection(
+    make_algorithm: Callable[[], TrajectoryAlgorithm], group: list[Trajectory], rewards: Rewards
+) -> list[Trajectory]:
+    chosen, again = (list(make_algorithm().select(group, rewards)) for _ in range(2))
+    names = [one.episode_id for one in chosen]
+    assert names, "select keeps nothing of a group of successes and failures"
+    assert names == [one.episode_id for one in again], "select must give the same for the same group"
+    assert len(set(names)) == len(names), "select gives an episode twice"
+    assert set(names) <= {one.episode_id for one in group}, "select gives an episode that is not in the group"
+    assert all(one.learnable for one in chosen), "select keeps an episode whose screen broke"
+    return chosen
+
+
+def _check_samples(
+    make_algorithm: Callable[[], TrajectoryAlgorithm], chosen: list[Trajectory], rewards: Rewards
+) -> list[Sample]:
+    values = [np.linspace(0.1, 0.5, len(one)) for one in chosen] if make_algorithm().needs_values else None
+    samples, again = (make_algorithm().samples(chosen, rewards, values=values) for _ in range(2))
+    assert samples, "samples gives nothing for episodes that it selected"
+    assert samples == again, "samples must give the same for the same episodes"
+    turns = sum(len(one) for one in chosen)
+    for sample in samples:
+        assert 0 <= sample.turn < turns, f"a sample of turn {sample.turn}, and there are {turns}"
+        numbers = sample.advantage, sample.weight, sample.value_target or 0.0
+        assert all(np.isfinite(numbers)), f"a number of the sample of turn {sample.turn} is not finite"
+        assert values is None or sample.value_target is not None, "needs_values, and a sample has no value_target"
+    return samples
+
+
+def _check_loss(
+    make_algorithm: Callable[[], TrajectoryAlgorithm], chosen: list[Trajectory], samples: list[Sample]
+) -> None:
+    algorithm, tokens = make_algorithm(), sum(token_counts(chosen))
+    turns = [each.turn for one in chosen for each in turn_inputs(one)]
+    recorded = [torch.tensor(turn.log_probs) for turn in turns]
+    rows = [Row(own, torch.ones_like(own), value=0.2, reference=own - 0.1) for own in recorded]
+
+    def measure(some: Sequence[Sample]) -> tuple[Loss, Tensor]:
+        shares = {"token_share": 1 / tokens, "turn_share": 1 / len(samples)}
+        batch = build_token_batch(some, rows, **shares, device=torch.device("cpu"))
+        kept = {name: part.clone() for name, part in vars(batch).items() if isinstance(part, Tensor)}
+        log_probs = (batch.proximal + 0.05 * batch.mask).requires_grad_()
+        entropy = batch.mask.float() if algorithm.needs_entropy else None
+        values = torch.full((len(some),), 0.2) if algorithm.needs_values else None
+        loss = algorithm.loss(batch, TokenLogProbs(log_probs, batch.mask, entropy, values))
+        assert loss.total.shape == (), f"the loss has shape {tuple(loss.total.shape)}, and is to be one number"
+        assert bool(torch.isfinite(loss.total)), f"the loss is {float(loss.total)}"
+        assert all(torch.equal(kept[name], getattr(batch, name)) for name in kept), "the loss changed its batch"
+        assert loss.total.requires_grad, "no gradient reaches the loss"
+        (slope,) = torch.autograd.grad(loss.total, log_probs)
+        assert bool(torch.isfinite(slope).all()), "the gradient of a log-probability is not finite"
+        assert not bool(slope[~batch.mask].any()), "a padded position has a gradient: multiply by batch.weight"
+        return loss, torch.cat([slope[row, : len(turns[one.turn].token_ids)] for row, one in enumerate(some)])
+
+    (whole, slope), parts = measure(samples), [measure([sample]) for sample in samples]
+    hint = "the losses of microbatches must add up to the loss of the whole: sum over batch.weight, take no mean"
+    _assert_close(sum(float(part.total) for part, _ in parts), float(whole.total), hint)
+    assert torch.allclose(slope, torch.cat([own for _, own in parts]), atol=1e-6), hint
+    for name, number in whole.metrics.items():
+        _assert_close(sum(float(part.metrics[name]) for part, _ in parts), float(number), f"metric {name}: {hint}")
+
+
+def _assert_close(one: float, other: float, message: str) -> None:
+    assert abs(one - other) <= 1e-5 * max(1.0, abs(other)), message

@@ -1,24 +1,78 @@
-"""Episodes that belong together, collected until their group is complete.
+"""Episodes that belong together: which have the same start, groups that are collected until they are complete.
 
-Pure bookkeeping: a trajectory comes in once and leaves once. Members arrive in any order from any actor; one that will
-never come is declared lost, so that a broken session does not hold the others back. One that comes after its group has
-left (it was declared lost, or is one too many) leaves alone, at once.
+`Groups` is pure bookkeeping: a trajectory comes in once and leaves once. Members arrive in any order from any actor;
+one that will never come is declared lost, so that a broken session does not hold the others back. One that comes after
+its group has left (it was declared lost, or is one too many) leaves alone, at once.
 """
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Trajectory
-from palaestra.learner.trajectories.task_key import group_of, grouped
 
-__all__ = ["Groups", "whole_groups"]
+__all__ = [
+    "Groups",
+    "group_name",
+    "group_positions",
+    "pack_trajectories",
+    "split_groups",
+    "task_key",
+    "task_name",
+    "unpack_trajectories",
+    "whole_groups",
+]
 
 REMEMBERED = 10_000
 """Groups that left and are still known, so that a latecomer is not mistaken for the first of a new group."""
+
+
+def task_name(trajectory: Trajectory) -> str:
+    """The task as `suite/name`."""
+    return str(trajectory.task.get("task", ""))
+
+
+def task_key(trajectory: Trajectory) -> str:
+    """Task, params and seed: equal for episodes that began on the same screen with the same instruction."""
+    params = json.dumps(dict(trajectory.task.get("params", {})), sort_keys=True, default=str)
+    return f"{task_name(trajectory)} {params} {trajectory.task.get('seed')}"
+
+
+def group_name(trajectory: Trajectory) -> str:
+    """The group it was sampled for; episodes that name none are compared with those of the same start."""
+    return trajectory.group or task_key(trajectory)
+
+
+def group_positions(trajectories: Sequence[Trajectory]) -> list[list[int]]:
+    """The positions of the members of each group, groups and members in the order they came."""
+    groups: dict[str, list[int]] = {}
+    for position, trajectory in enumerate(trajectories):
+        groups.setdefault(group_name(trajectory), []).append(position)
+    return list(groups.values())
+
+
+def split_groups(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """The same trajectories by group, in the same order."""
+    return [[trajectories[position] for position in group] for group in group_positions(trajectories)]
+
+
+def whole_groups(trajectories: Sequence[Trajectory], size: int) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The first groups that together have at least `size` members, and the rest. No group is cut in two.
+
+    Half a group has another mean than the whole: its advantages would compare each episode with other ones.
+    """
+    batch: list[Trajectory] = []
+    rest: list[Trajectory] = []
+    for group in split_groups(trajectories):
+        (batch if len(batch) < size else rest).extend(group)
+    return batch, rest
 
 
 @dataclass
@@ -43,18 +97,18 @@ class Groups:
 
     def add(self, trajectory: Trajectory) -> list[Trajectory]:
         """Take one in; the whole group when it is complete now, else nothing."""
-        name = group_of(trajectory)
+        name = group_name(trajectory)
         if self.size == 1 or name in self._left:
             return [trajectory]
         self._pending.setdefault(name, _Pending()).members.append(trajectory)
-        return self._released(name)
+        return self._release_if_complete(name)
 
     def lose(self, group: str, count: int = 1) -> list[Trajectory]:
         """`count` members of this group will not come; the others when they are complete now."""
         if self.size == 1 or group in self._left:
             return []
         self._pending.setdefault(group, _Pending()).lost += count
-        return self._released(group)
+        return self._release_if_complete(group)
 
     def drain(self) -> list[list[Trajectory]]:
         """Everything that still waits, as the incomplete groups it is in; nothing waits afterwards."""
@@ -74,11 +128,11 @@ class Groups:
         """Wait for the same members as when `waiting` and `losses` were taken."""
         self._pending.clear()
         for trajectory in waiting:
-            self._pending.setdefault(group_of(trajectory), _Pending()).members.append(trajectory)
+            self._pending.setdefault(group_name(trajectory), _Pending()).members.append(trajectory)
         for name, count in losses.items():
             self._pending.setdefault(name, _Pending()).lost = int(count)
 
-    def _released(self, name: str) -> list[Trajectory]:
+    def _release_if_complete(self, name: str) -> list[Trajectory]:
         group = self._pending[name]
         if len(group.members) + group.lost < self.size:
             return []
@@ -91,13 +145,15 @@ class Groups:
         return group.members
 
 
-def whole_groups(trajectories: Sequence[Trajectory], size: int) -> tuple[list[Trajectory], list[Trajectory]]:
-    """The first groups that together have at least `size` members, and the rest. No group is cut in two.
+def pack_trajectories(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, Tensor]:
+    """One tensor of bytes for each, under names that keep their order, to travel in a checkpoint unpickled."""
+    return {
+        f"{prefix}.{number:06d}": torch.frombuffer(bytearray(one.to_bytes()), dtype=torch.uint8)
+        for number, one in enumerate(trajectories)
+    }
 
-    Half a group has another mean than the whole: its advantages would compare each episode with other ones.
-    """
-    batch: list[Trajectory] = []
-    rest: list[Trajectory] = []
-    for group in grouped(list(trajectories)):
-        (batch if len(batch) < size else rest).extend(group)
-    return batch, rest
+
+def unpack_trajectories(tensors: Mapping[str, Tensor], prefix: str) -> list[Trajectory]:
+    """The trajectories under that prefix, in their order; each is checked against its digest."""
+    names = sorted(name for name in tensors if name.startswith(f"{prefix}."))
+    return [Trajectory.from_bytes(tensors[name].numpy().tobytes(), place=f"checkpoint, {name}") for name in names]

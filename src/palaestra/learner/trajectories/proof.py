@@ -2,7 +2,7 @@
 
 One trajectory is refused by itself (`why_refused`), a group when its members did not start alike or are copies
 (`why_group_refused`); each refusal has a reason that is counted and a sentence to read. Whether the log-probabilities
-are those of the recorded weights is `agreement`'s question. Decides only; the trainer acts. `docs/algorithms.md` says
+are those of the recorded weights is asked in `scoring`. Decides only; the learner acts. `docs/algorithms.md` says
 what all of it together proves and what it does not.
 """
 
@@ -22,7 +22,7 @@ from pydantic import Field
 from palaestra.config import Section
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Outcome, Trajectory, Turn
-from palaestra.learner.trajectories.policy import ReadReply
+from palaestra.experience.turn_input import ParsedReply
 from palaestra.learner.trajectories.reward import RewardConfig, reward_range_of
 
 __all__ = ["Expected", "ProofConfig", "Reason", "Refusal", "why_group_refused", "why_refused"]
@@ -101,7 +101,7 @@ class Expected:
     """What this run samples at; None: not known."""
     vocabulary: int | None = None
     """How many tokens the policy knows; None: not known."""
-    read_replies: Callable[[Trajectory], Sequence[ReadReply]] | None = None
+    read_replies: Callable[[Trajectory], Sequence[ParsedReply]] | None = None
     """What tokens mean; None: the policy cannot say."""
     reward: RewardConfig = field(default_factory=RewardConfig)
 

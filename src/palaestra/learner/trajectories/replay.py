@@ -16,8 +16,7 @@ from torch import Tensor
 
 from palaestra.config import Section
 from palaestra.experience.trajectory import Trajectory
-from palaestra.learner.trajectories.packing import packed, unpacked
-from palaestra.learner.trajectories.task_key import task_key, task_name
+from palaestra.learner.trajectories.groups import pack_trajectories, task_key, task_name, unpack_trajectories
 
 __all__ = ["ReplayConfig", "SuccessReplay"]
 
@@ -83,7 +82,7 @@ class SuccessReplay:
             else:
                 del self._kept[name]
 
-    def filled(self, group: Sequence[Trajectory], *, version: int) -> list[Trajectory]:
+    def fill_group(self, group: Sequence[Trajectory], *, version: int) -> list[Trajectory]:
         """The group, its oldest member replaced by the newest success of the same start if all of them failed."""
         members = list(group)
         if not self.config.fill_groups or len(members) < 2 or any(one.success for one in members):
@@ -98,7 +97,7 @@ class SuccessReplay:
         members[oldest] = replace(found[-1], group=members[0].group)
         return members
 
-    def drawn(self, fresh: Sequence[Trajectory], *, version: int, rng: np.random.Generator) -> list[Trajectory]:
+    def draw(self, fresh: Sequence[Trajectory], *, version: int, rng: np.random.Generator) -> list[Trajectory]:
         """Stored successes to mix with `fresh` ones, so that they make up the configured share; fewer if there are."""
         if self.config.share <= 0 or not fresh:
             return []
@@ -111,10 +110,10 @@ class SuccessReplay:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything kept, for a checkpoint."""
-        return packed([one for kept in self._kept.values() for one in kept], PREFIX)
+        return pack_trajectories([one for kept in self._kept.values() for one in kept], PREFIX)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Keep exactly what `tensors` gave."""
         self._kept = {}
-        for one in unpacked(tensors, PREFIX):
+        for one in unpack_trajectories(tensors, PREFIX):
             self._kept.setdefault(task_name(one), []).append(one)

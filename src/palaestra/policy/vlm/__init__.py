@@ -8,7 +8,7 @@ from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.policy import VLMPolicy
 from palaestra.policy.vlm.prompt import Conversation, PastTurn, Prompt
 from palaestra.policy.vlm.sampling import Sampled, SampleRequest
-from palaestra.policy.vlm.scoring import TokenLogProbs, TurnInput
+from palaestra.policy.vlm.scoring import turn_input
 
 __all__ = [
     "Conversation",
@@ -18,7 +18,6 @@ __all__ = [
     "Prompt",
     "SampleRequest",
     "Sampled",
-    "TokenLogProbs",
-    "TurnInput",
     "VLMPolicy",
+    "turn_input",
 ]

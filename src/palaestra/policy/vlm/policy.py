@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.errors import ConfigError
+from palaestra.errors import ConfigError, EnvironmentFailed, ExperienceError
+from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.turn_input import ParsedReply, TokenLogProbs, TurnInput
+from palaestra.policy.codecs.codec import Understood
+from palaestra.policy.codecs.grammar import Grammar, build_grammar
+from palaestra.policy.codecs.reply_reader import ReplyReader
+from palaestra.policy.codecs.table import codec_for_model_type
 from palaestra.policy.vlm import checkpoint, weights
 from palaestra.policy.vlm.adapter import adapted
 from palaestra.policy.vlm.config import ModelConfig
@@ -29,7 +35,9 @@ from palaestra.policy.vlm.network import Network
 from palaestra.policy.vlm.picture import PictureShop
 from palaestra.policy.vlm.prompt import Conversation, Prompt, PromptWriter
 from palaestra.policy.vlm.sampling import Sampled, SampleRequest, TokenRules, draw
-from palaestra.policy.vlm.scoring import TokenLogProbs, TurnInput, joined, score
+from palaestra.policy.vlm.scoring import score
+from palaestra.sessions.action import encode
+from palaestra.sessions.screen import Screenshot
 
 __all__ = ["VLMPolicy"]
 
@@ -39,7 +47,15 @@ logger = logging.getLogger(__name__)
 class VLMPolicy:
     """A vision-language model with its prompts, its sampler, its trainer's side and its checkpoints."""
 
-    def __init__(self, parts: Parts, config: ModelConfig, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        config: ModelConfig,
+        *,
+        seed: int = 0,
+        codec: str | None = None,
+        describe_grammar: bool | None = None,
+    ) -> None:
         self.parts, self.config = parts, config
         memory_bytes = config.picture_memory_mb * 2**20
         shop = PictureShop(parts.image_processor, memory_bytes=memory_bytes // 2)
@@ -53,6 +69,9 @@ class VLMPolicy:
             request=config.request, name=config.name,
         )  # fmt: skip
         self.rules = _token_rules(parts, self.learner, self.prompts)
+        # The built-in model was taught its grammar; a description of it would be longer than the rest of the prompt.
+        self._describe_grammar = config.name != "tiny" if describe_grammar is None else describe_grammar
+        self._grammar = None if codec is None else self._build_grammar(codec)
         self._acting = self.learner.twin()
         # A starting point that is not the bare model is remembered; as adapters it is small.
         self._reference = None if config.adapter is None else self.learner.twin()
@@ -61,15 +80,19 @@ class VLMPolicy:
         self._past: Network | None = None
         """Holds the weights of an earlier version while its tokens are scored."""
         self._version, self._acting_version, self._fingerprint = 0, 0, ""
-        self.published_fingerprint = ""
-        """Of the weights that were published last."""
         self.publish(0)
         logger.info("trains %s", ", ".join(f"{n:,} ({part})" for part, n in self.trainable_parts().items()))
 
     @classmethod
-    def from_config(cls, config: ModelConfig, *, seed: int = 0) -> VLMPolicy:
-        """The policy that a section `model` describes; fresh adapters are drawn from `seed`."""
-        return cls(load_parts(config), config, seed=seed)
+    def from_config(
+        cls, config: ModelConfig, *, seed: int = 0, codec: str | None = None, describe_grammar: bool | None = None
+    ) -> VLMPolicy:
+        """The policy that a section `model` describes; fresh adapters are drawn from `seed`.
+
+        `codec` names how it writes actions, by default as its family does. `describe_grammar`: whether prompts explain
+        it, by default unless the model is the built-in one.
+        """
+        return cls(load_parts(config), config, seed=seed, codec=codec, describe_grammar=describe_grammar)
 
     @property
     def version(self) -> int:
@@ -80,6 +103,28 @@ class VLMPolicy:
     def fingerprint(self) -> str:
         """Of the weights that learn, as they are now; samples carry that of the weights that acted."""
         return weights.fingerprint(self.learner.trainable())
+
+    @property
+    def exact_gradients(self) -> bool:
+        """Whether a pass with gradients gives the same numbers as one without."""
+        return self.config.lora_dropout == 0
+
+    @property
+    def half_precision(self) -> bool:
+        """Whether any part of the model computes with less than 32 bits."""
+        return any(weight.element_size() < 4 for _, weight in self.named_parameters())
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return self.learner.vocabulary
+
+    @property
+    def grammar(self) -> Grammar:
+        """How it is shown screens and writes actions: by the codec that was named, or that of its family."""
+        if self._grammar is None:
+            self._grammar = self._build_grammar(codec_for_model_type(str(self.parts.model.config.model_type)))
+        return self._grammar
 
     @property
     def factor(self) -> int:
@@ -119,47 +164,69 @@ class VLMPolicy:
         return text
 
     def log_probs(
-        self, turns: Sequence[TurnInput], *, with_values: bool = False, with_entropy: bool = False, grad: bool = True,
-        reference: bool = False, batch_size: int | None = None,
-    ) -> TokenLogProbs:  # fmt: skip
-        """Log-probabilities of the turns' tokens under the weights that learn, `batch_size` turns a pass.
+        self,
+        turns: Sequence[TurnInput],
+        *,
+        with_values: bool = False,
+        with_entropy: bool = False,
+        grad: bool = True,
+        batch_size: int | None = None,
+    ) -> TokenLogProbs:
+        """Log-probabilities of the turns' tokens under the weights that learn, `batch_size` turns a pass."""
+        self.learner.set_dropout(grad and self.config.lora_dropout > 0)
+        asked = {"with_values": with_values, "with_entropy": with_entropy}
+        with nullcontext() if grad else torch.no_grad():
+            return score(self.learner, turns, self.rules, **asked, batch_size=batch_size)
 
-        With `reference` under the weights before any learning, never differentiated.
-        """
-        network, apart = self._reference_network() if reference else (self.learner, nullcontext())
-        grad = grad and not reference
-        network.set_dropout(grad and self.config.lora_dropout > 0)
-        size = len(turns) if batch_size is None else batch_size
-        if not turns:
-            raise ValueError("no turns to score")
-        with apart, nullcontext() if grad else torch.no_grad():
-            return joined(
-                [
-                    score(network, turns[start : start + size], self.rules, with_values=with_values,
-                          with_entropy=with_entropy)
-                    for start in range(0, len(turns), size)
-                ]
-            )  # fmt: skip
+    def reference_log_probs(self, turns: Sequence[TurnInput]) -> Tensor:
+        """`[B, G]` under the weights from before any learning, never differentiated."""
+        network, adapters_off = self._reference_network()
+        network.set_dropout(False)
+        with adapters_off, torch.no_grad():
+            return score(network, turns, self.rules).log_probs
 
-    def past_log_probs(self, turns: Sequence[TurnInput], state: Mapping[str, Tensor]) -> TokenLogProbs:
-        """The same under earlier weights (a `trainable_state`), never differentiated."""
+    def past_log_probs(self, turns: Sequence[TurnInput], learned: Mapping[str, Tensor]) -> Tensor:
+        """`[B, G]` under earlier values of the weights that learn, never differentiated."""
         if self._past is None:
             self._past = self.learner.twin()
-        weights.copy_weights(state, dict(self._past.named_parameters()))
+        weights.copy_weights(learned, dict(self._past.named_parameters()))
         self._past.set_dropout(False)
         with torch.no_grad():
-            return score(self._past, turns, self.rules, with_values=False, with_entropy=False)
+            return score(self._past, turns, self.rules).log_probs
+
+    def read_replies(self, trajectory: Trajectory) -> list[ParsedReply]:
+        """What the tokens of each turn say, read as the agent read them."""
+        reader = ReplyReader(self.grammar.codec, self.grammar.rule)
+        replies = []
+        for number, turn in enumerate(trajectory.turns):
+            try:
+                screen = Screenshot.of(trajectory.pictures[turn.pictures[-1]]).size
+            except EnvironmentFailed as error:
+                raise ExperienceError(f"turn {number}: its picture cannot be read ({error})") from None
+            frame, text = reader.frame(screen), self.text_of(turn.token_ids.tolist())
+            read = reader.read(text, frame)
+            action = encode(read.action) if isinstance(read, Understood) else None
+            replies.append(ParsedReply(text, action, (frame.image.width, frame.image.height)))
+        return replies
 
     def keep_reference(self) -> None:
-        """Remember the weights as they are as what `log_probs(reference=True)` compares with.
+        """Remember the weights as they are as those of `reference_log_probs`.
 
         Without it that is the adapter training started from, or the model without adapters. Full training has to ask.
         """
         self._reference = self.learner.twin()
 
-    def parameters(self) -> list[nn.Parameter]:
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every weight of the network that learns, with its name."""
+        return self.learner.named_parameters()
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
         """What an optimiser steps."""
         return list(self.learner.trainable().values())
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Those of them that only the value depends on."""
+        return list(self.learner.value_head.parameters())
 
     def trainable_parts(self) -> dict[str, int]:
         """How many numbers learn, by part of the model."""
@@ -173,8 +240,8 @@ class VLMPolicy:
         """Take over weights that were learned elsewhere; they act after the next `publish`."""
         weights.load_trainable_state(self.learner, state)
 
-    def publish(self, version: int) -> str:
-        """The weights that learn, as they are now, speak from the next batch on. Returns their fingerprint.
+    def publish(self, version: int) -> None:
+        """The weights that learn, as they are now, speak from the next batch on.
 
         Never waits: while a batch is being sampled they are put aside, and it ends with the weights it began with.
         """
@@ -190,8 +257,6 @@ class VLMPolicy:
                     self._speaking.release()
             else:
                 self._waiting = {name: weight.detach().clone() for name, weight in learned.items()}
-            self.published_fingerprint = weights.fingerprint(learned)
-            return self.published_fingerprint
 
     def _take_over(self, learned: Mapping[str, Tensor]) -> None:
         """Copy weights into the acting network. Whoever calls holds both locks."""
@@ -214,6 +279,9 @@ class VLMPolicy:
     def export_merged(self, path: Path) -> None:
         """Write a plain transformers model with the adapters worked in."""
         checkpoint.export_merged(self.learner, self.parts, path, version=self._version)
+
+    def _build_grammar(self, codec: str) -> Grammar:
+        return build_grammar(codec, factor=self.factor, described=self._describe_grammar)
 
     def _reference_network(self) -> tuple[Network, Any]:
         if self._reference is not None:

@@ -7,111 +7,127 @@ a whole prompt over a vocabulary of 150,000 would take gigabytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Turn
+from palaestra.experience.turn_input import TokenLogProbs, TurnInput
 from palaestra.policy.vlm.network import Network
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prefix import distinct, run_prompts
 from palaestra.policy.vlm.prompt import Prompt
-from palaestra.policy.vlm.sampling import TokenRules
+from palaestra.policy.vlm.sampling import Sampled, TokenRules
 
-__all__ = ["TokenLogProbs", "TurnInput", "joined", "score"]
+__all__ = ["score", "turn_input"]
 
+Ints = npt.NDArray[np.int32]
 CHUNK_NUMBERS = 2**26
 """Scores held at a time: 256 MB of float32."""
 
 
-@dataclass(frozen=True, eq=False)
-class TurnInput:
-    """One turn to be scored: what was shown, and what was said."""
-
-    prompt_ids: npt.NDArray[np.int32]
-    token_ids: npt.NDArray[np.int32]
-    pictures: tuple[Picture, ...]
-    temperature: float = 1.0
-    """What the tokens were drawn at."""
-
-    @classmethod
-    def of(cls, turn: Turn, pictures: Mapping[str, bytes], *, temperature: float = 1.0) -> TurnInput:
-        """A recorded turn, with the pictures of its trajectory."""
-        missing = [sha for sha in turn.pictures if sha not in pictures]
-        if missing:
-            raise ExperienceError(f"a turn was shown picture {missing[0][:12]}, which its trajectory does not hold.")
-        shown = tuple(
-            Picture(pictures[sha], size) for sha, size in zip(turn.pictures, turn.image_sizes, strict=True)
-        )  # fmt: skip
-        return cls(turn.prompt_ids, turn.token_ids, shown, temperature)
-
-
-@dataclass(frozen=True, eq=False)
-class TokenLogProbs:
-    """Numbers of every token of several turns, one after the other."""
-
-    log_probs: Tensor
-    """[tokens], float32, of the distribution at the turn's temperature."""
-    lengths: tuple[int, ...]
-    """Tokens of each turn."""
-    entropies: Tensor | None = None
-    """[tokens]."""
-    values: Tensor | None = None
-    """[turns]: what the value head expects, seen from the end of the prompt."""
-
-    def by_turn(self) -> tuple[Tensor, ...]:
-        """The log-probabilities turn by turn."""
-        return torch.split(self.log_probs, list(self.lengths))
+def turn_input(prompt: Prompt, answer: Sampled, *, temperature: float = 1.0) -> TurnInput:
+    """What was just sampled, to be scored."""
+    turn = Turn(
+        pictures=tuple(picture.sha256 for picture in prompt.pictures),
+        image_sizes=tuple(picture.size for picture in prompt.pictures),
+        prompt_ids=prompt.ids,
+        token_ids=answer.token_ids,
+        log_probs=answer.log_probs,
+        versions=answer.versions,
+        text=answer.text,
+        action={},
+        weights=answer.fingerprint,
+    )
+    return TurnInput(turn, {picture.sha256: picture.data for picture in prompt.pictures}, temperature)
 
 
 def score(
-    network: Network, turns: Sequence[TurnInput], rules: TokenRules, *, with_values: bool, with_entropy: bool
+    network: Network,
+    turns: Sequence[TurnInput],
+    rules: TokenRules,
+    *,
+    with_values: bool = False,
+    with_entropy: bool = False,
+    batch_size: int | None = None,
 ) -> TokenLogProbs:
-    """Log-probabilities of the turns' tokens in one pass."""
-    _refuse_what_cannot_be_scored(network, turns)
-    lengths = tuple(len(turn.token_ids) for turn in turns)
-    predicting, before = _after_shared_prompts(network, turns, rules) or _in_one_pass(network, turns, rules)
-    targets = torch.from_numpy(np.concatenate([turn.token_ids for turn in turns]).astype(np.int64)).to(network.device)
-    heat = torch.tensor([turn.temperature for turn in turns], device=network.device)
-    heat = heat.repeat_interleave(torch.tensor(lengths, device=network.device)).unsqueeze(-1)
-    log_probs, entropies = _through_the_head(network, predicting, targets, heat, rules, with_entropy)
-    return TokenLogProbs(log_probs, lengths, entropies, network.value(before) if with_values else None)
+    """Log-probabilities of the turns' tokens, `batch_size` turns a pass."""
+    if not turns:
+        raise ValueError("no turns to score")
+    size = len(turns) if batch_size is None else batch_size
+    passes = [
+        _score_pass(network, turns[start : start + size], rules, with_values, with_entropy)
+        for start in range(0, len(turns), size)
+    ]
+    lengths = [len(one.turn.token_ids) for one in turns]
 
+    def pad(parts: list[Tensor]) -> Tensor:
+        return pad_sequence(list(torch.split(torch.cat(parts), lengths)), batch_first=True)
 
-def joined(parts: Sequence[TokenLogProbs]) -> TokenLogProbs:
-    """Several passes as one."""
-    entropies = [part.entropies for part in parts if part.entropies is not None]
-    values = [part.values for part in parts if part.values is not None]
     return TokenLogProbs(
-        torch.cat([part.log_probs for part in parts]),
-        tuple(length for part in parts for length in part.lengths),
-        torch.cat(entropies) if entropies else None,
-        torch.cat(values) if values else None,
+        log_probs=pad([part.log_probs for part in passes]),
+        mask=torch.arange(max(lengths), device=network.device) < torch.tensor(lengths, device=network.device)[:, None],
+        entropy=pad([part.entropy for part in passes if part.entropy is not None]) if with_entropy else None,
+        values=torch.cat([part.values for part in passes if part.values is not None]) if with_values else None,
     )
 
 
-def _refuse_what_cannot_be_scored(network: Network, turns: Sequence[TurnInput]) -> None:
-    for place, turn in enumerate(turns):
-        if not len(turn.prompt_ids) or not len(turn.token_ids):
-            raise ExperienceError(
-                f"turn {place} has {len(turn.prompt_ids)} prompt and {len(turn.token_ids)} own tokens."
-            )
-        if turn.temperature <= 0:
+class _Pass(NamedTuple):
+    """What one pass gives, its tokens one after the other."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    values: Tensor | None
+
+
+def _score_pass(
+    network: Network, turns: Sequence[TurnInput], rules: TokenRules, with_values: bool, with_entropy: bool
+) -> _Pass:
+    prompts = [_prompt_of(one) for one in turns]
+    _refuse_what_cannot_be_scored(network, turns, prompts)
+    answers = [one.turn.token_ids for one in turns]
+    predicting, before = _after_shared_prompts(network, prompts, answers, rules) or _in_one_pass(
+        network, prompts, answers, rules
+    )
+    targets = torch.from_numpy(np.concatenate(answers).astype(np.int64)).to(network.device)
+    heat = torch.tensor([one.temperature for one in turns], device=network.device)
+    lengths = torch.tensor([len(answer) for answer in answers], device=network.device)
+    heat = heat.repeat_interleave(lengths).unsqueeze(-1)
+    log_probs, entropies = _through_the_head(network, predicting, targets, heat, rules, with_entropy)
+    return _Pass(log_probs, entropies, network.value(before) if with_values else None)
+
+
+def _prompt_of(one: TurnInput) -> Prompt:
+    turn = one.turn
+    missing = [sha for sha in turn.pictures if sha not in one.pictures]
+    if missing:
+        raise ExperienceError(f"a turn was shown picture {missing[0][:12]}, which its trajectory does not hold.")
+    shown = (Picture(one.pictures[sha], size) for sha, size in zip(turn.pictures, turn.image_sizes, strict=True))
+    return Prompt(turn.prompt_ids, tuple(shown))
+
+
+def _refuse_what_cannot_be_scored(network: Network, turns: Sequence[TurnInput], prompts: Sequence[Prompt]) -> None:
+    for place, (one, prompt) in enumerate(zip(turns, prompts, strict=True)):
+        answer = one.turn.token_ids
+        if not len(prompt.ids) or not len(answer):
+            raise ExperienceError(f"turn {place} has {len(prompt.ids)} prompt and {len(answer)} own tokens.")
+        if one.temperature <= 0:
             raise ExperienceError(f"turn {place} was played without chance (temperature 0): nothing to learn from it.")
-        shown = int((np.asarray(turn.prompt_ids) == network.image_token).sum())
-        wanted = sum(network.shop.tokens(picture.size) for picture in turn.pictures)
+        shown = int((prompt.ids == network.image_token).sum())
+        wanted = sum(network.shop.tokens(picture.size) for picture in prompt.pictures)
         if shown != wanted:
             raise ExperienceError(
-                f"turn {place} has {shown} picture tokens in its prompt and {wanted} in its {len(turn.pictures)} "
+                f"turn {place} has {shown} picture tokens in its prompt and {wanted} in its {len(prompt.pictures)} "
                 "pictures: they are not the ones it was shown."
             )
-        if (np.asarray(turn.token_ids) == network.image_token).any():
+        if (answer == network.image_token).any():
             raise ExperienceError(f"turn {place} has a picture's token in its answer, which no sampler here draws.")
 
 
@@ -119,33 +135,34 @@ Predicting = tuple[Tensor, Tensor]
 """Hidden states that predict the tokens of the answers, turn after turn, and those before the answers, [B, H]."""
 
 
-def _after_shared_prompts(network: Network, turns: Sequence[TurnInput], rules: TokenRules) -> Predicting | None:
+def _after_shared_prompts(
+    network: Network, prompts: Sequence[Prompt], answers: Sequence[Ints], rules: TokenRules
+) -> Predicting | None:
     """Every distinct prompt once, then all answers after them. None where that would save nothing or cannot be done."""
-    prompts = [Prompt(turn.prompt_ids, turn.pictures) for turn in turns]
-    if network.recomputes or 2 * len(distinct(prompts)[0]) > len(turns):
+    if network.recomputes or 2 * len(distinct(prompts)[0]) > len(prompts):
         return None
     prefix = run_prompts(network, prompts, rules.padding)
     # The last token predicts nothing that is asked for, so it is left out.
-    ids, mask = _padded([turn.token_ids[:-1] for turn in turns], rules.padding, network.device)
+    ids, mask = _padded([answer[:-1] for answer in answers], rules.padding, network.device)
     after = prefix.last.unsqueeze(1)
     if ids.shape[1]:
         whole = torch.cat([prefix.mask, mask], -1)
         said = network.hidden(ids, whole, prefix.positions(ids.shape[1]), cache=prefix.cache)
         after = torch.cat([after, said], 1)
-    return _picked(after, turns, [0] * len(turns)), prefix.last
+    return _picked(after, answers, [0] * len(answers)), prefix.last
 
 
-def _in_one_pass(network: Network, turns: Sequence[TurnInput], rules: TokenRules) -> Predicting:
-    whole = [np.concatenate([turn.prompt_ids, turn.token_ids])[:-1] for turn in turns]
+def _in_one_pass(network: Network, prompts: Sequence[Prompt], answers: Sequence[Ints], rules: TokenRules) -> Predicting:
+    whole = [np.concatenate([prompt.ids, answer])[:-1] for prompt, answer in zip(prompts, answers, strict=True)]
     ids, mask = _padded(whole, rules.padding, network.device)
-    pictures = [picture for turn in turns for picture in turn.pictures]
+    pictures = [picture for prompt in prompts for picture in prompt.pictures]
     positions, _ = network.positions(ids, mask, pictures)
     hidden = network.hidden(ids, mask, positions, pictures=pictures)
-    last = [len(turn.prompt_ids) - 1 for turn in turns]
-    return _picked(hidden, turns, last), hidden[torch.arange(len(turns)), torch.tensor(last)]
+    last = [len(prompt.ids) - 1 for prompt in prompts]
+    return _picked(hidden, answers, last), hidden[torch.arange(len(answers)), torch.tensor(last)]
 
 
-def _padded(sequences: Sequence[npt.NDArray[np.int32]], padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _padded(sequences: Sequence[Ints], padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
     ids = torch.full((len(sequences), max(len(row) for row in sequences)), padding)
     mask = torch.zeros_like(ids)
     for index, row in enumerate(sequences):
@@ -154,10 +171,10 @@ def _padded(sequences: Sequence[npt.NDArray[np.int32]], padding: int, device: to
     return ids.to(device), mask.to(device)
 
 
-def _picked(hidden: Tensor, turns: Sequence[TurnInput], starts: Sequence[int]) -> Tensor:
-    """The states that predict the turns' tokens; those of a turn begin at its column in `starts`."""
-    rows = torch.cat([torch.full((len(turn.token_ids),), row) for row, turn in enumerate(turns)])
-    columns = [torch.arange(len(turn.token_ids)) + start for turn, start in zip(turns, starts, strict=True)]
+def _picked(hidden: Tensor, answers: Sequence[Ints], starts: Sequence[int]) -> Tensor:
+    """The states that predict the answers' tokens; those of an answer begin at its column in `starts`."""
+    rows = torch.cat([torch.full((len(answer),), row) for row, answer in enumerate(answers)])
+    columns = [torch.arange(len(answer)) + start for answer, start in zip(answers, starts, strict=True)]
     return hidden[rows, torch.cat(columns)]
 
 

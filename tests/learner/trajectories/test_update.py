@@ -11,10 +11,8 @@ from tests.learner.trajectories.toy import TablePolicy, paid, play, twin
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experience.turn_input import TokenLogProbs, turn_inputs
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, UpdateConfig
-from palaestra.learner.trajectories.agreement import Agreement
-from palaestra.learner.trajectories.batch import token_batch
-from palaestra.learner.trajectories.survey import surveyed
-from palaestra.learner.trajectories.token_update import TokenOptimiser, update
+from palaestra.learner.trajectories.scoring import Agreement, build_token_batch, score_batch
+from palaestra.learner.trajectories.update import TokenOptimiser, update
 
 ALGORITHMS = [
     RejectionSampling(reward_threshold=-1.0),
@@ -30,7 +28,6 @@ def prepared(algorithm, seed=0):
     with torch.no_grad():
         policy.table += 0.1 * torch.randn(12, 12, generator=torch.Generator().manual_seed(seed))
         policy.worth.weight += 0.1
-    policy.version = 2
     rng = np.random.default_rng(seed)
     made = [
         play(who, rng, seed=number // 2, name=str(number), group=str(number // 2), length=1 + number % 3, version=age)
@@ -42,50 +39,50 @@ def prepared(algorithm, seed=0):
         for number, one in enumerate(made)
     ]
     turns = [each for one in made for each in turn_inputs(one)]
-    seen = surveyed(policy, algorithm, turns, microbatch=4, agreement=Agreement(made), checked_turns=None)
+    batch = score_batch(policy, algorithm, turns, version=2, microbatch=4, agreement=Agreement(made))
     values = None
     if algorithm.needs_values:
-        values = [np.array([seen.rows[id(turn)].value for turn in one.turns]) for one in made]
-    return policy, algorithm.samples(made, paid(made), values=values), seen.rows
+        found = iter(batch.rows)
+        values = [np.array([next(found).value for _ in one.turns]) for one in made]
+    return policy, algorithm.samples(made, paid(made), values=values), batch
 
 
-def gradient(policy, algorithm, samples, rows, parts):
+def gradient(policy, algorithm, samples, batch, parts):
     """Of the objective, added up over the given parts of the samples."""
-    tokens = sum(len(sample.input.turn.token_ids) for sample in samples)
+    tokens = sum(len(batch.turns[sample.turn].turn.token_ids) for sample in samples)
     policy.zero_grad()
     for part in parts:
         some = [samples[index] for index in part]
-        now = policy.log_probs(
-            [sample.input for sample in some], with_values=algorithm.needs_values, with_entropy=algorithm.needs_entropy
-        )
+        asked = [batch.turns[sample.turn] for sample in some]
+        now = policy.log_probs(asked, with_values=algorithm.needs_values, with_entropy=algorithm.needs_entropy)
         shares = {"token_share": 1 / tokens, "turn_share": 1 / len(samples)}
-        batch = token_batch(some, rows, **shares, device=torch.device("cpu"))
-        algorithm.loss(batch, now).total.backward()
+        part = build_token_batch(some, batch.rows, **shares, device=torch.device("cpu"))
+        algorithm.loss(part, now).total.backward()
     grads = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
     return torch.cat([grad.flatten() for grad in grads])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: type(one).__name__)
 def test_the_gradients_of_the_microbatches_add_up_to_the_gradient_of_the_whole(algorithm):
-    policy, samples, rows = prepared(algorithm)
+    policy, samples, batch = prepared(algorithm)
     order = np.random.default_rng(1).permutation(len(samples))
-    whole = gradient(policy, algorithm, samples, rows, [order])
+    whole = gradient(policy, algorithm, samples, batch, [order])
     assert whole.norm() > 1e-3
     for pieces in (2, 5, len(samples)):
-        cut = gradient(policy, algorithm, samples, rows, np.array_split(order, pieces))
+        cut = gradient(policy, algorithm, samples, batch, np.array_split(order, pieces))
         assert torch.allclose(cut, whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: type(one).__name__)
 def test_the_size_of_a_microbatch_changes_neither_weights_nor_what_is_reported(algorithm):
-    policy, samples, rows = prepared(algorithm)
+    policy, samples, batch = prepared(algorithm)
     said, weights = [], []
     for size in (1, 4, 100):
         own = twin(policy)
         # A large epsilon keeps Adam linear in the gradient, so that rounding is not blown up to full steps.
         config = UpdateConfig(microbatch_turns=size, epochs=2, minibatches=2, adam_eps=1.0)
         optimiser = TokenOptimiser(own, config, rate=0.1)
-        said.append(update(own, algorithm, optimiser, samples, rows, config, np.random.default_rng(5)))
+        said.append(update(own, algorithm, optimiser, samples, batch, config, np.random.default_rng(5)))
         weights.append(own.table.detach())
     assert said[0]["minibatches"] == 4.0
     for other in (1, 2):
@@ -124,19 +121,19 @@ class _NoSlope(torch.autograd.Function):
 @pytest.mark.parametrize(("epochs", "minibatches", "healthy"), [(1, 1, 0), (1, 2, 1), (3, 2, 4)])
 def test_a_number_that_is_none_leaves_weights_and_optimiser_as_they_were(where, epochs, minibatches, healthy):
     algorithm = GRPO()
-    source, samples, rows = prepared(algorithm)
+    source, samples, batch = prepared(algorithm)
     policy = Breaking(scale=1.0)
     policy.load_state_dict(source.state_dict())
     config = UpdateConfig(microbatch_turns=100, epochs=epochs, minibatches=minibatches)
     optimiser = TokenOptimiser(policy, config, rate=0.1)
-    update(policy, algorithm, optimiser, samples, rows, config, np.random.default_rng(0))
+    update(policy, algorithm, optimiser, samples, batch, config, np.random.default_rng(0))
     weights = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     moments = {name: tensor.clone() for name, tensor in optimiser.tensors().items()}
 
     policy.healthy = healthy
     policy.poisoned = _NoSlope.apply if where == "gradient" else lambda numbers: numbers * math.nan
     with pytest.raises(NonFiniteError, match="as they were before this batch"):
-        update(policy, algorithm, optimiser, samples, rows, config, np.random.default_rng(0))
+        update(policy, algorithm, optimiser, samples, batch, config, np.random.default_rng(0))
 
     assert all(torch.equal(weights[name], tensor) for name, tensor in policy.state_dict().items())
     assert moments.keys() == optimiser.tensors().keys()
@@ -145,9 +142,9 @@ def test_a_number_that_is_none_leaves_weights_and_optimiser_as_they_were(where, 
 
 def test_moments_of_other_parameters_are_refused():
     config = UpdateConfig()
-    policy, samples, rows = prepared(GRPO())
+    policy, samples, batch = prepared(GRPO())
     optimiser = TokenOptimiser(policy, config, rate=0.1)
-    update(policy, GRPO(), optimiser, samples, rows, config, np.random.default_rng(0))
+    update(policy, GRPO(), optimiser, samples, batch, config, np.random.default_rng(0))
     tensors = optimiser.tensors()
     assert set(tensors) == {"adamw.0.step", "adamw.0.exp_avg", "adamw.0.exp_avg_sq"}
     with pytest.raises(CheckpointError, match=r"does not fit this policy, whose parameter has \(12, 12\)"):
@@ -162,13 +159,13 @@ class WithHead(TablePolicy):
 
 
 def test_a_separate_value_head_learns_at_its_own_rate_and_both_warm_up():
-    policy, samples, rows = prepared(TrajectoryPPO())
+    policy, samples, batch = prepared(TrajectoryPPO())
     apart = WithHead(scale=1.0)
     apart.load_state_dict(policy.state_dict())
     config = UpdateConfig(value_learning_rate=0.5, max_grad_norm=None)
     optimiser = TokenOptimiser(apart, config, rate=0.01)
     optimiser.set_pace(0.5)
-    update(apart, TrajectoryPPO(), optimiser, samples, rows, config, np.random.default_rng(0))
+    update(apart, TrajectoryPPO(), optimiser, samples, batch, config, np.random.default_rng(0))
     # Adam's first step is the rate, in each coordinate that has a gradient.
     assert (apart.worth.bias - policy.worth.bias).abs().max().item() == pytest.approx(0.25, rel=1e-3)
     assert (apart.table - policy.table).abs().max().item() == pytest.approx(0.005, rel=1e-3)

@@ -8,16 +8,14 @@ from tests.learner.trajectories.toy import TablePolicy, episode, play, turn
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience.turn_input import turn_inputs
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO
-from palaestra.learner.trajectories.agreement import Agreement
-from palaestra.learner.trajectories.survey import surveyed
+from palaestra.learner.trajectories.scoring import Agreement, score_batch
 
 
-def look(policy, algorithm, episodes, checked_turns=None, microbatch=3):
-    """The turns, the survey, and what was compared."""
+def look(policy, algorithm, episodes, checked_turns=None, microbatch=3, version=0):
+    """The turns, the scored batch, and what was compared."""
     turns, agreement = [each for one in episodes for each in turn_inputs(one)], Agreement(episodes)
-    found = surveyed(
-        policy, algorithm, turns, microbatch=microbatch, agreement=agreement, checked_turns=checked_turns,
-    )  # fmt: skip
+    asked = {"version": version, "microbatch": microbatch, "checked_turns": checked_turns}
+    found = score_batch(policy, algorithm, turns, agreement=agreement, **asked)
     return turns, found, agreement.disagreement()
 
 
@@ -29,8 +27,7 @@ def episodes_of(policy, count=6, **more):
 def test_fresh_tokens_keep_their_recorded_log_probabilities_to_the_last_bit_and_weigh_one():
     policy = TablePolicy()
     turns, found, compared = look(policy, GRPO(), episodes_of(policy))
-    for each in turns:
-        row = found.rows[id(each.turn)]
+    for each, row in zip(turns, found.rows, strict=True):
         assert row.proximal.tolist() == each.turn.log_probs.tolist()
         assert row.importance.tolist() == [1.0] * len(each.turn.token_ids)
     assert compared.mean < 1e-6
@@ -40,12 +37,10 @@ def test_fresh_tokens_keep_their_recorded_log_probabilities_to_the_last_bit_and_
 
 def test_stale_tokens_are_seen_by_todays_policy_and_weigh_as_much_as_it_would_repeat_them():
     old, policy = TablePolicy(seed=1, scale=1.0), TablePolicy(seed=2, scale=1.0)
-    policy.version = 3
-    turns, found, compared = look(policy, GRPO(weight_limit=1.5), episodes_of(old, version=1))
+    turns, found, compared = look(policy, GRPO(weight_limit=1.5), episodes_of(old, version=1), version=3)
     capped = 0
-    for each in turns:
+    for each, row in zip(turns, found.rows, strict=True):
         today = policy.log_probs([each], grad=False).log_probs[0]
-        row = found.rows[id(each.turn)]
         assert row.proximal.tolist() == pytest.approx(today.tolist(), abs=1e-6)
         wanted = (today - torch.tensor(each.turn.log_probs)).exp().clamp(max=1.5)
         assert row.importance.tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
@@ -58,10 +53,9 @@ def test_stale_tokens_are_seen_by_todays_policy_and_weigh_as_much_as_it_would_re
 
 def test_in_a_turn_of_two_versions_only_the_older_tokens_are_looked_at_again():
     policy = TablePolicy()
-    policy.version = 2
     mixed = episode(turn(1, (4, 5, 6), log_probs=[-1.0, -2.0, -3.0], versions=[1, 2, 2]))
-    turns, found, _ = look(policy, GRPO(), [mixed])
-    row = found.rows[id(turns[0].turn)]
+    turns, found, _ = look(policy, GRPO(), [mixed], version=2)
+    row = found.rows[0]
     assert row.proximal[1:].tolist() == [-2.0, -3.0]
     assert row.importance[1:].tolist() == [1.0, 1.0]
     assert row.proximal[0].item() == pytest.approx(policy.log_probs(turns, grad=False).log_probs[0, 0].item())
@@ -83,7 +77,7 @@ def test_without_values_only_as_many_fresh_turns_are_looked_at_as_the_proof_want
         assert sum(count for count, _ in policy.calls) == turns
         assert all(not grad for _, grad in policy.calls)
         assert all(count <= 5 for count, _ in policy.calls)
-        assert (found.rows[id(made[0].turns[0])].value is not None) == algorithm.needs_values
+        assert (found.rows[0].value is not None) == algorithm.needs_values
 
 
 def test_the_reference_is_the_policy_from_before_training():
@@ -92,8 +86,8 @@ def test_the_reference_is_the_policy_from_before_training():
     with torch.no_grad():
         policy.table += 1.5 * torch.eye(12)
     turns, found, _ = look(policy, GRPO(kl_coef=0.1), made)
-    for each in turns:
-        assert found.rows[id(each.turn)].reference.tolist() == pytest.approx(each.turn.log_probs.tolist(), abs=1e-6)
+    for each, row in zip(turns, found.rows, strict=True):
+        assert row.reference.tolist() == pytest.approx(each.turn.log_probs.tolist(), abs=1e-6)
     policy.reference_log_probs = lambda turns: None
     with pytest.raises(ConfigError, match="no weights from before training"):
         look(policy, GRPO(kl_coef=0.1), made)

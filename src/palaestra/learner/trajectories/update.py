@@ -2,14 +2,15 @@
 
 A minibatch ends in a step; its microbatches are as many turns as fit into memory and add up to its gradient. Weights
 within the objective were decided over the whole update, so the gradients of an epoch's minibatches have the gradient of
-the whole update as their mean. If a number breaks half way, weights and optimiser are as they were before the update.
+the whole update as their mean. If it ends half way, weights and optimiser are as they were before the update.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +19,29 @@ from torch import Tensor, nn
 
 from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
-from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
-from palaestra.learner.trajectories.batch import Row, Sample, token_batch
-from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy
-from palaestra.learner.trajectories.turn_order import by_prompt, minibatches
+from palaestra.experience.turn_input import TurnInput
+from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm
+from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
+from palaestra.learner.trajectories.scoring import (
+    FirstPass,
+    ScoredBatch,
+    build_token_batch,
+    order_by_prompt,
+    prompt_key,
+)
 
-__all__ = ["FirstPass", "TokenOptimiser", "UpdateConfig", "update"]
+__all__ = [
+    "LearningRate",
+    "TokenOptimiser",
+    "UpdateConfig",
+    "choose_learning_rate",
+    "pace",
+    "split_minibatches",
+    "update",
+]
+
+LEAST = 0.1
+"""Of the rate, once it has decayed: fine enough to settle, and not nothing for a run that is prolonged."""
 
 
 class UpdateConfig(Section):
@@ -67,29 +85,47 @@ class UpdateConfig(Section):
     """Gradients far below this are ignored."""
 
 
-class FirstPass(Protocol):
-    """Looks on before the first step of an update."""
+class LearningRate(NamedTuple):
+    """A rate and the reason for it."""
 
-    def see(self, samples: Sequence[Sample], log_probs: Tensor) -> None:
-        """Log-probabilities `[B, G]` of a microbatch."""
-        ...
+    rate: float
+    reason: str
 
-    def check(self) -> None:
-        """Every microbatch has been seen; raise to have no step taken."""
-        ...
+
+_RATES = {(True, True): 2e-4, (False, True): 1e-5, (True, False): 1e-5, (False, False): 1e-6}
+"""By (LoRA, supervised). A LoRA adapter wants about ten times the rate of the whole model; a policy gradient, whose
+direction is far noisier than that of a likelihood, about a tenth of what imitation bears."""
+
+
+def choose_learning_rate(*, lora: bool, supervised: bool, given: float | None = None) -> LearningRate:
+    """The rate that was given, or else the usual one for what is trained (`lora`) and how (`supervised`)."""
+    if given is not None:
+        return LearningRate(given, f"learning rate {given:g}, as configured")
+    rate = _RATES[lora, supervised]
+    what = "a LoRA adapter" if lora else "the full weights"
+    how = "imitation of accepted episodes" if supervised else "a policy gradient"
+    return LearningRate(
+        rate, f"learning rate {rate:g}, the usual start for {how} on {what}; set trainer.learning_rate to change it"
+    )
+
+
+def pace(update: int, *, warmup: int, decay: int | None) -> float:
+    """The share of the rate at an update, counted from 0: grows over `warmup`, falls to a tenth over `decay`."""
+    growing = min(1.0, (update + 1) / max(1, warmup))
+    falling = 1.0 if decay is None else max(LEAST, 1.0 - (1.0 - LEAST) * update / decay)
+    return growing * falling
 
 
 class TokenOptimiser:
     """AdamW over what the policy trains, with a state that is tensors by name."""
 
     def __init__(self, policy: TrajectoryPolicy, config: UpdateConfig, *, rate: float) -> None:
-        self.parameters: list[nn.Parameter] = list(policy.trainable_parameters())
+        self.parameters: list[nn.Parameter] = list(trainable_weights(policy).values())
         if not self.parameters:
             raise ConfigError("policy", type(policy).__name__, "has nothing to train", "Unfreeze a part, or use LoRA")
-        named = policy.value_parameters() if isinstance(policy, SeparateValueHead) else []
-        apart = {id(parameter) for parameter in named}
-        body = [parameter for parameter in self.parameters if id(parameter) not in apart]
-        head = [parameter for parameter in self.parameters if id(parameter) in apart]
+        of_values = set(policy.value_parameters()) if isinstance(policy, SeparateValueHead) else set()
+        body = [parameter for parameter in self.parameters if parameter not in of_values]
+        head = [parameter for parameter in self.parameters if parameter in of_values]
         groups = [(group, own) for group, own in ((body, rate), (head, config.value_learning_rate)) if group]
         self._rates = [own for _, own in groups]
         self._config = config
@@ -161,20 +197,40 @@ class TokenOptimiser:
             }
 
 
+def split_minibatches(
+    samples: Sequence[Sample], turns: Sequence[TurnInput], count: int, rng: np.random.Generator
+) -> list[list[Sample]]:
+    """The samples in random order and equal parts; those that answer the same prompt stay together.
+
+    Besides sharing its cost, a group's better and worse answers push against each other in one step. A border may cut
+    through a prompt's answers, so that parts stay equal.
+    """
+    answers: dict[bytes, list[Sample]] = {}
+    for sample in samples:
+        answers.setdefault(prompt_key(turns[sample.turn]), []).append(sample)
+    clusters = list(answers.values())
+    order = [sample for place in rng.permutation(len(clusters)) for sample in clusters[place]]
+    borders = np.linspace(0, len(order), count + 1).round().astype(int)
+    return [order[start:end] for start, end in pairwise(borders)]
+
+
 def update(
     policy: TrajectoryPolicy,
     algorithm: TrajectoryAlgorithm,
     optimiser: TokenOptimiser,
     samples: Sequence[Sample],
-    rows: Mapping[int, Row],
+    batch: ScoredBatch,
     config: UpdateConfig,
     rng: np.random.Generator,
-    watch: FirstPass | None = None,
+    *,
+    first_pass: FirstPass | None = None,
+    poll: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Learn from the samples; means over the epochs of what the loss said.
+    """Learn from the samples; means over the epochs of the metrics of the loss.
 
-    `watch` sees the log-probabilities of the first minibatch, which are those of the policy before it has learned
-    anything. It may fill in `rows` for them, and may raise before the first step is taken; then nothing has changed.
+    `first_pass` is given the log-probabilities of the first minibatch, which are those of the policy before it has
+    learned anything, and may refuse the batch before the first step. `poll` is called before each minibatch; it may
+    raise.
     """
     steps_per_epoch = min(config.minibatches, len(samples))
     steps = config.epochs * steps_per_epoch
@@ -184,58 +240,60 @@ def update(
     norms: list[float] = []
     try:
         for _ in range(config.epochs):
-            for chosen in minibatches(samples, steps_per_epoch, rng):
+            for chosen in split_minibatches(samples, batch.turns, steps_per_epoch, rng):
+                if poll is not None:
+                    poll()
                 optimiser.zero()
-                first = watch if not norms else None
-                for said in _gradients(policy, algorithm, chosen, rows, config, samples, steps_per_epoch, first):
-                    for name, number in said.items():
+                first = first_pass if not norms else None
+                for metrics in _add_gradients(policy, algorithm, chosen, batch, config, samples, first):
+                    for name, number in metrics.items():
                         sums[name] = sums.get(name, 0.0) + number
                 if first is not None:
                     first.check()
                 norms.append(optimiser.step())
-    except NonFiniteError as error:
+    except BaseException as error:
         if undo is not None:
             undo()
+        if not isinstance(error, NonFiniteError):
+            raise
         raise NonFiniteError(
-            f"version {policy.version}: {error}, from finite weights and a proven batch of {len(samples)} turns. "
+            f"version {batch.version}: {error}, from finite weights and a proven batch of {len(samples)} turns. "
             "Weights and optimiser are as they were before this batch. Lower trainer.learning_rate or "
             "trainer.max_grad_norm."
         ) from None
     finally:
         optimiser.zero()
-    found = {name: total / config.epochs for name, total in sums.items()}
-    return {**found, "grad_norm": float(np.mean(norms)), "minibatches": float(steps)}
+    means = {name: total / config.epochs for name, total in sums.items()}
+    return {**means, "grad_norm": float(np.mean(norms)), "minibatches": float(steps)}
 
 
-def _gradients(
+def _add_gradients(
     policy: TrajectoryPolicy,
     algorithm: TrajectoryAlgorithm,
     chosen: list[Sample],
-    rows: Mapping[int, Row],
+    batch: ScoredBatch,
     config: UpdateConfig,
     every: Sequence[Sample],
-    scale: int,
-    watch: FirstPass | None,
+    first_pass: FirstPass | None,
 ) -> list[dict[str, float]]:
-    """Add the gradient of a minibatch, microbatch by microbatch, and return what each said."""
-    tokens = sum(len(sample.input.turn.token_ids) for sample in every)
-    order = by_prompt([sample.input for sample in chosen])
-    said = []
+    """Add the gradient of a minibatch, microbatch by microbatch, and return the metrics of each."""
+    tokens = sum(len(batch.turns[sample.turn].turn.token_ids) for sample in every)
+    # The gradients of an epoch's minibatches have the gradient of the whole update as their mean, not as their sum.
+    scale = min(config.minibatches, len(every))
+    order = order_by_prompt([batch.turns[sample.turn] for sample in chosen])
+    metrics = []
     for start in range(0, len(order), config.microbatch_turns):
         some = [chosen[index] for index in order[start : start + config.microbatch_turns]]
-        now = policy.log_probs(
-            [sample.input for sample in some], with_values=algorithm.needs_values,
-            with_entropy=algorithm.needs_entropy, grad=True,
-        )  # fmt: skip
-        if watch is not None:
-            watch.see(some, now.log_probs)
-        batch = token_batch(
-            some, rows, token_share=1.0 / tokens, turn_share=1.0 / len(every), device=now.log_probs.device
-        )
-        loss = algorithm.loss(batch, now)
+        asked = [batch.turns[sample.turn] for sample in some]
+        needs = {"with_values": algorithm.needs_values, "with_entropy": algorithm.needs_entropy}
+        now = policy.log_probs(asked, **needs, grad=True)
+        if first_pass is not None:
+            first_pass.add(some, now.log_probs)
+        shares = {"token_share": 1.0 / tokens, "turn_share": 1.0 / len(every)}
+        loss = algorithm.loss(build_token_batch(some, batch.rows, **shares, device=now.log_probs.device), now)
         total = float(loss.total.detach())
         if not math.isfinite(total):
             raise NonFiniteError(f"the loss of a microbatch of {len(some)} turns is {total}")
         (loss.total * scale).backward()
-        said.append({"loss": total, **{name: float(number) for name, number in loss.said.items()}})
-    return said
+        metrics.append({"loss": total, **{name: float(number) for name, number in loss.metrics.items()}})
+    return metrics

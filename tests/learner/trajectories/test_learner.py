@@ -1,4 +1,4 @@
-"""The trainer: what it lets in, what it refuses, what it remembers, and that it never touches what it is given."""
+"""The learner: what it lets in, what it refuses, what it remembers, and that it never touches what it is given."""
 
 import hashlib
 import json
@@ -12,15 +12,16 @@ from tests.learner.trajectories.toy import TablePolicy, episode, play, turn, twi
 
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, TrajectoryTrainer, UpdateConfig
+from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryLearner, TrajectoryPPO, UpdateConfig
+from palaestra.learner.trajectories.learner import State
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.telemetry.metric import METRICS
 
 
-def trainer(policy, algorithm, *, proof=None, replay=None, seed=0, **settings):
+def learner_of(policy, algorithm, *, proof=None, replay=None, seed=0, version=0, **settings):
     config = UpdateConfig(**({"learning_rate": 0.1, "microbatch_turns": 5} | settings))
-    return TrajectoryTrainer(policy, algorithm, config, proof=proof, replay=replay, seed=seed)
+    return TrajectoryLearner(policy, algorithm, config, proof=proof, replay=replay, seed=seed, version=version)
 
 
 def groups_of(policy, rng, groups=4, size=4, name="u", **more):
@@ -58,8 +59,9 @@ def test_an_update_raises_the_version_moves_the_weights_and_leaves_its_input_alo
     policy = TablePolicy()
     before, made = weights(policy), groups_of(policy, np.random.default_rng(1), groups=8, length=1)
     seen = fingerprint(made)
-    metrics = trainer(policy, algorithm, epochs=2, minibatches=2).learn(made)
-    assert policy.version == 1
+    learner = learner_of(policy, algorithm, epochs=2, minibatches=2)
+    metrics = learner.update(made)
+    assert learner.version == 1
     assert not same(before, weights(policy))
     assert fingerprint(made) == seen
     assert metrics["update"] == metrics["policy_version"] == 1.0
@@ -73,7 +75,7 @@ def test_every_metric_of_every_algorithm_is_explained():
     for algorithm in (
         RejectionSampling(), GRPO(group_size=4, kl_coef=0.1, entropy_coef=0.1), TrajectoryPPO(entropy_coef=0.1),
     ):  # fmt: skip
-        metrics = trainer(policy, algorithm).learn(groups_of(policy, rng, groups=8, length=1))
+        metrics = learner_of(policy, algorithm).update(groups_of(policy, rng, groups=8, length=1))
         assert set(metrics) <= set(METRICS)
         assert {"loss", "grad_norm", "learning_rate", "entropy", "tokens_per_second"} <= set(metrics)
 
@@ -82,19 +84,19 @@ def test_nothing_worth_learning_from_changes_nothing_and_says_so():
     policy = TablePolicy()
     before = weights(policy)
     for algorithm in (RejectionSampling(reward_threshold=9.0), GRPO(group_size=2)):
-        learner = trainer(policy, algorithm)
+        learner = learner_of(policy, algorithm)
         pairs = [episode(turn(log_probs=[-2.0, -2.0]), name=name, group="g") for name in "ab"]
-        metrics = learner.learn(pairs)
+        metrics = learner.update(pairs)
         assert metrics["trajectories_learned"] == metrics["tokens_learned"] == 0.0
         assert metrics["accepted_share"] == 0.0
-        assert (policy.version, learner.n_updates) == (0, 0)
+        assert (learner.version, learner.n_updates) == (0, 0)
         assert same(before, weights(policy))
-        assert trainer(policy, algorithm).learn([])["trajectories_learned"] == 0.0
+        assert learner_of(policy, algorithm).update([])["trajectories_learned"] == 0.0
 
 
 def test_groups_without_contrast_are_counted_and_dropped():
     policy, grpo = TablePolicy(), GRPO(group_size=2)
-    learner = trainer(policy, grpo, proof=ProofConfig(mean_disagreement=9, max_disagreement=99))
+    learner = learner_of(policy, grpo, proof=ProofConfig(mean_disagreement=9, max_disagreement=99))
     alike = [episode(turn(), name=name, group="alike") for name in "ab"]
     mixed = [episode(turn(reward=reward), name=f"m{reward}", group="mixed") for reward in (0.0, 1.0)]
     short = [
@@ -105,22 +107,22 @@ def test_groups_without_contrast_are_counted_and_dropped():
     assert learner.admit(short) == []
     kept = learner.admit(mixed)
     assert [one.episode_id for one in kept] == ["m0.0", "m1.0"]
-    metrics = learner.learn(kept)
+    metrics = learner.update(kept)
     assert metrics["zero_variance_share"] == pytest.approx(1 / 3)
     assert metrics["short_group_share"] == pytest.approx(1 / 3)
     assert metrics["refused_environment"] == 1.0
     assert metrics["trajectories_offered"] == 6.0
     assert metrics["accepted_share"] == pytest.approx(2 / 6)
-    assert learner.learn([])["trajectories_offered"] == 0.0
+    assert learner.update([])["trajectories_offered"] == 0.0
 
 
 def test_what_was_admitted_is_not_weighed_again():
     policy = TablePolicy()
-    learner = trainer(policy, GRPO(group_size=4))
+    learner = learner_of(policy, GRPO(group_size=4))
     rng, kept = np.random.default_rng(0), []
     for start in range(6):
         kept += learner.admit(groups_of(policy, rng, groups=1, name=str(start), length=1))
-    metrics = learner.learn(kept)
+    metrics = learner.update(kept)
     assert metrics["trajectories_offered"] == 24.0
     assert metrics["trajectories_learned"] == len(kept)
 
@@ -134,7 +136,7 @@ def test_unproven_trajectories_are_refused_by_reason_and_the_rest_is_learned_fro
         episode(turn(), name="blind", pictures={}), episode(outcome=Outcome.ENVIRONMENT_FAILED, name="broke"),
     ]  # fmt: skip
     with caplog.at_level(logging.WARNING):
-        metrics = trainer(policy, TrajectoryPPO()).learn(good + bad)
+        metrics = learner_of(policy, TrajectoryPPO()).update(good + bad)
     assert metrics["trajectories_refused"] == 4.0
     assert [metrics[f"refused_{reason}"] for reason in ("version", "log_prob", "picture", "environment")] == [1.0] * 4
     assert metrics["trajectories_learned"] == 4.0
@@ -147,52 +149,51 @@ def test_a_sampler_that_never_got_the_new_weights_is_found_out_and_the_third_ref
     stuck, rng = twin(policy), np.random.default_rng(0)
     with torch.no_grad():
         policy.table += torch.randn(12, 12, generator=torch.Generator().manual_seed(0))
-    learner, before = trainer(policy, TrajectoryPPO()), weights(policy)
+    learner, before = learner_of(policy, TrajectoryPPO()), weights(policy)
 
     def batch():
         return [play(stuck, rng, seed=seed, name=str(seed)) for seed in range(8)]
 
     for count in (1, 2):
-        metrics = learner.learn(batch())
+        metrics = learner.update(batch())
         assert metrics["batches_refused"] == count
         assert metrics["trajectories_learned"] == 0.0
         assert metrics["disagreement"] > 0.3
         assert "did not reach the sampler" in learner.last_refusal
     with pytest.raises(ExperienceError, match=r"3 batches in a row were refused at version 0"):
-        learner.learn(batch())
+        learner.update(batch())
     assert same(before, weights(policy))
-    assert policy.version == 0
+    assert learner.version == 0
 
 
 def test_a_batch_that_agrees_starts_the_count_of_refusals_anew():
     policy = TablePolicy()
     stuck, rng = TablePolicy(seed=9, scale=2.0), np.random.default_rng(0)
-    learner = trainer(policy, TrajectoryPPO())
+    learner = learner_of(policy, TrajectoryPPO())
     for actor, count in ((stuck, 1), (stuck, 2), (policy, 0), (stuck, 1)):
-        made = [play(actor, rng, seed=seed, name=str(seed), version=policy.version) for seed in range(8)]
-        assert learner.learn(made)["batches_refused"] == count
-    assert policy.version == 1
+        made = [play(actor, rng, seed=seed, name=str(seed), version=learner.version) for seed in range(8)]
+        assert learner.update(made)["batches_refused"] == count
+    assert learner.version == 1
 
 
 def test_batches_of_which_every_episode_is_refused_end_the_training_with_the_reason():
     policy = TablePolicy()
-    learner = trainer(policy, TrajectoryPPO())
+    learner = learner_of(policy, TrajectoryPPO())
     forged = [episode(turn(reward=1e9), name="forged"), episode(outcome=Outcome.ENVIRONMENT_FAILED, name="broke")]
-    assert [learner.learn(forged)["batches_refused"] for _ in range(2)] == [1.0, 2.0]
+    assert [learner.update(forged)["batches_refused"] for _ in range(2)] == [1.0, 2.0]
     with pytest.raises(
         ExperienceError, match=r"3 batches in a row.*all 1 episodes.*forged: turn 0: paid 1e\+09 in all"
     ):
-        learner.learn(forged)
+        learner.update(forged)
     # Screens that break are no forgery, however many there are.
-    again = trainer(policy, TrajectoryPPO())
-    assert [again.learn(forged[1:])["batches_refused"] for _ in range(4)] == [0.0] * 4
+    again = learner_of(policy, TrajectoryPPO())
+    assert [again.update(forged[1:])["batches_refused"] for _ in range(4)] == [0.0] * 4
 
 
 def test_old_weights_under_their_own_version_are_no_disagreement():
     policy = TablePolicy()
     old, rng = TablePolicy(seed=9, scale=1.0), np.random.default_rng(0)
-    policy.version = 4
-    metrics = trainer(policy, TrajectoryPPO(weight_limit=1.5)).learn(
+    metrics = learner_of(policy, TrajectoryPPO(weight_limit=1.5), version=4).update(
         [play(old, rng, seed=seed, name=str(seed), version=1) for seed in range(8)]
     )
     assert metrics["trajectories_learned"] == 8.0
@@ -212,48 +213,49 @@ def test_a_single_step_compares_and_weighs_in_passing_and_learns_the_very_same(a
         policy, rng = TablePolicy(), np.random.default_rng(3)
         policy.version, policy.exact_gradients = 2, exact
         made = groups_of(policy, rng, groups=4, length=2) + groups_of(old, rng, groups=4, name="old", version=1)
-        metrics = trainer(policy, algorithm).learn(made)
+        metrics = learner_of(policy, algorithm, version=2).update(made)
         assert metrics["disagreement_max"] < 1e-5
         looked = sum(count for count, grad in policy.calls if not grad)
         shared = {name: metrics.get(name) for name in ("loss", "behaviour_weight", "behaviour_weight_max", "staleness")}
         found.append((weights(policy), shared, metrics["unchecked_share"], looked))
-    surveyed, passing = found
-    assert same(surveyed[0], passing[0])
-    assert surveyed[1:3] == passing[1:3]
+    before, passing = found
+    assert same(before[0], passing[0])
+    assert before[1:3] == passing[1:3]
     if not algorithm.needs_values:
         assert passing[3] <= 16
     if isinstance(algorithm, GRPO):
-        assert surveyed[3] > 16
+        assert before[3] > 16
 
 
 def test_a_group_of_failures_learns_from_a_stored_success_when_asked_to():
     policy = TablePolicy()
     lenient = ProofConfig(mean_disagreement=9, max_disagreement=99)
-    learner = trainer(policy, GRPO(group_size=2), proof=lenient, replay=ReplayConfig(fill_groups=True))
-    learner.learn([episode(turn(reward=reward), name=f"m{reward}", group="mixed") for reward in (0.0, 1.0)])
+    learner = learner_of(policy, GRPO(group_size=2), proof=lenient, replay=ReplayConfig(fill_groups=True))
+    learner.update([episode(turn(reward=reward), name=f"m{reward}", group="mixed") for reward in (0.0, 1.0)])
     failures = [episode(turn(version=1), name=name, group="failed") for name in "ab"]
-    metrics = learner.learn(failures)
+    metrics = learner.update(failures)
     assert metrics["replay_share"] == 0.5
     assert metrics["zero_variance_share"] == 0.0
     assert metrics["staleness_max"] == 1.0
     assert metrics["trajectories_learned"] == 2.0
-    assert policy.version == 2
+    assert learner.version == 2
 
 
 def test_imitation_mixes_in_the_configured_share_of_stored_successes():
     policy = TablePolicy()
     lenient = ProofConfig(mean_disagreement=9, max_disagreement=99)
-    learner = trainer(policy, RejectionSampling(), proof=lenient, replay=ReplayConfig(share=0.25))
+    learner = learner_of(policy, RejectionSampling(), proof=lenient, replay=ReplayConfig(share=0.25))
     for round_ in range(2):
         made = [episode(turn(reward=1.0), name=f"{round_}-{seed}", seed=10 * round_ + seed) for seed in range(6)]
-        metrics = learner.learn(made)
+        metrics = learner.update(made)
         assert metrics["replay_share"] == (0.0, 0.25)[round_]
     assert metrics["trajectories_learned"] == 8.0
 
 
 def continued(policy, learner, rng, updates):
     for number in range(updates):
-        learner.learn(groups_of(policy, rng, groups=6, size=4, name=f"{learner.n_updates}-{number}", length=2))
+        name = f"{learner.n_updates}-{number}"
+        learner.update(groups_of(policy, rng, groups=6, size=4, name=name, length=2, version=learner.version))
     return weights(policy)
 
 
@@ -264,7 +266,7 @@ def test_a_trainer_that_loads_a_state_continues_bit_for_bit(algorithm):
     replay = ReplayConfig(fill_groups=True, share=0.25)
     settings = {"epochs": 2, "minibatches": 3, "warmup_updates": 5, "replay": replay}
     policy, rng = TablePolicy(), np.random.default_rng(0)
-    learner = trainer(policy, algorithm, **settings)
+    learner = learner_of(policy, algorithm, **settings)
     continued(policy, learner, rng, 3)
     tensors, facts = learner.state()
     stored, said, kept = save(tensors), json.dumps(facts), rng.bit_generator.state
@@ -273,44 +275,46 @@ def test_a_trainer_that_loads_a_state_continues_bit_for_bit(algorithm):
 
     other_rng = np.random.default_rng(99)
     other_rng.bit_generator.state = kept
-    copy.version = 0
-    other = trainer(copy, algorithm, seed=5, **settings)
-    other.load_state(load(stored), json.loads(said))
-    assert copy.version == 3
+    other = learner_of(copy, algorithm, seed=5, **settings)
+    other.load_state(State(load(stored), json.loads(said)))
+    assert other.version == 3
     assert same(whole, continued(copy, other, other_rng, 3))
     assert other.n_updates == learner.n_updates
 
 
 def test_a_state_of_another_policy_is_refused():
     policy = TablePolicy()
-    tensors, facts = trainer(policy, GRPO()).state()
+    state = learner_of(policy, GRPO()).state()
     other = TablePolicy()
     other.worth = torch.nn.Linear(3, 1)
     with pytest.raises(CheckpointError, match="other shapes"):
-        trainer(other, GRPO()).load_state(tensors, facts)
+        learner_of(other, GRPO()).load_state(state)
 
 
 def test_the_same_seed_gives_the_same_weights():
     found = []
     for _ in range(2):
         policy, rng = TablePolicy(), np.random.default_rng(0)
-        found.append(continued(policy, trainer(policy, TrajectoryPPO(), minibatches=3), rng, 2))
+        found.append(continued(policy, learner_of(policy, TrajectoryPPO(), minibatches=3), rng, 2))
     assert same(*found)
 
 
 def test_the_learning_rate_is_chosen_by_what_is_trained_and_said():
     policy = TablePolicy()
-    assert TrajectoryTrainer(policy, GRPO(), lora=True).rate.rate == 1e-5
-    assert TrajectoryTrainer(policy, RejectionSampling(), lora=True).rate.rate == 2e-4
-    assert "full weights" in TrajectoryTrainer(policy, GRPO(), lora=False).rate.reason
+    assert TrajectoryLearner(policy, GRPO(), lora=True).rate.rate == 1e-5
+    assert TrajectoryLearner(policy, RejectionSampling(), lora=True).rate.rate == 2e-4
+    assert "full weights" in TrajectoryLearner(policy, GRPO(), lora=False).rate.reason
     with pytest.raises(ConfigError, match=r"lora=True or lora=False"):
-        TrajectoryTrainer(policy, GRPO())
+        TrajectoryLearner(policy, GRPO())
 
 
 def test_the_rate_warms_up_over_the_first_updates():
     policy, rng = TablePolicy(), np.random.default_rng(0)
-    learner = trainer(policy, TrajectoryPPO(), warmup_updates=4)
+    learner = learner_of(policy, TrajectoryPPO(), warmup_updates=4)
     rates = [
-        learner.learn([play(policy, rng, seed=s, name=str(s)) for s in range(4)])["learning_rate"] for _ in range(5)
+        learner.update([play(policy, rng, seed=s, name=str(s), version=learner.version) for s in range(4)])[
+            "learning_rate"
+        ]
+        for _ in range(5)
     ]
     assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])

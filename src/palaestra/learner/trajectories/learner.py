@@ -1,0 +1,374 @@
+"""`TrajectoryLearner`: improves a policy that speaks tokens from the episodes it played.
+
+Proof, one pass without gradients, samples, and the update, in this order; whatever is refused on the way changes
+nothing. It owns the version of the weights, the optimiser, the shuffles and the replay, and remembers earlier versions.
+It collects nothing, publishes nothing and writes no file: `state` gives everything but the weights as tensors and JSON,
+and a learner that loads it continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.errors import CheckpointError, ConfigError, ExperienceError
+from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.turn_input import turn_inputs
+from palaestra.learner.returns import explained_variance
+from palaestra.learner.trajectories.admission import Admission
+from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm, token_counts
+from palaestra.learner.trajectories.groups import split_groups
+from palaestra.learner.trajectories.policy import (
+    Fingerprinted,
+    ReadsReplies,
+    ScoresPastWeights,
+    TrajectoryPolicy,
+    trainable_weights,
+)
+from palaestra.learner.trajectories.proof import Expected, ProofConfig
+from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
+from palaestra.learner.trajectories.reward import RewardConfig
+from palaestra.learner.trajectories.scoring import Agreement, BatchRefused, FirstPass, ScoredBatch, score_batch
+from palaestra.learner.trajectories.update import (
+    LearningRate,
+    TokenOptimiser,
+    UpdateConfig,
+    choose_learning_rate,
+    pace,
+    update,
+)
+
+__all__ = ["State", "TrajectoryLearner"]
+
+_log = logging.getLogger(__name__)
+
+VERSIONS_KNOWN = 1024
+"""Newest versions whose fingerprints are remembered."""
+KEPT_BYTES = 2 * 2**30
+"""The most that the weights of earlier versions may take together."""
+
+
+class State(NamedTuple):
+    """Everything that the next number of a learner depends on, except the policy's weights."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    """Plain JSON."""
+
+
+class TrajectoryLearner:
+    """Trains one policy with one algorithm on trajectories."""
+
+    def __init__(
+        self,
+        policy: TrajectoryPolicy,
+        algorithm: TrajectoryAlgorithm,
+        config: UpdateConfig | None = None,
+        *,
+        lora: bool | None = None,
+        proof: ProofConfig | None = None,
+        replay: ReplayConfig | None = None,
+        reward: RewardConfig | None = None,
+        temperature: float | None = None,
+        kept_versions: int = 1,
+        version: int = 0,
+        seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`lora` says whether an adapter is trained; it decides the learning rate when the config gives none.
+
+        `temperature` is what the actors sample at; episodes sampled at another one are refused. `kept_versions`: how
+        many versions before the present one have their weights kept, to check tokens they drew. `version`: of the
+        policy's weights as they are.
+        """
+        self.policy, self.algorithm = policy, algorithm
+        self.config, self.proof = config or UpdateConfig(), proof or ProofConfig()
+        self.replay, self.reward, self.temperature = SuccessReplay(replay), reward or RewardConfig(), temperature
+        self.n_updates = 0
+        self.last_refusal = ""
+        """Why the last batch was refused; empty when it was not."""
+        self.rate = self._choose_rate(lora)
+        self._admission = Admission(algorithm, self.replay, self.reward)
+        self._optimiser = TokenOptimiser(policy, self.config, rate=self.rate.rate)
+        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
+        self._clock = clock
+        self._refused_in_a_row = 0
+        self._version = version
+        self._fingerprints: dict[int, str] | None = {} if isinstance(policy, Fingerprinted) else None
+        """Of the weights of every version."""
+        self._kept_versions = self._bound_kept(kept_versions)
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        """The weights of the last versions."""
+        self._remember_weights()
+
+    @property
+    def version(self) -> int:
+        """Of the weights as they are: counts updates that changed them."""
+        return self._version
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """What learns, by name: the tensors themselves, to be copied by whoever keeps them."""
+        return trainable_weights(self.policy)
+
+    def admit(self, group: Sequence[Trajectory]) -> list[Trajectory]:
+        """What of a complete group is worth learning from; nothing when another should be sampled in its place."""
+        return self._admission.admit(group, self._expected())
+
+    def update(self, batch: Sequence[Trajectory], *, poll: Callable[[], None] | None = None) -> dict[str, float]:
+        """Improve the policy on these; what has not been through `admit` goes through it first, by groups.
+
+        Trajectories stay as they are. When nothing is worth learning from, or the batch is refused, the metrics say so
+        (`trajectories_learned` is 0) and neither weights nor version change. `poll` is called before each minibatch;
+        when it raises, weights, optimiser and random streams are as they were.
+        """
+        shuffles, dropout = self._rng.bit_generator.state, torch.get_rng_state()
+        try:
+            return self._update(batch, poll)
+        except BaseException:
+            self._rng.bit_generator.state = shuffles
+            torch.set_rng_state(dropout)
+            raise
+
+    def state(self) -> State:
+        """Everything the next number depends on, except the policy's weights."""
+        facts = {
+            "n_updates": self.n_updates,
+            "version": self._version,
+            "refused_in_a_row": self._refused_in_a_row,
+            "shuffle": self._rng.bit_generator.state,
+            "admitted": self._admission.facts(),
+            "fingerprints": {str(version): known for version, known in (self._fingerprints or {}).items()},
+            "parameters": [list(parameter.shape) for parameter in self._optimiser.parameters],
+        }
+        # Dropout draws from torch's own stream.
+        tensors = {**self._optimiser.tensors(), **self.replay.tensors(), "torch_rng": torch.get_rng_state()}
+        return State(tensors, facts)
+
+    def load_state(self, state: State) -> None:
+        """Continue where `state` was taken; the policy's weights must be those of that moment."""
+        tensors, facts = state
+        mine = [list(parameter.shape) for parameter in self._optimiser.parameters]
+        if facts["parameters"] != mine:
+            reason = f"trained tensors of other shapes than this policy's {len(mine)}"
+            remedy = "Use the configuration it was trained with"
+            raise CheckpointError("checkpoint.parameters", len(facts["parameters"]), reason, remedy)
+        self._optimiser.restore(tensors)
+        self.replay.restore(tensors)
+        self._admission.load_facts(facts["admitted"])
+        self._rng.bit_generator.state = facts["shuffle"]
+        self.n_updates, self._version = int(facts["n_updates"]), int(facts["version"])
+        self._refused_in_a_row = int(facts["refused_in_a_row"])
+        if self._fingerprints is not None:
+            self._fingerprints = {int(version): str(known) for version, known in facts.get("fingerprints", {}).items()}
+        self._kept.clear()
+        self._remember_weights()
+        torch.set_rng_state(tensors["torch_rng"])
+
+    # ------------------------------------------------------------------ one update
+
+    def _update(self, batch: Sequence[Trajectory], poll: Callable[[], None] | None) -> dict[str, float]:
+        began = self._clock()
+        chosen = self._choose_trajectories(batch)
+        if not chosen:
+            self.last_refusal = self._admission.counts.why_all_refused()
+            return self._refuse([], began) if self.last_refusal else self._report([], began)
+        half_precision = bool(getattr(self.policy, "half_precision", True))
+        agreement = Agreement(chosen, self.proof, half_precision=half_precision)
+        in_passing = self._compares_while_learning
+        scored = score_batch(
+            self.policy,
+            self.algorithm,
+            [each for one in chosen for each in turn_inputs(one)],
+            version=self._version,
+            agreement=agreement,
+            microbatch=self.config.microbatch_turns,
+            checked_turns=self.proof.checked_turns,
+            past_weights=self._kept,
+            in_passing=in_passing,
+        )
+        rewards = self._admission.rewards(chosen)
+        samples = self.algorithm.samples(chosen, rewards, values=self._values_by_episode(chosen, scored))
+        share = pace(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
+        self._optimiser.set_pace(share)
+        metrics: dict[str, float] | None = None
+        try:
+            agreement.check()
+            if samples:
+                metrics = update(
+                    self.policy,
+                    self.algorithm,
+                    self._optimiser,
+                    samples,
+                    scored,
+                    self.config,
+                    self._rng,
+                    first_pass=FirstPass(scored, self.algorithm, agreement) if in_passing else None,
+                    poll=poll,
+                )
+        except BatchRefused as refusal:
+            self.last_refusal = str(refusal)
+            return self._refuse(chosen, began, scored, agreement)
+        self.last_refusal, self._refused_in_a_row = "", 0
+        if metrics is not None:
+            metrics |= {"learning_rate": self.rate.rate * share, **self._sample_metrics(samples, scored)}
+            self.n_updates += 1
+            self._version += 1
+            self._remember_weights()
+        return self._report(chosen, began, scored, agreement, metrics)
+
+    @property
+    def _compares_while_learning(self) -> bool:
+        """Whether the first pass with gradients gives the log-probabilities of the policy before it has learned."""
+        one_step = self.config.epochs == 1 and self.config.minibatches == 1
+        return one_step and bool(getattr(self.policy, "exact_gradients", False))
+
+    def _choose_trajectories(self, batch: Sequence[Trajectory]) -> list[Trajectory]:
+        admitted = [one for one in batch if self._admission.is_admitted(one)]
+        others = split_groups([one for one in batch if not self._admission.is_admitted(one)])
+        chosen = admitted + [one for group in others for one in self.admit(group)]
+        if self.algorithm.supervised:
+            chosen += self.replay.draw(chosen, version=self._version, rng=self._rng)
+        return chosen
+
+    def _values_by_episode(
+        self, chosen: Sequence[Trajectory], scored: ScoredBatch
+    ) -> list[np.ndarray[Any, Any]] | None:
+        if not self.algorithm.needs_values:
+            return None
+        values = np.array([row.value for row in scored.rows], np.float64)
+        return np.split(values, np.cumsum([len(one) for one in chosen])[:-1])
+
+    def _refuse(
+        self,
+        chosen: Sequence[Trajectory],
+        began: float,
+        scored: ScoredBatch | None = None,
+        agreement: Agreement | None = None,
+    ) -> dict[str, float]:
+        self._refused_in_a_row += 1
+        _log.warning("batch refused: %s", self.last_refusal)
+        metrics = self._report(chosen, began, scored, agreement)
+        if self._refused_in_a_row >= self.proof.refusals_in_a_row:
+            remedy = "raise proof.mean_disagreement or proof.max_disagreement" if scored else "see docs/algorithms.md"
+            raise ExperienceError(
+                f"{self._refused_in_a_row} batches in a row were refused at version {self._version}; the last: "
+                f"{self.last_refusal} Nothing was learned from them. If this is meant to be so, {remedy}."
+            )
+        return metrics
+
+    # ------------------------------------------------------------------ what is known of the weights
+
+    def _expected(self) -> Expected:
+        return Expected(
+            version=self._version,
+            fingerprints=self._fingerprints,
+            foreign_weights=self.proof.foreign_weights,
+            temperature=self.temperature,
+            vocabulary=getattr(self.policy, "vocabulary", None),
+            read_replies=self.policy.read_replies if isinstance(self.policy, ReadsReplies) else None,
+            reward=self.reward,
+        )
+
+    def _remember_weights(self) -> None:
+        """Note the fingerprint of the weights as they are, and keep a copy for when they are an earlier version's."""
+        if self._fingerprints is not None and isinstance(self.policy, Fingerprinted):
+            self._fingerprints[self._version] = self.policy.fingerprint
+            while len(self._fingerprints) > VERSIONS_KNOWN:
+                del self._fingerprints[min(self._fingerprints)]
+        if self._kept_versions > 0:
+            self._kept[self._version] = {name: weight.detach().cpu().clone() for name, weight in self.weights().items()}
+            for version in sorted(self._kept)[: -1 - self._kept_versions]:
+                del self._kept[version]
+
+    def _bound_kept(self, wanted: int) -> int:
+        """How many versions are kept: those that are wanted, as far as memory allows and the policy can use them."""
+        if not isinstance(self.policy, ScoresPastWeights):
+            return 0
+        size = sum(weight.numel() * weight.element_size() for weight in self.weights().values())
+        kept = min(wanted, max(0, KEPT_BYTES // max(1, size) - 1))
+        if kept < wanted:
+            _log.warning(
+                "the weights of %d earlier versions are kept instead of %d, which would take more than %d MB: tokens "
+                "of older ones are not compared with the weights that drew them",
+                kept,
+                wanted,
+                KEPT_BYTES // 2**20,
+            )
+        return kept
+
+    def _choose_rate(self, lora: bool | None) -> LearningRate:
+        given = self.config.learning_rate
+        if given is None and lora is None:
+            reason = "cannot be chosen without knowing what is trained"
+            remedy = "Say lora=True or lora=False, or give a learning rate"
+            raise ConfigError("trainer.learning_rate", None, reason, remedy)
+        return choose_learning_rate(lora=bool(lora), supervised=self.algorithm.supervised, given=given)
+
+    # ------------------------------------------------------------------ metrics
+
+    def _sample_metrics(self, samples: Sequence[Sample], scored: ScoredBatch) -> dict[str, float]:
+        rows = [scored.rows[sample.turn] for sample in samples]
+        advantage = np.array([sample.advantage for sample in samples])
+        metrics: dict[str, float] = {}
+        targets = [sample.value_target for sample in samples if sample.value_target is not None]
+        values = [row.value for row in rows if row.value is not None]
+        if targets and len(targets) == len(values):
+            metrics |= {"value_mean": float(np.mean(values)), "return_mean": float(np.mean(targets))}
+            metrics["explained_variance"] = explained_variance(torch.tensor(values), torch.tensor(targets))
+            advantage = np.array(targets) - np.array(values)  # as it was before it was normalised
+        metrics |= {"advantage_mean": float(advantage.mean()), "advantage_std": float(advantage.std())}
+        if not self.algorithm.supervised:
+            weights = torch.cat([row.importance for row in rows])
+            metrics |= {
+                "behaviour_weight": float(weights.double().mean()),
+                "behaviour_weight_max": float(weights.max()),
+                "behaviour_weight_capped": sum(row.capped for row in rows) / len(weights),
+            }
+        return metrics
+
+    def _report(
+        self,
+        chosen: Sequence[Trajectory],
+        began: float,
+        scored: ScoredBatch | None = None,
+        agreement: Agreement | None = None,
+        learned_metrics: Mapping[str, float] | None = None,
+    ) -> dict[str, float]:
+        """The metrics of a call of `update`; without `learned_metrics` nothing was learned."""
+        seconds = self._clock() - began
+        learned = [] if learned_metrics is None else chosen
+        tokens = sum(token_counts(learned))
+        metrics = {
+            **(learned_metrics or {}),
+            **self._admission.counts.metrics(grouped=self.algorithm.group_size > 1),
+            "update": float(self.n_updates),
+            "policy_version": float(self._version),
+            "trajectories_learned": float(len(learned)),
+            "tokens_learned": float(tokens),
+            "learn_seconds": seconds,
+            "batches_refused": float(self._refused_in_a_row),
+        }
+        if scored is not None:
+            names = ("staleness", "staleness_max", "entropy", "behaviour_kl")
+            metrics |= {name: getattr(scored, name) for name in names}
+        if agreement is not None:
+            found = agreement.disagreement()
+            metrics |= {
+                "disagreement": found.mean,
+                "disagreement_max": found.maximum,
+                "unchecked_share": 1.0 - found.tokens / max(1, sum(token_counts(chosen))),
+            }
+        if learned:
+            metrics |= {
+                "tokens_per_second": tokens / max(seconds, 1e-9),
+                "replay_share": self._admission.count_replayed(learned) / len(learned),
+            }
+        self._admission.finish_update(chosen)
+        return {name: number for name, number in metrics.items() if not math.isnan(number)}

@@ -1,0 +1,408 @@
+"""The turns of an update as the policy sees them before it learns: one pass without gradients.
+
+`score_batch` gives the value of every turn if those are needed, the proximal log-probabilities and weights of stale
+tokens, and the reference's log-probabilities. A fresh token keeps its recorded log-probability untouched, so experience
+without staleness is learned from exactly as by plain PPO.
+
+On the way recorded log-probabilities are compared with those of the weights that drew them (`Agreement`): of fresh
+tokens with the policy as it is, of stale ones with earlier weights that are still kept. When they differ, sampler and
+learner do not have the same weights or do not see the same pictures, or the recording was changed on its way; learning
+from it would look healthy while it goes wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
+from palaestra.experience.trajectory import Trajectory, Turn
+from palaestra.experience.turn_input import TurnInput
+from palaestra.learner.trajectories.algorithm import Sample, TokenBatch, TrajectoryAlgorithm
+from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeights, TrajectoryPolicy
+from palaestra.learner.trajectories.policy_gradient import importance_weights, k3
+from palaestra.learner.trajectories.proof import ProofConfig
+
+__all__ = [
+    "Agreement",
+    "BatchRefused",
+    "Disagreement",
+    "FirstPass",
+    "Row",
+    "ScoredBatch",
+    "build_token_batch",
+    "order_by_prompt",
+    "prompt_key",
+    "score_batch",
+    "why_disagreeing",
+]
+
+SAMPLED = 16
+"""Turns that are scored beforehand when the pass that learns sees to all of them: enough for the mean entropy."""
+OF_ONE_EPISODE = 4.0
+"""How many times the mean of a batch a single episode's may be: a few unlikely tokens weigh more in it."""
+
+
+# ---------------------------------------------------------------------------------------------------- agreement
+
+
+class BatchRefused(Exception):
+    """The batch cannot be trusted; the text says why."""
+
+
+class Disagreement(NamedTuple):
+    """How far recorded log-probabilities are from those of the weights they name."""
+
+    mean: float
+    maximum: float
+    tokens: int
+    episode_mean: float = 0.0
+    """Of the episode in which they differ most."""
+    episode: str = ""
+    """The id of that episode."""
+    worst: str = ""
+    """Where the single largest distance is."""
+
+
+class Agreement:
+    """Distances of the tokens of an update, so far."""
+
+    def __init__(
+        self, trajectories: Sequence[Trajectory], config: ProofConfig | None = None, *, half_precision: bool = True
+    ) -> None:
+        self._config, self._half_precision = config or ProofConfig(), half_precision
+        self._turns = [(one.episode_id, number, turn) for one in trajectories for number, turn in enumerate(one.turns)]
+        self._distances: dict[tuple[int, int], Tensor] = {}
+        """By the position of the turn in the update, and version."""
+
+    def add(self, position: int, log_probs: Tensor, version: int) -> float:
+        """`log_probs` of a turn's tokens under the weights of a version, whose tokens are compared.
+
+        Returns the largest distance among them; 0 when there are none.
+        """
+        turn = self._turns[position][2]
+        of_version = torch.from_numpy(turn.versions == version)
+        if not bool(of_version.any()):
+            return 0.0
+        distances = (log_probs.detach().float().cpu() - _recorded(turn))[of_version].abs()
+        self._distances[position, version] = distances
+        return float(distances.max())
+
+    def disagreement(self) -> Disagreement:
+        """Of all that was compared."""
+        if not self._distances:
+            return Disagreement(0.0, 0.0, 0)
+        every = torch.cat(list(self._distances.values())).double()
+        worst, _ = max(self._distances, key=lambda key: float(self._distances[key].max()))
+        episodes: dict[str, list[Tensor]] = {}
+        for (position, _), distances in self._distances.items():
+            episodes.setdefault(self._turns[position][0], []).append(distances)
+        means = {name: float(torch.cat(parts).double().mean()) for name, parts in episodes.items()}
+        name = max(means, key=means.__getitem__)
+        place = "episode {}, turn {}".format(*self._turns[worst][:2])
+        return Disagreement(float(every.mean()), float(every.max()), every.numel(), means[name], name, place)
+
+    def check(self) -> None:
+        """Raise `BatchRefused` when what was compared so far differs too much."""
+        why = why_disagreeing(self.disagreement(), self._config, half_precision=self._half_precision)
+        if why is not None:
+            raise BatchRefused(why)
+
+    def check_token(self, distance: float) -> None:
+        """The same, if the distance of this single token is too large."""
+        if not distance <= self._config.bounds(half_precision=self._half_precision)[1]:
+            self.check()
+
+
+def why_disagreeing(found: Disagreement, config: ProofConfig, *, half_precision: bool = True) -> str | None:
+    """Why the batch cannot be trusted; None when it can, or when there was nothing to compare."""
+    mean, largest = config.bounds(half_precision=half_precision)
+    allowed = OF_ONE_EPISODE * mean
+    # Written so that a distance that is no number is too large.
+    if found.tokens == 0 or (found.mean <= mean and found.maximum <= largest and found.episode_mean <= allowed):
+        return None
+    return (
+        f"sampler and learner disagree about {found.tokens} tokens of the same weights: log-probabilities differ by "
+        f"{found.mean:.3g} on average (allowed {mean:g}), by {found.episode_mean:.3g} in episode "
+        f"{found.episode} (allowed {allowed:g}), at most by {found.maximum:.3g} in {found.worst} (allowed "
+        f"{largest:g}). Likely causes: the updated weights (a LoRA adapter) did not reach the sampler; "
+        "the two see different pictures or sizes; another temperature, chat template or precision; an edited recording."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- scores
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One turn as the policy sees it before it learns; every tensor is `[tokens]`."""
+
+    proximal: Tensor
+    """The recorded log-probability of fresh tokens, the policy's own of stale ones."""
+    importance: Tensor
+    """Weight of each token; exactly 1 for fresh ones."""
+    value: float | None = None
+    reference: Tensor | None = None
+    capped: int = 0
+    """How many of its tokens weigh less than they should, because of the limit."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredBatch:
+    """The turns of an update, and what is known of each before the policy learns."""
+
+    version: int
+    """Of the policy that is to learn."""
+    turns: Sequence[TurnInput]
+    """Trajectory after trajectory; `Sample.turn` counts them."""
+    rows: list[Row]
+    """One for each turn. The first pass that learns fills in what was left to it (`FirstPass`)."""
+    entropy: float
+    """Mean over the tokens scored; NaN when there were none."""
+    behaviour_kl: float
+    """Distance of the policy from those that sampled, over the tokens scored; NaN when there were none."""
+    staleness: float
+    staleness_max: float
+
+
+class _Score(NamedTuple):
+    log_probs: Tensor
+    entropy: Tensor | None
+    value: float | None
+
+
+def score_batch(
+    policy: TrajectoryPolicy,
+    algorithm: TrajectoryAlgorithm,
+    turns: Sequence[TurnInput],
+    *,
+    version: int,
+    agreement: Agreement,
+    microbatch: int,
+    checked_turns: int | None = None,
+    past_weights: Mapping[int, Mapping[str, Tensor]] | None = None,
+    in_passing: bool = False,
+) -> ScoredBatch:
+    """Score the turns of an update; each is scored once, and only if something is asked of it.
+
+    Fills `agreement` with `checked_turns` of the turns that have tokens of the present version, and of each version in
+    `past_weights`; None: all. `in_passing`: the pass that learns will compare fresh tokens and weigh stale ones
+    (`FirstPass`), and only a sample of the turns is scored here.
+    """
+    with torch.no_grad():
+        wanted = _positions_to_score(turns, algorithm, version, checked_turns, in_passing=in_passing)
+        scores = _score_turns(policy, algorithm, turns, wanted, version, microbatch)
+        if isinstance(policy, ScoresPastWeights):
+            _compare_stale(policy, turns, past_weights or {}, agreement, version, microbatch, checked_turns)
+        references = _reference_scores(policy, turns, microbatch) if algorithm.needs_reference else {}
+    rows, behind, entropies, lags = [], [], [], []
+    for position, each in enumerate(turns):
+        behaviour, score = _recorded(each.turn), scores.get(position)
+        row = Row(behaviour, torch.ones_like(behaviour), None, references.get(position))
+        lags.append(version - torch.tensor(each.turn.versions))
+        if score is not None:
+            agreement.add(position, score.log_probs, version)
+            behind.append(k3(behaviour, score.log_probs))
+            if score.entropy is not None:
+                entropies.append(score.entropy)
+            row = _weigh_stale(replace(row, value=score.value), each.turn, score.log_probs, algorithm, version)
+        rows.append(row)
+    lag = torch.cat(lags).double()
+    return ScoredBatch(version, turns, rows, _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max()))
+
+
+class FirstPass:
+    """Uses the log-probabilities of the first pass that learns, which are those of the policy before it has learned:
+    compares fresh tokens with the recorded ones, and weighs stale tokens.
+    """
+
+    def __init__(self, batch: ScoredBatch, algorithm: TrajectoryAlgorithm, agreement: Agreement) -> None:
+        self._batch, self._algorithm, self._agreement = batch, algorithm, agreement
+
+    def add(self, samples: Sequence[Sample], log_probs: Tensor) -> None:
+        """A microbatch; a single token that is far off ends it here, before it can make the loss overflow."""
+        largest, batch = 0.0, self._batch
+        for row, sample in enumerate(samples):
+            turn = batch.turns[sample.turn].turn
+            own = log_probs[row, : len(turn.token_ids)].detach().float().cpu()
+            largest = max(largest, self._agreement.add(sample.turn, own, batch.version))
+            known = batch.rows[sample.turn]
+            batch.rows[sample.turn] = _weigh_stale(known, turn, own, self._algorithm, batch.version)
+        self._agreement.check_token(largest)
+
+    def check(self) -> None:
+        """Every microbatch has been seen; raises `BatchRefused` to have no step taken."""
+        self._agreement.check()
+
+
+def build_token_batch(
+    samples: Sequence[Sample], rows: Sequence[Row], *, token_share: float, turn_share: float, device: torch.device
+) -> TokenBatch:
+    """Samples with the rows of their turns as padded tensors."""
+    own = [rows[sample.turn] for sample in samples]
+    mask = _pad([torch.ones(len(row.proximal), dtype=torch.bool) for row in own], device)
+    references = [row.reference for row in own if row.reference is not None]
+    targets = [sample.value_target for sample in samples if sample.value_target is not None]
+    weight = torch.tensor([sample.weight for sample in samples], device=device)
+    return TokenBatch(
+        proximal=_pad([row.proximal for row in own], device),
+        importance=_pad([row.importance for row in own], device),
+        mask=mask,
+        weight=weight[:, None] * mask,
+        advantage=torch.tensor([sample.advantage for sample in samples], device=device),
+        token_share=token_share,
+        turn_share=turn_share,
+        reference=_pad(references, device) if len(references) == len(own) else None,
+        value_target=torch.tensor(targets, device=device) if len(targets) == len(samples) else None,
+    )
+
+
+def order_by_prompt(turns: Sequence[TurnInput]) -> list[int]:
+    """Positions of the turns, short ones first and those with the same prompt together.
+
+    Turns of like length share a microbatch and waste little padding. Members of a group begin on one screen with the
+    same words: a policy that runs a shared prompt once saves most of an update when they meet in one pass.
+    """
+    return sorted(
+        range(len(turns)),
+        key=lambda place: (
+            len(turns[place].turn.prompt_ids),
+            prompt_key(turns[place]),
+            len(turns[place].turn.token_ids),
+        ),
+    )
+
+
+def prompt_key(one: TurnInput) -> bytes:
+    """Equal for turns that answer the same prompt."""
+    return one.turn.prompt_ids.tobytes() + "".join(one.turn.pictures).encode()
+
+
+def _positions_to_score(
+    turns: Sequence[TurnInput],
+    algorithm: TrajectoryAlgorithm,
+    version: int,
+    checked_turns: int | None,
+    *,
+    in_passing: bool,
+) -> list[int]:
+    every = list(range(len(turns)))
+    if algorithm.needs_values:
+        return every
+    if in_passing:
+        return _spread(every, SAMPLED)
+    wanted = set(_spread(_having(turns, version), checked_turns))
+    if not algorithm.supervised:
+        wanted |= {place for place in every if bool((turns[place].turn.versions != version).any())}
+    return sorted(wanted)
+
+
+def _having(turns: Sequence[TurnInput], version: int) -> list[int]:
+    """Positions of the turns that have tokens of a version."""
+    return [position for position, each in enumerate(turns) if bool((each.turn.versions == version).any())]
+
+
+def _spread(positions: list[int], count: int | None) -> list[int]:
+    """`count` of them, evenly spread; all when None or when there are no more."""
+    if count is None or count >= len(positions):
+        return positions
+    return [positions[place] for place in np.linspace(0, len(positions) - 1, count).round().astype(int)]
+
+
+def _compare_stale(
+    policy: ScoresPastWeights,
+    turns: Sequence[TurnInput],
+    past_weights: Mapping[int, Mapping[str, Tensor]],
+    agreement: Agreement,
+    version: int,
+    microbatch: int,
+    checked_turns: int | None,
+) -> None:
+    """Compare stale tokens with the weights that drew them, as far as those are still there."""
+    versions = {int(number) for each in turns for number in each.turn.versions} - {version}
+    for past in sorted(versions & past_weights.keys()):
+        for some in _microbatches(turns, _spread(_having(turns, past), checked_turns), microbatch):
+            log_probs = policy.past_log_probs([turns[position] for position in some], past_weights[past])
+            for row, position in enumerate(some):
+                agreement.add(position, log_probs[row, : len(turns[position].turn.token_ids)], past)
+
+
+def _score_turns(
+    policy: TrajectoryPolicy,
+    algorithm: TrajectoryAlgorithm,
+    turns: Sequence[TurnInput],
+    wanted: list[int],
+    version: int,
+    microbatch: int,
+) -> dict[int, _Score]:
+    scores: dict[int, _Score] = {}
+    for some in _microbatches(turns, wanted, microbatch):
+        asked = [turns[position] for position in some]
+        now = policy.log_probs(asked, with_values=algorithm.needs_values, with_entropy=True, grad=False)
+        if algorithm.needs_values and now.values is None:
+            raise ExperienceError("the policy gave no values. This algorithm needs a value head.")
+        for row, position in enumerate(some):
+            length = len(turns[position].turn.token_ids)
+            log_probs = now.log_probs[row, :length].detach().float().cpu()
+            value = None if now.values is None else float(now.values[row])
+            if not bool(torch.isfinite(log_probs).all()) or not np.isfinite(0.0 if value is None else value):
+                raise NonFiniteError(
+                    f"version {version} of the policy gives a log-probability or value that is not finite, "
+                    "before anything was learned from this batch. Go back to an earlier checkpoint and lower "
+                    "trainer.learning_rate."
+                )
+            entropy = None if now.entropy is None else now.entropy[row, :length].detach().float().cpu()
+            scores[position] = _Score(log_probs, entropy, value)
+    return scores
+
+
+def _reference_scores(policy: TrajectoryPolicy, turns: Sequence[TurnInput], microbatch: int) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    for some in _microbatches(turns, list(range(len(turns))), microbatch):
+        asked = [turns[position] for position in some]
+        log_probs = policy.reference_log_probs(asked) if isinstance(policy, KeepsReference) else None
+        if log_probs is None:
+            reason = "the policy keeps no weights from before training"
+            remedy = "Train with LoRA, keep a frozen copy, or set algorithm.kl_coef=0"
+            raise ConfigError("algorithm.kl_coef", "above 0", reason, remedy)
+        for row, position in enumerate(some):
+            found[position] = log_probs[row, : len(turns[position].turn.token_ids)].detach().float().cpu()
+    return found
+
+
+def _microbatches(turns: Sequence[TurnInput], positions: list[int], size: int) -> Iterator[list[int]]:
+    order = order_by_prompt([turns[position] for position in positions])
+    for start in range(0, len(order), size):
+        yield [positions[place] for place in order[start : start + size]]
+
+
+def _weigh_stale(row: Row, turn: Turn, own: Tensor, algorithm: TrajectoryAlgorithm, version: int) -> Row:
+    """The row with its stale tokens weighed; `own` are the log-probabilities of the policy before it learns."""
+    stale = torch.tensor(turn.versions) != version
+    if algorithm.supervised or not bool(stale.any()):
+        return row
+    behaviour = _recorded(turn)
+    proximal = torch.where(stale, own, behaviour)
+    importance = importance_weights(proximal, behaviour, stale, limit=algorithm.weight_limit)
+    capped = int((proximal - behaviour > math.log(algorithm.weight_limit)).sum())
+    return replace(row, proximal=proximal, importance=importance, capped=capped)
+
+
+def _recorded(turn: Turn) -> Tensor:
+    """The recorded log-probabilities, in memory of their own."""
+    return torch.tensor(turn.log_probs, dtype=torch.float32)
+
+
+def _pad(rows: Sequence[Tensor], device: torch.device) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True).to(device)
+
+
+def _mean(parts: list[Tensor]) -> float:
+    return float(torch.cat(parts).double().mean()) if parts else float("nan")
