@@ -21,8 +21,8 @@ from benchmarks.machine import facts, load
 from palaestra.policy.vlm import Picture, SampleRequest, VLMPolicy
 from palaestra.policy.vlm.prompt import Prompt
 from palaestra.sessions.provider import find_sessions
+from palaestra.train.held_out import play_held_out
 from palaestra.train.ui_config import ui_config_from
-from palaestra.train.ui_evaluation import play_held_out
 
 RESULTS = Path(__file__).parent / "results"
 ACTORS = 16

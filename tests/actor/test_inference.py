@@ -7,9 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from palaestra.actor.inference import Answered, BatchedInference, Question
+from palaestra.actor.inference import BatchedInference
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation, Prompt
+from palaestra.policy.vlm.sampler import Answer, Question
 from palaestra.policy.vlm.sampling import Sampled
 
 PICTURE = Picture(b"", (16, 16))
@@ -36,7 +37,7 @@ class Echo:
     def one(self, asked):
         array = np.array([asked.seed])
         sampled = Sampled(array, np.zeros(1), np.array([self.version]), str(asked.seed), True, "")
-        return Answered(Prompt(array, (PICTURE,)), sampled)
+        return Answer(Prompt(array, (PICTURE,)), sampled)
 
 
 def scene(play, **more):

@@ -16,8 +16,8 @@ from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.gateway import Address, GatewayConfig
 from palaestra.gateway.serving import open_gateway
 from palaestra.http_port import answering, listen
+from palaestra.train.screens import train_ui
 from palaestra.train.ui_config import ui_config_from
-from palaestra.train.ui_loop import train_ui
 
 
 @contextlib.contextmanager

@@ -10,19 +10,19 @@ import pytest
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories import TrajectoryLearner
 from palaestra.policy.vlm import VLMPolicy
+from palaestra.policy.vlm.sampler_process import ProcessSampler
 from palaestra.sessions import gateway_process
 from palaestra.sessions.gateway_process import start_gateway
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
-from palaestra.train import ui_loop
+from palaestra.train import run as run_module
+from palaestra.train.held_out import load_ui_policy, play_held_out
 from palaestra.train.run_directory import RunDirectory, is_ui_checkpoint
-from palaestra.train.sampler_process import ProcessSampler
-from palaestra.train.ui_checkpoint import read_ui_checkpoint
+from palaestra.train.screens import train_ui
 from palaestra.train.ui_config import ui_config_from
-from palaestra.train.ui_evaluation import load_ui_policy, play_held_out
-from palaestra.train.ui_loop import train_ui
 
 FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", "--port", "0"])
 
@@ -76,7 +76,7 @@ def test_a_run_plays_learns_records_and_leaves_a_checkpoint_of_two_updates(gatew
     assert sorted({version for one in played for turn in one.turns for version in turn.versions.tolist()}) == [0, 1]
     # Every episode names its session, and every turn the weights it was drawn from.
     assert len({trajectory.session_id for trajectory in played}) == 8
-    known = read_ui_checkpoint(outcome.checkpoint).state["trainer"]["fingerprints"]
+    known = load_checkpoint(outcome.checkpoint).learner.facts["fingerprints"]
     assert sorted(known) == ["0", "1", "2"]
     assert all(turn.weights == known[str(turn.versions[0])] for one in played for turn in one.turns)
     assert known["2"] == learned(outcome.run)[0]
@@ -179,9 +179,9 @@ def test_batches_that_teach_nothing_leave_room_for_the_next_behind_the_learners_
 def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):
     settings = config(gateway, 2, trainer={"collection": "asynchronous"}, algorithm={"name": "ppo"})
     outcome = train_ui(settings, root=tmp_path, run_id="queue")
-    found = read_ui_checkpoint(outcome.checkpoint)
-    assert found.state["ready"] == len(found.waiting)
-    assert found.state["about"]["config"]["algorithm"]["name"] == "ppo"
+    found = load_checkpoint(outcome.checkpoint)
+    assert found.source.facts["ready"] == len(found.source.tensors)
+    assert found.about["config"]["algorithm"]["name"] == "ppo"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(gateway, tmp_path):
     outcome = train_ui(config(gateway, 1), root=tmp_path, run_id="one")
     other = config(gateway).model.model_copy(update={"lora_rank": 8})
     with pytest.raises(CheckpointError, match="another architecture"):
-        VLMPolicy.from_config(other).load(read_ui_checkpoint(outcome.checkpoint).policy)
+        VLMPolicy.from_config(other).load(load_checkpoint(outcome.checkpoint).policy)
 
 
 def test_a_damaged_checkpoint_is_refused(gateway, tmp_path):
@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_is_refused(gateway, tmp_path):
     state = outcome.checkpoint / "state.json"
     state.write_text(state.read_text().replace('"episodes"', '"episode"'))
     with pytest.raises(CheckpointError, match=r"state.json is truncated or corrupt"):
-        read_ui_checkpoint(outcome.checkpoint)
+        load_checkpoint(outcome.checkpoint)
 
 
 def test_held_out_tasks_are_the_same_for_everybody_and_are_played_in_order(gateway, tmp_path):
@@ -227,7 +227,7 @@ def test_held_out_tasks_are_the_same_for_everybody_and_are_played_in_order(gatew
 
 @pytest.mark.parametrize("error", [CollectorFailed("the floor gave way."), OSError(28, "No space left on device")])
 def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path, monkeypatch, error):
-    def fail(self, trajectories):
+    def fail(self, trajectories, **how):
         raise error
 
     monkeypatch.setattr(TrajectoryLearner, "update", fail)
@@ -246,20 +246,20 @@ def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path
 
 
 def test_a_full_disk_does_not_hide_what_ended_a_run(gateway, tmp_path, monkeypatch):
-    really_update, really_write = TrajectoryLearner.update, ui_loop.write_ui_checkpoint
+    really_update, really_write = TrajectoryLearner.update, run_module.save_checkpoint
 
-    def update(self, trajectories):
+    def update(self, trajectories, **how):
         if self.n_updates == 1:
             raise CollectorFailed("the floor gave way.")
-        return really_update(self, trajectories)
+        return really_update(self, trajectories, **how)
 
-    def write(path, *rest):
+    def write(path, **rest):
         if path.name != "update_00000000":
             raise OSError(28, "No space left on device")
-        return really_write(path, *rest)
+        return really_write(path, **rest)
 
     monkeypatch.setattr(TrajectoryLearner, "update", update)
-    monkeypatch.setattr(ui_loop, "write_ui_checkpoint", write)
+    monkeypatch.setattr(run_module, "save_checkpoint", write)
     with pytest.raises(CollectorFailed, match=r"gave way. The last good state is .*update_00000000. Resume with: "):
         train_ui(config(gateway), root=tmp_path, run_id="full")
     assert "No checkpoint could be written" in (tmp_path / "full" / "attempt_1" / "metrics.jsonl").read_text()

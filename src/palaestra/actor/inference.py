@@ -13,39 +13,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
-from palaestra.policy.vlm.prompt import Conversation, Prompt
-from palaestra.policy.vlm.sampling import Sampled
+from palaestra.policy.vlm.sampler import Answer, Question, Sampler
 
-__all__ = ["Answered", "BatchedInference", "InferenceStatistics", "Question", "Sampler"]
+__all__ = ["BatchedInference", "InferenceStatistics"]
 
 STUCK_S = 5.0
 """In lockstep: how long a batch waits for an actor that does not ask, such as one that waits for a session while the
 others hold them all. Going on without it costs repeatability, waiting for ever would cost the run."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is to be answered, and the randomness to answer it with."""
-
-    conversation: Conversation
-    seed: int
-
-
-@dataclass(frozen=True)
-class Answered:
-    """An answer, and the very prompt it was given to."""
-
-    prompt: Prompt
-    sampled: Sampled
-
-
-class Sampler(Protocol):
-    """Answers questions, several at once; blocks while it does."""
-
-    def answer(self, questions: Sequence[Question], *, temperature: float) -> list[Answered]:
-        """An answer to each, in one batch."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +45,8 @@ class BatchedInference:
     ) -> None:  # fmt: skip
         self._sampler, self._temperature = sampler, temperature
         self._max_batch, self._lockstep, self._linger_s, self._stuck_s = max_batch, lockstep, linger_s, stuck_s
-        self._waiting: list[tuple[Question, asyncio.Future[Answered]]] = []
-        self._under_way: list[tuple[Question, asyncio.Future[Answered]]] = []
+        self._waiting: list[tuple[Question, asyncio.Future[Answer]]] = []
+        self._under_way: list[tuple[Question, asyncio.Future[Answer]]] = []
         self._playing = 0
         self._news = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="palaestra-inference")
@@ -83,11 +58,11 @@ class BatchedInference:
         self._playing = count
         self._news.set()
 
-    async def ask(self, question: Question) -> Answered:
+    async def ask(self, question: Question) -> Answer:
         """The answer, when its batch is done."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
-        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer))
         self._news.set()
         return await answer
@@ -111,7 +86,7 @@ class BatchedInference:
             questions = [question for question, _ in batch]
             begun = time.perf_counter()
             try:
-                answers = await asyncio.get_running_loop().run_in_executor(self._worker, self._answered, questions)
+                answers = await asyncio.get_running_loop().run_in_executor(self._worker, self._answer, questions)
             except Exception as error:  # noqa: BLE001  everybody who asked is told
                 for _, future in batch:
                     if not future.done():
@@ -122,7 +97,7 @@ class BatchedInference:
                 if not future.done():
                     future.set_result(answer)
 
-    def _answered(self, questions: list[Question]) -> list[Answered]:
+    def _answer(self, questions: list[Question]) -> list[Answer]:
         return self._sampler.answer(questions, temperature=self._temperature)
 
     async def _enough(self) -> None:
@@ -143,7 +118,7 @@ class BatchedInference:
                 async with asyncio.timeout(left):
                     await self._news.wait()
 
-    def _taken(self) -> list[tuple[Question, asyncio.Future[Answered]]]:
+    def _taken(self) -> list[tuple[Question, asyncio.Future[Answer]]]:
         self._waiting = [(question, answer) for question, answer in self._waiting if not answer.done()]
         if self._lockstep:
             # Whoever came first by the clock must not decide who shares a batch with whom.
@@ -158,7 +133,7 @@ class BatchedInference:
                 known.batches, known.answered, known.busy_s, known.tokens, known.out_of_step + 1
             )
 
-    def _count(self, answers: Sequence[Answered], seconds: float) -> None:
+    def _count(self, answers: Sequence[Answer], seconds: float) -> None:
         known = self.statistics
         self.statistics = InferenceStatistics(
             known.batches + 1, known.answered + len(answers), known.busy_s + seconds,

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Awaitable, Callable
 
 from palaestra.actor.agent import Dialogue, Reply
-from palaestra.actor.inference import Answered, Question
 from palaestra.policy.codecs.codec import ActionCodec, Understood
 from palaestra.policy.codecs.frame import ImageRule
 from palaestra.policy.codecs.reply_reader import ReplyReader
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation, PastTurn
+from palaestra.policy.vlm.sampler import Answer, Question
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.task import TaskSpec
 
@@ -22,7 +22,7 @@ class VlmAgent:
     """Plays with whatever answers its questions."""
 
     def __init__(
-        self, ask: Callable[[Question], Awaitable[Answered]], codec: ActionCodec, rule: ImageRule, *,
+        self, ask: Callable[[Question], Awaitable[Answer]], codec: ActionCodec, rule: ImageRule, *,
         temperature: float, system: bool = True,
     ) -> None:  # fmt: skip
         """`system` False leaves the grammar's description out, for a model that was taught it."""
@@ -36,7 +36,7 @@ class VlmAgent:
 
 class _Conversation:
     def __init__(
-        self, ask: Callable[[Question], Awaitable[Answered]], codec: ActionCodec, rule: ImageRule, spec: TaskSpec,
+        self, ask: Callable[[Question], Awaitable[Answer]], codec: ActionCodec, rule: ImageRule, spec: TaskSpec,
         seed: int, *, told: bool,
     ) -> None:  # fmt: skip
         self._ask, self._codec, self._reader = ask, codec, ReplyReader(codec, rule)

@@ -73,8 +73,8 @@ def _screens() -> None:
     from palaestra.evaluation import write_viewer
     from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.train import runs_root
+    from palaestra.train.screens import train_ui
     from palaestra.train.ui_config import ui_config_from
-    from palaestra.train.ui_loop import train_ui
 
     config = ui_config_from(SCREENS)
     outcome = train_ui(config, root=runs_root(), run_id=fresh_run_id(config.experiment_name), argv=sys.argv)

@@ -57,7 +57,7 @@ def judge(
     """
     from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
     from palaestra.sessions.provider import find_sessions
-    from palaestra.train.ui_evaluation import check_tasks, load_ui_policy
+    from palaestra.train.held_out import check_tasks, load_ui_policy
 
     name, rival_name = names or (str(path), str(other))
     config, policy = load_ui_policy(path, device=device)
@@ -112,7 +112,7 @@ def _played(
 ) -> tuple[ScreenEvaluation, Path]:  # fmt: skip
     from palaestra.evaluation import ScreenEvaluation
     from palaestra.experience.trajectory_archive import TrajectoryArchive
-    from palaestra.train.ui_evaluation import play_held_out
+    from palaestra.train.held_out import play_held_out
 
     kept = path.parent.parent / "evaluations" / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}" / "trajectories"
     archive, done = TrajectoryArchive(kept), 0

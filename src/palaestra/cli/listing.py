@@ -34,11 +34,11 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a configuration section: every key, its default and what it does."""
     from palaestra.config import nearest
-    from palaestra.learner.trajectories.built_in import TRAJECTORY_ALGORITHMS
+    from palaestra.learner.table import ALGORITHMS
     from palaestra.train.config import SECTIONS
     from palaestra.train.ui_config import UI_SECTIONS
 
-    on_trajectories = {f"ui_{name}": cls.config_class for name, cls in TRAJECTORY_ALGORITHMS.items()}
+    on_trajectories = {f"ui_{name}": cls.config_class for name, cls in ALGORITHMS["trajectories"].items()}
     known: dict[str, Any] = {**SECTIONS, **UI_SECTIONS, **on_trajectories}
     if not name:
         print("\n".join(known))

@@ -115,8 +115,8 @@ def _trained(
             raise ConfigError(
                 "model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'"
             )
+        from palaestra.train.screens import train_ui
         from palaestra.train.ui_config import ui_config_from
-        from palaestra.train.ui_loop import train_ui
 
         wanted = ui_config_from(data, seed=seed)
         return train_ui(

@@ -89,6 +89,15 @@ class RolloutAlgorithm:
 
     # ------------------------------------------------------------------ everything below has a default
 
+    @classmethod
+    def find_defect(cls) -> str:
+        """Why the class cannot be trained with; empty when it can."""
+        if cls.prepare is RolloutAlgorithm.prepare:
+            return "it has no prepare(rollout)"
+        if cls.loss is RolloutAlgorithm.loss and cls.losses is RolloutAlgorithm.losses:
+            return "it has no loss(policy, batch)"
+        return ""
+
     def losses(self, policy: Any, batch: TrainBatch, *, clip_range: float) -> Losses:
         """The loss in the parts that are reported, and clipped, apart."""
         loss = self.loss(policy, batch)

@@ -146,6 +146,8 @@ class TrainingCheckpoint:
             return {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
 
         self.path, self.sha256, self.policy = checkpoint.path, checkpoint.sha256, checkpoint.policy_file
+        if (checkpoint.path / "policy").is_dir():
+            self.policy = checkpoint.path / "policy"
         self.learner = State(tensors("learner:"), state["learner"])
         self.source = State(tensors("source:"), state["source"])
         self.progress, self.about = state["progress"], state["about"]
@@ -156,7 +158,11 @@ def save_checkpoint(path: Path, *, kind: str, policy: Any, learner: Any, source:
     tensors = {f"learner:{k}": v for k, v in learner.tensors.items()}
     tensors |= {f"source:{k}": v for k, v in source.tensors.items()}
     state = {"learner": learner.facts, "source": source.facts, "progress": progress, "about": dict(about)}
-    return write_checkpoint(path, policy, tensors, state)
+    if not callable(policy):
+        return write_checkpoint(path, policy, tensors, state)
+    sha256 = write_checkpoint(path, b"", tensors, state)
+    policy(path / "policy")
+    return sha256
 
 
 def load_checkpoint(path: Path) -> TrainingCheckpoint:

@@ -9,11 +9,16 @@ from palaestra.config import Section, imported, nearest, validated
 from palaestra.errors import ConfigError
 from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.ppo import PPO
+from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
+from palaestra.learner.trajectories.built_in import GRPO, RejectionSampling, TrajectoryPPO
 
 __all__ = ["ALGORITHMS", "build_algorithm", "find_algorithm"]
 
-ALGORITHMS: dict[str, dict[str, Any]] = {"rollouts": {"ppo": PPO}}
-BASES: dict[str, type] = {"rollouts": RolloutAlgorithm}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "rollouts": {"ppo": PPO},
+    "trajectories": {"rejection_sampling": RejectionSampling, "grpo": GRPO, "ppo": TrajectoryPPO},
+}
+BASES: dict[str, Any] = {"rollouts": RolloutAlgorithm, "trajectories": TrajectoryAlgorithm}
 
 
 def find_algorithm(name: str, experience: str = "rollouts") -> Any:
@@ -21,13 +26,11 @@ def find_algorithm(name: str, experience: str = "rollouts") -> Any:
     table, base = ALGORITHMS[experience], BASES[experience]
     if ":" in name:
         cls = imported(name, place="algorithm.name")
-        if not (isinstance(cls, type) and issubclass(cls, base)):
-            raise ConfigError(
-                "algorithm.name",
-                name,
-                f"is not a subclass of palaestra.learner.{base.__name__}",
-                "See docs/algorithms.md",
-            )
+        is_ours = isinstance(cls, type) and issubclass(cls, base)
+        defect = cls.find_defect() if is_ours else f"it does not derive from {base.__name__}"
+        if defect:
+            remedy = f"See palaestra.learner.{base.__name__} and docs/algorithms.md"
+            raise ConfigError("algorithm.name", name, f"is no algorithm on {experience}: {defect}", remedy)
         return cls
     if name not in table:
         close = nearest(name, table, count=1)

@@ -128,11 +128,11 @@ class Wiring(Protocol):
     def evaluate(self) -> dict[str, float]:
         """Metrics of held-out play."""
 
-    def notices(self) -> Sequence[str]:
-        """What a person should know at the start."""
+    def notices(self) -> Sequence[tuple[str, str]]:
+        """What a person should know at the start: level and text."""
 
-    def warnings(self, metrics: Mapping[str, float]) -> Sequence[str]:
-        """What went wrong since the last update without ending the run."""
+    def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
+        """What went wrong since the last update without ending the run; may add metrics about it."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ def train(
             )
         )
         telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
-        for text in wiring.notices():
-            telemetry.emit(LogLine("warning", text))
+        for level, text in wiring.notices():
+            telemetry.emit(LogLine(level, text))
         if not exact:
             text = "The environments could not be brought back to where they stood: they start fresh episodes."
             telemetry.emit(LogLine("warning", text))

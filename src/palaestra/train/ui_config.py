@@ -16,7 +16,7 @@ from palaestra.actor.task_runner import ActorConfig
 from palaestra.actor.task_sampler import SamplerConfig, TaskChoice
 from palaestra.config import Section, validated
 from palaestra.errors import ConfigError
-from palaestra.learner.trajectories.built_in import build_trajectory_algorithm, trajectory_config_of
+from palaestra.learner.table import build_algorithm, config_of
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.learner.trajectories.reward import RewardConfig
@@ -181,13 +181,13 @@ def _algorithm(given: Any) -> dict[str, Any]:
     name = flat.pop("name", "rejection_sampling")
     if not isinstance(name, str):
         raise ConfigError("algorithm.name", name, "is not a name", "Write algorithm.name=grpo")
-    settings = validated(trajectory_config_of(name), {**flat, **nested}, place="algorithm")
+    settings = validated(config_of(name, "trajectories"), {**flat, **nested}, place="algorithm")
     return {"name": name, **settings.model_dump(mode="json")}
 
 
 def _check_across(config: UiRunConfig) -> None:
     settings = {key: value for key, value in config.algorithm.items() if key != "name"}
-    size = build_trajectory_algorithm(config.algorithm["name"], settings).group_size
+    size = build_algorithm(config.algorithm["name"], settings, "trajectories").group_size
     if config.trainer.batch_size % size:
         nearest = sorted(
             {max(size, config.trainer.batch_size // size * size), (config.trainer.batch_size // size + 1) * size}

@@ -6,7 +6,7 @@ which source and which publisher it holds. `train` runs a configuration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -214,11 +214,12 @@ class _VectorRun(VectorTraining):
             metrics["eval_success_rate"] = result.success_rate
         return metrics
 
-    def notices(self) -> Sequence[str]:
+    def notices(self) -> Sequence[tuple[str, str]]:
         """What the device means for this policy, and what the policy itself has to report."""
-        return [*device_notices(self.policy), *getattr(self.policy, "notices", ())]
+        texts = [*device_notices(self.policy), *getattr(self.policy, "notices", ())]
+        return [("warning", text) for text in texts]
 
-    def warnings(self, metrics: Mapping[str, float]) -> Sequence[str]:
+    def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """Collectors that were replaced."""
         failures = getattr(self.source, "failures", ())[self._failures_reported :]
         self._failures_reported += len(failures)

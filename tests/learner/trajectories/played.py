@@ -8,9 +8,9 @@ from palaestra.actor.pool import play_all
 from palaestra.actor.task_runner import ActorConfig, EpisodeOrder, TaskRunner
 from palaestra.actor.vlm_agent import VlmAgent
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
+from palaestra.policy.vlm.sampler import LocalSampler
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.task import TaskRequest
-from palaestra.train.ui_hall import LocalSampler
 
 MODEL = ModelConfig(name="tiny", max_new_tokens=24, history=0, lora_rank=4)
 SIZE = 4

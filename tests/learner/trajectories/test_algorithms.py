@@ -8,15 +8,14 @@ from tests.learner.trajectories.toy import END, episode, paid, turn
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.learner.table import ALGORITHMS, build_algorithm, config_of
 from palaestra.learner.trajectories import (
     GRPO,
     RejectionSampling,
     TrajectoryAlgorithm,
     TrajectoryPPO,
-    build_trajectory_algorithm,
 )
 from palaestra.learner.trajectories.algorithm import TokenBatch
-from palaestra.learner.trajectories.built_in import TRAJECTORY_ALGORITHMS, trajectory_config_of
 
 
 def won(name="w", reward=1.0, **more):
@@ -41,9 +40,9 @@ def test_rejection_sampling_keeps_what_earned_strictly_more_than_the_threshold()
     assert admitted(RejectionSampling(), group) == ["half", "whole"]
 
 
-@pytest.mark.parametrize("name", TRAJECTORY_ALGORITHMS)
+@pytest.mark.parametrize("name", ALGORITHMS["trajectories"])
 def test_no_algorithm_admits_an_episode_whose_screen_broke(name):
-    algorithm = build_trajectory_algorithm(name)
+    algorithm = build_algorithm(name, experience="trajectories")
     assert admitted(algorithm, [won("a"), broken(), won("c", 0.5)]) == ["a", "c"]
 
 
@@ -153,13 +152,18 @@ def test_the_value_error_of_ppo_is_a_mean_over_turns():
 
 
 def test_algorithms_are_built_by_name_with_their_settings_checked():
-    assert build_trajectory_algorithm("grpo", {"group_size": 4}).group_size == 4
-    assert build_trajectory_algorithm("rejection_sampling", {"reward_threshold": 0.5}).config.reward_threshold == 0.5
+    assert build_algorithm("grpo", {"group_size": 4}, experience="trajectories").group_size == 4
+    assert (
+        build_algorithm(
+            "rejection_sampling", {"reward_threshold": 0.5}, experience="trajectories"
+        ).config.reward_threshold
+        == 0.5
+    )
     with pytest.raises(ConfigError, match=r"Did you mean 'clip_high'"):
-        build_trajectory_algorithm("grpo", {"clip_hihg": 0.3})
+        build_algorithm("grpo", {"clip_hihg": 0.3}, experience="trajectories")
     with pytest.raises(ConfigError, match=r"Did you mean 'grpo'"):
-        build_trajectory_algorithm("gpro")
-    assert "reward_threshold" in trajectory_config_of("rejection_sampling").model_fields
+        build_algorithm("gpro", experience="trajectories")
+    assert "reward_threshold" in config_of("rejection_sampling", "trajectories").model_fields
 
 
 class Twice(RejectionSampling):
@@ -185,7 +189,7 @@ class WithoutAdvantages(TrajectoryAlgorithm):
 
 def test_a_users_own_algorithm_is_an_address_and_has_to_be_one():
     here = f"{__name__}:Twice"
-    assert isinstance(build_trajectory_algorithm(here), Twice)
+    assert isinstance(build_algorithm(here, experience="trajectories"), Twice)
     for name, problem in (
         ("END", "does not derive from TrajectoryAlgorithm"),
         ("WithoutRewards", "its select takes no rewards"),
@@ -193,5 +197,5 @@ def test_a_users_own_algorithm_is_an_address_and_has_to_be_one():
         ("WithoutAdvantages", "has no advantages"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            build_trajectory_algorithm(f"{__name__}:{name}")
+            build_algorithm(f"{__name__}:{name}", experience="trajectories")
     assert END == 10

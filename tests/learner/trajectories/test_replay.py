@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.learner.trajectories.toy import episode, turn
 
+from palaestra.experience.groups import unpack_trajectories
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories.groups import unpack_trajectories
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 
 

@@ -1,14 +1,7 @@
 """Learning from trajectories: rejection sampling, GRPO and PPO on the tokens of a model that operates a screen."""
 
 from palaestra.learner.trajectories.algorithm import Loss, TrajectoryAlgorithm
-from palaestra.learner.trajectories.built_in import (
-    GRPO,
-    TRAJECTORY_ALGORITHMS,
-    RejectionSampling,
-    TrajectoryPPO,
-    build_trajectory_algorithm,
-)
-from palaestra.learner.trajectories.groups import Groups
+from palaestra.learner.trajectories.built_in import GRPO, RejectionSampling, TrajectoryPPO
 from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.policy import TrajectoryPolicy
 from palaestra.learner.trajectories.policy_gradient import PolicyGradient
@@ -16,8 +9,6 @@ from palaestra.learner.trajectories.update import UpdateConfig
 
 __all__ = [
     "GRPO",
-    "TRAJECTORY_ALGORITHMS",
-    "Groups",
     "Loss",
     "PolicyGradient",
     "RejectionSampling",
@@ -26,5 +17,4 @@ __all__ = [
     "TrajectoryPPO",
     "TrajectoryPolicy",
     "UpdateConfig",
-    "build_trajectory_algorithm",
 ]

@@ -6,6 +6,7 @@ objective. Everything else has a default. docs/algorithms.md shows a whole one i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -86,6 +87,7 @@ class NoSettings(Section):
 class TrajectoryAlgorithm:
     """Decides what to learn from and what to minimise; knows no screen, no queue and no file."""
 
+    experience: ClassVar[str] = "trajectories"
     config_class: ClassVar[type[Section]] = NoSettings
     """The section that its settings are checked against."""
     config: Any
@@ -104,6 +106,18 @@ class TrajectoryAlgorithm:
 
     def __init__(self, config: Section | None = None, **settings: Any) -> None:
         self.config = config or validated(self.config_class, settings, place="algorithm")
+
+    @classmethod
+    def find_defect(cls) -> str:
+        """Why the class cannot be trained with; empty when it can."""
+        if cls.loss is TrajectoryAlgorithm.loss:
+            return "it has no loss(batch, now)"
+        if cls.advantages is TrajectoryAlgorithm.advantages and cls.samples is TrajectoryAlgorithm.samples:
+            return "it has no advantages(trajectories, rewards)"
+        for method in ("select", "advantages", "samples"):
+            if "rewards" not in inspect.signature(getattr(cls, method)).parameters:
+                return f"its {method} takes no rewards, for each trajectory the reward of each turn"
+        return ""
 
     def advantages(self, trajectories: Sequence[Trajectory], rewards: Rewards) -> Numbers:
         """How much better than expected each episode was; to be written, unless `samples` is.

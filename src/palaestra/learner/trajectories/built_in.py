@@ -1,20 +1,17 @@
-"""The algorithms that come with the package: rejection sampling, GRPO and PPO; how one is chosen by name.
-
-A user's own is named by its address `package.module:Class` and derives from `TrajectoryAlgorithm`.
-"""
+"""The algorithms on trajectories that come with the package: rejection sampling, GRPO and PPO."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from palaestra.config import Section, imported, nearest, validated
-from palaestra.errors import ConfigError, ExperienceError
+from palaestra.config import Section
+from palaestra.errors import ExperienceError
+from palaestra.experience.groups import group_positions
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.experience.turn_input import TokenLogProbs
 from palaestra.learner.trajectories.algorithm import (
@@ -26,7 +23,6 @@ from palaestra.learner.trajectories.algorithm import (
     token_counts,
     token_weights,
 )
-from palaestra.learner.trajectories.groups import group_positions
 from palaestra.learner.trajectories.policy_gradient import (
     Doubles,
     PolicyGradient,
@@ -40,14 +36,11 @@ from palaestra.learner.trajectories.reward import Rewards
 
 __all__ = [
     "GRPO",
-    "TRAJECTORY_ALGORITHMS",
     "GRPOConfig",
     "RejectionSampling",
     "RejectionSamplingConfig",
     "TrajectoryPPO",
     "TrajectoryPPOConfig",
-    "build_trajectory_algorithm",
-    "trajectory_config_of",
 ]
 
 
@@ -197,51 +190,3 @@ class TrajectoryPPO(PolicyGradient):
         value_loss = 0.5 * batch.turn_share * (now.values.float() - batch.value_target).square().sum()
         metrics = {**loss.metrics, "value_loss": value_loss.detach()}
         return Loss(loss.total + self.config.value_coef * value_loss, metrics)
-
-
-TRAJECTORY_ALGORITHMS: dict[str, type[TrajectoryAlgorithm]] = {
-    "rejection_sampling": RejectionSampling,
-    "grpo": GRPO,
-    "ppo": TrajectoryPPO,
-}
-
-
-def build_trajectory_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> TrajectoryAlgorithm:
-    """The algorithm called `name` (or at that address) with its settings checked."""
-    return _find_class(name)(validated(trajectory_config_of(name), settings or {}, place="algorithm"))
-
-
-def trajectory_config_of(name: str) -> type[Section]:
-    """The configuration section an algorithm reads."""
-    return _find_class(name).config_class
-
-
-def _find_class(name: str) -> type[TrajectoryAlgorithm]:
-    if ":" in name:
-        cls = imported(name, place="algorithm.name")
-        problem = _problem_of(cls)
-        if problem:
-            remedy = "See palaestra.learner.trajectories.TrajectoryAlgorithm and docs/algorithms.md"
-            raise ConfigError("algorithm.name", name, f"is no algorithm on trajectories: {problem}", remedy)
-        found: type[TrajectoryAlgorithm] = cls
-        return found
-    if name not in TRAJECTORY_ALGORITHMS:
-        close = nearest(name, TRAJECTORY_ALGORITHMS, count=1)
-        known = f"not one of ours on trajectories ({', '.join(TRAJECTORY_ALGORITHMS)})"
-        remedy = f"Did you mean {close[0]!r}?" if close else "Write the address 'package.module:Class' of your own"
-        raise ConfigError("algorithm.name", name, known, remedy)
-    return TRAJECTORY_ALGORITHMS[name]
-
-
-def _problem_of(cls: Any) -> str:
-    """Why a class cannot be trained with; empty when it can."""
-    if not isinstance(cls, type) or not issubclass(cls, TrajectoryAlgorithm):
-        return "it does not derive from TrajectoryAlgorithm"
-    if cls.loss is TrajectoryAlgorithm.loss:
-        return "it has no loss(batch, now)"
-    if cls.advantages is TrajectoryAlgorithm.advantages and cls.samples is TrajectoryAlgorithm.samples:
-        return "it has no advantages(trajectories, rewards)"
-    for method in ("select", "advantages", "samples"):
-        if "rewards" not in inspect.signature(getattr(cls, method)).parameters:
-            return f"its {method} takes no rewards, for each trajectory the reward of each turn"
-    return ""

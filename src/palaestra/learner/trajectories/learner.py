@@ -12,19 +12,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
+from palaestra.experience.groups import split_groups
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.turn_input import turn_inputs
 from palaestra.learner.returns import explained_variance
 from palaestra.learner.trajectories.admission import Admission
 from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm, token_counts
-from palaestra.learner.trajectories.groups import split_groups
 from palaestra.learner.trajectories.policy import (
     Fingerprinted,
     ReadsReplies,
@@ -44,8 +44,9 @@ from palaestra.learner.trajectories.update import (
     pace,
     update,
 )
+from palaestra.transport.source import State
 
-__all__ = ["State", "TrajectoryLearner"]
+__all__ = ["TrajectoryLearner"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,14 +54,6 @@ VERSIONS_KNOWN = 1024
 """Newest versions whose fingerprints are remembered."""
 KEPT_BYTES = 2 * 2**30
 """The most that the weights of earlier versions may take together."""
-
-
-class State(NamedTuple):
-    """Everything that the next number of a learner depends on, except the policy's weights."""
-
-    tensors: dict[str, Tensor]
-    facts: dict[str, Any]
-    """Plain JSON."""
 
 
 class TrajectoryLearner:
@@ -112,6 +105,12 @@ class TrajectoryLearner:
     def version(self) -> int:
         """Of the weights as they are: counts updates that changed them."""
         return self._version
+
+    def reset_version(self, version: int) -> None:
+        """The policy's weights were replaced, and are known as `version` now."""
+        self._version = version
+        self._kept.clear()
+        self._remember_weights()
 
     def weights(self) -> Mapping[str, Tensor]:
         """What learns, by name: the tensors themselves, to be copied by whoever keeps them."""

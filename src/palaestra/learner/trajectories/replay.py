@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from palaestra.config import Section
+from palaestra.experience.groups import pack_trajectories, task_key, task_name, unpack_trajectories
 from palaestra.experience.trajectory import Trajectory
-from palaestra.learner.trajectories.groups import pack_trajectories, task_key, task_name, unpack_trajectories
 
 __all__ = ["ReplayConfig", "SuccessReplay"]
 

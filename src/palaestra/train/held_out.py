@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from palaestra.actor.pool import play_all
+from palaestra.actor.rollout_workers import start_rollout_workers
 from palaestra.actor.task_runner import EpisodeOrder
 from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.experience.trajectory import Trajectory
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories.reward import reward_warnings
 from palaestra.policy.vlm import VLMPolicy
-from palaestra.sessions.provider import SessionAddress, load_tasks
-from palaestra.train.ui_checkpoint import read_ui_checkpoint
+from palaestra.policy.vlm.sampler import LocalSampler
+from palaestra.sessions.provider import SessionAddress, load_tasks, open_provider
 from palaestra.train.ui_config import UiRunConfig, ui_config_from
-from palaestra.train.ui_hall import LocalSampler, build_policy, open_ui_hall
 
-__all__ = ["check_tasks", "load_ui_policy", "play_held_out"]
+__all__ = ["build_policy", "check_tasks", "load_ui_policy", "play_held_out"]
 
 
 def check_tasks(config: UiRunConfig, address: SessionAddress) -> list[str]:
@@ -41,7 +43,7 @@ def check_tasks(config: UiRunConfig, address: SessionAddress) -> list[str]:
 
 
 def play_held_out(
-    config: UiRunConfig, policy: VLMPolicy, address: SessionAddress, *, episodes: int, first: int = 0,
+    config: UiRunConfig, policy: Any, address: SessionAddress, *, episodes: int, first: int = 0,
     tasks: Sequence[TaskChoice] | None = None, greedy: bool | None = None, samples: int = 1,
     heard: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> list[Trajectory]:  # fmt: skip
@@ -55,23 +57,42 @@ def play_held_out(
     greedy = config.evaluation.greedy if greedy is None else greedy
     sampler = LocalSampler(policy, threads=config.inference.torch_threads)
 
-    async def played() -> list[Trajectory]:
-        async with open_ui_hall(
-            config, address, sampler, policy.grammar, lockstep=True, temperature=0.0 if greedy else None
-        ) as hall:
+    async def play() -> list[Trajectory]:
+        async with start_rollout_workers(
+            open_provider(config.environment, address, session_type=config.actor.session_type),
+            sampler,
+            policy.grammar,
+            config.actor,
+            max_batch=config.inference.max_batch,
+            lockstep=True,
+            temperature=0.0 if greedy else None,
+        ) as workers:
             return await play_all(
-                hall.play, orders, concurrent=config.actor_pool.target_concurrent_actors, present=hall.present,
+                workers.play,
+                orders,
+                concurrent=config.actor_pool.target_concurrent_actors,
+                present=workers.present,
                 heard=lambda order, trajectory: heard(trajectory),
-            )  # fmt: skip
+            )
 
     with asyncio.Runner() as runner:
-        return runner.run(played())
+        return runner.run(play())
+
+
+def build_policy(config: UiRunConfig) -> VLMPolicy:
+    """The model that the configuration names, with the grammar that its actors speak."""
+    return VLMPolicy.from_config(
+        config.model,
+        seed=config.trainer.seed,
+        codec=config.actor.codec,
+        describe_grammar=config.actor.describe_grammar,
+    )
 
 
 def load_ui_policy(path: Path, *, device: str | None = None) -> tuple[UiRunConfig, VLMPolicy]:
     """The model of a checkpoint, and the configuration it was trained with; `device` replaces its `model.device`."""
-    checkpoint = read_ui_checkpoint(path)
-    config = ui_config_from(checkpoint.state["about"]["config"])
+    checkpoint = load_checkpoint(path)
+    config = ui_config_from(checkpoint.about["config"])
     if device is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
     policy = build_policy(config)

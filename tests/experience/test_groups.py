@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.learner.trajectories.toy import episode
 
 from palaestra.errors import ExperienceError
-from palaestra.learner.trajectories.groups import Groups, whole_groups
+from palaestra.experience.groups import Groups, whole_groups
 
 
 def names(group):

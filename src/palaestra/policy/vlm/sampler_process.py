@@ -24,9 +24,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from palaestra.actor.inference import Answered, Question
 from palaestra.errors import CollectorFailed
-from palaestra.policy.vlm import ModelConfig, SampleRequest, VLMPolicy
+from palaestra.policy.vlm.config import ModelConfig
+from palaestra.policy.vlm.policy import VLMPolicy
+from palaestra.policy.vlm.sampler import Answer, Question, answer_questions
 
 __all__ = ["ProcessSampler"]
 
@@ -68,7 +69,7 @@ class ProcessSampler:
             # Kept after they were sent: a child that replaces another needs them too.
             self._published = (version, arrays)
 
-    def answer(self, questions: Sequence[Question], *, temperature: float) -> list[Answered]:
+    def answer(self, questions: Sequence[Question], *, temperature: float) -> list[Answer]:
         """An answer to each, in one batch. The same questions give the same answers after a restart."""
         with self._turn:
             while True:
@@ -95,13 +96,13 @@ class ProcessSampler:
         theirs.close()
         self._ready, self._sent = False, None
 
-    def _ask(self, questions: Sequence[Question], temperature: float) -> list[Answered]:
+    def _ask(self, questions: Sequence[Question], temperature: float) -> list[Answer]:
         with self._news:
             published = self._published
         if published is not None and published is not self._sent:
             self._call("weights", *published)
             self._sent = published
-        answers: list[Answered] = self._call("answer", list(questions), temperature)
+        answers: list[Answer] = self._call("answer", list(questions), temperature)
         return answers
 
     def _replace_child(self, error: Exception) -> None:
@@ -144,10 +145,10 @@ class ProcessSampler:
 
     @staticmethod
     def _main(pipe: Connection, config: str, seed: int, threads: int) -> None:
-        _live(pipe, config, seed, threads)
+        _run_child(pipe, config, seed, threads)
 
 
-def _live(pipe: Connection, config: str, seed: int, threads: int) -> None:
+def _run_child(pipe: Connection, config: str, seed: int, threads: int) -> None:
     """The child: load the model, then answer until the pipe ends."""
     # Signals to the whole group are for the parent, who ends us by the pipe when the last episode is over.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -168,7 +169,7 @@ def _live(pipe: Connection, config: str, seed: int, threads: int) -> None:
                 if kind == "weights":
                     _load(policy, *content)
                 else:
-                    done = _answered(policy, *content)
+                    done = answer_questions(policy, *content)
             except Exception:  # noqa: BLE001  told to whoever asked
                 pipe.send(("failed", traceback.format_exc()))
                 continue
@@ -178,10 +179,3 @@ def _live(pipe: Connection, config: str, seed: int, threads: int) -> None:
 def _load(policy: VLMPolicy, version: int, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
     policy.load_trainable_state({name: torch.from_numpy(array) for name, array in arrays.items()})
     policy.publish(version)
-
-
-def _answered(policy: VLMPolicy, questions: Sequence[Question], temperature: float) -> list[Answered]:
-    prompts = [policy.prompt(question.conversation) for question in questions]
-    requests = [SampleRequest(prompt, question.seed) for prompt, question in zip(prompts, questions, strict=True)]
-    drawn = policy.sample(requests, temperature=temperature)
-    return [Answered(prompt, sampled) for prompt, sampled in zip(prompts, drawn, strict=True)]

@@ -1,0 +1,244 @@
+"""Training on screens, wired: a model, sessions, actors that play, a learner of trajectories, and a publisher.
+
+Played episodes are archived with their pictures. Synchronous and asynchronous collection differ in the player that the
+source is given; a sampler in this process and one in a process of its own in the publisher. `train_ui` runs a
+configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from palaestra.actor.episode_source import (
+    BackgroundPlayer,
+    EpisodeOrders,
+    EpisodeSource,
+    Player,
+    SynchronousPlayer,
+)
+from palaestra.actor.rollout_workers import RolloutWorkers, start_rollout_workers
+from palaestra.actor.task_sampler import TaskSampler
+from palaestra.evaluation.screens import ScreenEvaluation
+from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.learner.checkpoint import TrainingCheckpoint
+from palaestra.learner.table import build_algorithm
+from palaestra.learner.trajectories.learner import TrajectoryLearner
+from palaestra.learner.trajectories.proof import Reason
+from palaestra.policy.vlm.sampler import LocalSampler, Sampler
+from palaestra.policy.vlm.sampler_process import ProcessSampler
+from palaestra.sessions.provider import SessionAddress, find_sessions, open_provider
+from palaestra.telemetry import EpisodeSummary, Telemetry
+from palaestra.train.held_out import build_policy, check_tasks, play_held_out
+from palaestra.train.run import Outcome, Schedule, Wiring
+from palaestra.train.run import train as run
+from palaestra.train.run_directory import Attempt, RunDirectory
+from palaestra.train.ui_config import UiRunConfig
+
+__all__ = ["train_ui"]
+
+ARCHIVE_TRIMMED_EVERY = 20
+"""Updates between two looks at how many trajectories are kept."""
+
+
+class SamplerPublisher:
+    """Makes new weights answer: those of the acting network here, and those of a sampler process."""
+
+    def __init__(self, policy: Any, process: ProcessSampler | None) -> None:
+        self._policy, self._process = policy, process
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """From the next batch of replies on."""
+        self._policy.publish(version)
+        if self._process is not None:
+            self._process.publish(version, weights)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.close()
+
+
+class _ScreenRun:
+    """The parts of a configured run."""
+
+    kind = "screens"
+    unit: Literal["steps", "updates"] = "updates"
+    keep_first = True
+
+    def __init__(self, config: UiRunConfig, policy: Any, address: SessionAddress, warnings: Sequence[str]) -> None:
+        t = config.trainer
+        settings = {key: value for key, value in config.algorithm.items() if key != "name"}
+        algorithm = build_algorithm(config.algorithm["name"], settings, "trajectories")
+        if algorithm.needs_reference and not config.model.use_lora:
+            policy.keep_reference()
+        self._config, self._policy, self._address, self._warnings = config, policy, address, warnings
+        self.learner = TrajectoryLearner(
+            policy,
+            algorithm,
+            t,
+            lora=config.model.use_lora,
+            proof=config.proof,
+            replay=config.replay,
+            reward=config.reward,
+            temperature=config.actor.temperature,
+            kept_versions=config.staleness,
+            version=policy.version,
+            seed=t.seed,
+        )
+        sampler = TaskSampler(config.tasks, config.sampler, seed=t.seed)
+        self._orders = EpisodeOrders(sampler, group_size=algorithm.group_size, seed=t.seed)
+        self.source = EpisodeSource(
+            self._orders,
+            self.learner.admit,
+            batch_size=t.batch_size,
+            max_refills=t.max_refills,
+            max_staleness=config.staleness,
+            sessions=address.description,
+        )
+        self._process: ProcessSampler | None = None
+        self.publisher = SamplerPublisher(policy, None)
+        self._failures_reported = 0
+        self._archive: TrajectoryArchive | None = None
+        self.total = t.num_training_steps
+        self.score_metric = "eval_success_rate" if t.eval_every else "success_rate"
+        self.schedule = Schedule(t.eval_every, t.checkpoint_every, t.checkpoint_seconds, t.keep_checkpoints)
+
+    def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
+        """Start the sampler; the player starts sessions with the first batch."""
+        if self._config.trajectories_kept:
+            self._archive = TrajectoryArchive(attempt.path / "trajectories")
+
+        def report(number: int, trajectory: Trajectory) -> None:
+            telemetry.emit(EpisodeSummary(number, number, 0, trajectory.total_reward(), len(trajectory)))
+
+        sampler = self._start_sampler()
+        self.publisher.publish(self.learner.version, self.learner.weights())
+        self.source.open(
+            self._start_player(sampler),
+            version=self.learner.version,
+            stop=stop,
+            record=self._record,
+            finished=report,
+        )
+
+    def _start_sampler(self) -> Sampler:
+        c = self._config
+        if c.inference.backend == "thread":
+            return LocalSampler(self._policy, threads=c.inference.torch_threads)
+        self._process = ProcessSampler(
+            c.model, seed=c.trainer.seed, threads=c.inference.torch_threads, restarts=c.inference.restarts
+        )
+        self.publisher = SamplerPublisher(self._policy, self._process)
+        return self._process
+
+    def _start_player(self, sampler: Sampler) -> Player:
+        c, asynchronous = self._config, self._config.trainer.collection == "asynchronous"
+
+        def start_workers(failed: Callable[[Trajectory], None]) -> AbstractAsyncContextManager[RolloutWorkers]:
+            return start_rollout_workers(
+                open_provider(c.environment, self._address, session_type=c.actor.session_type),
+                sampler,
+                self._policy.grammar,
+                c.actor,
+                max_batch=c.inference.max_batch,
+                lockstep=not asynchronous,
+                failed=failed,
+            )
+
+        concurrent = c.actor_pool.target_concurrent_actors
+        if not asynchronous:
+            return SynchronousPlayer(start_workers, self._orders, concurrent=concurrent)
+        return BackgroundPlayer(
+            start_workers,
+            self._orders,
+            concurrent=concurrent,
+            batch_size=c.trainer.batch_size,
+            max_staleness=c.trainer.max_staleness,
+            version=self.learner.version,
+        )
+
+    def _record(self, trajectory: Trajectory) -> None:
+        if self._archive is not None:
+            self._archive.append(trajectory)
+
+    def is_complete(self) -> bool:
+        """Whether as many batches as planned were learned from or refused."""
+        return self.source.progress.updates >= self.total
+
+    def save_policy(self) -> Callable[[Path], object]:
+        """The model's own directory."""
+        save: Callable[[Path], object] = self._policy.save
+        return save
+
+    def load_policy(self, path: Path) -> None:
+        """Take over the weights of a directory."""
+        self._policy.load(path)
+        self.learner.reset_version(self._policy.version)
+
+    def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
+        """What does not fit is refused by the parts themselves."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Success on held-out seeds."""
+        played = play_held_out(self._config, self._policy, self._address, episodes=self._config.evaluation.episodes)
+        scores = ScreenEvaluation.from_episodes(played).overall
+        if scores.success_rate is None or scores.mean_return is None:
+            return {}
+        return {"eval_success_rate": scores.success_rate, "eval_return": scores.mean_return}
+
+    def notices(self) -> Sequence[tuple[str, str]]:
+        """The learning rate with its reason, and warnings about the tasks."""
+        rate = ("info", f"{self.learner.rate.reason}.".capitalize())
+        return [rate, *(("warning", text) for text in self._warnings)]
+
+    def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
+        """Batches that taught nothing, and sampler processes that were replaced."""
+        texts = []
+        if not metrics["trajectories_learned"]:
+            texts.append(f"Nothing was learned from this batch: {self._why_nothing(metrics)}.")
+        if self._process is not None:
+            failures = self._process.failures
+            metrics["sampler_restarts"] = float(len(failures))
+            texts += [f"A sampler process was replaced: {text}." for text in failures[self._failures_reported :]]
+            self._failures_reported = len(failures)
+        if self._archive is not None and self.source.progress.updates % ARCHIVE_TRIMMED_EVERY == 0:
+            self._archive.keep(self._config.trajectories_kept)
+        return texts
+
+    def _why_nothing(self, metrics: Mapping[str, float]) -> str:
+        if self.learner.last_refusal:
+            return self.learner.last_refusal.rstrip(".")
+        refused = {reason.value: int(metrics[f"refused_{reason.value}"]) for reason in Reason}
+        if any(count for reason, count in refused.items() if reason != Reason.ENVIRONMENT):
+            counts = ", ".join(f"{reason} {count}" for reason, count in refused.items() if count)
+            offered = metrics["trajectories_offered"]
+            return f"{offered:.0f} episodes were offered and refused by reason: {counts} (see the log)"
+        return "every group succeeded or failed as a whole, or nothing was accepted"
+
+
+def train_ui(config: UiRunConfig, *, policy: Any = None, **where: Any) -> Outcome:
+    """Train a model on the tasks of a configuration; `palaestra.train.run.train` explains the other arguments.
+
+    `policy` replaces the model that the configuration names: a `VLMPolicy`, or an `nn.Module` that answers `sample` and
+    `log_probs` (docs/vlm.md).
+    """
+
+    def wire(stack: ExitStack) -> Wiring:
+        torch.set_num_threads(config.trainer.torch_threads)
+        model = build_policy(config) if policy is None else policy
+        address = find_sessions(
+            config.environment,
+            stack,
+            actors=config.actor_pool.target_concurrent_actors,
+            session_type=config.actor.session_type,
+        )
+        return _ScreenRun(config, model, address, check_tasks(config, address))
+
+    return run(config, wire, **where)
