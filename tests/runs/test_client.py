@@ -11,10 +11,10 @@ import pytest
 from tests.runs.serving import end_service, service, service_thread
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
+from palaestra.files.atomic import read_json
 from palaestra.runs import TrainerService, client, connect
 from palaestra.runs.connect import end_service as stop_service
 from palaestra.runs.connect import ensure_service, find_service
-from palaestra.runs.durable import read_json
 from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LifeRecord

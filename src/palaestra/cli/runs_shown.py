@@ -9,8 +9,8 @@ from typing import Any
 
 from palaestra.cli.runs_table import aligned, became, duration, sized, steps, why
 from palaestra.cli.terminal import printable, shortened
+from palaestra.files.atomic import read_json
 from palaestra.runs.checkpoints.listing import all_checkpoints
-from palaestra.runs.durable import read_json
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.life import elapsed, outcomes
 from palaestra.runs.media.clip import Pace
@@ -20,7 +20,7 @@ from palaestra.runs.record import RunRecord
 from palaestra.runs.sampling import Peaks, Sample, read_peaks, read_samples
 from palaestra.runs.tools.wandb import tracking_of
 from palaestra.runs.wire import checkpoint_data, life_data, run_data
-from palaestra.telemetry.json_number import json_number
+from palaestra.strict_json import json_number
 
 __all__ = ["comparison_table", "shown", "shown_data", "slowed"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from palaestra.errors import ConfigError
 from palaestra.experience.picture_kind import picture_kind
 from palaestra.experience.trajectory import SCHEMA, Trajectory
+from palaestra.files.atomic import new_file
 
 __all__ = ["export_trajectories"]
 
@@ -26,8 +26,8 @@ def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> 
         (directory / "pictures").mkdir(parents=True)
     except OSError as error:
         raise ConfigError("output", str(directory), f"cannot be written ({error.strerror})") from None
-    count, unfinished = 0, directory / "trajectories.jsonl.tmp"
-    with unfinished.open("w", encoding="ascii") as out:
+    count = 0
+    with new_file(directory / "trajectories.jsonl", durable=False) as out:
         for trajectory in trajectories:
             count += 1
             names = {}
@@ -35,8 +35,7 @@ def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> 
                 names[sha] = f"pictures/{hashlib.sha256(data).hexdigest()}.{picture_kind(data)}"
                 if not (directory / names[sha]).exists():
                     (directory / names[sha]).write_bytes(data)
-            out.write(json.dumps(_line(trajectory, names), separators=(",", ":")) + "\n")
-    os.replace(unfinished, directory / "trajectories.jsonl")
+            out.write(json.dumps(_line(trajectory, names), separators=(",", ":")).encode() + b"\n")
     return count
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from torch import Tensor
 
-from palaestra.disk import sync
 from palaestra.errors import CheckpointError
+from palaestra.files.atomic import sync
 
 __all__ = ["Checkpoint", "checkpoints_in", "is_whole", "read_checkpoint", "write_checkpoint"]
 

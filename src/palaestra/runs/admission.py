@@ -10,10 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from palaestra.disk import sync
 from palaestra.errors import ConfigError, LaunchRefused
+from palaestra.files.atomic import sync, write_json, write_text
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.durable import write_json, write_text
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from palaestra.disk import sync
 from palaestra.errors import ConfigError, UnknownRun
+from palaestra.files.atomic import new_file, read_json, sync, sync_tree, write_json
 from palaestra.runs.admission import size_of
-from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home, RunPaths
-from palaestra.runs.package import UNREADABLE, links_beside, missing_from, read_back, settle, unpack_into, write
+from palaestra.runs.package import UNREADABLE, links_beside, missing_from, read_back, unpack_into, write
 from palaestra.runs.record import RunRecord
 from palaestra.runs.store.rebuild import read_packed, read_run
 
@@ -39,8 +38,7 @@ def pack(home: Home, record: RunRecord, now: float) -> RunRecord:
         _make_way(home, record, now)
         found = write(unfinished, run.path)
         read_back(unfinished, run.path)
-        with open(unfinished, "rb") as file:
-            os.fsync(file.fileno())
+        sync(unfinished)
         packed = replace(record, archived=True, bytes_on_disk=unfinished.stat().st_size, warden=None, trainer=None)
         unfinished.replace(package)
         row = asdict(replace(packed, alarms=()))
@@ -125,14 +123,11 @@ def shorten_log(log: Path, log_mb: int) -> int:
     gone = surplus_of(log, log_mb)
     if not gone:
         return 0
-    shorter = log.with_name(f".{log.name}.new")
-    with open(log, "rb") as source, open(shorter, "wb") as target:
-        os.fchmod(target.fileno(), 0o600)
+    with open(log, "rb") as source, new_file(log, mode=0o600, durable=False) as target:
         target.write(source.read(_KEPT_BYTES))
         target.write(f"\n[... {gone} bytes were removed by the retention policy ...]\n".encode())
         source.seek(_KEPT_BYTES + gone)
         shutil.copyfileobj(source, target)
-    shorter.replace(log)
     return gone
 
 
@@ -148,7 +143,7 @@ def _unpacked(home: Home, run_id: str, package: Path) -> None:
             return
         home.runs.mkdir(parents=True, exist_ok=True)
         made = unpack_into(unfinished, package, run_id, links)
-        settle(made)
+        sync_tree(made)
         made.rename(run.path)
         sync(home.runs)
     except UNREADABLE as error:

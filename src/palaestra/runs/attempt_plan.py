@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from palaestra.runs.durable import write_json
+from palaestra.files.atomic import write_json
 from palaestra.runs.facts import read_known
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Source, StdoutLines

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import LaunchRefused
+from palaestra.files.atomic import write_json
 from palaestra.proc import ProcessIdentity, below, labelled
 from palaestra.runs import warden
-from palaestra.runs.durable import write_json
 from palaestra.runs.facts import LABEL, observe
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import LaunchPlan

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import ServiceUnreachable, StateHeld
+from palaestra.files.atomic import read_json
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.durable import read_json
 from palaestra.runs.facts import last_lines
 from palaestra.runs.layout import Home
 from palaestra.runs.wire import error_of

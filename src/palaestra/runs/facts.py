@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import read_json
 from palaestra.proc import ProcessIdentity, boot_id
-from palaestra.runs.durable import read_json
 from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.phase import EndFacts
 

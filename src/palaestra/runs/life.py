@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from palaestra.files.atomic import append_line
 from palaestra.proc import boot_id
-from palaestra.runs.durable import append_line
 from palaestra.runs.layout import RunPaths
 from palaestra.runs.phase import Happening, Phase
 from palaestra.runs.record import LifeRecord

@@ -14,14 +14,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.runs.durable import read_json
+from palaestra.files.atomic import read_json
+from palaestra.files.run_id import check_run_id
 from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.queue_file import QueueFile, waiting_reason
 from palaestra.runs.record import LASTING_ALARMS, LifeRecord, RunRecord
-from palaestra.runs.run_id import checked_run_id
 from palaestra.runs.store.registry import reading_registry
 from palaestra.runs.unsupervised import read_unsupervised
 from palaestra.secret import Redactor
@@ -104,7 +104,7 @@ class RunReading:
 
     def run(self, name: str) -> RunRecord:
         """The run of an id, or the only one whose id begins so. `UnknownRun` otherwise."""
-        matches = self._matching(checked_run_id(name))
+        matches = self._matching(check_run_id(name))
         if len(matches) == 1:
             return self._as_it_is(matches[0])
         if matches:

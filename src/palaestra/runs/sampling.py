@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import append_line
 from palaestra.proc import ProcessIdentity, below
-from palaestra.runs.durable import append_line
 from palaestra.runs.layout import AttemptPaths
 
 __all__ = ["Peaks", "Sample", "Sampler", "read_peaks", "read_samples"]

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
+from palaestra.files.atomic import read_json
 from palaestra.runs.admission import prepare_attempt, size_of
 from palaestra.runs.alarms import Limits, lasting_alarms, no_episodes, still_the_same
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.attempt_watch import AttemptWatch, signs_of
 from palaestra.runs.child import Child, end_everything
 from palaestra.runs.drift import script_drift
-from palaestra.runs.durable import read_json
 from palaestra.runs.facts import Observation, end_facts, observe
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring

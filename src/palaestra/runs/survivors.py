@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from palaestra.errors import LaunchRefused
+from palaestra.files.atomic import write_json
 from palaestra.proc import ProcessIdentity, processes, stat
 from palaestra.runs import warden
-from palaestra.runs.durable import write_json
 from palaestra.runs.facts import LABEL
 from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.runs.record import LifeRecord

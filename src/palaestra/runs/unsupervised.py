@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import read_json
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.alarms import non_finite_text
-from palaestra.runs.durable import read_json
 from palaestra.runs.journal_tail import Told, told_by
 from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.runs.phase import Phase

@@ -26,8 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from palaestra.disk import sync
 from palaestra.errors import CheckpointError
+from palaestra.files.atomic import sync
 from palaestra.policy.vlm.loading import Parts
 from palaestra.policy.vlm.lora import adapted_modules
 from palaestra.policy.vlm.network import Network

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from palaestra.files.atomic import read_json
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.checkpoints.hashing import MANIFEST, hashed
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
 from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.checkpoints.steps import AttemptSteps
-from palaestra.runs.durable import read_json
 from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.store.registry import Registry

@@ -24,10 +24,10 @@ from typing import Any
 
 import palaestra
 from palaestra.errors import CheckpointError
+from palaestra.files.atomic import read_json, write_json
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.importing import Provenance, keep_checkpoint
 from palaestra.runs.checkpoints.signature import compatible
-from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 

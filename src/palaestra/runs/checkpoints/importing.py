@@ -20,14 +20,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from palaestra.disk import sync
 from palaestra.errors import CheckpointError
+from palaestra.files.atomic import read_json, sync, sync_tree, write_json
 from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files, verify
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.checkpoints.steps import CheckpointStep, step_in_file
-from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.storable import LARGEST, storable_checkpoint, text_fault
@@ -161,7 +160,8 @@ def _separate(path: Path) -> bool:
     for file in shared:
         copy = file.with_name(f".{file.name}.{os.getpid()}.new")
         try:
-            os.replace(_copied(file, copy), file)
+            sync(_copied(file, copy))
+            os.replace(copy, file)
         finally:
             copy.unlink(missing_ok=True)
     for directory in {file.parent for file in shared}:
@@ -214,8 +214,6 @@ def _copied(source: Path, target: Path) -> Path:
         with open(target, "xb") as writing:
             if not _clone_blocks(reading.fileno(), writing.fileno()):
                 shutil.copyfileobj(reading, writing, 1 << 20)
-                writing.flush()
-            os.fsync(writing.fileno())
     return target
 
 
@@ -252,8 +250,6 @@ def _weights_of_sb3(copy: Path) -> Path:
     weights = copy.with_name(f"{copy.stem}.{SB3_WEIGHTS}")
     with zipfile.ZipFile(copy) as archive, archive.open(SB3_WEIGHTS) as reading, open(weights, "xb") as writing:
         shutil.copyfileobj(reading, writing, 1 << 20)
-        writing.flush()
-        os.fsync(writing.fileno())
     copy.unlink()
     return weights
 
@@ -322,7 +318,7 @@ def _settled(directory: Path, unfinished: Path, copy: Path, record: CheckpointRe
     final = directory / record.checkpoint_id
     settled = CheckpointRecord(**{**asdict(record), "path": str(final / copy.name)})
     write_json(unfinished / "record.json", {"schema": 1, **asdict(settled)})
-    sync(unfinished)
+    sync_tree(unfinished)
     shutil.rmtree(final, ignore_errors=True)
     os.rename(unfinished, final)
     sync(directory)

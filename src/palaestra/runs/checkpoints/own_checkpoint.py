@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import read_json
 from palaestra.runs.checkpoints.hashing import MANIFEST
 from palaestra.runs.checkpoints.signature import signature_of
-from palaestra.runs.durable import read_json
 
 __all__ = ["OwnCheckpoint"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from palaestra.errors import ConfigError
+from palaestra.files.atomic import new_directory
 from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import JournalReader
@@ -32,21 +33,16 @@ class ExportReport(NamedTuple):
 def export_tensorboard(run: RunPaths, into: Path) -> ExportReport:
     """Write the curves of a run into a directory that `tensorboard --logdir` shows, replacing an earlier export."""
     _require_replaceable(into)
-    new = into.with_name(f".{into.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
     time = 0.0
-    sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
-    try:
-        for record in _records(run):
-            time = record.time
-            sink.emit(record.event)
-    except BaseException:
-        sink.close()
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    sink.close()
-    shutil.rmtree(into, ignore_errors=True)
-    new.rename(into)
+    with new_directory(into, durable=False) as new:
+        sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
+        try:
+            for record in _records(run):
+                time = record.time
+                sink.emit(record.event)
+        finally:
+            sink.close()
+        shutil.rmtree(into, ignore_errors=True)
     return ExportReport(sink.points, into)
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from palaestra.files.atomic import read_json, write_json
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.durable import read_json, write_json
 from palaestra.runs.layout import AttemptPaths, RunPaths
 
 __all__ = ["Clip", "ClipReport", "Pace", "clips_of", "pace_of", "prune"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import read_json
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.durable import read_json
 from palaestra.runs.facts import end_facts, observe
 from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.life import LifeLog, phase_of
@@ -20,7 +20,7 @@ from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import ROW_FAULTS, Registry
 from palaestra.runs.unsupervised import read_unsupervised
 from palaestra.secret import Redactor
-from palaestra.telemetry.json_number import optional_number
+from palaestra.strict_json import optional_number
 
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
 
