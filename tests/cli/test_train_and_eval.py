@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
 from palaestra.learner import read_checkpoint
 from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
-from palaestra.train.run_directory import RunDirectory, runs_root
 
 SPECIFICATION_003 = """{
   "trainer": {
@@ -137,7 +138,7 @@ def test_envs_lists_what_can_be_named(palaestra):
 
 def test_a_run_of_the_service_is_resumed_by_the_service_only(palaestra, config):
     run_id = json.loads(palaestra("train", config, "--json", "-q").out)["run_id"]
-    run = RunDirectory(runs_root() / run_id)
+    run = RunDirectory(Home.default().runs / run_id)
     assert run.resume_command == f"palaestra train --resume {run_id}"
     (run.path / "spec.json").write_text("{}")
     refused = palaestra("train", "--resume", run_id, "trainer.total_timesteps=256")

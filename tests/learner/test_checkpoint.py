@@ -11,8 +11,8 @@ import torch
 from palaestra.env import EnvConfig, as_vector_env
 from palaestra.env.toy import Bandit, MaskedChoice, MixedSenses, Pixels, TargetReach
 from palaestra.errors import CheckpointError
+from palaestra.files.checkpoint import checkpoints_in
 from palaestra.learner import PPO, Trainer, read_checkpoint
-from palaestra.learner.checkpoint import checkpoints_in
 from palaestra.policy import ActorCritic, PolicyConfig, load_policy
 
 UPDATES, STEPS = 4, 40

@@ -181,7 +181,7 @@ def test_the_environment_of_the_client_says_who_trains_whatever_that_of_the_serv
 
 HOLDER = """
 import sys
-from palaestra.runs.layout import Home
+from palaestra.files.home import Home
 from palaestra.runs.service_lock import ServiceLock
 with ServiceLock(Home.default()) as lock:
     lock.serving("http://127.0.0.1:1")

@@ -8,11 +8,11 @@ import pytest
 from tests.actor import rooms
 
 from palaestra.errors import CollectorFailed, ConfigError
+from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import read_checkpoint
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.train import config_from, load_config, train
-from palaestra.train.run_directory import RunDirectory
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from palaestra.errors import ConfigError
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import read_checkpoint
 from palaestra.telemetry import JournalReader
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import config_from, train
 from palaestra.train.checking import checked
-from palaestra.train.run_directory import Attempt, RunDirectory
 
 DATA = {
     "env": {"id": "CartPole-v1", "num_envs": 2},

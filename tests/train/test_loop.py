@@ -6,7 +6,8 @@ import pytest
 
 from palaestra.actor import Collector
 from palaestra.errors import EnvironmentFault, NonFiniteError
-from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
+from palaestra.files.checkpoint import checkpoints_in
+from palaestra.learner.checkpoint import read_checkpoint
 from palaestra.learner.trainer import Trainer
 from palaestra.telemetry import CheckpointSaved, JournalReader
 from palaestra.telemetry.event import PhaseChanged

@@ -10,13 +10,14 @@ import pytest
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.files.checkpoint import checkpoint_kind
+from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.trajectories import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import gateway_child, ui_loop
 from palaestra.train.gateway_child import own_gateway
-from palaestra.train.run_directory import RunDirectory, is_ui_checkpoint
 from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.ui_checkpoint import read_ui_checkpoint
 from palaestra.train.ui_config import ui_config_from
@@ -79,7 +80,7 @@ def test_a_run_plays_learns_records_and_leaves_a_checkpoint_of_two_updates(gatew
     assert sorted(known) == ["0", "1", "2"]
     assert all(turn.weights == known[str(turn.versions[0])] for one in played for turn in one.turns)
     assert known["2"] == learned(outcome.run)[0]
-    assert is_ui_checkpoint(outcome.checkpoint)
+    assert checkpoint_kind(outcome.checkpoint) == "screens"
     assert learned(outcome.run)[1] == 2
 
 

@@ -182,8 +182,8 @@ def tensorboard(
         url = _service().ask("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
         print(strict_json({"url": url}) if as_json else url)
         return
+    from palaestra.files.home import Home
     from palaestra.runs.connect import find_service
-    from palaestra.runs.layout import Home
 
     # None is open where no service runs, and none is started to hear that.
     open_there = find_service(Home.default()) is not None

@@ -13,8 +13,8 @@ from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from palaestra.train import Outcome, RunDirectory
-    from palaestra.train.run_directory import Attempt
+    from palaestra.files.run_directory import Attempt, RunDirectory
+    from palaestra.train import Outcome
 
 __all__ = ["train_command"]
 
@@ -69,9 +69,10 @@ def train_command(
         words.append("telemetry.progress=false")
 
     from palaestra.document import overridden, read_document
-    from palaestra.train.run_directory import Attempt, RunDirectory, runs_root
+    from palaestra.files.home import Home
+    from palaestra.files.run_directory import Attempt, RunDirectory
 
-    root = runs_root()
+    root = Home.default().runs
     run = RunDirectory.find(resume, root) if resume is not None else None
     if run is not None and run.supervised and into is None:
         # Trained beside the service, it would be in nobody's list, and the service's next attempt would meet it.
@@ -82,7 +83,7 @@ def train_command(
         given = path.read_text(encoding="utf-8")
     else:
         assert run is not None
-        data = run.resolved()
+        data = run.read_config()
     data = overridden(data, words)
     if check:
         _check(data, seed)

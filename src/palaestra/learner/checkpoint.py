@@ -24,11 +24,12 @@ from torch import Tensor
 
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import sync
+from palaestra.files.checkpoint import MANIFEST
 
-__all__ = ["Checkpoint", "checkpoints_in", "is_whole", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
 
 SCHEMA = 1
-POLICY, LEARNER, STATE, MANIFEST = "policy.safetensors", "learner.safetensors", "state.json", "manifest.json"
+POLICY, LEARNER, STATE = "policy.safetensors", "learner.safetensors", "state.json"
 
 
 @dataclass(frozen=True)
@@ -115,20 +116,3 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tensors=load(contents[LEARNER]),
         state=json.loads(contents[STATE]),
     )
-
-
-def is_whole(path: Path) -> bool:
-    """Whether every file that a checkpoint's manifest lists is there and has its SHA-256."""
-    try:
-        files = json.loads((path / MANIFEST).read_bytes())["files"]
-        return bool(files) and all(
-            hashlib.sha256((path / name).read_bytes()).hexdigest() == facts["sha256"] for name, facts in files.items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def checkpoints_in(directory: Path) -> list[Path]:
-    """Whole checkpoints below a directory, oldest first."""
-    found = [path.parent for path in directory.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")]
-    return sorted(found, key=lambda path: path.name)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from palaestra.errors import ConfigError, IllegalTransition, UnknownRun
+from palaestra.files.home import Home
 from palaestra.files.run_id import check_run_id
 from palaestra.runs.admission import size_of
 from palaestra.runs.archiving import pack, purgeable, shorten_log, surplus_of, throw_away, thrown_away, undelete, unpack
 from palaestra.runs.checkpoints.deploying import in_use
-from palaestra.runs.layout import Home
 from palaestra.runs.media.clip import clips_of, prune
 from palaestra.runs.record import RunRecord
 from palaestra.runs.retention import Doom, RetentionPolicy, doomed, surplus_checkpoints

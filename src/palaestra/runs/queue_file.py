@@ -13,8 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from palaestra.files.atomic import read_json, write_json
+from palaestra.files.home import Home
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.layout import Home
 from palaestra.runs.record import RunRecord
 
 __all__ = ["QueueFile", "waiting_reason"]

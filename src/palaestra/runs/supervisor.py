@@ -18,6 +18,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.files.run_id import check_run_id, new_run_id
 from palaestra.runs.admission import admit, first_row, free_disk, named, place_of
 from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
@@ -29,7 +31,6 @@ from palaestra.runs.following import StreamItem, follow
 from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.layout import AttemptPaths, Home
 from palaestra.runs.life import LifeLog
 from palaestra.runs.news import News
 from palaestra.runs.phase import Happening
@@ -322,7 +323,7 @@ class Supervisor:
             saved=self._saved,
         )
 
-    def _saved(self, record: RunRecord, attempt: AttemptPaths, records: list[Record]) -> None:
+    def _saved(self, record: RunRecord, attempt: Attempt, records: list[Record]) -> None:
         """In a thread: checkpoints that a trainer announced, and at its end those that merely lie there."""
         if self._catalogue is None:
             return

@@ -1,4 +1,4 @@
-"""One training run: its configuration, its directory, and the wiring of actor and learner."""
+"""One training run: its configuration and the wiring of actor and learner."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -6,29 +6,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, config_from, load_config
     from palaestra.train.loop import Outcome, build_trainer, evaluate_checkpoint, train
-    from palaestra.train.run_directory import RunDirectory, runs_root
 
 __all__ = [
     "Outcome",
     "RunConfig",
-    "RunDirectory",
     "build_trainer",
     "config_from",
     "evaluate_checkpoint",
     "load_config",
-    "runs_root",
     "train",
 ]
 
 _HOME = {
     "Outcome": "loop",
     "RunConfig": "config",
-    "RunDirectory": "run_directory",
     "build_trainer": "loop",
     "config_from": "config",
     "evaluate_checkpoint": "loop",
     "load_config": "config",
-    "runs_root": "run_directory",
     "train": "loop",
 }
 

@@ -19,8 +19,11 @@ from palaestra.actor.evaluation import Evaluation, evaluate
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, NonFiniteError
+from palaestra.files.atomic import write_json
+from palaestra.files.checkpoint import checkpoints_in
+from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
 from palaestra.learner.algorithm import build_algorithm
-from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
+from palaestra.learner.checkpoint import read_checkpoint
 from palaestra.learner.trainer import Trainer
 from palaestra.policy.build import build_policy
 from palaestra.policy.compiled import why_never_compiled
@@ -31,7 +34,6 @@ from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.telemetry.sinks import check_telemetry
 from palaestra.train.config import RunConfig, config_from
 from palaestra.train.interruption import Interruption
-from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
 
 __all__ = ["Outcome", "build_trainer", "evaluate_checkpoint", "train"]
 
@@ -247,7 +249,7 @@ class _Run:
                 assert score is not None
                 self._best = score
                 self._best_path = path
-                write_json(self._attempt.checkpoints / "best.json", {"checkpoint": path.name, "score": score})
+                write_json(self._attempt.best, {"checkpoint": path.name, "score": score})
             event = CheckpointSaved(trainer.n_updates, trainer.total_timesteps, str(path), sha256, best, score)
             self._telemetry.emit(event)
             self._saved = path

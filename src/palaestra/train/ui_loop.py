@@ -24,7 +24,9 @@ from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, 
 from palaestra.experience.trajectory import Outcome as Ending
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
-from palaestra.learner.checkpoint import checkpoints_in
+from palaestra.files.atomic import write_json
+from palaestra.files.checkpoint import checkpoints_in
+from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
 from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm
 from palaestra.learner.trajectories.groups import Groups, whole_groups
 from palaestra.learner.trajectories.proof import Reason
@@ -35,7 +37,6 @@ from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.telemetry.sinks import check_telemetry
 from palaestra.train.interruption import Interruption
 from palaestra.train.loop import Outcome
-from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
 from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.session_source import SessionAddress, find_sessions
 from palaestra.train.ui_checkpoint import read_ui_checkpoint, write_ui_checkpoint
@@ -193,7 +194,7 @@ class _UiRun:
         self._config, self._learning, self._address = config, learning, address
         self._run, self._attempt, self._telemetry = run, attempt, telemetry
         self._interruption = Interruption()
-        self._archive = TrajectoryArchive(attempt.path / "trajectories") if config.trajectories_kept else None
+        self._archive = TrajectoryArchive(attempt.trajectories) if config.trajectories_kept else None
         self._last: dict[str, float] = {}
         self._best = -math.inf
         self._best_path: Path | None = None
@@ -397,7 +398,7 @@ class _UiRun:
             best = score is not None and score >= self._best
             if best and score is not None:
                 self._best, self._best_path = score, path
-                write_json(self._attempt.checkpoints / "best.json", {"checkpoint": path.name, "score": score})
+                write_json(self._attempt.best, {"checkpoint": path.name, "score": score})
             self._telemetry.emit(CheckpointSaved(updates, self._learning.episodes, str(path), sha256, best, score))
             self._saved = path
             self._forget_old()

@@ -22,12 +22,12 @@ from typing import Any
 
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import read_json, sync, sync_tree, write_json
+from palaestra.files.home import Home
 from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files, verify
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.checkpoints.steps import CheckpointStep, step_in_file
-from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.storable import LARGEST, storable_checkpoint, text_fault
 
@@ -75,7 +75,7 @@ def import_checkpoint(
     One whose bytes are there already stays as it is; what is known of it is what was said last.
     """
     known = (known or Provenance()).checked()
-    directory = home.path / "checkpoints"
+    directory = home.checkpoints
     unfinished = _unfinished(directory)
     try:
         if "\0" in str(source):
@@ -108,7 +108,7 @@ def keep_checkpoint(
     home: Home, source: Path, sha256: str, known: Provenance, clock: Callable[[], float] = time.time
 ) -> CheckpointRecord:
     """A copy of a checkpoint of ours that outlives its run and changes to it. `CheckpointError` if it is damaged."""
-    directory = home.path / "checkpoints"
+    directory = home.checkpoints
     final, unfinished = directory / sha256[:16], _unfinished(directory)
     there = _read(final / "record.json")
     if there is not None and there.sha256 == sha256:
@@ -137,7 +137,7 @@ def keep_checkpoint(
 
 def imported(home: Home) -> list[CheckpointRecord]:
     """Every checkpoint that was imported or kept, as its directory says."""
-    notes = sorted((home.path / "checkpoints").glob("*/record.json"))
+    notes = sorted(home.checkpoints.glob("*/record.json"))
     return [record for note in notes if (record := _read(note)) is not None]
 
 

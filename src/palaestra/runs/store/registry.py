@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.home import Home
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
 from palaestra.runs.storable import storable, storable_checkpoint
