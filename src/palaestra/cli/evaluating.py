@@ -10,6 +10,9 @@ import typer
 
 from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
+from palaestra.files.checkpoint import checkpoint_kind
+from palaestra.files.home import Home
+from palaestra.files.run_directory import find_checkpoint
 
 if TYPE_CHECKING:
     from palaestra.actor import Evaluation
@@ -53,9 +56,6 @@ def evaluate_command(
         if number < 1:
             raise ConfigError(name, number, "must be at least 1")
 
-    from palaestra.files.checkpoint import checkpoint_kind
-    from palaestra.files.home import Home
-    from palaestra.files.run_directory import find_checkpoint
     from palaestra.train import evaluate_checkpoint
     from palaestra.train.config import MAX_SEED
 
@@ -93,13 +93,17 @@ def evaluate_command(
     if as_json:
         print(strict_json(document))
         return
+    _print_report(document, run, against, video)
+
+
+def _print_report(document: dict[str, Any], run: str, against: str | None, video: Path | None) -> None:
     print(_sentence(run, document))
     if video is not None:
         clip = document["video"]
         print(f"{video}: {clip['frames']} frames; filming made it {clip['slowdown']:.1f} times slower")
-    if other is not None:
+    if against is not None:
         gap = document["difference"]
-        print(_sentence(against or "", document["against"]))
+        print(_sentence(against, document["against"]))
         print(f"difference {gap['mean']:+.2f} (95 % interval {gap['ci95'][0]:+.2f} to {gap['ci95'][1]:+.2f})")
 
 
@@ -109,7 +113,6 @@ def _named(run: str | None, deployed: str | None) -> str:
         return run
     if deployed is None or run is not None:
         raise ConfigError("RUN_OR_CHECKPOINT", run, "give one of it and --deployed", "palaestra eval --help")
-    from palaestra.files.home import Home
     from palaestra.runs.checkpoints.deploying import deployed as deployed_in
 
     now = deployed_in(Home.default(), deployed)

@@ -480,8 +480,7 @@ class Supervisor:
 
     async def _left(self, run_id: str) -> None:
         """Returns when the last things about a run whose end is known are written."""
-        run = self._runs.get(run_id)
-        if run is not None and run.book.phase.ended:
+        if (run := self._runs.get(run_id)) is not None and run.book.phase.ended:
             await run.left()
 
     @contextlib.contextmanager
