@@ -10,7 +10,7 @@ import pytest
 
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
-from palaestra.learner import read_checkpoint
+from palaestra.learner import load_checkpoint
 from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
 
 SPECIFICATION_003 = """{
@@ -78,7 +78,7 @@ def test_a_resume_goes_on_from_the_checkpoint_that_is_named(palaestra, config):
 
 
 def read_checkpoint_policy(path):
-    return read_checkpoint(Path(path)).policy_file.read_bytes()
+    return load_checkpoint(Path(path)).policy.read_bytes()
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(palaestra, config):
@@ -166,7 +166,7 @@ def test_an_interruption_saves_a_checkpoint_and_says_how_to_resume(config, tmp_p
     assert "Stopping: this update is finished and saved first" in err
     run = journal.parents[1]
     newest = sorted((run / "attempt_1" / "checkpoints").glob("update_*"))[-1]
-    assert read_checkpoint(newest).state["n_updates"] > 0
+    assert load_checkpoint(newest).progress["updates"] > 0
 
 
 def _wait_for_training(folder, child):

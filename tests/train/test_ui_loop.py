@@ -6,12 +6,14 @@ import signal
 import sys
 
 import pytest
+from tests.files.old_layout import write_as_schema_1
 
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.files.checkpoint import checkpoint_kind
 from palaestra.files.run_directory import RunDirectory
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories import TrajectoryTrainer
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.telemetry import JournalReader, TrainingStep
@@ -19,7 +21,6 @@ from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import gateway_child, ui_loop
 from palaestra.train.gateway_child import own_gateway
 from palaestra.train.sampler_process import ProcessSampler
-from palaestra.train.ui_checkpoint import read_ui_checkpoint
 from palaestra.train.ui_config import ui_config_from
 from palaestra.train.ui_evaluation import load_ui_policy, play_held_out
 from palaestra.train.ui_loop import train_ui
@@ -76,7 +77,7 @@ def test_a_run_plays_learns_records_and_leaves_a_checkpoint_of_two_updates(gatew
     assert sorted({version for one in played for turn in one.turns for version in turn.versions.tolist()}) == [0, 1]
     # Every episode names its session, and every turn the weights it was drawn from.
     assert len({trajectory.session_id for trajectory in played}) == 8
-    known = read_ui_checkpoint(outcome.checkpoint).state["trainer"]["fingerprints"]
+    known = load_checkpoint(outcome.checkpoint).learner.facts["fingerprints"]
     assert sorted(known) == ["0", "1", "2"]
     assert all(turn.weights == known[str(turn.versions[0])] for one in played for turn in one.turns)
     assert known["2"] == learned(outcome.run)[0]
@@ -95,6 +96,17 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(gateway, t
 def test_a_resumed_run_ends_with_the_very_weights_of_one_that_was_not_stopped(gateway, tmp_path):
     whole = train_ui(config(gateway, 3), root=tmp_path, run_id="whole")
     part = train_ui(config(gateway, 1), root=tmp_path, run_id="part")
+    resumed = train_ui(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
+    assert resumed.steps == whole.steps == 12
+    assert learned(resumed.run) == learned(whole.run)
+
+
+def test_so_does_one_that_goes_on_from_a_checkpoint_of_schema_1(gateway, tmp_path):
+    whole = train_ui(config(gateway, 3), root=tmp_path, run_id="whole")
+    part = train_ui(config(gateway, 1), root=tmp_path, run_id="part")
+    old = part.checkpoint.rename(tmp_path / "new")
+    write_as_schema_1(old, part.checkpoint)
+    assert load_ui_policy(part.checkpoint)[1].fingerprint == load_ui_policy(old)[1].fingerprint
     resumed = train_ui(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
     assert resumed.steps == whole.steps == 12
     assert learned(resumed.run) == learned(whole.run)
@@ -179,9 +191,9 @@ def test_batches_that_teach_nothing_leave_room_for_the_next_behind_the_learners_
 def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):
     settings = config(gateway, 2, trainer={"collection": "asynchronous"}, algorithm={"name": "ppo"})
     outcome = train_ui(settings, root=tmp_path, run_id="queue")
-    found = read_ui_checkpoint(outcome.checkpoint)
-    assert found.state["ready"] == len(found.waiting)
-    assert found.state["about"]["config"]["algorithm"]["name"] == "ppo"
+    found = load_checkpoint(outcome.checkpoint)
+    assert found.source.facts["ready"] == len(found.source.tensors)
+    assert found.about["config"]["algorithm"]["name"] == "ppo"
 
 
 @pytest.mark.parametrize(
@@ -204,15 +216,15 @@ def test_a_checkpoint_of_another_architecture_is_refused(gateway, tmp_path):
     outcome = train_ui(config(gateway, 1), root=tmp_path, run_id="one")
     other = config(gateway).model.model_copy(update={"lora_rank": 8})
     with pytest.raises(CheckpointError, match="another architecture"):
-        VLMPolicy.from_config(other).load(read_ui_checkpoint(outcome.checkpoint).policy)
+        VLMPolicy.from_config(other).load(load_checkpoint(outcome.checkpoint).policy)
 
 
 def test_a_damaged_checkpoint_is_refused(gateway, tmp_path):
     outcome = train_ui(config(gateway, 1), root=tmp_path, run_id="one")
     state = outcome.checkpoint / "state.json"
-    state.write_text(state.read_text().replace('"episodes"', '"episode"'))
-    with pytest.raises(CheckpointError, match=r"state.json is truncated or corrupt"):
-        read_ui_checkpoint(outcome.checkpoint)
+    state.write_text(state.read_text().replace('"turns"', '"turn"'))
+    with pytest.raises(CheckpointError, match=r"state.json is truncated \(\d+ of \d+ bytes\)"):
+        load_checkpoint(outcome.checkpoint)
 
 
 def test_held_out_tasks_are_the_same_for_everybody_and_are_played_in_order(gateway, tmp_path):
@@ -246,20 +258,20 @@ def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path
 
 
 def test_a_full_disk_does_not_hide_what_ended_a_run(gateway, tmp_path, monkeypatch):
-    really_learn, really_write = TrajectoryTrainer.learn, ui_loop.write_ui_checkpoint
+    really_learn, really_write = TrajectoryTrainer.learn, ui_loop.save_checkpoint
 
     def learn(self, trajectories):
         if self.n_updates == 1:
             raise CollectorFailed("the floor gave way.")
         return really_learn(self, trajectories)
 
-    def write(path, *rest):
+    def write(path, **rest):
         if path.name != "update_00000000":
             raise OSError(28, "No space left on device")
-        return really_write(path, *rest)
+        return really_write(path, **rest)
 
     monkeypatch.setattr(TrajectoryTrainer, "learn", learn)
-    monkeypatch.setattr(ui_loop, "write_ui_checkpoint", write)
+    monkeypatch.setattr(ui_loop, "save_checkpoint", write)
     with pytest.raises(CollectorFailed, match=r"gave way. The last good state is .*update_00000000. Resume with: "):
         train_ui(config(gateway), root=tmp_path, run_id="full")
     assert "No checkpoint could be written" in (tmp_path / "full" / "attempt_1" / "metrics.jsonl").read_text()

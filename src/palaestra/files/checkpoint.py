@@ -31,6 +31,7 @@ __all__ = [
     "POLICY",
     "SOURCE",
     "STATE",
+    "WAITING",
     "Checkpoint",
     "FileDigest",
     "Kind",
@@ -42,6 +43,7 @@ __all__ = [
     "is_whole",
     "manifest_files",
     "open_checkpoint",
+    "read_digests",
     "read_state",
     "write_checkpoint",
 ]
@@ -107,7 +109,7 @@ def open_checkpoint(path: Path, *, kind: Kind | None = None) -> Checkpoint:
         schema = int(json.loads(raw)["schema"])
         if schema > SCHEMA:
             raise CheckpointError(_PLACE, str(path), f"schema {schema} is newer than {SCHEMA}", "Upgrade palaestra")
-        files, found = manifest_files(raw), _manifest_kind(raw)
+        files, found = manifest_files(raw, path), _manifest_kind(raw)
     except _UNREADABLE as error:
         raise CheckpointError(_PLACE, str(path), f"its manifest cannot be read ({error})", _ANOTHER) from None
     if kind is not None and kind != found:
@@ -140,7 +142,7 @@ def check_files(path: Path, files: Mapping[str, FileDigest]) -> None:
 def is_whole(path: Path) -> bool:
     """Whether every file that a checkpoint's manifest lists is there and has its SHA-256."""
     try:
-        files = manifest_files((path / MANIFEST).read_bytes())
+        files = manifest_files((path / MANIFEST).read_bytes(), path)
         return bool(files) and all(digest_file(path / name) == wanted for name, wanted in files.items())
     except (OSError, ValueError):
         return False
@@ -189,8 +191,15 @@ def digest_files(directory: Path) -> dict[str, dict[str, Any]]:
     return {name: {"bytes": one.size_bytes, "sha256": one.sha256} for name, one in digests.items()}
 
 
-def manifest_files(raw: bytes) -> dict[str, FileDigest]:
-    """The files that a manifest lists; `ValueError` when it lists none, or a name that leaves its directory."""
+def manifest_files(raw: bytes, path: Path) -> dict[str, FileDigest]:
+    """The files that the manifest of a checkpoint lists; `ValueError` for no list, or a name that leaves `path`."""
+    files = read_digests(raw)
+    manifest = json.loads(raw)
+    return files | _policy_files(manifest, path) if manifest.get("schema") == 1 else files
+
+
+def read_digests(raw: bytes) -> dict[str, FileDigest]:
+    """The part `files` of a document that `digest_files` made; `ValueError` when it cannot be used."""
     try:
         listed = json.loads(raw)["files"].items()
         files = {str(name): FileDigest(str(one["sha256"]), int(one["bytes"])) for name, one in listed}
@@ -219,7 +228,20 @@ def _required_files(schema: int, kind: Kind) -> list[str]:
 # ---------------------------------------------------------------------- schema 1
 
 WAITING = "waiting.safetensors"
-"""Where schema 1 had the episodes that wait; the policy's directory was not in its manifest and verifies itself."""
+"""Where schema 1 had the episodes that wait."""
+
+
+def _policy_files(manifest: dict[str, Any], path: Path) -> dict[str, FileDigest]:
+    """The files of a policy's directory, of which schema 1 listed only the SHA-256 of the policy's own manifest."""
+    if "policy" not in manifest:
+        return {}
+    name = f"{POLICY['screens']}/palaestra.json"
+    try:
+        raw = (path / name).read_bytes()
+        listed = {f"{POLICY['screens']}/{inner}": digest for inner, digest in read_digests(raw).items()}
+    except (OSError, ValueError):
+        raw, listed = b"", {}
+    return {name: FileDigest(str(manifest["policy"]), len(raw)), **listed}
 
 
 def _in_sections(state: dict[str, Any], schema: int, kind: Kind) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import Columns
 from palaestra.experience.rollout_check import check_columns
 from palaestra.learner.adam import Adam
-from palaestra.learner.checkpoint import read_checkpoint, write_checkpoint
+from palaestra.learner.checkpoint import State, load_checkpoint, save_checkpoint
 from palaestra.learner.compiled import CompiledLearner
 from palaestra.learner.input import columns_of, moved
 from palaestra.learner.off_policy import prepare, stale_steps, staleness_metrics
@@ -425,48 +425,57 @@ class Trainer:
         """Write everything needed to continue exactly here; returns the checkpoint's SHA-256."""
         adam = self._optimizer()
         position = self.collector.snapshot() if self._background is None else self._background.snapshot()
-        tensors = {"adam.first": adam.first.cpu(), "adam.second": adam.second.cpu()}
-        tensors |= {f"collector.{name}": torch.from_numpy(np.array(a)) for name, a in position.arrays.items()}
-        state = {
-            "total_timesteps": self.total_timesteps,
+        moments = {"adam.first": adam.first.cpu(), "adam.second": adam.second.cpu()}
+        facts = {
             "n_updates": self.n_updates,
-            "num_episodes": self.num_episodes,
+            "adam_steps": adam.steps,
+            "shuffle": self._shuffle.bit_generator.state,
+            "planned_timesteps": self._planned_timesteps,
+            "seed": self.seed,
+        }
+        arrays = {name: torch.from_numpy(np.array(array)) for name, array in position.arrays.items()}
+        progress = {
+            "updates": self.n_updates,
+            "steps": self.total_timesteps,
+            "episodes": self.num_episodes,
             "episode_rewards": list(self.episode_rewards),
             "episode_lengths": list(self.episode_lengths),
             "episode_successes": list(self.episode_successes),
-            "planned_timesteps": self._planned_timesteps,
-            "adam_steps": adam.steps,
-            "shuffle": self._shuffle.bit_generator.state,
-            "collector": position.facts,
-            "seed": self.seed,
-            "about": dict(about or {}),
         }
-        return write_checkpoint(Path(path), policy_bytes(self.policy), tensors, state)
+        return save_checkpoint(
+            Path(path),
+            kind="vector",
+            policy=policy_bytes(self.policy),
+            learner=State(moments, facts),
+            source=State(arrays, position.facts),
+            progress=progress,
+            about=about or {},
+        )
 
     def load_checkpoint(self, path: str | Path) -> bool:
         """Continue from a checkpoint. True when the environments stand exactly where they stood, too."""
-        checkpoint = read_checkpoint(Path(path))
-        state, tensors = checkpoint.state, checkpoint.tensors
+        checkpoint = load_checkpoint(Path(path), kind="vector")
+        (tensors, facts), progress = checkpoint.learner, checkpoint.progress
         adam = self._optimizer()
-        if tensors["adam.first"].shape != adam.first.shape or set(state["adam_steps"]) != set(adam.steps):
+        if tensors["adam.first"].shape != adam.first.shape or set(facts["adam_steps"]) != set(adam.steps):
             raise CheckpointError(
                 "checkpoint", str(path),
                 f"has {tensors['adam.first'].numel()} trained numbers, this policy has {adam.first.numel()}",
                 "Use the configuration it was trained with",
             )  # fmt: skip
-        load_weights(self.policy, checkpoint.policy_file)
+        load_weights(self.policy, checkpoint.policy)
         adam.first.copy_(tensors["adam.first"])
         adam.second.copy_(tensors["adam.second"])
-        adam.steps = {name: int(steps) for name, steps in state["adam_steps"].items()}
-        self.total_timesteps, self.n_updates = state["total_timesteps"], state["n_updates"]
-        self.num_episodes = state["num_episodes"]
-        self.episode_rewards = deque(state["episode_rewards"], maxlen=100)
-        self.episode_lengths = deque(state["episode_lengths"], maxlen=100)
-        self.episode_successes = deque(state.get("episode_successes", ()), maxlen=100)
-        self._planned_timesteps = state["planned_timesteps"]
-        self._shuffle.bit_generator.state = state["shuffle"]
-        arrays = {n.removeprefix("collector."): t.numpy() for n, t in tensors.items() if n.startswith("collector.")}
-        return (self._background or self.collector).restore(Snapshot(arrays, state["collector"]))
+        adam.steps = {name: int(steps) for name, steps in facts["adam_steps"].items()}
+        self.total_timesteps, self.n_updates = progress["steps"], facts["n_updates"]
+        self.num_episodes = progress["episodes"]
+        self.episode_rewards = deque(progress["episode_rewards"], maxlen=100)
+        self.episode_lengths = deque(progress["episode_lengths"], maxlen=100)
+        self.episode_successes = deque(progress.get("episode_successes", ()), maxlen=100)
+        self._planned_timesteps = facts["planned_timesteps"]
+        self._shuffle.bit_generator.state = facts["shuffle"]
+        arrays = {name: tensor.numpy() for name, tensor in checkpoint.source.tensors.items()}
+        return (self._background or self.collector).restore(Snapshot(arrays, checkpoint.source.facts))
 
 
 def _overridden(trainer: Trainer, method: str) -> bool:

@@ -23,7 +23,7 @@ from palaestra.files.atomic import write_json
 from palaestra.files.checkpoint import checkpoints_in
 from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
 from palaestra.learner.algorithm import build_algorithm
-from palaestra.learner.checkpoint import read_checkpoint
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trainer import Trainer
 from palaestra.policy.build import build_policy
 from palaestra.policy.compiled import why_never_compiled
@@ -129,7 +129,7 @@ def train(
         trainer.check_memory(config.rollout_length, config.trainer.buffer_size)
         exact = True
         if warm_start is not None:
-            load_weights(trainer.policy, read_checkpoint(warm_start).policy_file)
+            load_weights(trainer.policy, load_checkpoint(warm_start, kind="vector").policy)
         if resume is not None:
             exact = resume.load_checkpoint(trainer.load_checkpoint, checkpoint)
             if trainer.total_timesteps >= config.total_timesteps:
@@ -282,12 +282,12 @@ def evaluate_checkpoint(
     `device` is where the policy acts here, whatever it was trained on.
     """
     here = choose_device(device)
-    checkpoint = read_checkpoint(path)
-    config = config_from(checkpoint.state["about"]["config"])
+    checkpoint = load_checkpoint(path, kind="vector")
+    config = config_from(checkpoint.about["config"])
     env = make(_evaluation_env(config, episodes))
     try:
         policy = _policy_for(config, env, here, pretrained=False)
-        load_weights(policy, checkpoint.policy_file)
+        load_weights(policy, checkpoint.policy)
         chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
         return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)
     finally:

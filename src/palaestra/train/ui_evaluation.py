@@ -10,9 +10,9 @@ from palaestra.actor.pool import play_all
 from palaestra.actor.task_runner import EpisodeOrder
 from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.experience.trajectory import Trajectory
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.train.session_source import SessionAddress
-from palaestra.train.ui_checkpoint import read_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig, ui_config_from
 from palaestra.train.ui_hall import LocalSampler, grammar_of, open_ui_hall
 
@@ -49,8 +49,8 @@ def play_held_out(
 
 def load_ui_policy(path: Path, *, device: str | None = None) -> tuple[UiRunConfig, VLMPolicy]:
     """The model of a checkpoint, and the configuration it was trained with; `device` replaces its `model.device`."""
-    checkpoint = read_ui_checkpoint(path)
-    config = ui_config_from(checkpoint.state["about"]["config"])
+    checkpoint = load_checkpoint(path, kind="screens")
+    config = ui_config_from(checkpoint.about["config"])
     if device is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
     policy = VLMPolicy.from_config(config.model, seed=config.trainer.seed)

@@ -15,6 +15,8 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from palaestra.actor.capacity import Capacity
 from palaestra.actor.episodes import EpisodeOrders, EpisodesInBackground, EpisodesInTurn, Played
 from palaestra.actor.inference import Sampler
@@ -27,6 +29,7 @@ from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.files.atomic import write_json
 from palaestra.files.checkpoint import checkpoints_in
 from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
+from palaestra.learner.checkpoint import State, load_checkpoint, save_checkpoint
 from palaestra.learner.trajectories.algorithm import build_trajectory_algorithm
 from palaestra.learner.trajectories.groups import Groups, whole_groups
 from palaestra.learner.trajectories.proof import Reason
@@ -39,7 +42,6 @@ from palaestra.train.interruption import Interruption
 from palaestra.train.loop import Outcome
 from palaestra.train.sampler_process import ProcessSampler
 from palaestra.train.session_source import SessionAddress, find_sessions
-from palaestra.train.ui_checkpoint import read_ui_checkpoint, write_ui_checkpoint
 from palaestra.train.ui_config import UiRunConfig
 from palaestra.train.ui_evaluation import play_held_out
 from palaestra.train.ui_hall import LocalSampler, UiHall, grammar_of, open_ui_hall
@@ -58,15 +60,13 @@ def train_ui(
     warm_start: Path | None = None,
 ) -> Outcome:  # fmt: skip
     """Train to the end of the configuration, where and from what `train` says for environments."""
-    import torch
-
     check_telemetry(config.telemetry)
     torch.set_num_threads(config.trainer.torch_threads)
     with ExitStack() as stack:
         policy = VLMPolicy.from_config(config.model, seed=config.trainer.seed)
         learning = _Learning(config, policy)
         if warm_start is not None:
-            policy.load(read_ui_checkpoint(warm_start).policy)
+            policy.load(load_checkpoint(warm_start, kind="screens").policy)
             learning.acting.version = policy.version
         if resume is not None:
             resume.load_checkpoint(learning.load, checkpoint)
@@ -111,24 +111,34 @@ class _Learning:
 
     def save(self, path: Path, about: Mapping[str, object]) -> str:
         """A checkpoint of this moment."""
-        tensors, facts = self.trainer.state()
-        state = {
-            "trainer": facts, "orders": self.orders.state(), "episodes": self.episodes, "turns": self.turns,
-            "rounds": self.rounds,
-            "ready": len(self.ready), "about": dict(about),
-        }  # fmt: skip
-        return write_ui_checkpoint(path, self.policy, tensors, state, [*self.ready, *self.groups.waiting()])
+        waiting = {
+            f"{number:06d}": torch.frombuffer(bytearray(one.to_bytes()), dtype=torch.uint8)
+            for number, one in enumerate([*self.ready, *self.groups.waiting()])
+        }
+        return save_checkpoint(
+            path,
+            kind="screens",
+            policy=self.policy.save,
+            learner=State(*self.trainer.state()),
+            source=State(waiting, {"orders": self.orders.state(), "ready": len(self.ready)}),
+            progress={"updates": self.rounds, "steps": self.episodes, "turns": self.turns},
+            about=about,
+        )
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint."""
-        checkpoint = read_ui_checkpoint(path)
+        checkpoint = load_checkpoint(path, kind="screens")
+        (held, facts), progress = checkpoint.source, checkpoint.progress
+        waiting = [
+            Trajectory.from_bytes(data.numpy().tobytes(), place=f"{path}/{name}") for name, data in sorted(held.items())
+        ]
         self.policy.load(checkpoint.policy)
-        self.trainer.load_state(checkpoint.tensors, checkpoint.state["trainer"])
-        self.orders.load_state(checkpoint.state["orders"])
-        self.episodes, self.turns, self.rounds = (int(checkpoint.state[key]) for key in ("episodes", "turns", "rounds"))
-        ready = int(checkpoint.state["ready"])
-        self.ready = list(checkpoint.waiting[:ready])
-        for trajectory in checkpoint.waiting[ready:]:
+        self.trainer.load_state(*checkpoint.learner)
+        self.orders.load_state(facts["orders"])
+        self.episodes, self.turns, self.rounds = (int(progress[key]) for key in ("steps", "turns", "updates"))
+        ready = int(facts["ready"])
+        self.ready = waiting[:ready]
+        for trajectory in waiting[ready:]:
             self.groups.add(trajectory)
         # Whoever was still playing died with the process: the rest of each group is all there will be.
         for group in self.groups.drain():

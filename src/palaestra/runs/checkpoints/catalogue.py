@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from palaestra.files.atomic import read_json
+from palaestra.files.checkpoint import MANIFEST
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.checkpoints.hashing import MANIFEST, hashed
+from palaestra.runs.checkpoints.hashing import digest_path
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
 from palaestra.runs.checkpoints.signature import signature_of
@@ -163,7 +164,7 @@ def _lying(attempt: Attempt, patterns: Sequence[str]) -> Iterator[Path]:
     for directory, pattern in [*globs, *((attempt.work, pattern) for pattern in patterns)]:
         for path in sorted(directory.glob(pattern)) if directory.is_dir() else []:
             root, where = attempt.path.resolve(), path.resolve()
-            hidden = path.name.startswith(".") or path.name == "best.json"
+            hidden = path.name.startswith(".") or path.name == attempt.best.name
             if hidden or where in seen or not where.is_relative_to(root) or len(seen) >= _MAX_FILES:
                 continue
             seen.add(where)
@@ -183,12 +184,12 @@ def _below(attempt: Attempt, announced: str) -> Path | None:
 
 def _read(run: RunRecord, attempt: Attempt, path: Path, steps: AttemptSteps) -> CheckpointRecord | None:
     try:
-        found, created = hashed(path), path.stat().st_mtime
+        found, created = digest_path(path), path.stat().st_mtime
     except (OSError, ValueError):
         return None  # being written, or gone again
     own = OwnCheckpoint.read(path) if path.is_dir() else None
     env_step, source = steps.step_of(path, own)
-    best = read_json(path.parent / "best.json") or {}
+    best = read_json(path.parent / attempt.best.name) or {}
     plan = AttemptPlan.read(attempt)
     known = dict(plan.env_signature) if plan is not None and plan.env_signature else {"env_id": run.env_id}
     return CheckpointRecord(

@@ -22,8 +22,9 @@ from typing import Any
 
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import read_json, sync, sync_tree, write_json
+from palaestra.files.checkpoint import MANIFEST, digest_file, manifest_files
 from palaestra.files.home import Home
-from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files, verify
+from palaestra.runs.checkpoints.hashing import digest_path, verify
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
@@ -93,7 +94,7 @@ def import_checkpoint(
                 PLACE, str(source), f"evaluating it would import {own.addresses[0]}, which its configuration names",
                 "Import it with --trust if you know that code",
             )  # fmt: skip
-        found = hashed(copy)
+        found = digest_path(copy)
         record = _record(copy, found.sha256, found.size_bytes, form, own, known, step, clock())
         return _known_better(directory, record, known) or _settled(directory, unfinished, copy, record)
     except OSError as error:
@@ -118,10 +119,10 @@ def keep_checkpoint(
             return there
     try:
         copy = unfinished / "checkpoint"
-        for name in [*manifest_files((source / MANIFEST).read_bytes()), MANIFEST]:
+        for name in [*manifest_files((source / MANIFEST).read_bytes(), source), MANIFEST]:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             _copied(source / name, copy / name)
-        found, own = hashed(copy), OwnCheckpoint.read(copy)
+        found, own = digest_path(copy), OwnCheckpoint.read(copy)
         step = _step(copy, own, known)
         record = _record(copy, sha256, found.size_bytes, "palaestra", own, known, step, clock())
         verdict = verify(record)
@@ -180,7 +181,7 @@ def _copied_directory(source: Path, into: Path) -> Path:
     """A checkpoint of ours: what its manifest lists, and nothing else."""
     try:
         raw = (source / MANIFEST).read_bytes()
-        files = manifest_files(raw)
+        files = manifest_files(raw, source)
     except FileNotFoundError:
         remedy = "Import one file, or a checkpoint directory of palaestra"
         raise CheckpointError(PLACE, str(source), "is a directory without a manifest", remedy) from None
@@ -192,7 +193,7 @@ def _copied_directory(source: Path, into: Path) -> Path:
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         _copied(source / name, target)
-        if hashed(target).sha256 != wanted["sha256"]:
+        if digest_file(target) != wanted:
             reason = f"{name} is truncated or damaged: its SHA-256 differs"
             raise CheckpointError(PLACE, str(source), reason, "Use another checkpoint")
         if target.suffix not in _TEXTS:
