@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from tests.files.old_layout import write_as_schema_1
 
 from palaestra.errors import CheckpointError
 from palaestra.files.checkpoint import (
     checkpoint_kind,
     checkpoints_in,
+    digest_files,
     is_whole,
     open_checkpoint,
     read_state,
@@ -22,19 +23,20 @@ from palaestra.files.checkpoint import (
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import State, load_checkpoint, save_checkpoint
-from palaestra.runs.checkpoints.hashing import digest_path
+from palaestra.runs.checkpoints.hashing import digest_path, verify
 from palaestra.runs.checkpoints.importing import import_checkpoint
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.train import config_from, evaluate_checkpoint, train
 
 OLD = Path(__file__).parent / "schema_1" / "update_00000002"
 """A run of CartPole after 2 of 4 updates, as schema 1 wrote it; beside it the policy that update 4 gave."""
+WEIGHTS = save({"w": torch.ones(2)})
 
 
 def _write_policy(path):
     (path / "inner").mkdir(parents=True)
-    (path / "palaestra.json").write_text(json.dumps({"files": {}}))
-    (path / "inner" / "adapter.safetensors").write_bytes(b"weights")
+    (path / "inner" / "adapter.safetensors").write_bytes(WEIGHTS)
+    (path / "palaestra.json").write_text(json.dumps({"files": digest_files(path)}))
 
 
 def _screens(path):
@@ -63,7 +65,7 @@ def test_every_file_is_in_the_manifest_and_comes_back(tmp_path):
     assert (found.learner.facts, found.source.facts) == ({"updates": 2}, {"ready": 1})
     assert list(found.source.tensors) == ["000000"]
     assert (found.progress, found.about) == ({"updates": 2, "steps": 8, "turns": 11}, {"run_id": "r"})
-    assert open_checkpoint(tmp_path / "c").read("policy/inner/adapter.safetensors") == b"weights"
+    assert open_checkpoint(tmp_path / "c").read("policy/inner/adapter.safetensors") == WEIGHTS
     assert is_whole(tmp_path / "c")
     assert digest_path(tmp_path / "c").sha256 == sha256
 
@@ -205,3 +207,14 @@ def test_screens_of_schema_1_have_the_same_sections_and_their_policy_is_verified
     assert not is_whole(tmp_path / "old")
     with pytest.raises(CheckpointError, match=r"policy/palaestra.json is "):
         load_checkpoint(tmp_path / "old")
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_an_imported_checkpoint_of_screens_brings_its_policy(tmp_path, schema):
+    _screens(tmp_path / "c")
+    if schema == 1:
+        write_as_schema_1(tmp_path / "c", tmp_path / "old")
+    record = import_checkpoint(Home(tmp_path / "var" / "training"), tmp_path / ("old" if schema == 1 else "c"))
+    assert (Path(record.path) / "policy" / "inner" / "adapter.safetensors").read_bytes() == WEIGHTS
+    assert load_checkpoint(Path(record.path)).progress["steps"] == 8
+    assert verify(record).fits

@@ -59,7 +59,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 class FileDigest(NamedTuple):
-    """What the bytes of a file are called, and how many there are."""
+    """SHA-256 and size of a file."""
 
     sha256: str
     size_bytes: int
