@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.home import Home
 from palaestra.runs.api.app import build_api
-from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
 from palaestra.runs.runners.table import registered_runners
 from palaestra.runs.store.rebuild import open_registry

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from palaestra.files.home import Home
 from palaestra.runs.facts import observe
-from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LifeRecord
 from palaestra.runs.runners.echo import EchoRunner

@@ -22,10 +22,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks import machine, run_life
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.series.writer import SeriesWriter
-from palaestra.runs.layout import AttemptPaths, Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import EventFiles, JournalFile, Source
@@ -54,7 +55,7 @@ def busy() -> Iterator[Callable[[], float]]:
     yield lambda: (time.process_time() - cpu) / (time.monotonic() - wall)
 
 
-def echo(attempt: AttemptPaths, *options: object) -> subprocess.Popen[bytes]:
+def echo(attempt: Attempt, *options: object) -> subprocess.Popen[bytes]:
     attempt.work.mkdir(parents=True)
     with attempt.stdout.open("wb") as out:
         words = [sys.executable, "-I", "-S", ECHO, "--journal", attempt.journal, *map(str, options)]
@@ -74,7 +75,7 @@ def load(place: Path, speak: str, seconds: float) -> dict[str, Any]:
     # Each tenth update ends an episode. In an event file every number is an event of its own.
     rate = PER_SECOND / (4.2 if speak == "tensorboard" else 1.1)
     updates = int(seconds * rate)
-    attempts = {f"{speak}{i}": AttemptPaths(place / f"{speak}{i}" / "attempt_1") for i in range(RUNS)}
+    attempts = {f"{speak}{i}": Attempt(place / f"{speak}{i}" / "attempt_1") for i in range(RUNS)}
     options = ("--speak", speak, "--steps", updates, "--rate", rate, "--metrics", 4)
     with busy() as share, Pump(publish) as pump:
         trainers = [echo(attempt, *options) for attempt in attempts.values()]
@@ -100,7 +101,7 @@ def load(place: Path, speak: str, seconds: float) -> dict[str, Any]:
 
 def taking_in(place: Path, count: int) -> dict[str, Any]:
     """How quickly a journal that is already there is taken in, as after a restart or a lost series."""
-    attempt = AttemptPaths(place / "taking_in" / "attempt_1")
+    attempt = Attempt(place / "taking_in" / "attempt_1")
     with Journal(attempt.journal) as journal:
         for start in range(0, count, 10_000):
             steps = range(start, min(count, start + 10_000))

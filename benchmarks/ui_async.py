@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import ui_learning
 from benchmarks.machine import facts, load
-from palaestra.train.run_directory import RunDirectory
+from palaestra.files.run_directory import RunDirectory
 
 RESULTS = Path(__file__).parent / "results"
 LANES = {

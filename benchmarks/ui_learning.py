@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.machine import facts, load
 from palaestra.evaluation.statistics import wilson_interval
-from palaestra.train.run_directory import RunDirectory
+from palaestra.files.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

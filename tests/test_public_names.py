@@ -11,7 +11,7 @@ import pytest
 import palaestra
 
 PACKAGES = [m.name for m in pkgutil.iter_modules(palaestra.__path__) if m.ispkg]
-OPERATIONS = ["runs", "studio", "gateway", "sessions", "telemetry"]
+OPERATIONS = ["runs", "studio", "gateway", "sessions", "telemetry", "files"]
 
 
 @pytest.mark.parametrize("package", [p for p in PACKAGES if hasattr(import_module(f"palaestra.{p}"), "__all__")])

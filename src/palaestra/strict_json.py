@@ -1,6 +1,8 @@
-"""Strict parsing of JSON from outside: no duplicate keys, no NaN or infinity; and a check for lone surrogates.
+"""Strict JSON: no duplicate keys, no bare NaN or infinity; and a check for lone surrogates.
 
-`json.loads` keeps the last of two equal keys, so two parsers can read one document differently.
+`json.loads` keeps the last of two equal keys, so two parsers can read one document differently. Python's own
+`json.dumps` writes numbers that JSON has no literal for bare, which most other parsers refuse; here they are the
+strings "NaN", "Infinity" and "-Infinity" in journals, run directories, the HTTP API and `--json`. Readers accept both.
 """
 
 from __future__ import annotations
@@ -11,7 +13,19 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-__all__ = ["lone_surrogate", "read_json", "unique_keys"]
+__all__ = [
+    "dump_strict",
+    "finite_tree",
+    "json_number",
+    "lone_surrogate",
+    "optional_number",
+    "read_json",
+    "read_number",
+    "read_numbers",
+    "unique_keys",
+]
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -59,3 +73,63 @@ def lone_surrogate(value: Any) -> str | None:
     elif isinstance(value, list | tuple):
         return next(filter(None, map(lone_surrogate, value)), None)
     return None
+
+
+def json_number(value: float) -> float | str:
+    """The number, or its name when JSON has no literal for it."""
+    # float() first: numpy scalars have a repr that is not JSON.
+    value = float(value)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def read_number(value: Any) -> float:
+    """The number that a JSON value stands for; `ValueError` when it is none."""
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("a number beyond the range of a float") from None
+    if type(value) is str and value in _NON_FINITE:
+        return _NON_FINITE[value]
+    raise ValueError(f"{_shorten(value)} is not a number")
+
+
+def optional_number(value: Any) -> float | None:
+    """The number that a JSON value stands for, or None."""
+    try:
+        return read_number(value)
+    except ValueError:
+        return None
+
+
+def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among named JSON values."""
+    return {name: number for name, value in values.items() if (number := optional_number(value)) is not None}
+
+
+def finite_tree(value: Any) -> Any:
+    """Nested data with every number written as `json_number` writes it."""
+    if isinstance(value, float):
+        return json_number(value)
+    if isinstance(value, Mapping):
+        return {str(key): finite_tree(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_tree(item) for item in value]
+    return value
+
+
+def dump_strict(data: Any, **options: Any) -> str:
+    """`json.dumps` of data that may hold non-finite numbers, as strict JSON."""
+    try:
+        return json.dumps(data, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(finite_tree(data), allow_nan=False, **options)
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -11,8 +11,8 @@ from tests.runs.serving import service_thread
 
 from palaestra.cli import main
 from palaestra.errors import PalaestraError
+from palaestra.files.home import Home
 from palaestra.runs import TrainerService
-from palaestra.runs.layout import Home
 
 
 class Said(NamedTuple):

@@ -8,8 +8,8 @@ import sys
 import pytest
 from tests.runs.serving import service_thread
 
+from palaestra.files.home import Home
 from palaestra.runs import TrainerService
-from palaestra.runs.layout import Home
 
 
 @pytest.fixture(scope="module")

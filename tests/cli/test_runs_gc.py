@@ -5,8 +5,8 @@ import shutil
 
 from tests.runs.serving import service_thread
 
+from palaestra.files.home import Home
 from palaestra.runs import TrainerService
-from palaestra.runs.layout import Home
 
 
 def test_what_cannot_be_done_is_named_the_rest_is_done_and_the_exit_code_is_1(palaestra, tmp_path):

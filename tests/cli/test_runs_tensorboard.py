@@ -1,6 +1,6 @@
 """`palaestra runs tensorboard --stop`, where nothing is open."""
 
-from palaestra.runs.layout import Home
+from palaestra.files.home import Home
 
 
 def test_no_service_is_started_to_hear_that_none_is_open(palaestra, tmp_path):

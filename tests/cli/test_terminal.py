@@ -11,8 +11,8 @@ from tests.runs.serving import service_thread
 
 from palaestra.cli.runs_table import why
 from palaestra.cli.terminal import harmless, printable, shortened, strict_json
+from palaestra.files.home import Home
 from palaestra.runs import TrainerService
-from palaestra.runs.layout import Home
 from palaestra.telemetry import Journal
 from palaestra.telemetry.event import TrainingStep
 

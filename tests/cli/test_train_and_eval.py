@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.learner.checkpoint import read_checkpoint
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
-from palaestra.train.run_directory import RunDirectory, runs_root
 
 SPECIFICATION_003 = """{
   "trainer": {
@@ -77,7 +78,7 @@ def test_a_resume_goes_on_from_the_checkpoint_that_is_named(palaestra, config):
 
 
 def read_checkpoint_policy(path):
-    return read_checkpoint(Path(path)).policy_file.read_bytes()
+    return load_checkpoint(Path(path)).policy.read_bytes()
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(palaestra, config):
@@ -137,7 +138,7 @@ def test_envs_lists_what_can_be_named(palaestra):
 
 def test_a_run_of_the_service_is_resumed_by_the_service_only(palaestra, config):
     run_id = json.loads(palaestra("train", config, "--json", "-q").out)["run_id"]
-    run = RunDirectory(runs_root() / run_id)
+    run = RunDirectory(Home.default().runs / run_id)
     assert run.resume_command == f"palaestra train --resume {run_id}"
     (run.path / "spec.json").write_text("{}")
     refused = palaestra("train", "--resume", run_id, "trainer.total_timesteps=256")
@@ -165,7 +166,7 @@ def test_an_interruption_saves_a_checkpoint_and_says_how_to_resume(config, tmp_p
     assert "Stopping: this update is finished and saved first" in err
     run = journal.parents[1]
     newest = sorted((run / "attempt_1" / "checkpoints").glob("update_*"))[-1]
-    assert read_checkpoint(newest).state["n_updates"] > 0
+    assert load_checkpoint(newest).progress["updates"] > 0
 
 
 def _wait_for_training(folder, child):

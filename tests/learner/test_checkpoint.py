@@ -11,8 +11,9 @@ import torch
 from palaestra.env import EnvConfig, as_vector_env
 from palaestra.env.toy import Bandit, MaskedChoice, MixedSenses, Pixels, TargetReach
 from palaestra.errors import CheckpointError
+from palaestra.files.checkpoint import checkpoints_in
 from palaestra.learner import PPO
-from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.policy import ActorCritic, PolicyConfig, load_policy
 from palaestra.train import Trainer
 
@@ -131,14 +132,14 @@ def test_the_same_seed_gives_the_same_checkpoint_and_another_seed_another(tmp_pa
     one, again, other = fingerprint("one", 1), fingerprint("again", 1), fingerprint("other", 2)
     assert one == again
     assert one != other
-    assert read_checkpoint(tmp_path / "one").sha256 == one
+    assert load_checkpoint(tmp_path / "one").sha256 == one
 
 
 def test_the_policy_of_a_checkpoint_can_be_loaded_alone(tmp_path):
     trainer = _trainer()
     trainer.train(160, STEPS)
     trainer.save_checkpoint(tmp_path / "here")
-    policy = load_policy(read_checkpoint(tmp_path / "here").policy_file)
+    policy = load_policy(load_checkpoint(tmp_path / "here").policy)
     observation = trainer.collect_rollouts(4)["observation"].flatten(0, 1)
     with torch.no_grad():
         assert torch.equal(policy.value(observation), trainer.policy.value(observation))
@@ -167,7 +168,7 @@ def _refuses(path, message, **settings):
     assert _differences(_everything(tried), _everything(untouched)) == []
 
 
-FILES = ["policy.safetensors", "learner.safetensors", "state.json"]
+FILES = ["policy.safetensors", "learner.safetensors", "source.safetensors", "state.json"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -210,8 +211,8 @@ def test_a_manifest_that_vouches_for_nothing_is_refused_and_nothing_changes(file
 
 def test_a_newer_schema_is_refused_and_nothing_changes(saved):
     manifest = json.loads((saved / "manifest.json").read_text())
-    (saved / "manifest.json").write_text(json.dumps(manifest | {"schema": 2}))
-    _refuses(saved, "schema 2 is newer than 1.*Upgrade palaestra")
+    (saved / "manifest.json").write_text(json.dumps(manifest | {"schema": 3}))
+    _refuses(saved, "schema 3 is newer than 2.*Upgrade palaestra")
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
@@ -305,4 +306,4 @@ def test_checkpoints_are_listed_oldest_first_and_half_ones_not_at_all(tmp_path):
 
 def test_what_the_caller_adds_about_a_checkpoint_comes_back(tmp_path):
     _trainer().save_checkpoint(tmp_path / "here", about={"curriculum": {"level": 3}})
-    assert read_checkpoint(tmp_path / "here").state["about"] == {"curriculum": {"level": 3}}
+    assert load_checkpoint(tmp_path / "here").about == {"curriculum": {"level": 3}}

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from palaestra.files.home import Home
 from palaestra.proc import processes, stat
-from palaestra.runs.layout import Home
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 
+from palaestra.files.atomic import read_json
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.durable import read_json
 from palaestra.runs.service import ServiceConfig, serve
 
 SETTINGS = {"min_free_disk_mb": 0, "max_running": 8, "alarm_every_s": 0.1}

@@ -11,10 +11,10 @@ import pytest
 from tests.runs.serving import end_service, service, service_thread
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
+from palaestra.files.atomic import read_json
 from palaestra.runs import TrainerService, client, connect
 from palaestra.runs.connect import end_service as stop_service
 from palaestra.runs.connect import ensure_service, find_service
-from palaestra.runs.durable import read_json
 from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LifeRecord
@@ -181,7 +181,7 @@ def test_the_environment_of_the_client_says_who_trains_whatever_that_of_the_serv
 
 HOLDER = """
 import sys
-from palaestra.runs.layout import Home
+from palaestra.files.home import Home
 from palaestra.runs.service_lock import ServiceLock
 with ServiceLock(Home.default()) as lock:
     lock.serving("http://127.0.0.1:1")

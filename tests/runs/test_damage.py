@@ -14,7 +14,7 @@ from tests.runs.supervising import echo, ends, happenings, leaving, reaches, sup
 from palaestra.cli.runs_table import note
 from palaestra.config import validated
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused
-from palaestra.runs.durable import read_json
+from palaestra.files.atomic import read_json
 from palaestra.runs.facts import observe
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase

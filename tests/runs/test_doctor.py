@@ -6,8 +6,8 @@ import signal
 import pytest
 from tests.runs.serving import service
 
+from palaestra.files.atomic import read_json
 from palaestra.runs.doctor import examine
-from palaestra.runs.durable import read_json
 from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.runners import table
 

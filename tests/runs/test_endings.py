@@ -9,9 +9,9 @@ import pytest
 from tests.runs.attempts import attempt_in, ending, launched, plan_of, said, until, within
 
 from palaestra.errors import LaunchRefused
+from palaestra.files.atomic import write_json
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.child import Child
-from palaestra.runs.durable import write_json
 from palaestra.runs.facts import exception_line, last_lines
 from palaestra.runs.phase import Happening
 

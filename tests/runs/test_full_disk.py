@@ -10,7 +10,7 @@ import pytest
 from tests.runs.attempts import attempt_in, launched, until, within
 from tests.runs.supervising import echo, ends, journal, supervising
 
-from palaestra.runs.layout import Home
+from palaestra.files.home import Home
 from palaestra.runs.phase import Phase
 from palaestra.telemetry.event import TrainingStep
 

@@ -10,7 +10,7 @@ from tests.runs.supervising import echo, ends, supervising
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.runs.checkpoints.catalogue import Catalogue
 from palaestra.runs.checkpoints.deploying import Deployment, _exchanged, in_use
-from palaestra.runs.checkpoints.hashing import hashed
+from palaestra.runs.checkpoints.hashing import digest_path
 
 DAY = 86_400.0
 
@@ -73,7 +73,7 @@ def test_a_run_that_cannot_be_packed_keeps_no_other_from_it(home):
 
 def _deployed_where_it_lies(home, path):
     """As deployments were once written: the checkpoint stays in its run."""
-    record = hashed(path)
+    record = digest_path(path)
     facts = {
         "checkpoint_id": record.sha256[:16],
         "path": str(path),

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.ingest.series.reader import SeriesReader
-from palaestra.runs.layout import AttemptPaths
 
 from .ingest.echo_trainer import SOURCES, metric_name, start_echo
 
@@ -39,7 +39,7 @@ def load(directory, seconds, speak):
     # Each tenth update ends an episode. In an event file every number is an event of its own.
     rate = PER_SECOND / (4.2 if speak == "tensorboard" else 1.1)
     updates = int(seconds * rate)
-    attempts = {f"{speak}-{i}": AttemptPaths(directory / f"{speak}-{i}" / "attempt_1") for i in range(RUNS)}
+    attempts = {f"{speak}-{i}": Attempt(directory / f"{speak}-{i}" / "attempt_1") for i in range(RUNS)}
     followers = {run_id: Follower() for run_id in attempts}
     with Pump(lambda run_id, attempt, records: followers[run_id].ring.publish(attempt, records)) as pump:
         trainers = []

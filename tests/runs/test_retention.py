@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from palaestra.errors import ConfigError, UnknownRun
+from palaestra.files.atomic import write_json
 from palaestra.runs.archiving import pack, purgeable, shorten_log, surplus_of, throw_away, thrown_away, undelete, unpack
-from palaestra.runs.durable import write_json
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord

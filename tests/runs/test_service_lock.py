@@ -14,7 +14,7 @@ from palaestra.errors import StateHeld
 from palaestra.runs.service_lock import ServiceLock
 
 HOLD = """
-from palaestra.runs.layout import Home
+from palaestra.files.home import Home
 from palaestra.runs.service_lock import ServiceLock
 with ServiceLock(Home.default()) as lock:
     lock.serving('http://127.0.0.1:1')

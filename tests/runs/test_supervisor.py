@@ -12,7 +12,7 @@ from tests.runs.attempts import said, until, within
 from tests.runs.supervising import echo, ends, happenings, journal, leaving, reaches, supervising, what_echo_said
 
 from palaestra.errors import ConsentNeeded, IllegalTransition, LaunchRefused, UnknownRun
-from palaestra.runs.durable import write_json
+from palaestra.files.atomic import write_json
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
 from palaestra.runs.reading import RunReading

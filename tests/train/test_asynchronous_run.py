@@ -8,11 +8,11 @@ import pytest
 from tests.actor import rooms
 
 from palaestra.errors import CollectorFailed, ConfigError
-from palaestra.learner.checkpoint import read_checkpoint
+from palaestra.files.run_directory import RunDirectory
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.train import config_from, load_config, train
-from palaestra.train.run_directory import RunDirectory
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -85,7 +85,7 @@ def test_a_failed_collector_leaves_a_checkpoint_and_a_failed_phase(tmp_path):
     ) as it:
         train(config, root=tmp_path, run_id="a")
     saved = Path(re.search(r"state is (\S+)\. Resume with", str(it.value))[1])
-    assert read_checkpoint(saved).state["learner"]["version"] == int(saved.name[-1])
+    assert load_checkpoint(saved).progress["updates"] == int(saved.name[-1])
     phases = [event for event in _events(RunDirectory(tmp_path / "a")) if isinstance(event, PhaseChanged)]
     assert [phase.phase for phase in phases] == ["running", "failed"]
 

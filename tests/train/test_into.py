@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from palaestra.errors import ConfigError
-from palaestra.learner.checkpoint import read_checkpoint
+from palaestra.files.run_directory import Attempt, RunDirectory
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.telemetry import JournalReader
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import config_from, train
 from palaestra.train.checking import checked
-from palaestra.train.run_directory import Attempt, RunDirectory
 
 DATA = {
     "env": {"id": "CartPole-v1", "num_envs": 2},
@@ -35,7 +35,7 @@ def _trained(attempt, **settings):
 def _weights(path):
     from safetensors.torch import load_file
 
-    return load_file(read_checkpoint(path).policy_file)
+    return load_file(load_checkpoint(path).policy)
 
 
 def test_a_prepared_attempt_is_filled_and_nothing_is_made_beside_it(tmp_path):

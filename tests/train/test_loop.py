@@ -6,7 +6,8 @@ import pytest
 
 from palaestra.actor import Collector
 from palaestra.errors import EnvironmentFault, NonFiniteError
-from palaestra.learner.checkpoint import checkpoints_in, read_checkpoint
+from palaestra.files.checkpoint import checkpoints_in
+from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.rollout_learner import RolloutLearner
 from palaestra.telemetry import CheckpointSaved, JournalReader
 from palaestra.telemetry.event import PhaseChanged
@@ -36,7 +37,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
     top = max(event.metric for event in saved)
     best = outcome.run.best_checkpoint()
     assert json.loads((attempt.checkpoints / "best.json").read_text())["score"] == top
-    assert read_checkpoint(best).state["about"]["score"] == top
+    assert load_checkpoint(best).about["score"] == top
     kept = {path.name for path in checkpoints_in(attempt.checkpoints)}
     assert kept == {"update_00000005", "update_00000006", best.name}
 
@@ -61,9 +62,10 @@ def test_a_run_that_breaks_numerically_leaves_its_last_good_weights(tmp_path, mo
     monkeypatch.setattr(RolloutLearner, "update", breaking)
     with pytest.raises(NonFiniteError, match="update_00000002"):
         train(_config(checkpoint_every=100), root=tmp_path, run_id="a")
-    checkpoint = read_checkpoint(tmp_path / "a" / "attempt_1" / "checkpoints" / "update_00000002")
-    assert checkpoint.state["learner"]["version"] == 2
-    assert all(bool(tensor.isfinite().all()) for tensor in checkpoint.tensors.values() if tensor.is_floating_point())
+    checkpoint = load_checkpoint(tmp_path / "a" / "attempt_1" / "checkpoints" / "update_00000002")
+    assert checkpoint.progress["updates"] == 2
+    tensors = [*checkpoint.learner.tensors.values(), *checkpoint.source.tensors.values()]
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors if tensor.is_floating_point())
 
 
 def test_a_failing_environment_is_a_failed_phase_in_the_journal(tmp_path, monkeypatch):
@@ -85,5 +87,5 @@ def _events_of(root):
 def test_evaluation_and_checkpoints_do_not_change_what_is_learned(tmp_path):
     plain = train(_config(checkpoint_every=100), root=tmp_path, run_id="a")
     busy = train(_config(eval_every=2, eval_episodes=2), root=tmp_path, run_id="b")
-    files = [read_checkpoint(o.checkpoint).policy_file.read_bytes() for o in (plain, busy)]
+    files = [load_checkpoint(o.checkpoint).policy.read_bytes() for o in (plain, busy)]
     assert files[0] == files[1]

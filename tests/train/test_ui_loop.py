@@ -6,10 +6,13 @@ import signal
 import sys
 
 import pytest
+from tests.files.old_layout import write_as_schema_1
 
 from palaestra.errors import CheckpointError, CollectorFailed, ConfigError
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.files.checkpoint import checkpoint_kind
+from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories import TrajectoryLearner
 from palaestra.policy.vlm import VLMPolicy
@@ -20,7 +23,6 @@ from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import run as run_module
 from palaestra.train.held_out import load_ui_policy, play_held_out
-from palaestra.train.run_directory import RunDirectory, is_ui_checkpoint
 from palaestra.train.screens import train_ui
 from palaestra.train.ui_config import ui_config_from
 
@@ -80,7 +82,7 @@ def test_a_run_plays_learns_records_and_leaves_a_checkpoint_of_two_updates(gatew
     assert sorted(known) == ["0", "1", "2"]
     assert all(turn.weights == known[str(turn.versions[0])] for one in played for turn in one.turns)
     assert known["2"] == learned(outcome.run)[0]
-    assert is_ui_checkpoint(outcome.checkpoint)
+    assert checkpoint_kind(outcome.checkpoint) == "screens"
     assert learned(outcome.run)[1] == 2
 
 
@@ -95,6 +97,17 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(gateway, t
 def test_a_resumed_run_ends_with_the_very_weights_of_one_that_was_not_stopped(gateway, tmp_path):
     whole = train_ui(config(gateway, 3), root=tmp_path, run_id="whole")
     part = train_ui(config(gateway, 1), root=tmp_path, run_id="part")
+    resumed = train_ui(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
+    assert resumed.steps == whole.steps == 12
+    assert learned(resumed.run) == learned(whole.run)
+
+
+def test_so_does_one_that_goes_on_from_a_checkpoint_of_schema_1(gateway, tmp_path):
+    whole = train_ui(config(gateway, 3), root=tmp_path, run_id="whole")
+    part = train_ui(config(gateway, 1), root=tmp_path, run_id="part")
+    old = part.checkpoint.rename(tmp_path / "new")
+    write_as_schema_1(old, part.checkpoint)
+    assert load_ui_policy(part.checkpoint)[1].fingerprint == load_ui_policy(old)[1].fingerprint
     resumed = train_ui(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
     assert resumed.steps == whole.steps == 12
     assert learned(resumed.run) == learned(whole.run)
@@ -211,7 +224,7 @@ def test_a_damaged_checkpoint_is_refused(gateway, tmp_path):
     outcome = train_ui(config(gateway, 1), root=tmp_path, run_id="one")
     state = outcome.checkpoint / "state.json"
     state.write_text(state.read_text().replace('"episodes"', '"episode"'))
-    with pytest.raises(CheckpointError, match=r"state.json is truncated or corrupt"):
+    with pytest.raises(CheckpointError, match=r"state.json is truncated \(\d+ of \d+ bytes\)"):
         load_checkpoint(outcome.checkpoint)
 
 

@@ -14,7 +14,7 @@ from palaestra.cli.terminal import strict_json
 from palaestra.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from palaestra.runs.layout import Home
+    from palaestra.files.home import Home
     from palaestra.runs.record import CheckpointRecord, RunRecord
 
 __all__ = ["checkpoints_app"]
@@ -182,7 +182,7 @@ def _archived_hint(run: RunRecord | None) -> str:
 
 
 def _home() -> Home:
-    from palaestra.runs.layout import Home
+    from palaestra.files.home import Home
 
     return Home.default()
 

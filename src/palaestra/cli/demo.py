@@ -69,15 +69,15 @@ def _screens() -> None:
 
     from palaestra.cli.evaluating_ui import judge
     from palaestra.cli.token_texts import run_texts
-    from palaestra.cli.training import fresh_run_id
     from palaestra.evaluation import write_viewer
     from palaestra.experience.trajectory_archive import TrajectoryArchive
-    from palaestra.train import runs_root
+    from palaestra.files.home import Home
+    from palaestra.files.run_id import new_run_id
     from palaestra.train.screens import train_ui
     from palaestra.train.ui_config import ui_config_from
 
     config = ui_config_from(SCREENS)
-    outcome = train_ui(config, root=runs_root(), run_id=fresh_run_id(config.experiment_name), argv=sys.argv)
+    outcome = train_ui(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
     run = outcome.run
     if outcome.interrupted:
         print(f"Stopped. Go on with: palaestra train --resume {run.run_id}")
@@ -100,13 +100,14 @@ def _shown(path: Path) -> str:
 def _cartpole() -> None:
     print("CartPole-v1: keep a pole upright for 500 steps. Loading, and compiling kernels if this is the first run …")
 
-    from palaestra.cli.training import fresh_run_id
     from palaestra.evaluation import Evaluation
-    from palaestra.train import config_from, evaluate_checkpoint, runs_root, train
-    from palaestra.train.run_directory import Attempt
+    from palaestra.files.home import Home
+    from palaestra.files.run_directory import Attempt
+    from palaestra.files.run_id import new_run_id
+    from palaestra.train import config_from, evaluate_checkpoint, train
 
     config = config_from(CARTPOLE)
-    outcome = train(config, root=runs_root(), run_id=fresh_run_id(config.name), argv=sys.argv)
+    outcome = train(config, root=Home.default().runs, run_id=new_run_id(config.name), argv=sys.argv)
     attempt: Attempt = outcome.run.attempts()[-1]
     before = evaluate_checkpoint(attempt.checkpoints / "update_00000000", episodes=100, seed=None)
     after = evaluate_checkpoint(outcome.checkpoint, episodes=100, seed=None)

@@ -10,6 +10,9 @@ import typer
 
 from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
+from palaestra.files.checkpoint import checkpoint_kind
+from palaestra.files.home import Home
+from palaestra.files.run_directory import find_checkpoint
 
 if TYPE_CHECKING:
     from palaestra.evaluation import Evaluation
@@ -53,18 +56,19 @@ def evaluate_command(
         if number < 1:
             raise ConfigError(name, number, "must be at least 1")
 
-    from palaestra.train import evaluate_checkpoint, runs_root
+    from palaestra.train import evaluate_checkpoint
     from palaestra.train.config import MAX_SEED
-    from palaestra.train.run_directory import find_checkpoint, is_ui_checkpoint
 
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise ConfigError("--seed", seed, f"must lie between 0 and {MAX_SEED}")
     run = _named(run, deployed)
-    path = find_checkpoint(run, runs_root(), which=checkpoint)
-    other = find_checkpoint(against, runs_root(), which=checkpoint) if against is not None else None
+    root = Home.default().runs
+    path = find_checkpoint(run, root, which=checkpoint)
+    other = find_checkpoint(against, root, which=checkpoint) if against is not None else None
+    screens = checkpoint_kind(path) == "screens"
     if video is not None:
-        _check_video(video, frames, long=long, screens=is_ui_checkpoint(path))
-    if is_ui_checkpoint(path):
+        _check_video(video, frames, long=long, screens=screens)
+    if screens:
         from palaestra.cli.evaluating_ui import evaluate_screens
 
         greedy = None if sample is None else not sample
@@ -89,13 +93,17 @@ def evaluate_command(
     if as_json:
         print(strict_json(document))
         return
+    _print_report(document, run, against, video)
+
+
+def _print_report(document: dict[str, Any], run: str, against: str | None, video: Path | None) -> None:
     print(_sentence(run, document))
     if video is not None:
         clip = document["video"]
         print(f"{video}: {clip['frames']} frames; filming made it {clip['slowdown']:.1f} times slower")
-    if other is not None:
+    if against is not None:
         gap = document["difference"]
-        print(_sentence(against or "", document["against"]))
+        print(_sentence(against, document["against"]))
         print(f"difference {gap['mean']:+.2f} (95 % interval {gap['ci95'][0]:+.2f} to {gap['ci95'][1]:+.2f})")
 
 
@@ -106,7 +114,6 @@ def _named(run: str | None, deployed: str | None) -> str:
     if deployed is None or run is not None:
         raise ConfigError("RUN_OR_CHECKPOINT", run, "give one of it and --deployed", "palaestra eval --help")
     from palaestra.runs.checkpoints.deploying import deployed as deployed_in
-    from palaestra.runs.layout import Home
 
     now = deployed_in(Home.default(), deployed)
     if now is None:

@@ -182,8 +182,8 @@ def tensorboard(
         url = _service().ask("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
         print(strict_json({"url": url}) if as_json else url)
         return
+    from palaestra.files.home import Home
     from palaestra.runs.connect import find_service
-    from palaestra.runs.layout import Home
 
     # None is open where no service runs, and none is started to hear that.
     open_there = find_service(Home.default()) is not None
@@ -352,10 +352,10 @@ def _weights(checkpoint: str | None) -> str | None:
 
 
 def _submitted(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
-    from palaestra.runs.run_id import fresh_run_id
+    from palaestra.files.run_id import new_run_id
 
     # Named here, so that whoever is interrupted while the service looks at it knows what to stop.
-    run_id, digest = fresh_run_id(spec.name or spec.env_id or spec.script or spec.runner), None
+    run_id, digest = new_run_id(spec.name or spec.env_id or spec.script or spec.runner), None
     try:
         return service.submit(spec, run_id=run_id)
     except KeyboardInterrupt:
@@ -418,9 +418,9 @@ def _resolved(names: list[str]) -> list[str]:
 
 
 def _safe(name: str) -> str:
-    from palaestra.runs.run_id import checked_run_id
+    from palaestra.files.run_id import check_run_id
 
-    return checked_run_id(name)
+    return check_run_id(name)
 
 
 def _done(records: list[RunRecord], as_json: bool) -> None:

@@ -88,7 +88,7 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print what a run printed."""
-    from palaestra.runs.layout import Home
+    from palaestra.files.home import Home
     from palaestra.runs.reading import RunReading
 
     if as_json and follow:
@@ -175,8 +175,8 @@ def videos(
 
     paths = asked(lambda reading: reading.paths(run))
     if record or checkpoint is not None:
+        from palaestra.files.home import Home
         from palaestra.runs.filming import film_run
-        from palaestra.runs.layout import Home
 
         film_run(Home.default(), paths, checkpoint, frames)
     clips = clips_of(paths)
@@ -199,7 +199,7 @@ def videos(
 
 def asked(question: Callable[[RunReading], _T]) -> _T:
     """The answer that the state directory gives; a damaged registry is rebuilt first."""
-    from palaestra.runs.layout import Home
+    from palaestra.files.home import Home
     from palaestra.runs.reading import RunReading
     from palaestra.runs.store.database import RegistryCorrupt
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from palaestra.cli.runs_table import aligned, became, duration, sized, steps, why
 from palaestra.cli.terminal import printable, shortened
+from palaestra.files.atomic import read_json
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.listing import all_checkpoints
-from palaestra.runs.durable import read_json
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.life import elapsed, outcomes
 from palaestra.runs.media.clip import Pace
 from palaestra.runs.media.recording import film_pace
@@ -20,7 +20,7 @@ from palaestra.runs.record import RunRecord
 from palaestra.runs.sampling import Peaks, Sample, read_peaks, read_samples
 from palaestra.runs.tools.wandb import tracking_of
 from palaestra.runs.wire import checkpoint_data, life_data, run_data
-from palaestra.telemetry.json_number import json_number
+from palaestra.strict_json import json_number
 
 __all__ = ["comparison_table", "shown", "shown_data", "slowed"]
 
@@ -145,7 +145,7 @@ def _use(use: Sample | Peaks) -> str:
     return f"{use.cpu_percent:.0f} % of a core, {use.rss_mb:,.0f} MB, {use.processes} process{many}{gpus}"
 
 
-def _use_at_exit(attempt: AttemptPaths) -> str:
+def _use_at_exit(attempt: Attempt) -> str:
     """Peak memory as counted by the kernel, for a run that ended before the first sample."""
     rss_kb = (read_json(attempt.exit) or {}).get("max_rss_kb")
     return f"at most {rss_kb / 1024:,.0f} MB in one process" if isinstance(rss_kb, int | float) else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from palaestra.runs.layout import Home
+    from palaestra.files.home import Home
 
 __all__ = ["serve"]
 
@@ -31,7 +31,7 @@ def serve(
     var/training/service.yaml hold for both.
     """
     from palaestra.document import overridden, read_document
-    from palaestra.runs.layout import Home
+    from palaestra.files.home import Home
 
     if stop:
         _end(Home.default(), as_json)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +13,10 @@ from palaestra.cli.terminal import strict_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from palaestra.train import Outcome, RunDirectory
-    from palaestra.train.run_directory import Attempt
+    from palaestra.files.run_directory import Attempt, RunDirectory
+    from palaestra.train import Outcome
 
-__all__ = ["fresh_run_id", "train_command"]
+__all__ = ["train_command"]
 
 
 def train_command(
@@ -71,9 +69,10 @@ def train_command(
         words.append("telemetry.progress=false")
 
     from palaestra.document import overridden, read_document
-    from palaestra.train.run_directory import Attempt, RunDirectory, runs_root
+    from palaestra.files.home import Home
+    from palaestra.files.run_directory import Attempt, RunDirectory
 
-    root = runs_root()
+    root = Home.default().runs
     run = RunDirectory.find(resume, root) if resume is not None else None
     if run is not None and run.supervised and into is None:
         # Trained beside the service, it would be in nobody's list, and the service's next attempt would meet it.
@@ -84,7 +83,7 @@ def train_command(
         given = path.read_text(encoding="utf-8")
     else:
         assert run is not None
-        data = run.resolved()
+        data = run.read_config()
     data = overridden(data, words)
     if check:
         _check(data, seed)
@@ -109,6 +108,7 @@ def _trained(
 ) -> Outcome:
     """Train as the data says: a model on screens, or a policy in an environment."""
     from palaestra.document import is_ui_document
+    from palaestra.files.run_id import new_run_id
 
     if is_ui_document(data):
         if find_spec("transformers") is None:
@@ -120,7 +120,7 @@ def _trained(
 
         wanted = ui_config_from(data, seed=seed)
         return train_ui(
-            wanted, root=root, run_id=fresh_run_id(wanted.name), given=given, argv=sys.argv, resume=run,
+            wanted, root=root, run_id=new_run_id(wanted.name), given=given, argv=sys.argv, resume=run,
             checkpoint=checkpoint, into=into, warm_start=warm_start,
         )  # fmt: skip
     from palaestra.train import config_from, train
@@ -128,7 +128,7 @@ def _trained(
     config = config_from(data, seed=seed)
     name = config.name or config.env.id.split(":")[-1]
     return train(
-        config, root=root, run_id=fresh_run_id(name), given=given, argv=sys.argv, resume=run,
+        config, root=root, run_id=new_run_id(name), given=given, argv=sys.argv, resume=run,
         checkpoint=checkpoint, into=into, warm_start=warm_start,
     )  # fmt: skip
 
@@ -143,12 +143,6 @@ def _check(data: dict[str, Any], seed: int | None) -> None:
         parts = {"place": error.place, "value": error.value, "reason": error.reason, "remedy": error.remedy}
         print(strict_json({"refused": parts}))
         raise typer.Exit(2) from None
-
-
-def fresh_run_id(stem: str) -> str:
-    """Readable, sortable, and different for runs started in the same second."""
-    clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in stem).strip("-.").lower()
-    return f"{clean or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def _report(outcome: Outcome, as_json: bool) -> None:

@@ -199,10 +199,10 @@ def _archives(where: str) -> list[TrajectoryArchive]:
 
     directory = Path(where)
     if not where or not directory.is_dir():
-        from palaestra.train import runs_root
-        from palaestra.train.run_directory import RunDirectory
+        from palaestra.files.home import Home
+        from palaestra.files.run_directory import RunDirectory
 
-        directory = RunDirectory.find(where, runs_root()).path
+        directory = RunDirectory.find(where, Home.default().runs).path
     found = archives_in(directory)
     if not found:
         remedy = "Give a run that archived some, or a directory with an index.jsonl"

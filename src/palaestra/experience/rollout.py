@@ -22,6 +22,7 @@ from torch import Tensor
 
 from palaestra.errors import CheckpointError, ExperienceError
 from palaestra.experience.columns import NO_FINGERPRINT, Columns
+from palaestra.files.atomic import write_bytes
 
 __all__ = ["Rollout", "combine_rollouts"]
 
@@ -84,12 +85,7 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
         facts["sha256"] = _fingerprint(flat, facts["shape"])
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        with open(temporary, "wb") as file:
-            file.write(to_bytes(flat, metadata=facts))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        write_bytes(target, to_bytes(flat, metadata=facts))
         return target
 
     def _leaves(self) -> dict[str, Tensor]:

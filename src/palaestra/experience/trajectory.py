@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -22,6 +21,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from palaestra.errors import ExperienceError
+from palaestra.files.atomic import write_bytes
 
 __all__ = ["SCHEMA", "Outcome", "Trajectory", "Turn"]
 
@@ -168,10 +168,8 @@ class Trajectory:
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(self.to_bytes())
         # Not synced: there are thousands, and a torn one is found out by its digest.
-        os.replace(temporary, path)
+        write_bytes(path, self.to_bytes(), durable=False)
 
     @classmethod
     def load(cls, path: Path) -> Trajectory:

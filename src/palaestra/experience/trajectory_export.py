@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import SCHEMA, Trajectory
+from palaestra.files.atomic import new_file
 
 __all__ = ["export_trajectories", "picture_file_name"]
 
@@ -34,8 +34,8 @@ def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> 
         (directory / "pictures").mkdir(parents=True)
     except OSError as error:
         raise ConfigError("output", str(directory), f"cannot be written ({error.strerror})") from None
-    count, unfinished = 0, directory / "trajectories.jsonl.tmp"
-    with unfinished.open("w", encoding="ascii") as out:
+    count = 0
+    with new_file(directory / "trajectories.jsonl", durable=False) as out:
         for trajectory in trajectories:
             count += 1
             names = {}
@@ -43,8 +43,7 @@ def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> 
                 names[sha] = f"pictures/{picture_file_name(data)}"
                 if not (directory / names[sha]).exists():
                     (directory / names[sha]).write_bytes(data)
-            out.write(json.dumps(_line(trajectory, names), separators=(",", ":")) + "\n")
-    os.replace(unfinished, directory / "trajectories.jsonl")
+            out.write(json.dumps(_line(trajectory, names), separators=(",", ":")).encode() + b"\n")
     return count
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from palaestra.errors import ConfigError
+from palaestra.files.atomic import new_directory
 from palaestra.proc import below, boot_id, processes, started
 
 __all__ = ["LABEL", "Swept", "register", "sweep", "unregister"]
@@ -48,11 +49,10 @@ class _Identity:
 def register(state_dir: Path, name: str) -> Path:
     """This gateway's directory, with the record of who it is; `ConfigError` when the place is not safe to use."""
     _check_private(state_dir)
-    directory, unnamed = state_dir / name, state_dir / f".{name}"
-    unnamed.mkdir(mode=0o700)
-    (unnamed / _RECORD).write_text(json.dumps(asdict(_Identity(os.getpid(), started(os.getpid()), boot_id()))))
+    directory = state_dir / name
     # A directory without a record could not be told from one whose gateway lives; so it appears with its record.
-    unnamed.rename(directory)
+    with new_directory(directory, mode=0o700, durable=False) as unnamed:
+        (unnamed / _RECORD).write_text(json.dumps(asdict(_Identity(os.getpid(), started(os.getpid()), boot_id()))))
     return directory
 
 

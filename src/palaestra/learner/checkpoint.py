@@ -1,170 +1,91 @@
-"""Checkpoints on disk: a directory of safetensors and JSON, written whole or not at all, and verified when read.
+"""The tensors of a checkpoint: the state of a learner and of its experience source; the format is `files.checkpoint`.
 
-    update_00000120/
-        policy.safetensors    weights and normaliser; loadable alone with `policy.load_policy`
-        learner.safetensors   Adam's moments, and arrays of the environments' position
-        state.json            counters, random streams, configuration
-        manifest.json         size and SHA-256 of each of the above; written last
-
-A checkpoint is built under a temporary name, fsynced, and renamed. Reading checks every hash first and never
-unpickles. Knows names and tensors, nothing of training.
+Knows names and tensors, nothing of training.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from palaestra.disk import sync
-from palaestra.errors import CheckpointError
+from palaestra.files.checkpoint import LEARNER, POLICY, SOURCE, STATE, WAITING, Kind, open_checkpoint, write_checkpoint
+from palaestra.transport.source import State
 
-__all__ = ["Checkpoint", "checkpoints_in", "is_whole", "read_checkpoint", "write_checkpoint"]
-
-SCHEMA = 1
-POLICY, LEARNER, STATE, MANIFEST = "policy.safetensors", "learner.safetensors", "state.json", "manifest.json"
+__all__ = ["TrainingCheckpoint", "load_checkpoint", "save_checkpoint"]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that has been read and verified."""
+class TrainingCheckpoint:
+    """A checkpoint that was verified and read; the policy loads itself from `policy`."""
 
     path: Path
     sha256: str
-    """Of the manifest, hence of everything."""
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
+    kind: Kind
+    learner: State
+    source: State
+    progress: dict[str, Any]
+    about: dict[str, Any]
 
     @property
-    def policy_file(self) -> Path:
-        """The policy alone."""
-        return self.path / POLICY
+    def policy(self) -> Path:
+        """The file or directory of the policy alone."""
+        return self.path / POLICY[self.kind]
 
 
-def write_checkpoint(path: Path, policy: bytes, tensors: dict[str, Tensor], state: dict[str, Any]) -> str:
+def save_checkpoint(
+    path: Path,
+    *,
+    kind: Kind,
+    policy: bytes | Callable[[Path], object],
+    learner: State,
+    source: State,
+    progress: Mapping[str, Any],
+    about: Mapping[str, Any],
+) -> str:
     """Write a checkpoint to `path` (which must not exist) and return its SHA-256."""
-    from safetensors.torch import save
-
-    if path.exists():
-        raise CheckpointError("checkpoint", str(path), "exists already and is never overwritten", "Choose another name")
-    files = {
-        POLICY: policy,
-        LEARNER: save({name: tensor.contiguous() for name, tensor in tensors.items()}),
+    state = {"learner": learner.facts, "source": source.facts, "progress": dict(progress), "about": dict(about)}
+    contents = {
+        POLICY[kind]: policy,
+        LEARNER: _to_bytes(learner.tensors),
+        SOURCE: _to_bytes(source.tensors),
         STATE: json.dumps(state, indent=1).encode(),
     }
-    manifest = {
-        "schema": SCHEMA,
-        "files": {n: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in files.items()},
-    }
-    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        for name, content in files.items():
-            with open(temporary / name, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-    except BaseException:
-        # A disk that is full stays full as long as half a checkpoint lies on it.
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync(temporary)
-    os.rename(temporary, path)
-    sync(path.parent)
-    return hashlib.sha256(files[MANIFEST]).hexdigest()
+    return write_checkpoint(path, contents, kind=kind)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify a checkpoint; anything missing, altered or newer than we know is refused."""
+def load_checkpoint(path: Path, *, kind: Kind | None = None) -> TrainingCheckpoint:
+    """Read and verify a checkpoint; anything missing, altered, newer than we know or of another kind is refused."""
     from safetensors.torch import load
 
-    if not path.is_dir():
-        raise CheckpointError("checkpoint", str(path), "there is no such checkpoint directory")
-    try:
-        raw = (path / MANIFEST).read_bytes()
-        manifest = json.loads(raw)
-        files = {name: dict(facts) for name, facts in manifest["files"].items()}
-        schema = int(manifest["schema"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            "checkpoint", str(path), f"its manifest cannot be read ({error})", "Use an earlier checkpoint"
-        ) from None
-    if schema > SCHEMA:
-        raise CheckpointError("checkpoint", str(path), f"schema {schema} is newer than {SCHEMA}", "Upgrade palaestra")
-    contents: dict[str, bytes] = {}
-    for name in (POLICY, LEARNER, STATE):
-        try:
-            contents[name] = (path / name).read_bytes()
-        except OSError as error:
-            raise CheckpointError("checkpoint", str(path), f"{name} is missing ({error.strerror})") from None
-        if hashlib.sha256(contents[name]).hexdigest() != files.get(name, {}).get("sha256"):
-            got, wanted = len(contents[name]), files.get(name, {}).get("bytes")
-            how = f"truncated ({got} of {wanted} bytes)" if got != wanted else "corrupt (its SHA-256 differs)"
-            raise CheckpointError("checkpoint", str(path), f"{name} is {how}", "Use an earlier checkpoint")
-    return Checkpoint(
+    found = open_checkpoint(path, kind=kind)
+    learner = load(found.read(LEARNER))
+    if found.schema > 1:
+        source = load(found.read(SOURCE))
+    elif found.kind == "screens":
+        source = {f"waiting.{name}": tensor for name, tensor in load(found.read(WAITING)).items()}
+    else:
+        # Schema 1 had the positions of the environments beside the optimiser's moments.
+        names = [name for name in learner if name.startswith("collector.")]
+        source = {name.removeprefix("collector."): learner.pop(name) for name in names}
+    state = found.state
+    return TrainingCheckpoint(
         path=path,
-        sha256=hashlib.sha256(raw).hexdigest(),
-        tensors=load(contents[LEARNER]),
-        state=json.loads(contents[STATE]),
+        sha256=found.sha256,
+        kind=found.kind,
+        learner=State(learner, state["learner"]),
+        source=State(source, state["source"]),
+        progress=state["progress"],
+        about=state["about"],
     )
 
 
-def is_whole(path: Path) -> bool:
-    """Whether every file that a checkpoint's manifest lists is there and has its SHA-256."""
-    try:
-        files = json.loads((path / MANIFEST).read_bytes())["files"]
-        return bool(files) and all(
-            hashlib.sha256((path / name).read_bytes()).hexdigest() == facts["sha256"] for name, facts in files.items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+def _to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    from safetensors.torch import save
 
-
-def checkpoints_in(directory: Path) -> list[Path]:
-    """Whole checkpoints below a directory, oldest first."""
-    found = [path.parent for path in directory.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")]
-    return sorted(found, key=lambda path: path.name)
-
-
-class TrainingCheckpoint:
-    """Temporary."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        from palaestra.transport.source import State
-
-        state = checkpoint.state
-
-        def tensors(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
-
-        self.path, self.sha256, self.policy = checkpoint.path, checkpoint.sha256, checkpoint.policy_file
-        if (checkpoint.path / "policy").is_dir():
-            self.policy = checkpoint.path / "policy"
-        self.learner = State(tensors("learner:"), state["learner"])
-        self.source = State(tensors("source:"), state["source"])
-        self.progress, self.about = state["progress"], state["about"]
-
-
-def save_checkpoint(path: Path, *, kind: str, policy: Any, learner: Any, source: Any, progress: Any, about: Any) -> str:
-    """Temporary."""
-    tensors = {f"learner:{k}": v for k, v in learner.tensors.items()}
-    tensors |= {f"source:{k}": v for k, v in source.tensors.items()}
-    state = {"learner": learner.facts, "source": source.facts, "progress": progress, "about": dict(about)}
-    if not callable(policy):
-        return write_checkpoint(path, policy, tensors, state)
-    sha256 = write_checkpoint(path, b"", tensors, state)
-    policy(path / "policy")
-    return sha256
-
-
-def load_checkpoint(path: Path) -> TrainingCheckpoint:
-    """Temporary."""
-    return TrainingCheckpoint(read_checkpoint(path))
+    data: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    return data

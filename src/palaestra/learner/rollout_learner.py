@@ -113,7 +113,7 @@ class RolloutLearner:
         """Optimiser, shuffles and version."""
         adam = self.optimizer()
         tensors = {"adam.first": adam.first.cpu(), "adam.second": adam.second.cpu()}
-        facts = {"version": self.version, "adam_steps": adam.steps, "shuffle": self._shuffle.bit_generator.state}
+        facts = {"n_updates": self.version, "adam_steps": adam.steps, "shuffle": self._shuffle.bit_generator.state}
         return State(tensors, facts)
 
     def load_state(self, state: State) -> None:
@@ -122,7 +122,7 @@ class RolloutLearner:
         adam.first.copy_(state.tensors["adam.first"])
         adam.second.copy_(state.tensors["adam.second"])
         adam.steps = {name: int(steps) for name, steps in facts["adam_steps"].items()}
-        self.version = int(facts["version"])
+        self.version = int(facts["n_updates"])
         self._shuffle.bit_generator.state = facts["shuffle"]
 
     def check_state(self, state: State, *, place: str) -> None:

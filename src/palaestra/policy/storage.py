@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from palaestra.config import validated
 from palaestra.errors import CheckpointError
+from palaestra.files.atomic import write_bytes
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
 from palaestra.policy.device import Device
 
@@ -48,12 +49,7 @@ def save_policy(policy: nn.Module, path: str | os.PathLike[str]) -> Path:
     """Write the policy to a file, atomically."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(policy_bytes(policy))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
+    write_bytes(target, policy_bytes(policy))
     return target
 
 

@@ -10,11 +10,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from palaestra.disk import sync
 from palaestra.errors import ConfigError, LaunchRefused
+from palaestra.files.atomic import sync, write_json, write_text
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.durable import write_json, write_text
-from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import LaunchPlan, Place
@@ -36,7 +36,7 @@ __all__ = [
 _LONGEST_NAME = 300
 
 
-def place_of(run: RunPaths, number: int, resume_from: str | None = None) -> Place:
+def place_of(run: RunDirectory, number: int, resume_from: str | None = None) -> Place:
     """Where an attempt will live."""
     attempt = run.attempt(number)
     return Place(run.run_id, number, run.path, attempt.path, attempt.work, resume_from)
@@ -54,26 +54,17 @@ def plan_fault(plan: LaunchPlan) -> str:
     return f"one of its values, {fault}" if fault else ""
 
 
-def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunPaths:
+def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunDirectory:
     """The directory of a new run, durable when this returns."""
-    run = home.run(run_id)
     if _is_taken(home, run_id):
         raise LaunchRefused("run_id", run_id, "is another run's already", "Leave it out, or take that of a new preview")
-    unfinished = home.runs / f".{run_id}.new"
     try:
-        home.runs.mkdir(parents=True, exist_ok=True)
-        unfinished.mkdir()
-        write_json(unfinished / "spec.json", spec.model_dump(mode="json"))
-        if spec.given:
-            write_text(unfinished / "config.yaml", spec.given)
-        write_json(unfinished / "resolved.json", dict(plan.resolved))
-        unfinished.rename(run.path)
-        sync(home.runs)
-    except (OSError, ValueError) as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        reason = f"cannot be written ({getattr(error, 'strerror', None) or error})"
+        return RunDirectory.create(
+            home.runs, run_id, spec.given or None, dict(plan.resolved), spec.model_dump(mode="json")
+        )
+    except (ConfigError, OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, ConfigError) else f"cannot be written ({error})"
         raise LaunchRefused("runs directory", str(home.runs), reason, "Free space, or set PALAESTRA_HOME") from None
-    return run
 
 
 def first_row(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> RunRecord:
@@ -97,7 +88,7 @@ def named(plan: LaunchPlan) -> dict[str, Any]:
     return {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
 
 
-def prepare_attempt(attempt: AttemptPaths, plan: LaunchPlan, gpus: tuple[str, ...]) -> None:
+def prepare_attempt(attempt: Attempt, plan: LaunchPlan, gpus: tuple[str, ...]) -> None:
     """Everything an attempt needs before its warden starts. Harmless when repeated."""
     attempt.work.mkdir(parents=True, exist_ok=True)
     for name, text in plan.files.items():
@@ -109,11 +100,11 @@ def prepare_attempt(attempt: AttemptPaths, plan: LaunchPlan, gpus: tuple[str, ..
     AttemptPlan.of(plan, gpus).write(attempt)
     write_json(attempt.command, plan.shown(), mode=0o600)
     if attempt.number == 1:
-        write_json(attempt.path.parent / "command.json", plan.shown(), mode=0o600)
+        write_json(RunDirectory(attempt.path.parent).command, plan.shown(), mode=0o600)
     sync(attempt.path)
 
 
-def read_spec(run: RunPaths) -> RunSpec:
+def read_spec(run: RunDirectory) -> RunSpec:
     """What was asked for. `ConfigError` when it cannot be read."""
     try:
         return RunSpec.model_validate_json(run.spec.read_bytes())
@@ -143,5 +134,5 @@ def size_of(directory: Path) -> int:
 
 def _is_taken(home: Home, run_id: str) -> bool:
     """Whether a run has this id, wherever it was put."""
-    archived = (home.path / "archive" / f"{run_id}.tar.gz").exists()
-    return archived or home.run(run_id).path.exists() or any((home.path / "trash").glob(f"{run_id}.*"))
+    archived = (home.archive / f"{run_id}.tar.gz").exists()
+    return archived or home.run(run_id).path.exists() or any(home.trash.glob(f"{run_id}.*"))

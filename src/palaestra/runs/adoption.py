@@ -7,7 +7,9 @@ import shutil
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from palaestra.runs.layout import Home, RunPaths
+from palaestra.files.atomic import remove_leftovers
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
@@ -55,7 +57,8 @@ def remove_unfinished(home: Home) -> None:
     for path in home.runs.glob(".*"):
         if path.is_dir() and path.suffix in (".new", ".restore", ".gone"):
             shutil.rmtree(path, ignore_errors=True)
-    for path in (home.path / "archive").glob(".*.new"):
+    remove_leftovers(home.runs)
+    for path in home.archive.glob(".*.new"):
         path.unlink(missing_ok=True)
 
 
@@ -72,7 +75,7 @@ def found_on_disk(home: Home, registry: Registry) -> Found:
         except Exception as error:  # noqa: BLE001 - one directory must not keep the service from starting
             _log.warning("%s: left alone, because it cannot be read: %s: %s", path.name, type(error).__name__, error)
     for row in rows.values():
-        packed = read_packed(home.path / "archive" / f"{row.run_id}.json")
+        packed = read_packed(home.archive / f"{row.run_id}.json")
         if packed is not None:
             # Killed after it was packed and before that was written down.
             changed.append(packed)
@@ -83,7 +86,7 @@ def found_on_disk(home: Home, registry: Registry) -> Found:
     return found
 
 
-def _look_at(run: RunPaths, row: RunRecord | None, found: Found, changed: list[RunRecord]) -> None:
+def _look_at(run: RunDirectory, row: RunRecord | None, found: Found, changed: list[RunRecord]) -> None:
     if not run.spec.exists():
         alone = read_run(run)
         found.unsupervised += alone is not None

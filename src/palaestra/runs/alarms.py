@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from palaestra.runs.ingest.non_finite import NonFinite
 from palaestra.runs.record import LASTING_ALARMS, Alarm
-from palaestra.telemetry.json_number import json_number
+from palaestra.strict_json import json_number
 
 __all__ = [
     "Limits",

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from palaestra.disk import sync
 from palaestra.errors import ConfigError, UnknownRun
+from palaestra.files.atomic import new_file, read_json, sync, sync_tree, write_json
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.admission import size_of
-from palaestra.runs.durable import read_json, write_json
-from palaestra.runs.layout import Home, RunPaths
-from palaestra.runs.package import UNREADABLE, links_beside, missing_from, read_back, settle, unpack_into, write
+from palaestra.runs.package import UNREADABLE, links_beside, missing_from, read_back, unpack_into, write
 from palaestra.runs.record import RunRecord
 from palaestra.runs.store.rebuild import read_packed, read_run
 
@@ -39,8 +39,7 @@ def pack(home: Home, record: RunRecord, now: float) -> RunRecord:
         _make_way(home, record, now)
         found = write(unfinished, run.path)
         read_back(unfinished, run.path)
-        with open(unfinished, "rb") as file:
-            os.fsync(file.fileno())
+        sync(unfinished)
         packed = replace(record, archived=True, bytes_on_disk=unfinished.stat().st_size, warden=None, trainer=None)
         unfinished.replace(package)
         row = asdict(replace(packed, alarms=()))
@@ -71,7 +70,7 @@ def throw_away(home: Home, record: RunRecord, now: float) -> Path:
 def thrown_away(home: Home) -> dict[str, Path]:
     """Where everything lies that can be brought back, by the id of the run; of several, the last."""
     found: dict[str, tuple[tuple[int, int], Path]] = {}
-    for bin_ in (home.path / "trash").glob("*.*"):
+    for bin_ in home.trash.glob("*.*"):
         run_id, _, when = bin_.name.rpartition(".")
         since, _, number = when.partition("-")
         if since.isdecimal() and ((bin_ / run_id).is_dir() or (bin_ / f"{run_id}.tar.gz").is_file()):
@@ -89,7 +88,7 @@ def undelete(home: Home, run_id: str) -> RunRecord:
     if thrown.is_dir():
         if os.path.lexists(run.path):
             raise _in_the_way(run, str(thrown))
-        if read_run(RunPaths(thrown)) is None:
+        if read_run(RunDirectory(thrown)) is None:
             raise UnknownRun("run", run_id, "what was thrown away holds no run", f"Look at {thrown}")
         run.path.parent.mkdir(parents=True, exist_ok=True)
         thrown.rename(run.path)
@@ -104,7 +103,7 @@ def undelete(home: Home, run_id: str) -> RunRecord:
 
 def purgeable(home: Home, undo_days: float, now: float) -> Iterator[tuple[str, Path, float]]:
     """What was thrown away long enough ago: whose it was, where it lies, and for how many days."""
-    for bin_ in sorted((home.path / "trash").glob("*.*")):
+    for bin_ in sorted(home.trash.glob("*.*")):
         run_id, _, when = bin_.name.rpartition(".")
         since = when.partition("-")[0]
         if since.isdecimal() and now - int(since) >= undo_days * 86_400:
@@ -125,14 +124,11 @@ def shorten_log(log: Path, log_mb: int) -> int:
     gone = surplus_of(log, log_mb)
     if not gone:
         return 0
-    shorter = log.with_name(f".{log.name}.new")
-    with open(log, "rb") as source, open(shorter, "wb") as target:
-        os.fchmod(target.fileno(), 0o600)
+    with open(log, "rb") as source, new_file(log, mode=0o600, durable=False) as target:
         target.write(source.read(_KEPT_BYTES))
         target.write(f"\n[... {gone} bytes were removed by the retention policy ...]\n".encode())
         source.seek(_KEPT_BYTES + gone)
         shutil.copyfileobj(source, target)
-    shorter.replace(log)
     return gone
 
 
@@ -148,7 +144,7 @@ def _unpacked(home: Home, run_id: str, package: Path) -> None:
             return
         home.runs.mkdir(parents=True, exist_ok=True)
         made = unpack_into(unfinished, package, run_id, links)
-        settle(made)
+        sync_tree(made)
         made.rename(run.path)
         sync(home.runs)
     except UNREADABLE as error:
@@ -157,7 +153,7 @@ def _unpacked(home: Home, run_id: str, package: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _in_the_way(run: RunPaths, stays: str) -> ConfigError:
+def _in_the_way(run: RunDirectory, stays: str) -> ConfigError:
     remedy = f"Move it elsewhere and restore again; {stays} was left as it is"
     return ConfigError("run", run.run_id, f"{run.path} is in the way and is not what was put away", remedy)
 
@@ -176,7 +172,7 @@ def _make_way(home: Home, record: RunRecord, now: float) -> None:
 
 
 def _binned(home: Home, run_id: str, now: float, *parts: Path) -> Path:
-    bin_ = home.path / "trash" / f"{run_id}.{int(now)}"
+    bin_ = home.trash / f"{run_id}.{int(now)}"
     number = 1
     while bin_.exists():
         number += 1
@@ -194,7 +190,7 @@ def _binned(home: Home, run_id: str, now: float, *parts: Path) -> Path:
 
 
 def _package(home: Home, run_id: str) -> Path:
-    return home.path / "archive" / f"{run_id}.tar.gz"
+    return home.archive / f"{run_id}.tar.gz"
 
 
 def _note(package: Path) -> Path:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from palaestra.runs.durable import write_json
+from palaestra.files.atomic import write_json
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.facts import read_known
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Source, StdoutLines
 
 __all__ = ["AttemptPlan"]
@@ -57,9 +57,9 @@ class AttemptPlan:
         )
 
     @classmethod
-    def read(cls, attempt: AttemptPaths) -> AttemptPlan | None:
+    def read(cls, attempt: Attempt) -> AttemptPlan | None:
         """As it was written; None when it was not."""
-        data = read_known(attempt.path / "plan.json")
+        data = read_known(attempt.plan)
         if data is None:
             return None
         try:
@@ -71,6 +71,6 @@ class AttemptPlan:
         except (KeyError, TypeError):
             return None
 
-    def write(self, attempt: AttemptPaths) -> None:
+    def write(self, attempt: Attempt) -> None:
         """Put it on record."""
-        write_json(attempt.path / "plan.json", {"schema": 1, **asdict(self)})
+        write_json(attempt.plan, {"schema": 1, **asdict(self)})

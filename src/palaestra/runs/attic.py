@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from palaestra.errors import ConfigError, IllegalTransition, UnknownRun
+from palaestra.files.home import Home
+from palaestra.files.run_id import check_run_id
 from palaestra.runs.admission import size_of
 from palaestra.runs.archiving import pack, purgeable, shorten_log, surplus_of, throw_away, thrown_away, undelete, unpack
 from palaestra.runs.checkpoints.deploying import in_use
-from palaestra.runs.layout import Home
 from palaestra.runs.media.clip import clips_of, prune
 from palaestra.runs.record import RunRecord
 from palaestra.runs.retention import Doom, RetentionPolicy, doomed, surplus_checkpoints
-from palaestra.runs.run_id import checked_run_id
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor_config import Catalogue
 
@@ -48,7 +48,7 @@ class Attic:
     def meant(self, name: str) -> str:
         """The id of the one run that was put away and whose id begins so; the name itself when there is none."""
         away = {run.run_id for run in self._registry.runs(archived=True)} | set(thrown_away(self._home))
-        if name in away or self._registry.get(checked_run_id(name)) is not None:
+        if name in away or self._registry.get(check_run_id(name)) is not None:
             return name
         found = sorted(run_id for run_id in away if run_id.startswith(name))
         if len(found) > 1:
@@ -57,7 +57,7 @@ class Attic:
 
     def restore(self, run_id: str) -> RunRecord:
         """Unpack a run, or bring back one that was thrown away, unpacked in either case."""
-        record = self._registry.get(checked_run_id(run_id))
+        record = self._registry.get(check_run_id(run_id))
         if record is None:
             return self._put(undelete(self._home, run_id))
         if not record.archived:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from palaestra.errors import PalaestraError
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.layout import AttemptPaths, Home
 from palaestra.runs.media.recording import record_clip
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.store.registry import Registry
@@ -43,7 +44,7 @@ class CameraCrew:
         """Whether a clip is in the making."""
         return self._worker is not None
 
-    def seen(self, run: RunRecord, attempt: AttemptPaths, records: Sequence[Record]) -> None:
+    def seen(self, run: RunRecord, attempt: Attempt, records: Sequence[Record]) -> None:
         """Checkpoints that a trainer announced; the newest is filmed when its run asked for it."""
         self._catalogue.seen(run, attempt, records)
         plan = AttemptPlan.read(attempt)
@@ -58,7 +59,7 @@ class CameraCrew:
                 self._worker = threading.Thread(target=self._work, name="camera-crew", daemon=True)
                 self._worker.start()
 
-    def scan(self, run: RunRecord, attempt: AttemptPaths, patterns: Sequence[str]) -> None:
+    def scan(self, run: RunRecord, attempt: Attempt, patterns: Sequence[str]) -> None:
         """An attempt has ended."""
         self._catalogue.scan(run, attempt, patterns)
 

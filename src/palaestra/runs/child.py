@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import LaunchRefused
+from palaestra.files.atomic import write_json
+from palaestra.files.run_directory import Attempt
 from palaestra.proc import ProcessIdentity, below, labelled
 from palaestra.runs import warden
-from palaestra.runs.durable import write_json
 from palaestra.runs.facts import LABEL, observe
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import LaunchPlan
 
 __all__ = ["Child", "end_everything", "fresh_label", "spawn_warden"]
@@ -39,7 +39,7 @@ _PAUSE_S = 0.02
 class Child:
     """One attempt, alive or adopted. Use from one event loop."""
 
-    def __init__(self, attempt: AttemptPaths) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         seen = observe(attempt)
         self._attempt = attempt
         self._label = seen.label
@@ -48,9 +48,7 @@ class Child:
         self._trainer_fd = _open(seen.trainer)
 
     @classmethod
-    async def launch(
-        cls, plan: LaunchPlan, attempt: AttemptPaths, *, memory_mb: int | None = None, nice: int = 0
-    ) -> Child:
+    async def launch(cls, plan: LaunchPlan, attempt: Attempt, *, memory_mb: int | None = None, nice: int = 0) -> Child:
         """Start the plan in a prepared attempt; returns once the trainer runs. `LaunchRefused` when it does not."""
         ready, pid = spawn_warden(plan, attempt, memory_mb=memory_mb, nice=nice)
         try:
@@ -71,7 +69,7 @@ class Child:
         raise LaunchRefused("command", plan.argv[0], reason, f"{attempt.stdout} may say more")
 
     @classmethod
-    def adopt(cls, attempt: AttemptPaths) -> Child | None:
+    def adopt(cls, attempt: Attempt) -> Child | None:
         """An attempt that somebody else started; None when neither warden nor trainer lives."""
         child = cls(attempt)
         if child._warden_fd is None and child._trainer_fd is None:
@@ -79,7 +77,7 @@ class Child:
         return child
 
     @property
-    def attempt(self) -> AttemptPaths:
+    def attempt(self) -> Attempt:
         """Whose process it is."""
         return self._attempt
 
@@ -137,12 +135,12 @@ class Child:
                 os.close(handle)
 
 
-def fresh_label(attempt: AttemptPaths) -> str:
+def fresh_label(attempt: Attempt) -> str:
     """What every process of the attempt will carry; unlike that of any other start, here or elsewhere."""
     return f"{attempt.path.parent.name}/{attempt.number}/{os.urandom(8).hex()}"
 
 
-def spawn_warden(plan: LaunchPlan, attempt: AttemptPaths, *, memory_mb: int | None, nice: int) -> tuple[int, int]:
+def spawn_warden(plan: LaunchPlan, attempt: Attempt, *, memory_mb: int | None, nice: int) -> tuple[int, int]:
     """Start a warden: a descriptor that is written to when the trainer runs and closed otherwise, and its pid."""
     label = fresh_label(attempt)
     attempt.scratch.mkdir(exist_ok=True)
@@ -160,7 +158,7 @@ def spawn_warden(plan: LaunchPlan, attempt: AttemptPaths, *, memory_mb: int | No
             "label": label,
             "ready_fd": tell,
         }
-        write_json(attempt.path / "launch.json", launch, mode=0o600)
+        write_json(attempt.launch, launch, mode=0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
         output = os.open(attempt.stdout, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         pid = os.posix_spawn(
@@ -185,13 +183,13 @@ def spawn_warden(plan: LaunchPlan, attempt: AttemptPaths, *, memory_mb: int | No
     return ready, pid
 
 
-def _reserve(attempt: AttemptPaths) -> None:
+def _reserve(attempt: Attempt) -> None:
     """Space for the request to stop: who fills the disk must be asked, too. The warden removes what was not used."""
     with contextlib.suppress(OSError), open(attempt.path / _STOP_SPACE, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, 4096)
 
 
-def _request(attempt: AttemptPaths, request: dict[str, Any]) -> None:
+def _request(attempt: Attempt, request: dict[str, Any]) -> None:
     try:
         write_json(attempt.stop, request)
     except OSError:

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
+from palaestra.files.home import Home
 from palaestra.runs.connect import RESTART, Endpoint, ensure_service, holder_of
 from palaestra.runs.ingest.metric_point import MetricPoint
-from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
 from palaestra.runs.spec import RunSpec

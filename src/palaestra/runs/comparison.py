@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from palaestra.errors import ConfigError
-from palaestra.runs.durable import read_json
+from palaestra.files.atomic import read_json
 from palaestra.runs.life import elapsed
 from palaestra.runs.reading import RunReading
 from palaestra.runs.wire import plain, run_data

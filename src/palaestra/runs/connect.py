@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import ServiceUnreachable, StateHeld
+from palaestra.files.atomic import read_json
+from palaestra.files.home import Home
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.durable import read_json
 from palaestra.runs.facts import last_lines
-from palaestra.runs.layout import Home
 from palaestra.runs.wire import error_of
 
 __all__ = ["Endpoint", "Holder", "end_service", "ensure_service", "find_service", "holder_of"]

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from palaestra.errors import PalaestraError
+from palaestra.files.home import Home
 from palaestra.hosts import exposure_warning
 from palaestra.runs.connect import find_service, holder_of
 from palaestra.runs.gpu import detected_gpus
-from palaestra.runs.layout import Home
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.runners.table import broken_runners, registered_runners

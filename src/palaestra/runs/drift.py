@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from palaestra.files.home import Home
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.layout import Home
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.store.registry import Registry
 

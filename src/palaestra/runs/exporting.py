@@ -19,7 +19,7 @@ def export_run(reading: RunReading, name: str, into: str | Path | None = None) -
     from palaestra.runs.ingest.export import export_tensorboard
 
     paths = reading.paths(name)
-    target = paths.path / "tensorboard" if into is None else Path(into)
+    target = paths.tensorboard if into is None else Path(into)
     if not target.is_absolute():
         raise ConfigError("into", str(target), "is not an absolute path", "Name the directory from the root on")
     try:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import read_json
+from palaestra.files.run_directory import Attempt
 from palaestra.proc import ProcessIdentity, boot_id
-from palaestra.runs.durable import read_json
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.phase import EndFacts
 
 __all__ = ["LABEL", "Observation", "end_facts", "exception_line", "last_lines", "last_said", "observe", "read_known"]
@@ -54,7 +54,7 @@ class Observation:
         return self.warden_lives or self.trainer_lives
 
 
-def observe(attempt: AttemptPaths) -> Observation:
+def observe(attempt: Attempt) -> Observation:
     """Look at an attempt: its files, and whether the very processes they name are running."""
     process = read_known(attempt.process) or {}
     warden, trainer = ProcessIdentity.read(process.get("warden")), ProcessIdentity.read(process.get("trainer"))
@@ -72,7 +72,7 @@ def observe(attempt: AttemptPaths) -> Observation:
     )
 
 
-def end_facts(attempt: AttemptPaths, redact: Callable[[str], str]) -> EndFacts:
+def end_facts(attempt: Attempt, redact: Callable[[str], str]) -> EndFacts:
     """What is known about an attempt of which nothing lives any more."""
     seen = observe(attempt)
     exit_ = seen.exit or {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.checkpoints.listing import all_checkpoints
-from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.media.clip import Clip
 from palaestra.runs.media.recording import record_clip
 from palaestra.runs.record import RunRecord
@@ -26,7 +27,7 @@ def how_to_film(record: RunRecord, *, films_itself: bool) -> str:
     )
 
 
-def film_run(home: Home, run: RunPaths, checkpoint_id: str | None = None, frames: int = 200) -> Clip:
+def film_run(home: Home, run: RunDirectory, checkpoint_id: str | None = None, frames: int = 200) -> Clip:
     """Film the checkpoint whose id begins so, or the newest; blocks until the clip is there."""
     found = all_checkpoints(home, run_id=run.run_id)
     fitting = [one for one in found if checkpoint_id is None or one.checkpoint_id.startswith(checkpoint_id)]

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
 from palaestra.errors import ConfigError
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.record import LifeRecord
 from palaestra.runs.unsupervised import read_unsupervised
@@ -58,7 +58,7 @@ class StreamItem(NamedTuple):
 class _Reader:
     """Records of one attempt behind a number, from memory or from the file."""
 
-    def __init__(self, attempt: AttemptPaths, seq: int) -> None:
+    def __init__(self, attempt: Attempt, seq: int) -> None:
         self.number, self.seq = attempt.number, seq
         self._file = JournalReader(attempt.journal)
 
@@ -82,7 +82,7 @@ class _Reader:
 
 
 async def follow(
-    run: RunPaths,
+    run: RunDirectory,
     after: str,
     ring: Callable[[], Ring | None],
     listen: Callable[[Callable[[], None]], Callable[[], None]],
@@ -120,7 +120,7 @@ async def follow(
             reader.close()
 
 
-async def replay(run: RunPaths, after: str) -> AsyncIterator[StreamItem]:
+async def replay(run: RunDirectory, after: str) -> AsyncIterator[StreamItem]:
     """What lies behind a position by now, from the files alone."""
     readers: dict[int, _Reader] = {}
     try:
@@ -138,7 +138,7 @@ def _wake(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
 
 
 async def _pass(
-    run: RunPaths, position: Position, memory: Ring | None, readers: dict[int, _Reader]
+    run: RunDirectory, position: Position, memory: Ring | None, readers: dict[int, _Reader]
 ) -> AsyncIterator[tuple[Position, Record | LifeRecord]]:
     life, attempt, seq = position
     happenings = LifeLog(run).read(after=life)
@@ -169,7 +169,7 @@ def _before_end_of(number: int, happenings: list[LifeRecord]) -> Iterator[LifeRe
         yield happenings.pop(0)
 
 
-def _over(run: RunPaths) -> bool:
+def _over(run: RunDirectory) -> bool:
     if run.spec.exists():
         return phase_of(LifeLog(run).read()).ended
     record = read_unsupervised(run)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.runs.ingest.non_finite import NonFinite, NonFiniteMetrics
-from palaestra.telemetry.json_number import optional_number, read_numbers
+from palaestra.strict_json import optional_number, read_numbers
 
 __all__ = ["Told", "told_by"]
 

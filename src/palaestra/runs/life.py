@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from palaestra.files.atomic import append_line
+from palaestra.files.run_directory import RunDirectory
 from palaestra.proc import boot_id
-from palaestra.runs.durable import append_line
-from palaestra.runs.layout import RunPaths
 from palaestra.runs.phase import Happening, Phase
 from palaestra.runs.record import LifeRecord
 
@@ -22,7 +22,7 @@ _SCHEMA = 1
 class LifeLog:
     """The life of one run. One process writes it; anybody reads it."""
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunDirectory) -> None:
         self._path = paths.life
         self._last: int | None = None
         self.corrupt_lines = 0

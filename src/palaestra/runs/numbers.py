@@ -8,7 +8,7 @@ from typing import Any
 
 from palaestra.runs.ingest.progress import Progress
 from palaestra.runs.record import LifeRecord
-from palaestra.telemetry.json_number import optional_number
+from palaestra.strict_json import optional_number
 
 __all__ = ["Numbers"]
 

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from palaestra.config import validated
+from palaestra.files.home import Home
 from palaestra.runs.camera_crew import CameraCrew
 from palaestra.runs.checkpoints.catalogue import Catalogue
-from palaestra.runs.layout import Home
 from palaestra.runs.record import RunRecord
 from palaestra.runs.resuming import ResumeRequest
 from palaestra.runs.runner import Runner

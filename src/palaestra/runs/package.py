@@ -25,7 +25,6 @@ __all__ = [
     "links_beside",
     "missing_from",
     "read_back",
-    "settle",
     "unpack_into",
     "write",
 ]
@@ -121,17 +120,6 @@ def unpack_into(directory: Path, package: Path, name: str, links: Mapping[str, s
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
     return made
-
-
-def settle(directory: Path) -> None:
-    """Have everything below a directory on the disk, so that a power cut takes none of it back."""
-    found = contents_of(directory)
-    for name in [*found.files, *reversed(found.directories), ""]:
-        descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def links_beside(note: Mapping[str, Any] | None) -> dict[str, str]:

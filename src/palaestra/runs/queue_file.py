@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from palaestra.files.atomic import read_json, write_json
+from palaestra.files.home import Home
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.durable import read_json, write_json
-from palaestra.runs.layout import Home
 from palaestra.runs.record import RunRecord
 
 __all__ = ["QueueFile", "waiting_reason"]

@@ -14,14 +14,15 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.runs.durable import read_json
+from palaestra.files.atomic import read_json
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt, RunDirectory
+from palaestra.files.run_id import check_run_id
 from palaestra.runs.facts import end_facts, observe
-from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.queue_file import QueueFile, waiting_reason
 from palaestra.runs.record import LASTING_ALARMS, LifeRecord, RunRecord
-from palaestra.runs.run_id import checked_run_id
 from palaestra.runs.store.registry import reading_registry
 from palaestra.runs.unsupervised import read_unsupervised
 from palaestra.secret import Redactor
@@ -104,14 +105,14 @@ class RunReading:
 
     def run(self, name: str) -> RunRecord:
         """The run of an id, or the only one whose id begins so. `UnknownRun` otherwise."""
-        matches = self._matching(checked_run_id(name))
+        matches = self._matching(check_run_id(name))
         if len(matches) == 1:
             return self._as_it_is(matches[0])
         if matches:
             raise _several(name, sorted(row.run_id for row in matches)[:5])
         raise UnknownRun("run", name, "no such run", "palaestra runs list --all shows them")
 
-    def paths(self, run_id: str) -> RunPaths:
+    def paths(self, run_id: str) -> RunDirectory:
         """Where a run lies; `ConfigError` when it is archived, or somebody removed it."""
         record = self.run(run_id)
         if record.archived:
@@ -195,7 +196,7 @@ class RunReading:
                 raise ConfigError("metric", name, "the run has no such metric", remedy if known else "")
         return list(names) or list(known)
 
-    def attempt(self, run_id: str, number: int | None = None) -> AttemptPaths | None:
+    def attempt(self, run_id: str, number: int | None = None) -> Attempt | None:
         """Where an attempt lies, the newest when none is named; None before the first."""
         attempts = self.paths(run_id).attempts()
         if number is None:
@@ -261,7 +262,7 @@ class RunReading:
         return dataclasses.replace(row, phase=phase, reason=ending.reason, code=ending.code, ended=ended, alarms=alarms)
 
 
-def read_lines(attempt: AttemptPaths, offset: int, limit: int, redact: Redactor, *, cut: bool = False) -> LogPiece:
+def read_lines(attempt: Attempt, offset: int, limit: int, redact: Redactor, *, cut: bool = False) -> LogPiece:
     """Whole lines from a byte on; `cut` says that the first may be half a line, which is left out."""
     try:
         with open(attempt.stdout, "rb") as file:

@@ -17,10 +17,10 @@ from typing import Any
 from palaestra.config import validated
 from palaestra.document import set_value
 from palaestra.errors import ConfigError, LaunchRefused
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.admission import read_spec
 from palaestra.runs.checkpoints.catalogue import checkpoints_of
 from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.layout import RunPaths
 from palaestra.runs.phase import Happening, Phase
 from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
 from palaestra.runs.runner import LaunchPlan
@@ -75,7 +75,7 @@ class ResumePoint:
 
 
 def find_resume_point(
-    run: RunPaths, record: RunRecord, rows: Sequence[CheckpointRecord], wanted: str | None
+    run: RunDirectory, record: RunRecord, rows: Sequence[CheckpointRecord], wanted: str | None
 ) -> ResumePoint:
     """The wanted checkpoint, or the newest undamaged one; every byte of it is read. `LaunchRefused` without one.
 
@@ -127,7 +127,7 @@ def changed_columns(record: RunRecord, request: ResumeRequest, point: ResumePoin
     return columns
 
 
-def resumed_spec(run: RunPaths, life: Iterable[LifeRecord]) -> RunSpec:
+def resumed_spec(run: RunDirectory, life: Iterable[LifeRecord]) -> RunSpec:
     """The spec of a run with the changes of every resume that began or waits. `ConfigError` if it cannot be read."""
     spec, waiting = read_spec(run), dict[str, Any]()
     for record in life:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from palaestra.errors import PalaestraError
-from palaestra.runs.layout import Home, RunPaths
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Happening, Phase, advance
 from palaestra.runs.record import LifeRecord, RunRecord
@@ -51,7 +52,7 @@ class RunBook:
         return self.record.run_id
 
     @property
-    def paths(self) -> RunPaths:
+    def paths(self) -> RunDirectory:
         """Where the run is."""
         return self._home.run(self.record.run_id)
 

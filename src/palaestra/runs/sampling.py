@@ -12,12 +12,11 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import append_line
+from palaestra.files.run_directory import Attempt
 from palaestra.proc import ProcessIdentity, below
-from palaestra.runs.durable import append_line
-from palaestra.runs.layout import AttemptPaths
 
 __all__ = ["Peaks", "Sample", "Sampler", "read_peaks", "read_samples"]
 
@@ -56,14 +55,14 @@ class Sampler:
 
     def __init__(
         self,
-        attempt: AttemptPaths,
+        attempt: Attempt,
         root: ProcessIdentity,
         gpus: tuple[str, ...] = (),
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._root, self._gpus = _file(attempt), root, gpus
+        self._path, self._root, self._gpus = attempt.system, root, gpus
         self._clock, self._monotonic = clock, monotonic
         self._ticks: dict[int, int] = {}
         self._at: float | None = None
@@ -91,10 +90,10 @@ class Sampler:
         return sample
 
 
-def read_samples(attempt: AttemptPaths, last: int | None = None) -> list[Sample]:
+def read_samples(attempt: Attempt, last: int | None = None) -> list[Sample]:
     """What was written down, oldest first; at most the `last` so many."""
     try:
-        with open(_file(attempt), "rb") as file:
+        with open(attempt.system, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().split(b"\n")
@@ -104,11 +103,11 @@ def read_samples(attempt: AttemptPaths, last: int | None = None) -> list[Sample]
     return found if last is None else found[-last:] if last else []
 
 
-def read_peaks(attempt: AttemptPaths) -> Peaks | None:
+def read_peaks(attempt: Attempt) -> Peaks | None:
     """The greatest of everything that was written down; None when nothing was."""
     peaks: Peaks | None = None
     try:
-        with open(_file(attempt), "rb") as file:
+        with open(attempt.system, "rb") as file:
             for line in file:
                 sample = _read(line)
                 if sample is not None:
@@ -131,10 +130,6 @@ def _greater(peaks: Peaks | None, sample: Sample) -> Peaks:
         max(peaks.processes, sample.processes),
         tuple((index, busy, used) for index, (busy, used) in gpus.items()),
     )
-
-
-def _file(attempt: AttemptPaths) -> Path:
-    return attempt.path / "system.jsonl"
 
 
 def _read(line: bytes) -> Sample | None:

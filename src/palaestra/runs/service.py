@@ -22,6 +22,8 @@ from typing import Any, TypeAlias
 
 from palaestra import __version__
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
+from palaestra.files.atomic import write_json
+from palaestra.files.home import Home
 from palaestra.hosts import AllowedHosts, exposure_warning, reachable_host
 from palaestra.http_port import answering, listen, url_at
 from palaestra.proc import ProcessIdentity
@@ -30,8 +32,6 @@ from palaestra.runs.api.entrance import Entrance
 from palaestra.runs.camera_crew import CameraCrew
 from palaestra.runs.checkpoints.catalogue import Catalogue
 from palaestra.runs.checkpoints.importing import separate_from_runs
-from palaestra.runs.durable import write_json
-from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
 from palaestra.runs.runners.table import add_installed, registered_runners
 from palaestra.runs.service_config import ServiceConfig, service_config

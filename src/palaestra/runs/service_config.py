@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from palaestra.config import validated
+from palaestra.files.atomic import read_json
+from palaestra.files.home import Home
 from palaestra.hosts import is_host_name
 from palaestra.runs.connect import holder_of
-from palaestra.runs.durable import read_json
-from palaestra.runs.layout import Home
 from palaestra.runs.spec_file import read_config
 from palaestra.runs.supervisor_config import SupervisorConfig
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from palaestra.errors import ConfigError, StateHeld
+from palaestra.files.home import Home
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.layout import Home
 
 __all__ = ["ServiceLock"]
 

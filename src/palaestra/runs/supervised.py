@@ -12,17 +12,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
+from palaestra.files.atomic import read_json
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.admission import prepare_attempt, size_of
 from palaestra.runs.alarms import Limits, lasting_alarms, no_episodes, still_the_same
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.attempt_watch import AttemptWatch, signs_of
 from palaestra.runs.child import Child, end_everything
 from palaestra.runs.drift import script_drift
-from palaestra.runs.durable import read_json
 from palaestra.runs.facts import Observation, end_facts, observe
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.layout import AttemptPaths, Home
 from palaestra.runs.life import LifeLog
 from palaestra.runs.numbers import Numbers
 from palaestra.runs.phase import Ending, Happening, Phase, advance, ending_of
@@ -67,7 +68,7 @@ class Surroundings:
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     over: Callable[[str], None]
     """Told that a run has ended and its slot is free."""
-    saved: Callable[[RunRecord, AttemptPaths, list[Record]], None]
+    saved: Callable[[RunRecord, Attempt, list[Record]], None]
     """Given every `CheckpointSaved`, and an empty list when the attempt has ended. Called in a thread: it may hash."""
 
 
@@ -125,7 +126,7 @@ class Supervised:
                 return "adopted"
             if seen.exit is None and seen.warden is None and seen.trainer is None and not has_run(attempt):
                 # It was killed between the decision and the deed: nothing has run, so this is not an end.
-                await end_everything(str((read_json(attempt.path / "launch.json") or {}).get("label", "")), None)
+                await end_everything(str((read_json(attempt.launch) or {}).get("label", "")), None)
                 self._around.spawn(self._start_again(attempt.number))
                 return "again"
             await end_everything(seen.label, None)
@@ -231,7 +232,7 @@ class Supervised:
         _log.error("%s: could not be started", self.book.run_id, exc_info=error)
         return f"could not be started ({type(error).__name__}: {error})"
 
-    async def _end_survivors(self, attempt: AttemptPaths) -> None:
+    async def _end_survivors(self, attempt: Attempt) -> None:
         found = await asyncio.to_thread(survivors, attempt)
         await end_everything(found.label, found.trainer)
 
@@ -317,10 +318,10 @@ class Supervised:
             await asyncio.to_thread(sampler.take)
             await asyncio.sleep(self._around.sample_every_s)
 
-    async def _conclude(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
+    async def _conclude(self, attempt: Attempt, plan: AttemptPlan) -> None:
         await self._persist(lambda: self._write_end(attempt, plan))
 
-    async def _write_end(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
+    async def _write_end(self, attempt: Attempt, plan: AttemptPlan) -> None:
         if self.book.phase.ended:
             self._over()
             return
@@ -396,7 +397,7 @@ class Supervised:
                 signs.append(path.stat().st_mtime)
         return min(now, max([self.book.record.started or now, *signs]))
 
-    async def _drain_later(self, attempt: AttemptPaths, plan: AttemptPlan) -> None:
+    async def _drain_later(self, attempt: Attempt, plan: AttemptPlan) -> None:
         """What did not fit on the disk when the run ended is taken in when it does."""
         around, run_id = self._around, self.book.run_id
         around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
@@ -437,16 +438,16 @@ class Supervised:
         own = self._spec.no_episode_steps
         return Limits(self._spec.stall_after_s, self._around.no_episode_steps if own is None else own)
 
-    def _grace(self, attempt: AttemptPaths) -> float:
+    def _grace(self, attempt: Attempt) -> float:
         if self._spec.stop_grace_s is not None:
             return self._spec.stop_grace_s
         return (AttemptPlan.read(attempt) or AttemptPlan()).stop_grace_s
 
 
-def _observed(attempt: AttemptPaths) -> Observation:
+def _observed(attempt: Attempt) -> Observation:
     """What there is of an attempt. Who lives and is on record nowhere is put on record again."""
     seen = observe(attempt)
-    if seen.exit is None and seen.warden is None and not (attempt.path / "launch.json").exists():
+    if seen.exit is None and seen.warden is None and not attempt.launch.exists():
         found = survivors(attempt)
         if found.alive:
             put_on_record(attempt, found)

@@ -18,6 +18,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
+from palaestra.files.run_id import check_run_id, new_run_id
 from palaestra.runs.admission import admit, first_row, free_disk, named, place_of
 from palaestra.runs.adoption import AdoptionReport, found_on_disk, remove_unfinished
 from palaestra.runs.attempt_plan import AttemptPlan
@@ -28,7 +31,6 @@ from palaestra.runs.following import StreamItem, follow
 from palaestra.runs.gpu import detected_gpus
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.layout import AttemptPaths, Home
 from palaestra.runs.life import LifeLog
 from palaestra.runs.news import News
 from palaestra.runs.phase import Happening
@@ -48,7 +50,6 @@ from palaestra.runs.resuming import (
 )
 from palaestra.runs.retention import Doom
 from palaestra.runs.run_book import RunBook
-from palaestra.runs.run_id import checked_run_id, fresh_run_id
 from palaestra.runs.runner import Machine, Place, Runner
 from palaestra.runs.runners.table import missing_runner
 from palaestra.runs.spec import RunSpec
@@ -77,7 +78,7 @@ class Supervisor:
         config: SupervisorConfig | None = None,
         *,
         clock: Callable[[], float] = time.time,
-        new_id: Callable[[str], str] = fresh_run_id,
+        new_id: Callable[[str], str] = new_run_id,
         catalogue: Catalogue | None = None,
         installed: Callable[[dict[str, Runner]], dict[str, str]] = lambda _: {},
     ) -> None:
@@ -153,7 +154,7 @@ class Supervisor:
     async def submit(self, spec: RunSpec, consent: str | None = None, run_id: str | None = None) -> RunRecord:
         """Queue a run, under the id of its preview if given. Refusals come before anything is written."""
         runner = await self.runner_named(spec.runner)
-        run_id = checked_run_id(run_id or self._stem_id(spec))
+        run_id = check_run_id(run_id or self._stem_id(spec))
         place = place_of(self._home.run(run_id), 1)
         spec = await asyncio.to_thread(named_in_full, self._home, spec, runner)
         plan = (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
@@ -173,7 +174,7 @@ class Supervisor:
 
     async def stop(self, run_id: str, *, grace_s: float | None = None, reason: str = "operator") -> RunRecord:
         """End a run. Returns when nothing of it lives."""
-        run = self._runs.get(checked_run_id(run_id))
+        run = self._runs.get(check_run_id(run_id))
         if run is None:
             record = self.known(run_id)
             if not record.supervised and not record.phase.ended:
@@ -184,7 +185,7 @@ class Supervisor:
     async def resume(self, run_id: str, consent: str | None = None, request: ResumeRequest | None = None) -> RunRecord:
         """Queue a run that has ended once more. What is refused, for a damaged checkpoint too, changes nothing."""
         request = request or ResumeRequest()
-        with self._alone(checked_run_id(run_id)):
+        with self._alone(check_run_id(run_id)):
             await self._left(run_id)
             record = self.known(run_id)
             if not record.phase.ended and record.supervised:
@@ -268,7 +269,7 @@ class Supervisor:
 
     def subscribe(self, run_id: str, after: str = "") -> AsyncIterator[StreamItem]:
         """Everything of a run behind a position, then what comes; ends with the run."""
-        self.known(checked_run_id(run_id))
+        self.known(check_run_id(run_id))
 
         def listen(wake: Callable[[], None]) -> Callable[[], None]:
             return self._news.listen(lambda other, _: wake() if other == run_id else None)
@@ -322,7 +323,7 @@ class Supervisor:
             saved=self._saved,
         )
 
-    def _saved(self, record: RunRecord, attempt: AttemptPaths, records: list[Record]) -> None:
+    def _saved(self, record: RunRecord, attempt: Attempt, records: list[Record]) -> None:
         """In a thread: checkpoints that a trainer announced, and at its end those that merely lie there."""
         if self._catalogue is None:
             return
@@ -456,7 +457,7 @@ class Supervisor:
         if run is not None:
             told = run.book.record
             return replace(told, reason=waiting_reason(told, self._why.get(run_id, ""))) if run.waits else told
-        record = self._registry.get(checked_run_id(run_id))
+        record = self._registry.get(check_run_id(run_id))
         if record is None or not (record.supervised or record.phase.ended):
             # Started without us: a moment ago, so that it has no row, or ended a moment ago, so that the row is old.
             record = read_unsupervised(self._home.run(run_id)) or record
@@ -479,8 +480,7 @@ class Supervisor:
 
     async def _left(self, run_id: str) -> None:
         """Returns when the last things about a run whose end is known are written."""
-        run = self._runs.get(run_id)
-        if run is not None and run.book.phase.ended:
+        if (run := self._runs.get(run_id)) is not None and run.book.phase.ended:
             await run.left()
 
     @contextlib.contextmanager

@@ -9,7 +9,8 @@ from typing import Protocol
 from pydantic import Field
 
 from palaestra.config import Section
-from palaestra.runs.layout import AttemptPaths, Home
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.record import RunRecord
 from palaestra.runs.retention import RetentionPolicy
 from palaestra.telemetry.event import Record
@@ -41,10 +42,10 @@ class SupervisorConfig(Section):
 class Catalogue(Protocol):
     """Who keeps the rows of checkpoints. Called from threads, and more than once about the same ones."""
 
-    def seen(self, run: RunRecord, attempt: AttemptPaths, records: Sequence[Record]) -> None:
+    def seen(self, run: RunRecord, attempt: Attempt, records: Sequence[Record]) -> None:
         """Checkpoints that a trainer announced."""
 
-    def scan(self, run: RunRecord, attempt: AttemptPaths, patterns: Sequence[str]) -> None:
+    def scan(self, run: RunRecord, attempt: Attempt, patterns: Sequence[str]) -> None:
         """An attempt has ended; whatever matches the patterns in its working directory is a checkpoint."""
 
     def catch_up(self, home: Home, enough: Callable[[], bool] = ...) -> int:

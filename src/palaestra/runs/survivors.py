@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from palaestra.errors import LaunchRefused
+from palaestra.files.atomic import write_json
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.proc import ProcessIdentity, processes, stat
 from palaestra.runs import warden
-from palaestra.runs.durable import write_json
 from palaestra.runs.facts import LABEL
-from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.runs.record import LifeRecord
 from palaestra.runs.unsupervised import journal_holder
 
@@ -46,7 +46,7 @@ class Survivors(NamedTuple):
         return self.warden is not None or self.trainer is not None
 
 
-def survivors(attempt: AttemptPaths) -> Survivors:
+def survivors(attempt: Attempt) -> Survivors:
     """Whoever carries the attempt's label, and whoever holds the lock of its journal."""
     warden_, trainer, label = None, None, ""
     for pid, mark in _marked(attempt):
@@ -62,20 +62,20 @@ def survivors(attempt: AttemptPaths) -> Survivors:
     return Survivors(warden_, trainer or other_holder(attempt), label)
 
 
-def other_holder(attempt: AttemptPaths) -> ProcessIdentity | None:
+def other_holder(attempt: Attempt) -> ProcessIdentity | None:
     """Who writes the attempt's journal, unless that is this process, which translates for some trainers."""
     holder = journal_holder(attempt)
     return None if holder is None or holder.pid == os.getpid() else holder
 
 
-def put_on_record(attempt: AttemptPaths, found: Survivors) -> None:
+def put_on_record(attempt: Attempt, found: Survivors) -> None:
     """Write process.json as the warden did, so that the attempt can be watched and ended as any other."""
     who = {"warden": found.warden, "trainer": found.trainer}
     identities = {name: None if identity is None else asdict(identity) for name, identity in who.items()}
     write_json(attempt.process, {"schema": 1, **identities, "label": found.label})
 
 
-def check_unused(run: RunPaths) -> None:
+def check_unused(run: RunDirectory) -> None:
     """`LaunchRefused` while somebody whom no service started trains in the run."""
     for attempt in run.attempts():
         holder = other_holder(attempt)
@@ -84,7 +84,7 @@ def check_unused(run: RunPaths) -> None:
             raise LaunchRefused("run", run.run_id, reason, f"Wait for it, or end it with kill {holder.pid}")
 
 
-def has_run(attempt: AttemptPaths) -> bool:
+def has_run(attempt: Attempt) -> bool:
     """Whether a trainer ever began in it; a directory that was merely prepared may be used."""
     if any(path.exists() for path in (attempt.process, attempt.exit, attempt.journal)):
         return True
@@ -94,12 +94,12 @@ def has_run(attempt: AttemptPaths) -> bool:
         return False
 
 
-def next_attempt(run: RunPaths, known: int) -> int:
+def next_attempt(run: RunDirectory, known: int) -> int:
     """The number of a new attempt: beyond all that have run, whoever started them."""
     return max([known, *(attempt.number for attempt in run.attempts() if has_run(attempt))]) + 1
 
 
-def newer_attempt(run: RunPaths, life: Iterable[LifeRecord]) -> AttemptPaths | None:
+def newer_attempt(run: RunDirectory, life: Iterable[LifeRecord]) -> Attempt | None:
     """The last attempt that has run or runs, when the life of the run knows nothing of it."""
     known = max((record.attempt for record in life), default=0)
     for attempt in reversed(run.attempts()):
@@ -110,7 +110,7 @@ def newer_attempt(run: RunPaths, life: Iterable[LifeRecord]) -> AttemptPaths | N
     return None
 
 
-def _marked(attempt: AttemptPaths) -> Iterable[tuple[int, str]]:
+def _marked(attempt: Attempt) -> Iterable[tuple[int, str]]:
     """Our own processes with a label of the attempt; the path tells it from one of that name elsewhere."""
     begin = f"{LABEL}={attempt.path.parent.name}/{attempt.number}/".encode()
     path = os.fsencode(attempt.path)
@@ -133,7 +133,7 @@ def _leads_session(pid: int) -> bool:
         return False
 
 
-def _is_warden(pid: int, attempt: AttemptPaths) -> bool:
+def _is_warden(pid: int, attempt: Attempt) -> bool:
     try:
         words = _read(pid, "cmdline").split(b"\0")
     except OSError:

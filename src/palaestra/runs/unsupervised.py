@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import read_json
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.alarms import non_finite_text
-from palaestra.runs.durable import read_json
 from palaestra.runs.journal_tail import Told, told_by
-from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, RunRecord
 
@@ -22,9 +22,9 @@ __all__ = ["journal_holder", "read_unsupervised"]
 _LAST_WORDS = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "stopped": Phase.STOPPED}
 
 
-def read_unsupervised(run: RunPaths) -> RunRecord | None:
+def read_unsupervised(run: RunDirectory) -> RunRecord | None:
     """Such a run as a row; None when the directory is not one of a run."""
-    resolved = read_json(run.path / "resolved.json")
+    resolved = read_json(run.resolved)
     attempts = run.attempts()
     if resolved is None or not attempts or run.spec.exists():
         return None
@@ -40,7 +40,7 @@ def read_unsupervised(run: RunPaths) -> RunRecord | None:
     algorithm = _at(resolved, "algorithm", "name")
     seed, total = _at(resolved, "trainer", "seed"), _at(resolved, "trainer", "total_timesteps")
     created = run.path.stat().st_mtime
-    for early in (run.path / "config.yaml", attempts[0].path / "command.json"):
+    for early in (run.config, attempts[0].command):
         if early.exists():
             created = early.stat().st_mtime
             break
@@ -67,7 +67,7 @@ def read_unsupervised(run: RunPaths) -> RunRecord | None:
     )
 
 
-def journal_holder(attempt: AttemptPaths) -> ProcessIdentity | None:
+def journal_holder(attempt: Attempt) -> ProcessIdentity | None:
     """Who is writing an attempt's journal: the process named in its lock file, if it does hold the lock."""
     lock = attempt.journal.with_name(f".{attempt.journal.name}.lock")
     try:

@@ -290,6 +290,7 @@ def _remove(name: str) -> None:
 
 
 def _write(name: str, data: dict[str, Any]) -> None:
+    # Its own copy of `files.atomic.write_json`: there is one warden per attempt, and each import is memory it holds.
     temporary = f".{name}.{os.getpid()}.tmp"
     try:
         with open(temporary, "w", encoding="utf-8") as file:

@@ -25,7 +25,7 @@ from palaestra.proc import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, LifeRecord, RunRecord
 from palaestra.secret import Redactor
-from palaestra.telemetry.json_number import json_number, optional_number, read_numbers
+from palaestra.strict_json import json_number, optional_number, read_numbers
 
 __all__ = [
     "checkpoint_data",

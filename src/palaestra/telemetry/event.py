@@ -18,7 +18,7 @@ from operator import index
 from sys import intern
 from typing import Any, NamedTuple, TypeAlias
 
-from palaestra.telemetry.json_number import finite_tree, json_number, read_number
+from palaestra.strict_json import finite_tree, json_number, read_number
 
 __all__ = [
     "SCHEMA",

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from palaestra.errors import ConfigError
+from palaestra.files.atomic import sync
 from palaestra.telemetry.event import Event, Record, decode, encode
 
 __all__ = ["Cursor", "Journal", "JournalReader"]
@@ -44,7 +45,8 @@ class Journal:
             self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             _end_torn_line(self._fd)
             self._seq = _last_seq(self._fd)
-            _sync_directory(self._path.parent)
+            with suppress(OSError):
+                sync(self._path.parent)
         except OSError as error:
             self.close()
             remedy = "Choose a directory that can be written"
@@ -301,16 +303,6 @@ def _last_seq(fd: int) -> int:
             break
         span *= 4
     return 0
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        # Some network file systems cannot sync a directory; there is nothing better to do on them.
-        with suppress(OSError):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 _open_journals: weakref.WeakSet[Journal] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""One training run: its configuration, its directory, and the wiring of actor and learner."""
+"""One training run: its configuration and the wiring of actor and learner."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -6,33 +6,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, config_from, load_config
     from palaestra.train.run import Outcome
-    from palaestra.train.run_directory import RunDirectory, runs_root
     from palaestra.train.trainer import Trainer, build_trainer
     from palaestra.train.vector import evaluate_checkpoint, train
 
 __all__ = [
     "Outcome",
     "RunConfig",
-    "RunDirectory",
     "Trainer",
     "build_trainer",
     "config_from",
     "evaluate_checkpoint",
     "load_config",
-    "runs_root",
     "train",
 ]
 
 _HOME = {
     "Outcome": "run",
     "RunConfig": "config",
-    "RunDirectory": "run_directory",
     "Trainer": "trainer",
     "build_trainer": "trainer",
     "config_from": "config",
     "evaluate_checkpoint": "vector",
     "load_config": "config",
-    "runs_root": "run_directory",
     "train": "vector",
 }
 

@@ -91,7 +91,7 @@ def build_policy(config: UiRunConfig) -> VLMPolicy:
 
 def load_ui_policy(path: Path, *, device: str | None = None) -> tuple[UiRunConfig, VLMPolicy]:
     """The model of a checkpoint, and the configuration it was trained with; `device` replaces its `model.device`."""
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, kind="screens")
     config = ui_config_from(checkpoint.about["config"])
     if device is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})

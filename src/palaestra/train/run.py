@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
-from palaestra.learner.checkpoint import TrainingCheckpoint, checkpoints_in, load_checkpoint, save_checkpoint
+from palaestra.files.atomic import write_json
+from palaestra.files.checkpoint import Kind, checkpoints_in
+from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
+from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
 from palaestra.learner.protocol import Learner
 from palaestra.telemetry import (
     CheckpointSaved,
@@ -30,7 +33,6 @@ from palaestra.telemetry import (
 from palaestra.telemetry.event import LogLine, PhaseChanged
 from palaestra.telemetry.sinks import check_telemetry
 from palaestra.train.interruption import Interruption
-from palaestra.train.run_directory import Attempt, RunDirectory, begin_attempt, write_json
 from palaestra.transport.publisher import WeightPublisher
 from palaestra.transport.source import Batch, ExperienceSource, Timing
 
@@ -84,7 +86,7 @@ class Schedule:
 class Wiring(Protocol):
     """What a run is made of, for one kind of experience."""
 
-    kind: str
+    kind: Kind
     """Of its checkpoints."""
     unit: Literal["steps", "updates"]
     """What the progress display counts."""
@@ -177,10 +179,12 @@ def train(
     with ExitStack() as stack:
         wiring = wire(stack)
         if warm_start is not None:
-            wiring.load_policy(load_checkpoint(warm_start).policy)
+            wiring.load_policy(load_checkpoint(warm_start, kind=wiring.kind).policy)
         exact = True
         if resume is not None:
-            exact = resume.load_checkpoint(lambda path: _resume(wiring, load_checkpoint(path), resume), checkpoint)
+            exact = resume.load_checkpoint(
+                lambda path: _resume(wiring, load_checkpoint(path, kind=wiring.kind), resume), checkpoint
+            )
         resolved = config.resolved()
         run, attempt = begin_attempt(
             resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
@@ -295,7 +299,7 @@ class _Run:
             best = score is not None and score >= self._best
             if best and score is not None:
                 self._best, self._best_path = score, path
-                write_json(self._attempt.checkpoints / "best.json", {"checkpoint": path.name, "score": score})
+                write_json(self._attempt.best, {"checkpoint": path.name, "score": score})
             self._telemetry.emit(CheckpointSaved(number, self._progress.steps, str(path), sha256, best, score))
             self._saved = path
             self._remove_old()

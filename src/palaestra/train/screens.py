@@ -27,6 +27,8 @@ from palaestra.actor.task_sampler import TaskSampler
 from palaestra.evaluation.screens import ScreenEvaluation
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.files.checkpoint import Kind
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.table import build_algorithm
 from palaestra.learner.trajectories.learner import TrajectoryLearner
@@ -38,7 +40,6 @@ from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
 from palaestra.train.run import Outcome, Schedule, Wiring
 from palaestra.train.run import train as run
-from palaestra.train.run_directory import Attempt, RunDirectory
 from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["train_ui"]
@@ -68,7 +69,7 @@ class SamplerPublisher:
 class _ScreenRun:
     """The parts of a configured run."""
 
-    kind = "screens"
+    kind: Kind = "screens"
     unit: Literal["steps", "updates"] = "updates"
     keep_first = True
 
@@ -113,7 +114,7 @@ class _ScreenRun:
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler; the player starts sessions with the first batch."""
         if self._config.trajectories_kept:
-            self._archive = TrajectoryArchive(attempt.path / "trajectories")
+            self._archive = TrajectoryArchive(attempt.trajectories)
 
         def report(number: int, trajectory: Trajectory) -> None:
             telemetry.emit(EpisodeSummary(number, number, 0, trajectory.total_reward(), len(trajectory)))

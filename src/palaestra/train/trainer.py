@@ -180,7 +180,7 @@ class Trainer:
 
     def load_checkpoint(self, path: str | Path) -> bool:
         """Continue from a checkpoint. True when the environments stand exactly where they stood, too."""
-        return self.training.load(load_checkpoint(Path(path)))
+        return self.training.load(load_checkpoint(Path(path), kind="vector"))
 
     # ------------------------------------------------------------------ what it is made of
 

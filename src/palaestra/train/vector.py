@@ -25,6 +25,8 @@ from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.evaluation.play import Evaluation, evaluate
+from palaestra.files.checkpoint import Kind
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint
 from palaestra.learner.rollout_learner import RolloutLearner
@@ -39,7 +41,6 @@ from palaestra.threads import few_threads
 from palaestra.train.config import RunConfig, config_from
 from palaestra.train.run import Outcome, Schedule, Wiring, restore
 from palaestra.train.run import train as run
-from palaestra.train.run_directory import Attempt, RunDirectory
 from palaestra.transport.publisher import SameMemory
 from palaestra.transport.weights import BoardPublisher
 
@@ -54,7 +55,7 @@ SMALL_NETWORK = 200_000
 class VectorTraining:
     """What trains one policy in one vector environment."""
 
-    kind = "vector"
+    kind: Kind = "vector"
 
     def __init__(
         self,
@@ -307,7 +308,7 @@ def evaluate_checkpoint(
     `device` is where the policy acts here, whatever it was trained on.
     """
     here = choose_device(device)
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, kind="vector")
     config = config_from(checkpoint.about["config"])
     env = make(evaluation_env(config, episodes))
     try:

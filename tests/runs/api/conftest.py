@@ -4,8 +4,8 @@ import pytest
 from tests.runs.api.asking import ask
 from tests.runs.serving import service_thread
 
+from palaestra.files.home import Home
 from palaestra.runs import TrainerService
-from palaestra.runs.layout import Home
 
 
 class Served:

@@ -9,9 +9,9 @@ import urllib.parse
 
 import pytest
 
+from palaestra.files.home import Home
 from palaestra.runs.api.app import build_api
 from palaestra.runs.api.entrance import Entrance
-from palaestra.runs.layout import Home
 from palaestra.runs.reading import RunReading
 from palaestra.telemetry.event import TrainingStep, decode
 

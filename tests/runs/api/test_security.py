@@ -14,12 +14,12 @@ from tests.runs.serving import service, service_thread
 
 from palaestra.config import validated
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
 from palaestra.hosts import AllowedHosts, exposure_warning
 from palaestra.http_port import listen
 from palaestra.runs import TrainerService
 from palaestra.runs import service as service_module
 from palaestra.runs.connect import Endpoint, find_service
-from palaestra.runs.layout import Home
 from palaestra.runs.service import read_token
 
 ROUTES = [

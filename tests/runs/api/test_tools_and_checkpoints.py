@@ -12,10 +12,10 @@ from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.serving import service, service_thread
 
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.importing import Provenance, keep_checkpoint
 from palaestra.runs.connect import find_service
-from palaestra.runs.layout import Home
 from palaestra.runs.service import service_config
 
 torch = pytest.importorskip("torch")

@@ -5,7 +5,7 @@ import json
 import gymnasium
 import torch
 
-from palaestra.learner.checkpoint import write_checkpoint
+from palaestra.learner.checkpoint import State, save_checkpoint
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
 from palaestra.policy.storage import policy_bytes
 from palaestra.train.config import config_from
@@ -26,11 +26,13 @@ def own_checkpoint(path, env_id="CartPole-v1", *, env_step=4096, returns=(10.0, 
     data = {**CARTPOLE, "env": {"id": env_id, "num_envs": 1}, "policy": {"hidden": [8]}}
     config = json.loads(json.dumps(config_from(data).resolved()))
     config.update(changes.pop("config", {}))
-    state = {
-        "total_timesteps": env_step,
-        "episode_rewards": list(returns),
+    return save_checkpoint(
+        path,
+        kind="vector",
+        policy=policy_bytes(policy),
+        learner=State({"moment": torch.zeros(3)}, {}),
+        source=State({}, {}),
+        progress={"updates": 1, "steps": env_step, "episode_rewards": list(returns)},
         # Initial weights do not depend on the seed; two of different seeds must differ.
-        "about": {"config": config, "run_id": "somewhere", "score": max(returns), "seed": seed},
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return write_checkpoint(path, policy_bytes(policy), {"moment": torch.zeros(3)}, state)
+        about={"config": config, "run_id": "somewhere", "score": max(returns), "seed": seed},
+    )

@@ -8,6 +8,7 @@ from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.errors import CheckpointError
+from palaestra.files.atomic import write_json
 from palaestra.runs.checkpoints import deploying
 from palaestra.runs.checkpoints.catalogue import checkpoints_of
 from palaestra.runs.checkpoints.deploying import deploy, deployed, deployments, in_use, withdraw
@@ -20,7 +21,6 @@ from palaestra.runs.checkpoints.importing import (
     separate_from_runs,
 )
 from palaestra.runs.checkpoints.listing import checkpoint_named
-from palaestra.runs.durable import write_json
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runners.programs.probe import environment

@@ -9,7 +9,7 @@ from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.errors import CheckpointError
-from palaestra.runs.checkpoints.hashing import hashed, verify
+from palaestra.runs.checkpoints.hashing import digest_path, verify
 from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint, imported
 from palaestra.runs.store.rebuild import open_registry
 
@@ -45,7 +45,7 @@ def test_weights_are_copied_hashed_and_on_record(home, tmp_path):
 
     assert source.exists()
     assert record.path == str(home.path / "checkpoints" / record.checkpoint_id / "weights.safetensors")
-    assert (record.sha256, record.size_bytes) == (hashed(source).sha256, source.stat().st_size)
+    assert (record.sha256, record.size_bytes) == (digest_path(source).sha256, source.stat().st_size)
     assert record.checkpoint_id == record.sha256[:16]
     assert (record.agent_id, record.env_id, record.env_step) == ("mine/dqn", "CartPole-v1", 1000)
     assert (record.run_id, record.profile, record.format, record.verified) == ("", "managed", "safetensors", 50.0)

@@ -9,7 +9,7 @@ from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.supervising import echo, ends, supervising
 
 from palaestra.errors import LaunchRefused
-from palaestra.runs.layout import Home
+from palaestra.files.home import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.runners.echo import EchoRunner
 

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.catch_up import catch_up
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.series.lock import SeriesBusy, SeriesLock
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.journal_tail import told_by
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import JournalFile
 from palaestra.telemetry.event import EpisodeSummary, PhaseChanged, TrainingStep
 from palaestra.telemetry.journal import Journal
@@ -21,7 +21,7 @@ JOURNAL = (JournalFile(),)
 
 @pytest.fixture
 def attempt(tmp_path):
-    return AttemptPaths(tmp_path / "attempt_1")
+    return Attempt(tmp_path / "attempt_1")
 
 
 def steps(first, stop):
@@ -77,7 +77,7 @@ def test_one_writes_and_the_others_read_what_is_there(attempt):
 
 def _ask(path, at_once):
     at_once.wait(30)
-    catch_up(AttemptPaths(path), wait_s=30)
+    catch_up(Attempt(path), wait_s=30)
 
 
 def test_several_that_ask_at_once_make_every_point_once(attempt):

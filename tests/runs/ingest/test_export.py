@@ -3,10 +3,10 @@
 import pytest
 
 from palaestra.errors import ConfigError
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.ingest.event_file import EventFileTail
 from palaestra.runs.ingest.event_record import read_event
 from palaestra.runs.ingest.export import export_tensorboard
-from palaestra.runs.layout import RunPaths
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 from palaestra.telemetry.journal import Journal
 from palaestra.telemetry.tensorboard import TensorBoardSink
@@ -31,7 +31,7 @@ def scalars(directory):
 
 @pytest.fixture
 def run(tmp_path):
-    return RunPaths(tmp_path / "runs" / "a")
+    return RunDirectory(tmp_path / "runs" / "a")
 
 
 def test_curves_carry_the_time_at_which_they_were_reported(run, tmp_path):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.grammar import GRAMMARS
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import JournalFile
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import Journal
@@ -36,7 +36,7 @@ def test_the_lines_to_print_are_understood(examples):
 def test_the_example_reads_a_run(examples, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (path,) = re.findall(r'Path\("(.*?)"\)', examples[1])
-    attempt = AttemptPaths(tmp_path / path / "attempt_1")
+    attempt = Attempt(tmp_path / path / "attempt_1")
     with Journal(attempt.journal) as journal:
         journal.emit_many(TrainingStep(i, 1000 * i, {"loss": 1.0}) for i in range(100))
         journal.emit(EpisodeSummary(99_000, 1, 0, 1.0, 10))

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.series.reader import SeriesReader
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import JournalFile, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 from palaestra.telemetry.journal import Journal
@@ -40,7 +40,7 @@ class Followed:
 
 @pytest.fixture
 def attempt(tmp_path):
-    return AttemptPaths(tmp_path / "attempt_1")
+    return Attempt(tmp_path / "attempt_1")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_new_pump_goes_on_where_the_last_commit_was(attempt, followed):
 
 
 def test_attempts_are_followed_side_by_side_and_a_missing_journal_is_merely_empty(tmp_path, followed):
-    attempts = [AttemptPaths(tmp_path / str(i) / "attempt_1") for i in range(8)]
+    attempts = [Attempt(tmp_path / str(i) / "attempt_1") for i in range(8)]
     with Pump(followed) as pump:
         for i, attempt in enumerate(attempts):
             pump.watch(str(i), attempt, JOURNAL)
@@ -132,7 +132,7 @@ def test_a_journal_that_was_replaced_is_read_anew(attempt, followed):
         with Journal(attempt.journal) as journal:
             journal.emit_many(steps(0, 20))
         followed.wait_for(20)
-        other = AttemptPaths(attempt.path.parent / "attempt_2")
+        other = Attempt(attempt.path.parent / "attempt_2")
         with Journal(other.journal) as journal:
             journal.emit_many(steps(0, 5))
         other.journal.rename(attempt.journal)
@@ -144,7 +144,7 @@ def test_a_journal_that_was_replaced_is_read_anew(attempt, followed):
 
 
 def test_a_run_whose_files_cannot_be_written_says_so_and_recovers_while_the_others_go_on(tmp_path, followed):
-    broken, sound = AttemptPaths(tmp_path / "a" / "attempt_1"), AttemptPaths(tmp_path / "b" / "attempt_1")
+    broken, sound = Attempt(tmp_path / "a" / "attempt_1"), Attempt(tmp_path / "b" / "attempt_1")
     for attempt in (broken, sound):
         with Journal(attempt.journal) as journal:
             journal.emit_many(steps(0, 10))

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.series.reader import SeriesReader
-from palaestra.runs.layout import AttemptPaths
 from palaestra.telemetry.event import TrainingStep
 from palaestra.telemetry.journal import Journal, JournalReader
 
@@ -20,7 +20,7 @@ INGESTING = """
 import sys
 from pathlib import Path
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.layout import AttemptPaths
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.runner import EventFiles, JournalFile, StdoutLines
 sources = {
     "journal": (JournalFile(),),
@@ -30,7 +30,7 @@ sources = {
 pump = Pump(lambda *_: None)
 for word in sys.argv[1:]:
     speak, _, path = word.partition(":")
-    pump.watch(path, AttemptPaths(Path(path)), sources[speak])
+    pump.watch(path, Attempt(Path(path)), sources[speak])
 sys.stdin.read()
 """
 
@@ -53,7 +53,7 @@ def test_killed_again_and_again_every_number_of_every_kind_of_trainer_is_there_o
     for round_number in range(3):
         before = points(attempts)
         for speak in SOURCES:
-            attempt = attempts[speak, round_number] = AttemptPaths(tmp_path / f"{speak}{round_number}" / "attempt_1")
+            attempt = attempts[speak, round_number] = Attempt(tmp_path / f"{speak}{round_number}" / "attempt_1")
             trainers.append(start_echo(attempt, "--steps", updates, "--rate", 1500, speak=speak))
         words = [f"{speak}:{attempt.path}" for (speak, _), attempt in attempts.items()]
         ingesting = subprocess.Popen([sys.executable, "-c", INGESTING, *words], stdin=subprocess.PIPE)
@@ -106,8 +106,8 @@ def fill(place):
 
 def test_on_a_full_disk_nothing_is_lost_and_it_goes_on_when_there_is_room(small_disk):
     attempts = {
-        "journal": AttemptPaths(small_disk / "journal" / "attempt_1"),
-        "stdout": AttemptPaths(small_disk / "stdout" / "attempt_1"),
+        "journal": Attempt(small_disk / "journal" / "attempt_1"),
+        "stdout": Attempt(small_disk / "stdout" / "attempt_1"),
     }
     with Journal(attempts["journal"].journal) as journal:
         journal.emit_many(TrainingStep(u, 10 * u, {"m0": float(u), "m1": u + 1.0}) for u in range(1, 5001))
@@ -131,7 +131,7 @@ def test_on_a_full_disk_nothing_is_lost_and_it_goes_on_when_there_is_room(small_
 
 
 def test_an_end_on_a_disk_that_stays_full_is_told_with_its_reason(small_disk):
-    attempt = AttemptPaths(small_disk / "attempt_1")
+    attempt = Attempt(small_disk / "attempt_1")
     with Journal(attempt.journal) as journal:
         journal.emit_many(TrainingStep(u, u, {"m0": 0.0}) for u in range(1, 5001))
     fill(small_disk)

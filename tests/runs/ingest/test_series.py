@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.metric_point import MetricPoint
 from palaestra.runs.ingest.series import reader as reader_module
@@ -22,7 +23,6 @@ from palaestra.runs.ingest.series.pyramid import cover, fanned
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.series.run_series import RunSeries
 from palaestra.runs.ingest.series.writer import SeriesWriter
-from palaestra.runs.layout import AttemptPaths, RunPaths
 from palaestra.runs.runner import JournalFile
 from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
 from palaestra.telemetry.journal import Cursor, Journal
@@ -241,7 +241,7 @@ def test_names_may_be_anything(tmp_path):
 def run_of(tmp_path, *attempts):
     for number, (first, values) in enumerate(attempts, start=1):
         write(tmp_path / f"attempt_{number}" / "series", values, first=first)
-    return RunSeries(RunPaths(tmp_path))
+    return RunSeries(RunDirectory(tmp_path))
 
 
 def test_a_resumed_attempt_hides_the_steps_it_took_again(tmp_path):
@@ -340,7 +340,7 @@ def test_a_chart_of_a_thousand_metrics_reads_the_commits_once(tmp_path, monkeypa
 
 
 def test_a_feed_that_catches_up_writes_as_it_goes(tmp_path, monkeypatch):
-    attempt = AttemptPaths(tmp_path / "attempt_1")
+    attempt = Attempt(tmp_path / "attempt_1")
     with Journal(attempt.journal) as journal:
         journal.emit_many(TrainingStep(n, n, {"a": float(n), "b": 1.0}) for n in range(1, 10_001))
     waiting = []

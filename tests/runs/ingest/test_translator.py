@@ -7,11 +7,11 @@ import random
 import pytest
 
 from palaestra.errors import ConfigError
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.stdout_tail import LONGEST_LINE
 from palaestra.runs.ingest.translator import Translator
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import EventFiles, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 from palaestra.telemetry.journal import JournalReader
@@ -24,7 +24,7 @@ EVENTS = (StdoutLines("events"),)
 
 @pytest.fixture
 def attempt(tmp_path):
-    attempt = AttemptPaths(tmp_path / "attempt_1")
+    attempt = Attempt(tmp_path / "attempt_1")
     attempt.work.mkdir(parents=True)
     return attempt
 
@@ -152,7 +152,7 @@ def test_a_trainer_that_logs_every_gradient_step_is_thinned_alike_with_and_witho
     kept = [(event.env_step, event.metrics) for event in events(attempt)]
     assert kept == [(s, {"losses/a": float(s), "losses/b": float(s)}) for s in (0, 100, 200, 300, 400)]
 
-    other = AttemptPaths(tmp_path / "attempt_2")
+    other = Attempt(tmp_path / "attempt_2")
     other.work.mkdir(parents=True)
     event_file(other, *numbers)
     for _ in range(12):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.runs.layout import AttemptPaths, Home
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.runner import LaunchPlan, Machine, Place
 
 
@@ -22,9 +23,9 @@ def machine() -> Machine:
     return Machine(environment=dict(os.environ), free_disk_bytes=10**12)
 
 
-def prepare(plan: LaunchPlan) -> AttemptPaths:
+def prepare(plan: LaunchPlan) -> Attempt:
     """What the service does before it starts the command."""
-    attempt = AttemptPaths(plan.place.attempt_dir)
+    attempt = Attempt(plan.place.attempt_dir)
     attempt.work.mkdir(parents=True)
     attempt.scratch.mkdir()
     for name, text in plan.files.items():
@@ -50,4 +51,4 @@ def run(plan: LaunchPlan, timeout_s: float = 120) -> tuple[int, str]:
             code = process.wait(timeout_s)
         finally:
             process.kill()
-    return code, Path(AttemptPaths(plan.place.attempt_dir).stdout).read_text(errors="replace")
+    return code, Path(Attempt(plan.place.attempt_dir).stdout).read_text(errors="replace")

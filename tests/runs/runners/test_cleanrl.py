@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.runs.runners.conftest import run
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.translator import Translator
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import Machine
 from palaestra.runs.runners.cleanrl import CleanrlRunner
 from palaestra.runs.runners.interpreter import choose_python, environment_findings, probe
@@ -39,7 +39,7 @@ def _only_refusal(spec, machine):
 
 def _events(plan):
     """What the service's reader makes of the run."""
-    attempt = AttemptPaths(plan.place.attempt_dir)
+    attempt = Attempt(plan.place.attempt_dir)
     translator = Translator(attempt, plan.sources, 1)
     while translator.pump(10_000):
         pass

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.runs.runners.conftest import run, start
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.translator import Translator
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runners.sb3 import Sb3Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
@@ -35,7 +35,7 @@ def _spec(**wishes):
 
 
 def _events(plan):
-    attempt = AttemptPaths(plan.place.attempt_dir)
+    attempt = Attempt(plan.place.attempt_dir)
     translator = Translator(attempt, plan.sources, 1)
     while translator.pump(10_000, final=True):
         pass

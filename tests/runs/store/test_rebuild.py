@@ -3,7 +3,7 @@
 import json
 import logging
 
-from palaestra.runs.durable import write_json
+from palaestra.files.atomic import write_json
 from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LifeRecord, RunRecord

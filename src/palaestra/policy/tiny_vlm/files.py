@@ -12,14 +12,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from palaestra.errors import CheckpointError, ConfigError
+from palaestra.files.atomic import new_directory
 from palaestra.policy.tiny_vlm.architecture import build_image_processor
 from palaestra.policy.tiny_vlm.recipe import Recipe, Taught
 
@@ -40,9 +39,7 @@ def refuse_existing(path: Path) -> None:
 def write_model(taught: Taught, recipe: Recipe, path: Path) -> dict[str, Any]:
     """Write a directory that does not exist yet; returns its manifest."""
     refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with new_directory(path) as building:
         taught.model.half().save_pretrained(building)
         taught.tokenizer.save_pretrained(building)
         build_image_processor().save_pretrained(building)
@@ -50,10 +47,6 @@ def write_model(taught: Taught, recipe: Recipe, path: Path) -> dict[str, Any]:
             file.chmod(0o644)
         manifest = _manifest(taught, recipe, building)
         (building / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        building.rename(path)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return manifest
 
 

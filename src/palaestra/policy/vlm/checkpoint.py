@@ -14,8 +14,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from palaestra.disk import sync
 from palaestra.errors import CheckpointError
+from palaestra.files.atomic import new_directory
+from palaestra.files.checkpoint import check_files, digest_files, read_digests
 from palaestra.policy.vlm.loading import Parts
 from palaestra.policy.vlm.lora import adapted_modules
 from palaestra.policy.vlm.network import Network
@@ -89,12 +88,12 @@ def save_checkpoint(network: Network, parts: Parts, path: Path, *, version: int)
         )
 
     facts = {"architecture": asdict(Architecture.of(network)), "version": version, "base": parts.name}
-    return _written(path, write, facts)
+    return _write_directory(path, write, facts)
 
 
 def load_checkpoint(network: Network, path: Path) -> int:
     """Give the network what a directory holds; returns its version. Nothing is changed when it is refused."""
-    facts = _verified(path)
+    facts = _verify(path)
     theirs, ours = Architecture(**facts["architecture"]), Architecture.of(network)
     if theirs != ours:
         raise CheckpointError(
@@ -129,7 +128,7 @@ def export_merged(network: Network, parts: Parts, path: Path, *, version: int) -
         _save_model(merged, parts, place)
 
     facts = {"architecture": asdict(Architecture.of(network)), "version": version, "base": parts.name, "merged": True}
-    _written(path, write, facts)
+    _write_directory(path, write, facts)
 
 
 def _save_model(model: Any, parts: Parts, place: Path) -> None:
@@ -148,38 +147,24 @@ def _adapter_tensors(path: Path) -> dict[str, Tensor]:
     return named
 
 
-def _written(path: Path, write: Callable[[Path], None], facts: dict[str, Any]) -> str:
+def _write_directory(path: Path, write: Callable[[Path], None], facts: dict[str, Any]) -> str:
     if path.exists():
         raise CheckpointError(PLACE, str(path), "exists already and is never overwritten", "Choose another name")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        write(temporary)
-        files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-            for file in sorted(temporary.iterdir())
-            if file.is_file()
-        }
-        manifest = json.dumps({"schema": SCHEMA, **facts, "files": files}, indent=1)
-        (temporary / MANIFEST).write_text(manifest, encoding="utf-8")
-        for place in (*temporary.iterdir(), temporary):
-            sync(place)
-        os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync(path.parent)
-    return hashlib.sha256(manifest.encode()).hexdigest()
+    with new_directory(path) as making:
+        write(making)
+        raw = json.dumps({"schema": SCHEMA, **facts, "files": digest_files(making)}, indent=1).encode()
+        (making / MANIFEST).write_bytes(raw)
+    return hashlib.sha256(raw).hexdigest()
 
 
-def _verified(path: Path) -> dict[str, Any]:
+def _verify(path: Path) -> dict[str, Any]:
     """The facts of a checkpoint whose every file is as it was written."""
     if not path.is_dir():
         raise CheckpointError(PLACE, str(path), "there is no such checkpoint directory")
     try:
-        facts: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files = {str(name): dict(known) for name, known in facts["files"].items()}
+        raw = (path / MANIFEST).read_bytes()
+        facts: dict[str, Any] = json.loads(raw)
+        files = read_digests(raw)
         schema, _ = int(facts["schema"]), Architecture(**facts["architecture"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -191,18 +176,8 @@ def _verified(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             PLACE, str(path), "is an export with the adapters worked in", "Name it in model.name instead"
         )
-    for name, known in files.items():
-        file = path / name
-        if not file.is_file() or _sha256(file) != known.get("sha256"):
-            got = file.stat().st_size if file.is_file() else 0
-            how = f"truncated ({got} of {known.get('bytes')} bytes)" if got != known.get("bytes") else "corrupt"
-            raise CheckpointError(PLACE, str(path), f"{name} is {how}", "Use an earlier checkpoint")
+    check_files(path, files)
     return facts
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

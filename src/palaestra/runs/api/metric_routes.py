@@ -14,7 +14,7 @@ from palaestra.runs.exporting import export_run
 from palaestra.runs.ingest.metric_point import MetricPoint
 from palaestra.runs.reading import RunReading
 from palaestra.runs.sampling import read_samples
-from palaestra.telemetry.json_number import json_number
+from palaestra.strict_json import json_number
 
 __all__ = ["add_metric_routes"]
 

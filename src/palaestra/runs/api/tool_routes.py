@@ -10,6 +10,7 @@ from fastapi.responses import FileResponse
 
 from palaestra.config import validated
 from palaestra.errors import LaunchRefused, UnknownRun
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.api.answers import RunId, RunName, errors
 from palaestra.runs.api.documents import (
     ClipDocument,
@@ -23,7 +24,6 @@ from palaestra.runs.api.documents import (
 from palaestra.runs.api.video_file import clip_answers, clip_file, clip_name
 from palaestra.runs.doctor import examine
 from palaestra.runs.filming import film_run
-from palaestra.runs.layout import RunPaths
 from palaestra.runs.media.clip import Clip, clips_of
 from palaestra.runs.reading import RunReading
 from palaestra.runs.spec import RunSpec
@@ -111,5 +111,5 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReading, t
         return [ToolDocument(url=shown.url, run_ids=list(shown.run_ids)) for shown in ended]
 
 
-def _clip(clip: Clip, run: RunPaths) -> ClipDocument:
+def _clip(clip: Clip, run: RunDirectory) -> ClipDocument:
     return ClipDocument.model_validate({"name": clip_name(clip, run), **plain(asdict(clip))})

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
 
 from palaestra.errors import ConfigError, UnknownRun
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.api.answers import errors
-from palaestra.runs.layout import RunPaths
 from palaestra.runs.media.clip import Clip, clips_of
 
 __all__ = ["clip_answers", "clip_file", "clip_name"]
@@ -20,12 +20,12 @@ __all__ = ["clip_answers", "clip_file", "clip_name"]
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
-def clip_name(clip: Clip, run: RunPaths) -> str:
+def clip_name(clip: Clip, run: RunDirectory) -> str:
     """What a clip is called among those of its run: a trainer may use the same file name in two directories."""
     return str(Path(clip.path).relative_to(run.path))
 
 
-def clip_file(run: RunPaths, name: str, wanted: str | None) -> FileResponse:
+def clip_file(run: RunDirectory, name: str, wanted: str | None) -> FileResponse:
     """The clip of this name, for a client that asks for these bytes; `UnknownRun` when it is not one of the run's."""
     found = next((clip for clip in clips_of(run) if name == clip_name(clip, run)), None)
     if found is None:

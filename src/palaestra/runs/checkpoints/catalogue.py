@@ -12,14 +12,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from palaestra.files.atomic import read_json
+from palaestra.files.checkpoint import MANIFEST
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.checkpoints.hashing import MANIFEST, hashed
+from palaestra.runs.checkpoints.hashing import digest_path
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
 from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.checkpoints.steps import AttemptSteps
-from palaestra.runs.durable import read_json
-from palaestra.runs.layout import AttemptPaths, Home, RunPaths
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry.event import CheckpointSaved, Record
@@ -36,7 +38,7 @@ class Catalogue:
     def __init__(self, registry: Registry, clock: Callable[[], float] = time.time) -> None:
         self._registry, self._clock = registry, clock
 
-    def seen(self, run: RunRecord, attempt: AttemptPaths, records: Sequence[Record]) -> None:
+    def seen(self, run: RunRecord, attempt: Attempt, records: Sequence[Record]) -> None:
         """Checkpoints that a trainer announced."""
         steps = AttemptSteps(attempt)
         for _, when, event in records:
@@ -47,7 +49,7 @@ class Catalogue:
                     self._put(self._as_announced(found, event, when))
         self._forget_missing(run.run_id)
 
-    def scan(self, run: RunRecord, attempt: AttemptPaths, patterns: Sequence[str]) -> None:
+    def scan(self, run: RunRecord, attempt: Attempt, patterns: Sequence[str]) -> None:
         """An attempt has ended: what lies there and was not announced is a checkpoint, too."""
         known = {row.path: row for row in self._registry.checkpoints(run_id=run.run_id)}
         steps = AttemptSteps(attempt)
@@ -123,12 +125,12 @@ class Catalogue:
                 self._registry.delete_checkpoint(row.path)
 
 
-def attempts_with_checkpoints(run: RunPaths) -> list[AttemptPaths]:
+def attempts_with_checkpoints(run: RunDirectory) -> list[Attempt]:
     """Those in which something lies that may be one; cheap, since there are thousands of runs without any."""
     return [attempt for attempt in run.attempts() if next(_lying(attempt, _patterns(attempt)), None) is not None]
 
 
-def checkpoints_of(run: RunRecord, attempt: AttemptPaths, known: Collection[str] = ()) -> list[CheckpointRecord]:
+def checkpoints_of(run: RunRecord, attempt: Attempt, known: Collection[str] = ()) -> list[CheckpointRecord]:
     """What lies there, read from the files alone, oldest first; known paths are left out."""
     steps = AttemptSteps(attempt)
     paths = [path for path in _lying(attempt, _patterns(attempt)) if str(path) not in known]
@@ -151,25 +153,25 @@ def format_of(path: Path) -> str:
     return "safetensors" if beginning[8:9] == b"{" else "unknown"
 
 
-def _patterns(attempt: AttemptPaths) -> tuple[str, ...]:
+def _patterns(attempt: Attempt) -> tuple[str, ...]:
     return (AttemptPlan.read(attempt) or AttemptPlan()).checkpoints
 
 
-def _lying(attempt: AttemptPaths, patterns: Sequence[str]) -> Iterator[Path]:
+def _lying(attempt: Attempt, patterns: Sequence[str]) -> Iterator[Path]:
     """Candidates below an attempt; resolved, inside of it, each once."""
     seen: set[Path] = set()
-    globs = [(attempt.path / "checkpoints", "*"), (attempt.work / "checkpoints", "*")]
+    globs = [(attempt.checkpoints, "*"), (attempt.work / "checkpoints", "*")]
     for directory, pattern in [*globs, *((attempt.work, pattern) for pattern in patterns)]:
         for path in sorted(directory.glob(pattern)) if directory.is_dir() else []:
             root, where = attempt.path.resolve(), path.resolve()
-            hidden = path.name.startswith(".") or path.name == "best.json"
+            hidden = path.name.startswith(".") or path.name == attempt.best.name
             if hidden or where in seen or not where.is_relative_to(root) or len(seen) >= _MAX_FILES:
                 continue
             seen.add(where)
             yield where
 
 
-def _below(attempt: AttemptPaths, announced: str) -> Path | None:
+def _below(attempt: Attempt, announced: str) -> Path | None:
     """Where an announced checkpoint is; None when that is outside of its run, or nowhere."""
     root = attempt.path.parent.resolve()
     for base in (attempt.path, attempt.work):
@@ -180,14 +182,14 @@ def _below(attempt: AttemptPaths, announced: str) -> Path | None:
     return None
 
 
-def _read(run: RunRecord, attempt: AttemptPaths, path: Path, steps: AttemptSteps) -> CheckpointRecord | None:
+def _read(run: RunRecord, attempt: Attempt, path: Path, steps: AttemptSteps) -> CheckpointRecord | None:
     try:
-        found, created = hashed(path), path.stat().st_mtime
+        found, created = digest_path(path), path.stat().st_mtime
     except (OSError, ValueError):
         return None  # being written, or gone again
     own = OwnCheckpoint.read(path) if path.is_dir() else None
     env_step, source = steps.step_of(path, own)
-    best = read_json(path.parent / "best.json") or {}
+    best = read_json(path.parent / attempt.best.name) or {}
     plan = AttemptPlan.read(attempt)
     known = dict(plan.env_signature) if plan is not None and plan.env_signature else {"env_id": run.env_id}
     return CheckpointRecord(
@@ -210,7 +212,7 @@ def _read(run: RunRecord, attempt: AttemptPaths, path: Path, steps: AttemptSteps
     )
 
 
-def _with_numbers(row: CheckpointRecord, attempt: AttemptPaths, steps: AttemptSteps) -> CheckpointRecord:
+def _with_numbers(row: CheckpointRecord, attempt: Attempt, steps: AttemptSteps) -> CheckpointRecord:
     """A row with the step and the returns that are known by now."""
     path = Path(row.path)
     step, source = row.env_step, row.step_source
@@ -219,7 +221,7 @@ def _with_numbers(row: CheckpointRecord, attempt: AttemptPaths, steps: AttemptSt
     return replace(row, env_step=step, step_source=source, metrics_digest=_digest(attempt, path, step))
 
 
-def _digest(attempt: AttemptPaths, path: Path, env_step: int | None) -> dict[str, float]:
+def _digest(attempt: Attempt, path: Path, env_step: int | None) -> dict[str, float]:
     """Returns at the moment of a checkpoint: the last, the mean of a hundred, the best of all so far."""
     from palaestra.runs.ingest.series.reader import SeriesReader
 

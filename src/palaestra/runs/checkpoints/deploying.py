@@ -24,11 +24,11 @@ from typing import Any
 
 import palaestra
 from palaestra.errors import CheckpointError
+from palaestra.files.atomic import read_json, write_json
+from palaestra.files.home import Home
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.importing import Provenance, keep_checkpoint
 from palaestra.runs.checkpoints.signature import compatible
-from palaestra.runs.durable import read_json, write_json
-from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 
 __all__ = ["Deployment", "deploy", "deployed", "deployments", "in_use", "withdraw"]
@@ -99,7 +99,7 @@ def deployed(home: Home, env_id: str) -> Deployment | None:
 
 def deployments(home: Home) -> list[Deployment]:
     """What acts in every environment, by the environment's name."""
-    notes = (home.path / "deployed").glob("[!.]*.json")
+    notes = home.deployed.glob("[!.]*.json")
     found = [now for note in notes if (now := _understood(read_json(note))) is not None]
     return sorted(found, key=lambda now: now.env_id)
 
@@ -187,13 +187,13 @@ def _note(home: Home, env_id: str) -> Path:
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", env_id).lstrip(".") or "_"
     if safe != env_id:
         safe += "." + hashlib.sha256(env_id.encode()).hexdigest()[:8]
-    return home.path / "deployed" / f"{safe}.json"
+    return home.deployed / f"{safe}.json"
 
 
 @contextlib.contextmanager
 def _held(home: Home) -> Iterator[None]:
     """Nobody else exchanges a deployment of this state directory meanwhile."""
-    directory = home.path / "deployed"
+    directory = home.deployed
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:

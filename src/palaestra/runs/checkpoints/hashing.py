@@ -7,29 +7,17 @@ by its sorted lines of name, size and hash. Cheap to import: no torch, no numpy.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from palaestra.files.checkpoint import MANIFEST, FileDigest, digest_file, manifest_files
 from palaestra.runs.record import CheckpointRecord
 
-__all__ = ["MANIFEST", "Hashed", "Verdict", "Verifier", "hashed", "manifest_files", "verify"]
-
-MANIFEST = "manifest.json"
-_CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Hashed:
-    """What a checkpoint's bytes are called, and how many there are."""
-
-    sha256: str
-    size_bytes: int
+__all__ = ["Verdict", "Verifier", "digest_path", "verify"]
 
 
 @dataclass(frozen=True)
@@ -47,42 +35,21 @@ class Verdict:
         return self.time if self.fits else -self.time
 
 
-def hashed(path: Path) -> Hashed:
-    """The hash of a file or directory. `OSError` when it cannot be read, `ValueError` for a manifest that is none."""
+def digest_path(path: Path) -> FileDigest:
+    """The digest of a file or directory. `OSError` when it cannot be read, `ValueError` for a manifest that is none."""
     if not path.is_dir():
-        # Somebody else's directory may hold a pipe, and opening one waits for a writer.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(f"{path} is not a file")
-            return _of_stream(file)
+        return digest_file(path)
     manifest = path / MANIFEST
     if manifest.is_file():
         raw = manifest.read_bytes()
-        size = len(raw) + sum(int(facts["bytes"]) for facts in manifest_files(raw).values())
-        return Hashed(hashlib.sha256(raw).hexdigest(), size)
+        size = len(raw) + sum(one.size_bytes for one in manifest_files(raw, path).values())
+        return FileDigest(hashlib.sha256(raw).hexdigest(), size)
     lines, size = [], 0
     for inner in sorted(p for p in path.rglob("*") if p.is_file()):
-        one = hashed(inner)
+        one = digest_file(inner)
         lines.append(f"{inner.relative_to(path).as_posix()} {one.size_bytes} {one.sha256}\n")
         size += one.size_bytes
-    return Hashed(hashlib.sha256("".join(lines).encode()).hexdigest(), size)
-
-
-def manifest_files(raw: bytes) -> dict[str, dict[str, Any]]:
-    """Size and hash by name, as a manifest of ours lists them; `ValueError` when it is none or a name leaves it."""
-    try:
-        files = {str(name): {"bytes": int(f["bytes"]), "sha256": str(f["sha256"])} for name, f in _listed(raw)}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the manifest lists no files ({error})") from None
-    for name in files:
-        parts = name.split("/")
-        if name.startswith("/") or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-            raise ValueError(f"the manifest names {name!r}, which is not a file of the checkpoint")
-    return files
-
-
-def _listed(raw: bytes) -> Any:
-    return json.loads(raw)["files"].items()
+    return FileDigest(hashlib.sha256("".join(lines).encode()).hexdigest(), size)
 
 
 def verify(record: CheckpointRecord, clock: Callable[[], float] = time.time) -> Verdict:
@@ -120,16 +87,15 @@ def _prints(path: Path) -> tuple[Any, ...]:
 
 def _problem(path: Path, sha256: str) -> str:
     try:
-        found = hashed(path)
-        if found.sha256 != sha256:
+        if digest_path(path).sha256 != sha256:
             return "its SHA-256 differs: it was changed or damaged"
         manifest = path / MANIFEST
-        files = manifest_files(manifest.read_bytes()) if path.is_dir() and manifest.is_file() else {}
+        files = manifest_files(manifest.read_bytes(), path) if path.is_dir() and manifest.is_file() else {}
         for name, wanted in files.items():
-            one = hashed(path / name)
-            if one.size_bytes != wanted["bytes"]:
-                return f"{name} is truncated or added to ({one.size_bytes} of {wanted['bytes']} bytes)"
-            if one.sha256 != wanted["sha256"]:
+            one = digest_file(path / name)
+            if one.size_bytes != wanted.size_bytes:
+                return f"{name} is truncated or added to ({one.size_bytes} of {wanted.size_bytes} bytes)"
+            if one.sha256 != wanted.sha256:
                 return f"{name} was changed or damaged: its SHA-256 differs"
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
@@ -138,11 +104,3 @@ def _problem(path: Path, sha256: str) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _of_stream(file: BinaryIO) -> Hashed:
-    digest, size = hashlib.sha256(), 0
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-        size += len(chunk)
-    return Hashed(digest.hexdigest(), size)

@@ -20,15 +20,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from palaestra.disk import sync
 from palaestra.errors import CheckpointError
-from palaestra.runs.checkpoints.hashing import MANIFEST, hashed, manifest_files, verify
+from palaestra.files.atomic import read_json, sync, sync_tree, write_json
+from palaestra.files.checkpoint import MANIFEST, digest_file, manifest_files
+from palaestra.files.home import Home
+from palaestra.runs.checkpoints.hashing import digest_path, verify
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.checkpoints.steps import CheckpointStep, step_in_file
-from palaestra.runs.durable import read_json, write_json
-from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.storable import LARGEST, storable_checkpoint, text_fault
 
@@ -76,7 +76,7 @@ def import_checkpoint(
     One whose bytes are there already stays as it is; what is known of it is what was said last.
     """
     known = (known or Provenance()).checked()
-    directory = home.path / "checkpoints"
+    directory = home.checkpoints
     unfinished = _unfinished(directory)
     try:
         if "\0" in str(source):
@@ -94,7 +94,7 @@ def import_checkpoint(
                 PLACE, str(source), f"evaluating it would import {own.addresses[0]}, which its configuration names",
                 "Import it with --trust if you know that code",
             )  # fmt: skip
-        found = hashed(copy)
+        found = digest_path(copy)
         record = _record(copy, found.sha256, found.size_bytes, form, own, known, step, clock())
         return _known_better(directory, record, known) or _settled(directory, unfinished, copy, record)
     except OSError as error:
@@ -109,7 +109,7 @@ def keep_checkpoint(
     home: Home, source: Path, sha256: str, known: Provenance, clock: Callable[[], float] = time.time
 ) -> CheckpointRecord:
     """A copy of a checkpoint of ours that outlives its run and changes to it. `CheckpointError` if it is damaged."""
-    directory = home.path / "checkpoints"
+    directory = home.checkpoints
     final, unfinished = directory / sha256[:16], _unfinished(directory)
     there = _read(final / "record.json")
     if there is not None and there.sha256 == sha256:
@@ -119,10 +119,10 @@ def keep_checkpoint(
             return there
     try:
         copy = unfinished / "checkpoint"
-        for name in [*manifest_files((source / MANIFEST).read_bytes()), MANIFEST]:
+        for name in [*manifest_files((source / MANIFEST).read_bytes(), source), MANIFEST]:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             _copied(source / name, copy / name)
-        found, own = hashed(copy), OwnCheckpoint.read(copy)
+        found, own = digest_path(copy), OwnCheckpoint.read(copy)
         step = _step(copy, own, known)
         record = _record(copy, sha256, found.size_bytes, "palaestra", own, known, step, clock())
         verdict = verify(record)
@@ -138,7 +138,7 @@ def keep_checkpoint(
 
 def imported(home: Home) -> list[CheckpointRecord]:
     """Every checkpoint that was imported or kept, as its directory says."""
-    notes = sorted((home.path / "checkpoints").glob("*/record.json"))
+    notes = sorted(home.checkpoints.glob("*/record.json"))
     return [record for note in notes if (record := _read(note)) is not None]
 
 
@@ -161,7 +161,8 @@ def _separate(path: Path) -> bool:
     for file in shared:
         copy = file.with_name(f".{file.name}.{os.getpid()}.new")
         try:
-            os.replace(_copied(file, copy), file)
+            sync(_copied(file, copy))
+            os.replace(copy, file)
         finally:
             copy.unlink(missing_ok=True)
     for directory in {file.parent for file in shared}:
@@ -180,7 +181,7 @@ def _copied_directory(source: Path, into: Path) -> Path:
     """A checkpoint of ours: what its manifest lists, and nothing else."""
     try:
         raw = (source / MANIFEST).read_bytes()
-        files = manifest_files(raw)
+        files = manifest_files(raw, source)
     except FileNotFoundError:
         remedy = "Import one file, or a checkpoint directory of palaestra"
         raise CheckpointError(PLACE, str(source), "is a directory without a manifest", remedy) from None
@@ -192,7 +193,7 @@ def _copied_directory(source: Path, into: Path) -> Path:
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         _copied(source / name, target)
-        if hashed(target).sha256 != wanted["sha256"]:
+        if digest_file(target) != wanted:
             reason = f"{name} is truncated or damaged: its SHA-256 differs"
             raise CheckpointError(PLACE, str(source), reason, "Use another checkpoint")
         if target.suffix not in _TEXTS:
@@ -214,8 +215,6 @@ def _copied(source: Path, target: Path) -> Path:
         with open(target, "xb") as writing:
             if not _clone_blocks(reading.fileno(), writing.fileno()):
                 shutil.copyfileobj(reading, writing, 1 << 20)
-                writing.flush()
-            os.fsync(writing.fileno())
     return target
 
 
@@ -252,8 +251,6 @@ def _weights_of_sb3(copy: Path) -> Path:
     weights = copy.with_name(f"{copy.stem}.{SB3_WEIGHTS}")
     with zipfile.ZipFile(copy) as archive, archive.open(SB3_WEIGHTS) as reading, open(weights, "xb") as writing:
         shutil.copyfileobj(reading, writing, 1 << 20)
-        writing.flush()
-        os.fsync(writing.fileno())
     copy.unlink()
     return weights
 
@@ -322,7 +319,7 @@ def _settled(directory: Path, unfinished: Path, copy: Path, record: CheckpointRe
     final = directory / record.checkpoint_id
     settled = CheckpointRecord(**{**asdict(record), "path": str(final / copy.name)})
     write_json(unfinished / "record.json", {"schema": 1, **asdict(settled)})
-    sync(unfinished)
+    sync_tree(unfinished)
     shutil.rmtree(final, ignore_errors=True)
     os.rename(unfinished, final)
     sync(directory)

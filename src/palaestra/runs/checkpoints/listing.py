@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import attempts_with_checkpoints, checkpoints_of
 from palaestra.runs.checkpoints.importing import imported
-from palaestra.runs.layout import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.store.database import RegistryCorrupt
 from palaestra.runs.store.rebuild import read_run

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palaestra.runs.checkpoints.hashing import MANIFEST
+from palaestra.files.checkpoint import POLICY, read_state
 from palaestra.runs.checkpoints.signature import signature_of
-from palaestra.runs.durable import read_json
 
 __all__ = ["OwnCheckpoint"]
 
@@ -38,8 +37,8 @@ class OwnCheckpoint:
     @classmethod
     def read(cls, path: Path) -> OwnCheckpoint | None:
         """None when the directory holds no checkpoint of ours, or its state cannot be understood."""
-        state = read_json(path / "state.json")
-        if state is None or not (path / MANIFEST).is_file():
+        state = read_state(path)
+        if state is None:
             return None
         try:
             about = dict(state.get("about") or {})
@@ -55,14 +54,14 @@ class OwnCheckpoint:
         tasks = config.get("tasks") or [{}]
         env_id = str(environment.get("id") or tasks[0].get("task") or "")
         score = about.get("score")
-        facts = _policy_facts(path / "policy.safetensors")
+        facts, progress = _policy_facts(path / POLICY["vector"]), state["progress"]
         return cls(
-            env_step=int(state.get("total_timesteps") or state.get("episodes") or 0),
+            env_step=int(progress.get("steps") or 0),
             env_id=env_id,
             algorithm=str((config.get("algorithm") or {}).get("name", "")),
             run_id=str(about.get("run_id", "")),
             score=float(score) if isinstance(score, int | float) else None,
-            returns=tuple(float(value) for value in state.get("episode_rewards") or ()),
+            returns=tuple(float(value) for value in progress.get("episode_rewards") or ()),
             env_signature=signature_of({"env_id": env_id, **facts}),
             addresses=tuple(sorted(set(_addresses(config)))),
         )

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
-from palaestra.runs.layout import AttemptPaths
 from palaestra.telemetry.event import CheckpointSaved, decode
 
 __all__ = ["AttemptSteps", "CheckpointStep", "read_announcements", "step_in_file"]
@@ -43,7 +43,7 @@ UNKNOWN = CheckpointStep(None, "unknown")
 class AttemptSteps:
     """The evidence of one attempt; its journal and series are read once, and only when a checkpoint needs them."""
 
-    def __init__(self, attempt: AttemptPaths) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
 
     def step_of(self, path: Path, own: OwnCheckpoint | None) -> CheckpointStep:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
 from palaestra.runs.checkpoints.listing import checkpoint_named
-from palaestra.runs.layout import Home
 from palaestra.runs.preflight import Preview
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.runner import Finding, Place, Runner

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 
+from palaestra.files.run_directory import Attempt
 from palaestra.proc import boot_id
 from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.series.commits import last_commit
 from palaestra.runs.ingest.series.lock import SeriesBusy
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import JournalFile
 
 __all__ = ["catch_up"]
@@ -23,7 +23,7 @@ _AT_ONCE = 10_000
 _LOOK_EVERY_S = 0.02
 
 
-def catch_up(attempt: AttemptPaths, *, wait_s: float = 0.0) -> None:
+def catch_up(attempt: Attempt, *, wait_s: float = 0.0) -> None:
     """Have the series say what the journal says. While somebody else is at it, wait for that, but not for longer."""
     end = time.monotonic() + wait_s
     while _behind(attempt):
@@ -46,7 +46,7 @@ def catch_up(attempt: AttemptPaths, *, wait_s: float = 0.0) -> None:
         return
 
 
-def _behind(attempt: AttemptPaths) -> bool:
+def _behind(attempt: Attempt) -> bool:
     try:
         size = attempt.journal.stat().st_size
     except OSError:

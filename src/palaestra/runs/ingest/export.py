@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from palaestra.errors import ConfigError
-from palaestra.runs.layout import AttemptPaths, RunPaths
+from palaestra.files.atomic import new_directory
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import JournalReader
 from palaestra.telemetry.tensorboard import TensorBoardSink
@@ -29,24 +30,19 @@ class ExportReport(NamedTuple):
     directory: Path
 
 
-def export_tensorboard(run: RunPaths, into: Path) -> ExportReport:
+def export_tensorboard(run: RunDirectory, into: Path) -> ExportReport:
     """Write the curves of a run into a directory that `tensorboard --logdir` shows, replacing an earlier export."""
     _require_replaceable(into)
-    new = into.with_name(f".{into.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
     time = 0.0
-    sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
-    try:
-        for record in _records(run):
-            time = record.time
-            sink.emit(record.event)
-    except BaseException:
-        sink.close()
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    sink.close()
-    shutil.rmtree(into, ignore_errors=True)
-    new.rename(into)
+    with new_directory(into, durable=False) as new:
+        sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
+        try:
+            for record in _records(run):
+                time = record.time
+                sink.emit(record.event)
+        finally:
+            sink.close()
+        shutil.rmtree(into, ignore_errors=True)
     return ExportReport(sink.points, into)
 
 
@@ -68,7 +64,7 @@ class _Told(NamedTuple):
     event: TrainingStep | EpisodeSummary
 
 
-def _records(run: RunPaths) -> Iterator[_Told]:
+def _records(run: RunDirectory) -> Iterator[_Told]:
     attempts = run.attempts()
     begins = [_first_step(attempt) for attempt in attempts]
     for number, attempt in enumerate(attempts):
@@ -78,12 +74,12 @@ def _records(run: RunPaths) -> Iterator[_Told]:
                 yield told
 
 
-def _first_step(attempt: AttemptPaths) -> int | None:
+def _first_step(attempt: Attempt) -> int | None:
     first = next(_journal(attempt), None)
     return None if first is None else first.event.env_step
 
 
-def _journal(attempt: AttemptPaths) -> Iterator[_Told]:
+def _journal(attempt: Attempt) -> Iterator[_Told]:
     with JournalReader(attempt.journal) as reader:
         while records := reader.read(_BATCH):
             for _, time, event in records:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.grammar import tracking_url
 from palaestra.runs.ingest.non_finite import NonFiniteMetrics
 from palaestra.runs.ingest.output_watch import OutputWatch
@@ -21,7 +22,6 @@ from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.series.writer import SeriesWriter
 from palaestra.runs.ingest.tags import provenance
 from palaestra.runs.ingest.translator import Counts, Translator
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import JournalFile, Source
 from palaestra.runs.storable import LARGEST
 from palaestra.telemetry.event import (
@@ -109,7 +109,7 @@ class Feed:
 
     def __init__(
         self,
-        attempt: AttemptPaths,
+        attempt: Attempt,
         sources: tuple[Source, ...],
         thin_every: int = 1,
         clock: Callable[[], float] = time.monotonic,

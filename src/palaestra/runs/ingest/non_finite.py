@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from palaestra.telemetry.json_number import json_number, read_number
+from palaestra.strict_json import json_number, read_number
 
 __all__ = ["NonFinite", "NonFiniteMetrics"]
 

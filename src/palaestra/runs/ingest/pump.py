@@ -16,10 +16,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.progress import Progress
 from palaestra.runs.ingest.series.lock import SeriesBusy
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import Source
 from palaestra.telemetry.event import Record
 
@@ -41,7 +41,7 @@ _BUSY_S = 0.05
 class _Watched:
     """One attempt that is followed."""
 
-    def __init__(self, run_id: str, attempt: AttemptPaths, sources: tuple[Source, ...], thin_every: int) -> None:
+    def __init__(self, run_id: str, attempt: Attempt, sources: tuple[Source, ...], thin_every: int) -> None:
         self.run_id = run_id
         self.attempt = attempt
         self.lock = threading.Lock()
@@ -106,7 +106,7 @@ class Pump:
         self._thread = threading.Thread(target=self._run, name="palaestra-pump", daemon=True)
         self._thread.start()
 
-    def watch(self, run_id: str, attempt: AttemptPaths, sources: tuple[Source, ...], thin: int = 1) -> None:
+    def watch(self, run_id: str, attempt: Attempt, sources: tuple[Source, ...], thin: int = 1) -> None:
         """Follow an attempt, from wherever its files say that an earlier pump came. One attempt per run at a time."""
         with self._lock:
             if run_id in self._watched:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from palaestra.errors import ConfigError
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.archive import Archive, Entry, Origin
 from palaestra.runs.ingest.event_file import EventFileTail, Framed
 from palaestra.runs.ingest.event_record import read_event
@@ -21,7 +22,6 @@ from palaestra.runs.ingest.grammar import GRAMMARS, tracking_url
 from palaestra.runs.ingest.stdout_tail import LONGEST_LINE, LineTail
 from palaestra.runs.ingest.tags import EPISODES, TAGS, Pending, TagPairing, canonical
 from palaestra.runs.ingest.thinning import Thinning
-from palaestra.runs.layout import AttemptPaths
 from palaestra.runs.runner import EventFiles, Source, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 
@@ -234,7 +234,7 @@ class Translator:
 
     def __init__(
         self,
-        attempt: AttemptPaths,
+        attempt: Attempt,
         sources: tuple[Source, ...],
         thin_every: int = 1,
         clock: Callable[[], float] = time.time,

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from palaestra.files.atomic import read_json, write_json
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.durable import read_json, write_json
-from palaestra.runs.layout import AttemptPaths, RunPaths
 
 __all__ = ["Clip", "ClipReport", "Pace", "clips_of", "pace_of", "prune"]
 
@@ -65,13 +65,13 @@ class Pace(NamedTuple):
         return self.sps_without / self.sps_with if self.sps_with > 0 else float("inf")
 
 
-def clips_of(run: RunPaths) -> list[Clip]:
+def clips_of(run: RunDirectory) -> list[Clip]:
     """Every clip, newest first: ours, and those that a trainer wrote where its plan said."""
     found = [_clip(attempt, path) for attempt in run.attempts() for path in _files(attempt)]
     return sorted(found, key=lambda clip: (clip.created, clip.path), reverse=True)
 
 
-def prune(run: RunPaths, keep: int = KEEP) -> list[Clip]:
+def prune(run: RunDirectory, keep: int = KEEP) -> list[Clip]:
     """Remove all but the newest clips of a run; those that went."""
     gone = clips_of(run)[max(keep, 0) :]
     for clip in gone:
@@ -102,7 +102,7 @@ def pace_of(progress: Sequence[tuple[float, int]], filmed: Sequence[float]) -> P
     return Pace(steps[True] / seconds[True], steps[False] / seconds[False])
 
 
-def _files(attempt: AttemptPaths) -> list[Path]:
+def _files(attempt: Attempt) -> list[Path]:
     plan = AttemptPlan.read(attempt)
     root = attempt.path.resolve()
     found = {path for path in attempt.videos.glob("*") if attempt.videos.is_dir()}
@@ -115,7 +115,7 @@ def _files(attempt: AttemptPaths) -> list[Path]:
     ]
 
 
-def _clip(attempt: AttemptPaths, path: Path) -> Clip:
+def _clip(attempt: Attempt, path: Path) -> Clip:
     facts = path.stat()
     data: dict[str, Any] = read_json(_note(path)) or {}
     data.pop("schema", None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import palaestra
 from palaestra.errors import ConfigError
-from palaestra.runs.layout import RunPaths
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.media.clip import KEEP, Clip, Pace, clips_of, pace_of, prune
 from palaestra.runs.media.encoder import MAX_FRAMES, check_video_file
 from palaestra.runs.record import CheckpointRecord
@@ -28,7 +28,7 @@ _RETURNS = "episode/return"
 
 
 def record_clip(
-    run: RunPaths,
+    run: RunDirectory,
     checkpoint: CheckpointRecord,
     *,
     frames: int = MAX_FRAMES,
@@ -84,7 +84,7 @@ def record_clip(
     return clip
 
 
-def film_pace(run: RunPaths) -> Pace | None:
+def film_pace(run: RunDirectory) -> Pace | None:
     """How much filming slowed the trainer itself down; None when it filmed nothing, or there is nothing to compare."""
     filmed = [clip.created for clip in clips_of(run) if clip.report is None]
     if not filmed:

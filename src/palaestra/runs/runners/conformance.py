@@ -15,12 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.child import Child
 from palaestra.runs.facts import observe
 from palaestra.runs.ingest.grammar import GRAMMARS
 from palaestra.runs.ingest.tags import TAGS
 from palaestra.runs.ingest.translator import Translator
-from palaestra.runs.layout import AttemptPaths, Home
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Machine, Place, Runner, StdoutLines
 from palaestra.runs.spec import RunSpec
 from palaestra.telemetry.event import Record
@@ -120,8 +121,8 @@ def _check_same_again(plan: LaunchPlan, again: LaunchPlan, rule: str) -> None:
     assert plan.digest() == again.digest(), rule
 
 
-def _prepared(plan: LaunchPlan) -> AttemptPaths:
-    attempt = AttemptPaths(plan.place.attempt_dir)
+def _prepared(plan: LaunchPlan) -> Attempt:
+    attempt = Attempt(plan.place.attempt_dir)
     attempt.work.mkdir(parents=True)
     for name, text in plan.files.items():
         path = attempt.path / name
@@ -156,7 +157,7 @@ async def _check_stop(plan: LaunchPlan) -> None:
     assert not observe(attempt).alive, "after a stop nothing of it lives"
 
 
-def _events(plan: LaunchPlan, attempt: AttemptPaths) -> list[Record]:
+def _events(plan: LaunchPlan, attempt: Attempt) -> list[Record]:
     if not any(isinstance(source, JournalFile) for source in plan.sources):
         translator = Translator(attempt, plan.sources)
         try:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.atomic import read_json
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.durable import read_json
 from palaestra.runs.facts import end_facts, observe
-from palaestra.runs.layout import Home, RunPaths
 from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.record import Alarm, CheckpointRecord, LifeRecord, RunRecord
@@ -20,7 +21,7 @@ from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import ROW_FAULTS, Registry
 from palaestra.runs.unsupervised import read_unsupervised
 from palaestra.secret import Redactor
-from palaestra.telemetry.json_number import optional_number
+from palaestra.strict_json import optional_number
 
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
 
@@ -82,20 +83,20 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
     for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else []:
         if path.name.startswith("."):
             continue
-        record = read_run(RunPaths(path))
+        record = read_run(RunDirectory(path))
         if record is None:
             unreadable.append(path.name)
         else:
             found.append(record)
     lying = {record.run_id for record in found}
-    for note in sorted((home.path / "archive").glob("*.json")):
+    for note in sorted(home.archive.glob("*.json")):
         archived = read_packed(note)
         # A run beside its package is whole: somebody was interrupted while packing or unpacking.
         if archived is not None and archived.run_id not in lying:
             found.append(archived)
     registry.put_many(found)
     imported = 0
-    for note in sorted((home.path / "checkpoints").glob("*/record.json")):
+    for note in sorted(home.checkpoints.glob("*/record.json")):
         checkpoint = _checkpoint(note)
         try:
             if checkpoint is not None:
@@ -106,7 +107,7 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
     return RebuildReport(len(found), imported, tuple(unreadable))
 
 
-def read_run(run: RunPaths) -> RunRecord | None:
+def read_run(run: RunDirectory) -> RunRecord | None:
     """A run's row as its directory tells it; None when it holds no run, or none that can be read."""
     try:
         record = _read_run(run)
@@ -116,7 +117,7 @@ def read_run(run: RunPaths) -> RunRecord | None:
     return None if record is None else storable(record)
 
 
-def _read_run(run: RunPaths) -> RunRecord | None:
+def _read_run(run: RunDirectory) -> RunRecord | None:
     spec = read_json(run.spec)
     if spec is None:
         if not run.spec.exists():

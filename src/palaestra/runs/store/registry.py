@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from palaestra.files.home import Home
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.layout import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
 from palaestra.runs.storable import storable, storable_checkpoint
 from palaestra.runs.store.database import RegistryCorrupt, is_sound, open_reading, open_writing, set_aside
-from palaestra.telemetry.json_number import dump_strict, json_number, optional_number, read_numbers
+from palaestra.strict_json import dump_strict, json_number, optional_number, read_numbers
 
 __all__ = ["ROW_FAULTS", "Registry", "reading_registry"]
 

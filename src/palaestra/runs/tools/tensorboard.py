@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.errors import ConfigError
-from palaestra.runs.layout import AttemptPaths, Home, RunPaths
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.tools.tool_process import ToolProcess
 
 __all__ = ["Shown", "TensorBoards", "event_directories"]
@@ -133,7 +134,7 @@ class TensorBoards:
         return directory
 
 
-def event_directories(run: RunPaths) -> dict[str, Path]:
+def event_directories(run: RunDirectory) -> dict[str, Path]:
     """Where a run's event files are, by the name to show; written from its journal when it has none of its own."""
     found: dict[str, Path] = {}
     attempts = run.attempts()
@@ -145,9 +146,9 @@ def event_directories(run: RunPaths) -> dict[str, Path]:
         return found
     from palaestra.runs.ingest.export import export_tensorboard
 
-    return {run.run_id: export_tensorboard(run, run.path / "tensorboard").directory}
+    return {run.run_id: export_tensorboard(run, run.tensorboard).directory}
 
 
-def _own(attempt: AttemptPaths) -> list[Path]:
-    roots = (attempt.path / "tensorboard", attempt.work)
+def _own(attempt: Attempt) -> list[Path]:
+    roots = (attempt.tensorboard, attempt.work)
     return sorted({path.parent for root in roots if root.is_dir() for path in root.rglob(_EVENTS)})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from palaestra.runs.layout import RunPaths
+from palaestra.files.run_directory import RunDirectory
 
 __all__ = ["Tracking", "tracking_of"]
 
@@ -34,7 +34,7 @@ class Tracking:
     """What to do first, when the command would not work here."""
 
 
-def tracking_of(run: RunPaths, url: str = "") -> Tracking:
+def tracking_of(run: RunDirectory, url: str = "") -> Tracking:
     """Look at a run; `url` is what its telemetry already told."""
     attempts = run.attempts()
     # Our own trainer keeps one W&B directory per run, others one per working directory.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palaestra.runs.durable import write_text
+from palaestra.files.atomic import write_text
 from palaestra.telemetry.journal import Cursor
 
 __all__ = ["Commit", "CommitLog", "last_commit"]

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 
-from palaestra.runs.layout import AttemptPaths
+from palaestra.files.run_directory import Attempt
 
 __all__ = ["SeriesBusy", "SeriesLock"]
 
@@ -18,7 +18,7 @@ class SeriesBusy(OSError):
 class SeriesLock:
     """Held from its making until `close`, or until the process is gone. Making it raises `SeriesBusy`."""
 
-    def __init__(self, attempt: AttemptPaths) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         attempt.path.mkdir(parents=True, exist_ok=True)
         # Beside the series and not among them: whoever cannot trust them empties their directory.
         path = attempt.path / ".series.lock"

@@ -6,9 +6,9 @@ came later: every attempt hides, metric by metric, the earlier points from its o
 
 from __future__ import annotations
 
+from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.ingest.metric_point import MetricPoint
 from palaestra.runs.ingest.series.reader import MetricInfo, SeriesReader
-from palaestra.runs.layout import RunPaths
 
 __all__ = ["RunSeries"]
 
@@ -18,7 +18,7 @@ _FEWEST = 4
 class RunSeries:
     """Reads the series of all attempts of a run."""
 
-    def __init__(self, run: RunPaths) -> None:
+    def __init__(self, run: RunDirectory) -> None:
         self._readers = [SeriesReader(attempt.series) for attempt in run.attempts()]
 
     def names(self) -> dict[str, MetricInfo]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.disk import sync_files
+from palaestra.files.atomic import sync_files
 from palaestra.proc import boot_id
 from palaestra.runs.ingest.series.commits import Commit, CommitLog, last_commit
 from palaestra.runs.ingest.series.points import (

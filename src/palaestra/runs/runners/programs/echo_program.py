@@ -279,7 +279,7 @@ class Echo:
 
 
 def write_json(path: str, data: dict[str, int]) -> None:
-    """Whole or not at all."""
+    """Whole or not at all. Runs in any interpreter, so it cannot import `palaestra.files.atomic`."""
     with open(path + ".tmp", "w") as file:
         json.dump(data, file)
     os.replace(path + ".tmp", path)

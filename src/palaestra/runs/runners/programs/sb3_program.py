@@ -133,6 +133,7 @@ class Training:
             return
         os.makedirs(self.wanted.out, exist_ok=True)
         path = os.path.join(self.wanted.out, f"step_{now}.zip")
+        # Runs in an interpreter without palaestra, so it cannot import `palaestra.files.atomic`.
         temporary = os.path.join(self.wanted.out, f".step_{now}.tmp.zip")
         self.model.save(temporary)
         os.replace(temporary, path)

@@ -1,10 +1,17 @@
-"""The directory of a run: where each file lives, and finding a run or a checkpoint again.
+"""The directory of a run and of its attempts: where each file is, and finding a run or a checkpoint again.
 
-    var/training/runs/<run_id>/
+    <run_id>/
         config.yaml      as given        resolved.json   every value        command.json   what was started
-        attempt_1/       metrics.jsonl   checkpoints/update_00000000/ …     checkpoints/best.json
+        spec.json        what the run service was asked for                 life.jsonl     what happened to the run
+        attempt_1/
+            metrics.jsonl                the journal         resolved.json, command.json   of this attempt
+            checkpoints/update_00000120/ `files.checkpoint`  checkpoints/best.json         which one scored best
+            trajectories/                episodes on screens
+            plan.json, launch.json, process.json, stop.json, exit.json, stdout.log, system.jsonl, series/, videos/,
+            work/, tmp/                  of the run service
 
-Under `$PALAESTRA_HOME` when set, else under the current directory. A resume adds an attempt; nothing is reused.
+spec.json, life.jsonl and the last two lines exist only for runs of the run service. A resume adds an attempt; nothing
+is reused.
 """
 
 from __future__ import annotations
@@ -17,22 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from palaestra.config import nearest
 from palaestra.errors import CheckpointError, ConfigError, PalaestraError
-from palaestra.learner.checkpoint import MANIFEST, checkpoints_in, is_whole
+from palaestra.files.atomic import new_directory, write_json, write_text
+from palaestra.files.checkpoint import MANIFEST, checkpoints_in, is_whole
 from palaestra.secret import shown_environment, shown_words
 
-__all__ = ["Attempt", "RunDirectory", "begin_attempt", "find_checkpoint", "is_ui_checkpoint", "runs_root", "write_json"]
+__all__ = ["Attempt", "RunDirectory", "begin_attempt", "find_checkpoint"]
 
-RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
-
+_RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
+"""Variables that can change a run."""
 
 _T = TypeVar("_T")
-
-
-def runs_root() -> Path:
-    """Where runs live."""
-    return Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()) / "var" / "training" / "runs"
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,94 @@ class Attempt:
         return int(self.path.name.removeprefix("attempt_"))
 
     @property
+    def resolved(self) -> Path:
+        """Its configuration, every value."""
+        return self.path / "resolved.json"
+
+    @property
+    def command(self) -> Path:
+        """What was started, secrets hidden."""
+        return self.path / "command.json"
+
+    @property
     def journal(self) -> Path:
-        """The run's events."""
+        """Its events, written by itself or translated by the run service."""
         return self.path / "metrics.jsonl"
 
     @property
     def checkpoints(self) -> Path:
         """Its checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """Which checkpoint scored best."""
+        return self.checkpoints / "best.json"
+
+    @property
+    def trajectories(self) -> Path:
+        """Episodes on screens."""
+        return self.path / "trajectories"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def videos(self) -> Path:
+        """Clips and their reports."""
+        return self.path / "videos"
+
+    @property
+    def work(self) -> Path:
+        """The trainer's current directory."""
+        return self.path / "work"
+
+    @property
+    def scratch(self) -> Path:
+        """Its TMPDIR; removed when it has ended."""
+        return self.path / "tmp"
+
+    @property
+    def plan(self) -> Path:
+        """What the run service knows of the trainer's files."""
+        return self.path / "plan.json"
+
+    @property
+    def launch(self) -> Path:
+        """What the warden shall start; removed when it has."""
+        return self.path / "launch.json"
+
+    @property
+    def process(self) -> Path:
+        """Process ids of warden and trainer."""
+        return self.path / "process.json"
+
+    @property
+    def stop(self) -> Path:
+        """The request to end it, when there was one."""
+        return self.path / "stop.json"
+
+    @property
+    def exit(self) -> Path:
+        """How it ended, as its warden saw it."""
+        return self.path / "exit.json"
+
+    @property
+    def stdout(self) -> Path:
+        """Everything it printed."""
+        return self.path / "stdout.log"
+
+    @property
+    def system(self) -> Path:
+        """Samples of processor, memory and GPU use."""
+        return self.path / "system.jsonl"
+
+    @property
+    def series(self) -> Path:
+        """The journal's numbers by metric; can be rebuilt from it."""
+        return self.path / "series"
 
 
 @dataclass(frozen=True)
@@ -69,9 +151,39 @@ class RunDirectory:
         return self.path.name
 
     @property
+    def config(self) -> Path:
+        """The configuration as given."""
+        return self.path / "config.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        """The configuration, every value."""
+        return self.path / "resolved.json"
+
+    @property
+    def command(self) -> Path:
+        """What the first attempt started, secrets hidden."""
+        return self.path / "command.json"
+
+    @property
+    def spec(self) -> Path:
+        """What the run service was asked for; a directory without it was made by `palaestra train` alone."""
+        return self.path / "spec.json"
+
+    @property
+    def life(self) -> Path:
+        """What happened to the run."""
+        return self.path / "life.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files made from the journals of all attempts."""
+        return self.path / "tensorboard"
+
+    @property
     def supervised(self) -> bool:
         """Whether the run service started it; only the service resumes it."""
-        return (self.path / "spec.json").is_file()
+        return self.spec.is_file()
 
     @property
     def resume_command(self) -> str:
@@ -91,21 +203,32 @@ class RunDirectory:
         error.add_note(hint)
         return f"{message.rstrip('.')}. {hint}"
 
+    # ------------------------------------------------------------------ making and finding runs
+
     @classmethod
-    def create(cls, root: Path, run_id: str, given: str, resolved: Mapping[str, Any]) -> RunDirectory:
-        """A new run with its configuration written down."""
+    def create(
+        cls,
+        root: Path,
+        run_id: str,
+        given: str | None,
+        resolved: Mapping[str, Any],
+        spec: Mapping[str, Any] | None = None,
+    ) -> RunDirectory:
+        """A new run with its configuration written down, on the disk when this returns."""
         run = cls(root / run_id)
+        if run.path.exists():
+            raise FileExistsError(f"{run.path} exists already")
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            run.path.mkdir()
-        except FileExistsError:
-            raise
+            with new_directory(run.path) as making:
+                if spec is not None:
+                    write_json(making / run.spec.name, spec, durable=False)
+                if given is not None:
+                    write_text(making / run.config.name, given, durable=False)
+                write_json(making / run.resolved.name, resolved, durable=False)
         except OSError as error:
             raise ConfigError(
                 "runs directory", str(root), f"cannot be written ({error.strerror})", "Set PALAESTRA_HOME elsewhere"
             ) from None
-        (run.path / "config.yaml").write_text(given, encoding="utf-8")
-        write_json(run.path / "resolved.json", resolved)
         return run
 
     @classmethod
@@ -116,28 +239,44 @@ class RunDirectory:
         path = Path(name)
         if (path / "resolved.json").is_file():
             return cls(path.resolve())
-        known = sorted(p.parent.name for p in root.glob("*/resolved.json"))
+        known = sorted(p.parent.name for p in root.glob("[!.]*/resolved.json"))
         matches = [name] if name in known else [run_id for run_id in known if run_id.startswith(name)]
         if len(matches) == 1:
             return cls(root / matches[0])
         if len(matches) > 1:
             raise ConfigError("run", name, f"several runs begin so ({', '.join(matches[:4])})", "Write more of the id")
+        from palaestra.config import nearest  # loads pydantic, which listing runs must not
+
         close = nearest(name, known)
         remedy = f"Nearest: {', '.join(close)}" if close else f"There are {len(known)} runs under {root}"
         raise ConfigError("run", name, "no such run", remedy)
 
+    def read_config(self) -> dict[str, Any]:
+        """The configuration of the newest attempt, every value."""
+        attempts = self.attempts()
+        return _read_json(attempts[-1].resolved if attempts else self.resolved)
+
+    # ------------------------------------------------------------------ attempts
+
+    def attempt(self, number: int) -> Attempt:
+        """One attempt, existing or not."""
+        return Attempt(self.path / f"attempt_{number}")
+
+    def attempts(self) -> list[Attempt]:
+        """Those that exist, oldest first."""
+        found = [Attempt(p) for p in self.path.glob("attempt_*") if p.name.removeprefix("attempt_").isdecimal()]
+        return sorted(found, key=lambda attempt: attempt.number)
+
     def new_attempt(self, argv: Sequence[str], resolved: Mapping[str, Any]) -> Attempt:
         """The next attempt, with the command that started it."""
-        number = 1 + max((attempt.number for attempt in self.attempts()), default=0)
-        attempt = Attempt(self.path / f"attempt_{number}")
+        attempt = self.attempt(1 + max((attempt.number for attempt in self.attempts()), default=0))
         attempt.checkpoints.mkdir(parents=True)
-        # What can change a run; the rest of a shell is nobody's business.
-        environment = {key: value for key, value in shown_environment(os.environ).items() if RELEVANT.match(key)}
+        environment = {key: value for key, value in shown_environment(os.environ).items() if _RELEVANT.match(key)}
         command = {"argv": shown_words(argv), "environment": environment}
-        write_json(attempt.path / "command.json", command)
-        write_json(attempt.path / "resolved.json", resolved)
-        if number == 1:
-            write_json(self.path / "command.json", command)
+        write_json(attempt.command, command)
+        write_json(attempt.resolved, resolved)
+        if attempt.number == 1:
+            write_json(self.command, command)
         return attempt
 
     def fill_attempt(self, attempt: Attempt, resolved: Mapping[str, Any]) -> None:
@@ -145,18 +284,10 @@ class RunDirectory:
         if attempt.path.parent != self.path or not attempt.path.is_dir():
             raise ConfigError("--into", str(attempt.path), "no such attempt of this run", "The run service prepares it")
         attempt.checkpoints.mkdir(exist_ok=True)
-        write_json(attempt.path / "resolved.json", resolved)
-        write_json(self.path / "resolved.json", resolved)
+        write_json(attempt.resolved, resolved)
+        write_json(self.resolved, resolved)
 
-    def attempts(self) -> list[Attempt]:
-        """Oldest first."""
-        found = [Attempt(p) for p in self.path.glob("attempt_*") if p.name.removeprefix("attempt_").isdecimal()]
-        return sorted(found, key=lambda attempt: attempt.number)
-
-    def resolved(self) -> dict[str, Any]:
-        """The configuration of the newest attempt."""
-        attempts = self.attempts()
-        return _read_json(attempts[-1].path / "resolved.json" if attempts else self.path / "resolved.json")
+    # ------------------------------------------------------------------ checkpoints
 
     def latest_checkpoint(self) -> Path:
         """The newest of the newest attempt that has any."""
@@ -187,7 +318,7 @@ class RunDirectory:
             raise CheckpointError(error.place, error.value, error.reason, remedy) from None
 
     def newest_whole(self) -> Path | None:
-        """The newest checkpoint that nothing has happened to."""
+        """The newest checkpoint that is not damaged."""
         return next(filter(is_whole, self.all_checkpoints()), None)
 
     def checkpoint_named(self, name: str) -> Path:
@@ -205,9 +336,8 @@ class RunDirectory:
         """The one with the best score so far, if any was scored."""
         scored = []
         for attempt in self.attempts():
-            note = attempt.checkpoints / "best.json"
-            if note.is_file():
-                fact = _read_json(note)
+            if attempt.best.is_file():
+                fact = _read_json(attempt.best)
                 path = attempt.checkpoints / fact["checkpoint"]
                 if (path / MANIFEST).is_file():
                     scored.append((float(fact["score"]), path))
@@ -247,27 +377,9 @@ def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
     return path
 
 
-def is_ui_checkpoint(path: Path) -> bool:
-    """Whether a checkpoint is of a model that operates screens."""
-    try:
-        return bool(json.loads((path / MANIFEST).read_bytes()).get("kind") == "ui")
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError("run file", str(path), f"cannot be read ({error})", "Name a checkpoint instead") from None
     return data
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a small file whole or not at all, also through a power cut."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(json.dumps(data, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -3,9 +3,8 @@
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.train import RunDirectory, runs_root
-from palaestra.train.config import config_from
-from palaestra.train.trainer import build_trainer
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
 
 
 def _run(root, name):
@@ -54,23 +53,33 @@ def test_a_folder_that_is_no_attempt_is_left_alone(tmp_path):
 def test_runs_live_under_the_current_directory_or_palaestra_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PALAESTRA_HOME", raising=False)
-    assert runs_root() == tmp_path / "var" / "training" / "runs"
+    assert Home.default().runs == tmp_path / "var" / "training" / "runs"
     monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "home"))
-    assert runs_root() == tmp_path / "home" / "var" / "training" / "runs"
+    assert Home.default().runs == tmp_path / "home" / "var" / "training" / "runs"
 
 
-def test_a_resolved_configuration_resolves_to_itself():
-    config = config_from({"env": {"id": "CartPole-v1"}, "trainer": {"iterations": 3, "rollout_length": 128}})
-    assert config_from(config.resolved()) == config
-    assert config.total_timesteps == 3 * 128 * 8
+def test_train_and_the_run_service_name_the_same_files(tmp_path):
+    home = Home(tmp_path / "var" / "training")
+    run = RunDirectory.create(home.runs, "pole", None, {"a": 1}, {"runner": "echo"})
+    assert run == home.run("pole")
+    assert sorted(path.name for path in run.path.iterdir()) == ["resolved.json", "spec.json"]
+    assert run.supervised
+    assert run.resume_command == "palaestra runs resume pole"
+    attempt = run.new_attempt(["palaestra"], {"a": 2})
+    assert attempt == run.attempt(1) == run.attempts()[0]
+    assert attempt.command.is_file()
+    assert run.read_config() == {"a": 2}
+    assert home.base == tmp_path
 
 
-def test_every_configuration_we_ship_is_valid_and_builds(request):
-    from palaestra.train.config import load_config
+def test_a_run_that_cannot_be_written_is_not_there_at_all(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"runs directory = .*cannot be written"):
+        _run(tmp_path / "file", "pole")
 
-    folder = request.config.rootpath / "configs" / "ppo"
-    files = sorted(folder.glob("*.yaml"))
-    assert len(files) >= 1
-    for path in files:
-        trainer = build_trainer(load_config(path))
-        trainer.env.close()
+
+def test_a_run_that_is_being_made_is_not_found(tmp_path):
+    (tmp_path / ".pole.123.tmp").mkdir()
+    (tmp_path / ".pole.123.tmp" / "resolved.json").write_text("{}")
+    with pytest.raises(ConfigError, match="There are 0 runs"):
+        RunDirectory.find(".pole", tmp_path)
