@@ -16,12 +16,7 @@ from torch import Tensor
 from palaestra.experience.trajectory import Outcome, Trajectory, Turn
 from palaestra.experience.turn_input import TokenLogProbs, TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import Loss, Sample, TrajectoryAlgorithm, token_counts
-from palaestra.learner.trajectories.policy import (
-    KeepsReference,
-    SeparateValueHead,
-    TrajectoryPolicy,
-    trainable_weights,
-)
+from palaestra.learner.trajectories.policy import KeepsReference, SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.reward import RewardConfig, Rewards, learned_rewards
 from palaestra.learner.trajectories.scoring import Row, build_token_batch
 
