@@ -1,4 +1,6 @@
-"""The kit finds a policy that keeps its promises, and each of the ways to break one."""
+"""The kits find policies and algorithms that keep their promises, and each of the ways to break one."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -6,7 +8,8 @@ import torch
 from tests.learner.trajectories.toy import TablePolicy, play
 
 from palaestra.experience.turn_input import TokenLogProbs, turn_inputs
-from palaestra.learner.trajectories.conformance import check_trajectory_policy
+from palaestra.learner.trajectories import GRPO, Loss, RejectionSampling, TrajectoryPPO
+from palaestra.learner.trajectories.conformance import check_trajectory_algorithm, check_trajectory_policy
 
 
 def turns_of(policy):
@@ -57,3 +60,76 @@ def test_a_sampler_with_other_weights_is_noticed():
     with pytest.raises(AssertionError, match="log-probabilities that differ by"):
         check_trajectory_policy(policy, turns_of(other))
     check_trajectory_policy(policy, turns_of(other), fresh=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        RejectionSampling,
+        GRPO,
+        lambda: GRPO(group_size=4, scale="none", kl_coef=0.1, entropy_coef=0.1, normaliser="constant"),
+        TrajectoryPPO,
+        lambda: TrajectoryPPO(normalize_advantage=False, normaliser="trajectory"),
+    ],
+)
+def test_our_algorithms_keep_the_rules(make):
+    check_trajectory_algorithm(make)
+
+
+class Averages(GRPO):
+    def loss(self, batch, now):
+        total = -(batch.advantage[:, None] * now.log_probs)[batch.mask].mean()
+        return Loss(total, {})
+
+
+class Averaged(GRPO):
+    def loss(self, batch, now):
+        loss = super().loss(batch, now)
+        return Loss(loss.total, {"ratio": (now.log_probs - batch.proximal).exp().mean().detach()})
+
+
+class ReadsPadding(GRPO):
+    def loss(self, batch, now):
+        return Loss(-(batch.token_share * now.log_probs).sum(), {})
+
+
+class Scales(GRPO):
+    def advantages(self, trajectories, rewards):
+        for earned in rewards:
+            earned /= 2
+        return super().advantages(trajectories, rewards)
+
+
+class Draws(GRPO):
+    drawn = itertools.count()
+
+    def advantages(self, trajectories, rewards):
+        return [next(self.drawn) for _ in trajectories]
+
+
+class TakesBroken(RejectionSampling):
+    def select(self, group, rewards):
+        return group
+
+
+class Infinite(RejectionSampling):
+    def advantages(self, trajectories, rewards):
+        return [float("inf")] * len(trajectories)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rule"),
+    [
+        (Averages, "must add up to the loss of the whole"),
+        (Averaged, "metric ratio"),
+        (ReadsPadding, "a padded position has a gradient"),
+        (Scales, "changed the rewards|the same for the same episodes"),
+        (Draws, "the same for the same episodes"),
+        (TakesBroken, "whose screen broke"),
+        (Infinite, "is not finite"),
+        (lambda: RejectionSampling(reward_threshold=9.0), "keeps nothing"),
+    ],
+)
+def test_a_rule_that_an_algorithm_breaks_is_named(algorithm, rule):
+    with pytest.raises(AssertionError, match=rule):
+        check_trajectory_algorithm(algorithm)

@@ -291,6 +291,70 @@ def test_a_state_of_another_policy_is_refused():
         learner_of(other, GRPO()).load_state(state)
 
 
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("algorithm", [RejectionSampling(), TrajectoryPPO()], ids=lambda a: type(a).__name__)
+def test_an_update_that_is_interrupted_changes_nothing_and_can_be_made_again(algorithm, at):
+    replay, found = ReplayConfig(share=0.25), []
+    for interrupted in (False, True):
+        policy, rng, polled = TablePolicy(), np.random.default_rng(0), []
+        learner = learner_of(policy, algorithm, epochs=2, minibatches=2, replay=replay)
+        continued(policy, learner, rng, 2)
+        played = groups_of(policy, rng, groups=6, name="last", version=2)
+        batch = learner.admit(played)
+
+        def poll(polled=polled):
+            polled.append(1)
+            if len(polled) == at:
+                raise Interrupted
+
+        if interrupted:
+            before, optimiser = weights(policy), save(learner._optimiser.tensors())
+            with pytest.raises(Interrupted):
+                learner.update(batch, poll=poll)
+            assert same(before, weights(policy))
+            assert save(learner._optimiser.tensors()) == optimiser
+            assert (learner.version, learner.n_updates) == (2, 2)
+        metrics = learner.update(batch)
+        assert metrics["trajectories_offered"] == 24.0
+        found.append(weights(policy))
+    assert same(*found)
+
+
+def test_poll_is_called_before_each_minibatch():
+    policy, polled = TablePolicy(), []
+    learner = learner_of(policy, TrajectoryPPO(), epochs=3, minibatches=2)
+    learner.update(groups_of(policy, np.random.default_rng(0)), poll=lambda: polled.append(1))
+    assert len(polled) == 6
+
+
+class Recalling(TablePolicy):
+    """Can score with earlier weights."""
+
+    def past_log_probs(self, turns, learned):
+        with torch.no_grad():
+            return self._scored(learned["table"], turns)[0]
+
+
+def test_stale_tokens_are_held_against_the_weights_of_the_versions_that_are_kept(monkeypatch, caplog):
+    for kept, unchecked in ((0, 1.0), (1, 1.0), (2, 0.0)):
+        policy, rng = Recalling(), np.random.default_rng(0)
+        made = groups_of(policy, rng, name="first")
+        config = UpdateConfig(learning_rate=0.1)
+        learner = TrajectoryLearner(policy, TrajectoryPPO(), config, kept_versions=kept)
+        continued(policy, learner, rng, 2)
+        metrics = learner.update(made)
+        assert (metrics["staleness"], metrics["unchecked_share"]) == (2.0, unchecked)
+    monkeypatch.setattr("palaestra.learner.trajectories.learner.KEPT_BYTES", 3 * 157 * 4)
+    TrajectoryLearner(policy, TrajectoryPPO(), config, kept_versions=2)
+    assert "of 2 earlier versions" not in caplog.text
+    TrajectoryLearner(policy, TrajectoryPPO(), config, kept_versions=3)
+    assert "the weights of 2 earlier versions are kept instead of 3" in caplog.text
+
+
 def test_the_same_seed_gives_the_same_weights():
     found = []
     for _ in range(2):

@@ -6,17 +6,16 @@ import torch
 from tests.learner.trajectories.toy import TablePolicy, episode, play, turn
 
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
-from palaestra.experience.turn_input import turn_inputs
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO
-from palaestra.learner.trajectories.scoring import Agreement, score_batch
+from palaestra.learner.trajectories.proof import ProofConfig
+from palaestra.learner.trajectories.scoring import score_batch
 
 
 def look(policy, algorithm, episodes, checked_turns=None, microbatch=3, version=0):
     """The turns, the scored batch, and what was compared."""
-    turns, agreement = [each for one in episodes for each in turn_inputs(one)], Agreement(episodes)
-    asked = {"version": version, "microbatch": microbatch, "checked_turns": checked_turns}
-    found = score_batch(policy, algorithm, turns, agreement=agreement, **asked)
-    return turns, found, agreement.disagreement()
+    proof = ProofConfig(checked_turns=checked_turns)
+    found = score_batch(policy, algorithm, episodes, version=version, microbatch=microbatch, proof=proof)
+    return found.turns, found, found.agreement.disagreement()
 
 
 def episodes_of(policy, count=6, **more):

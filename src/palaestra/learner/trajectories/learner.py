@@ -21,7 +21,6 @@ from torch import Tensor
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
 from palaestra.experience.groups import split_groups
 from palaestra.experience.trajectory import Trajectory
-from palaestra.experience.turn_input import turn_inputs
 from palaestra.learner.returns import explained_variance
 from palaestra.learner.trajectories.admission import Admission
 from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm, token_counts
@@ -35,7 +34,7 @@ from palaestra.learner.trajectories.policy import (
 from palaestra.learner.trajectories.proof import Expected, ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig
-from palaestra.learner.trajectories.scoring import Agreement, BatchRefused, FirstPass, ScoredBatch, score_batch
+from palaestra.learner.trajectories.scoring import BatchRefused, FirstPass, ScoredBatch, score_batch
 from palaestra.learner.trajectories.update import (
     LearningRate,
     TokenOptimiser,
@@ -178,17 +177,14 @@ class TrajectoryLearner:
         if not chosen:
             self.last_refusal = self._admission.counts.why_all_refused()
             return self._refuse([], began) if self.last_refusal else self._report([], began)
-        half_precision = bool(getattr(self.policy, "half_precision", True))
-        agreement = Agreement(chosen, self.proof, half_precision=half_precision)
         in_passing = self._compares_while_learning
         scored = score_batch(
             self.policy,
             self.algorithm,
-            [each for one in chosen for each in turn_inputs(one)],
+            chosen,
             version=self._version,
-            agreement=agreement,
             microbatch=self.config.microbatch_turns,
-            checked_turns=self.proof.checked_turns,
+            proof=self.proof,
             past_weights=self._kept,
             in_passing=in_passing,
         )
@@ -198,7 +194,7 @@ class TrajectoryLearner:
         self._optimiser.set_pace(share)
         metrics: dict[str, float] | None = None
         try:
-            agreement.check()
+            scored.agreement.check()
             if samples:
                 metrics = update(
                     self.policy,
@@ -208,19 +204,19 @@ class TrajectoryLearner:
                     scored,
                     self.config,
                     self._rng,
-                    first_pass=FirstPass(scored, self.algorithm, agreement) if in_passing else None,
+                    first_pass=FirstPass(scored, self.algorithm) if in_passing else None,
                     poll=poll,
                 )
         except BatchRefused as refusal:
             self.last_refusal = str(refusal)
-            return self._refuse(chosen, began, scored, agreement)
+            return self._refuse(chosen, began, scored)
         self.last_refusal, self._refused_in_a_row = "", 0
         if metrics is not None:
             metrics |= {"learning_rate": self.rate.rate * share, **self._sample_metrics(samples, scored)}
             self.n_updates += 1
             self._version += 1
             self._remember_weights()
-        return self._report(chosen, began, scored, agreement, metrics)
+        return self._report(chosen, began, scored, metrics)
 
     @property
     def _compares_while_learning(self) -> bool:
@@ -245,15 +241,11 @@ class TrajectoryLearner:
         return np.split(values, np.cumsum([len(one) for one in chosen])[:-1])
 
     def _refuse(
-        self,
-        chosen: Sequence[Trajectory],
-        began: float,
-        scored: ScoredBatch | None = None,
-        agreement: Agreement | None = None,
+        self, chosen: Sequence[Trajectory], began: float, scored: ScoredBatch | None = None
     ) -> dict[str, float]:
         self._refused_in_a_row += 1
         _log.warning("batch refused: %s", self.last_refusal)
-        metrics = self._report(chosen, began, scored, agreement)
+        metrics = self._report(chosen, began, scored)
         if self._refused_in_a_row >= self.proof.refusals_in_a_row:
             remedy = "raise proof.mean_disagreement or proof.max_disagreement" if scored else "see docs/algorithms.md"
             raise ExperienceError(
@@ -337,7 +329,6 @@ class TrajectoryLearner:
         chosen: Sequence[Trajectory],
         began: float,
         scored: ScoredBatch | None = None,
-        agreement: Agreement | None = None,
         learned_metrics: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         """The metrics of a call of `update`; without `learned_metrics` nothing was learned."""
@@ -355,11 +346,12 @@ class TrajectoryLearner:
             "batches_refused": float(self._refused_in_a_row),
         }
         if scored is not None:
-            names = ("staleness", "staleness_max", "entropy", "behaviour_kl")
-            metrics |= {name: getattr(scored, name) for name in names}
-        if agreement is not None:
-            found = agreement.disagreement()
+            found = scored.agreement.disagreement()
             metrics |= {
+                "staleness": scored.staleness,
+                "staleness_max": scored.staleness_max,
+                "entropy": scored.entropy,
+                "behaviour_kl": scored.behaviour_kl,
                 "disagreement": found.mean,
                 "disagreement_max": found.maximum,
                 "unchecked_share": 1.0 - found.tokens / max(1, sum(token_counts(chosen))),

@@ -177,12 +177,7 @@ class PolicyGradient(TrajectoryAlgorithm):
         """The policy's part of the objective on a microbatch, as a sum over its tokens."""
         c = self.config
         found = surrogate(
-            now.log_probs,
-            batch.proximal,
-            batch.advantage,
-            batch.importance,
-            clip_low=c.clip_low,
-            clip_high=c.clip_high,
+            now.log_probs, batch.proximal, batch.advantage, batch.importance, clip_low=c.clip_low, clip_high=c.clip_high
         )
         policy_loss = -(batch.weight * found.objective).sum()
         total = policy_loss

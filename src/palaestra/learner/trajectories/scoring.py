@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience.trajectory import Trajectory, Turn
-from palaestra.experience.turn_input import TurnInput
+from palaestra.experience.turn_input import TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import Sample, TokenBatch, TrajectoryAlgorithm
 from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeights, TrajectoryPolicy
 from palaestra.learner.trajectories.policy_gradient import importance_weights, k3
@@ -164,6 +164,7 @@ class ScoredBatch:
     """Trajectory after trajectory; `Sample.turn` counts them."""
     rows: list[Row]
     """One for each turn. The first pass that learns fills in what was left to it (`FirstPass`)."""
+    agreement: Agreement
     entropy: float
     """Mean over the tokens scored; NaN when there were none."""
     behaviour_kl: float
@@ -172,41 +173,35 @@ class ScoredBatch:
     staleness_max: float
 
 
-class _Score(NamedTuple):
-    log_probs: Tensor
-    entropy: Tensor | None
-    value: float | None
-
-
 def score_batch(
     policy: TrajectoryPolicy,
     algorithm: TrajectoryAlgorithm,
-    turns: Sequence[TurnInput],
+    trajectories: Sequence[Trajectory],
     *,
     version: int,
-    agreement: Agreement,
     microbatch: int,
-    checked_turns: int | None = None,
+    proof: ProofConfig | None = None,
     past_weights: Mapping[int, Mapping[str, Tensor]] | None = None,
     in_passing: bool = False,
 ) -> ScoredBatch:
     """Score the turns of an update; each is scored once, and only if something is asked of it.
 
-    Fills `agreement` with `checked_turns` of the turns that have tokens of the present version, and of each version in
-    `past_weights`; None: all. `in_passing`: the pass that learns will compare fresh tokens and weigh stale ones
+    Log-probabilities are compared on `proof.checked_turns` of the turns that have tokens of the present version, and of
+    each version in `past_weights`. `in_passing`: the pass that learns will compare fresh tokens and weigh stale ones
     (`FirstPass`), and only a sample of the turns is scored here.
     """
+    proof = proof or ProofConfig()
+    agreement = Agreement(trajectories, proof, half_precision=bool(getattr(policy, "half_precision", True)))
+    turns = [each for one in trajectories for each in turn_inputs(one)]
+    scorer = _Scorer(policy, algorithm, turns, version, microbatch, proof.checked_turns)
     with torch.no_grad():
-        wanted = _positions_to_score(turns, algorithm, version, checked_turns, in_passing=in_passing)
-        scores = _score_turns(policy, algorithm, turns, wanted, version, microbatch)
-        if isinstance(policy, ScoresPastWeights):
-            _compare_stale(policy, turns, past_weights or {}, agreement, version, microbatch, checked_turns)
-        references = _reference_scores(policy, turns, microbatch) if algorithm.needs_reference else {}
-    rows, behind, entropies, lags = [], [], [], []
+        scores = scorer.score(scorer.positions_to_score(in_passing=in_passing))
+        scorer.compare_stale(agreement, past_weights or {})
+        references = scorer.score_reference() if algorithm.needs_reference else {}
+    rows, behind, entropies = [], [], []
     for position, each in enumerate(turns):
         behaviour, score = _recorded(each.turn), scores.get(position)
         row = Row(behaviour, torch.ones_like(behaviour), None, references.get(position))
-        lags.append(version - torch.tensor(each.turn.versions))
         if score is not None:
             agreement.add(position, score.log_probs, version)
             behind.append(k3(behaviour, score.log_probs))
@@ -214,8 +209,89 @@ def score_batch(
                 entropies.append(score.entropy)
             row = _weigh_stale(replace(row, value=score.value), each.turn, score.log_probs, algorithm, version)
         rows.append(row)
-    lag = torch.cat(lags).double()
-    return ScoredBatch(version, turns, rows, _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max()))
+    lag = torch.cat([version - torch.tensor(each.turn.versions) for each in turns]).double()
+    means = _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max())
+    return ScoredBatch(version, turns, rows, agreement, *means)
+
+
+class _Score(NamedTuple):
+    log_probs: Tensor
+    entropy: Tensor | None
+    value: float | None
+
+
+class _Scorer(NamedTuple):
+    policy: TrajectoryPolicy
+    algorithm: TrajectoryAlgorithm
+    turns: Sequence[TurnInput]
+    version: int
+    microbatch: int
+    checked_turns: int | None
+
+    def positions_to_score(self, *, in_passing: bool) -> list[int]:
+        every = list(range(len(self.turns)))
+        if self.algorithm.needs_values:
+            return every
+        if in_passing:
+            return _spread(every, SAMPLED)
+        wanted = set(_spread(self._positions_with(self.version), self.checked_turns))
+        if not self.algorithm.supervised:
+            wanted |= {place for place in every if bool((self.turns[place].turn.versions != self.version).any())}
+        return sorted(wanted)
+
+    def score(self, wanted: list[int]) -> dict[int, _Score]:
+        scores: dict[int, _Score] = {}
+        needs_values = self.algorithm.needs_values
+        for some, asked in self._microbatches(wanted):
+            now = self.policy.log_probs(asked, with_values=needs_values, with_entropy=True, grad=False)
+            if needs_values and now.values is None:
+                raise ExperienceError("the policy gave no values. This algorithm needs a value head.")
+            for row, position in enumerate(some):
+                length = len(self.turns[position].turn.token_ids)
+                log_probs = now.log_probs[row, :length].detach().float().cpu()
+                value = None if now.values is None else float(now.values[row])
+                if not bool(torch.isfinite(log_probs).all()) or not np.isfinite(0.0 if value is None else value):
+                    raise NonFiniteError(
+                        f"version {self.version} of the policy gives a log-probability or value that is not finite, "
+                        "before anything was learned from this batch. Go back to an earlier checkpoint and lower "
+                        "trainer.learning_rate."
+                    )
+                entropy = None if now.entropy is None else now.entropy[row, :length].detach().float().cpu()
+                scores[position] = _Score(log_probs, entropy, value)
+        return scores
+
+    def compare_stale(self, agreement: Agreement, past_weights: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Compare stale tokens with the weights that drew them, as far as those are still there."""
+        if not isinstance(self.policy, ScoresPastWeights):
+            return
+        versions = {int(number) for each in self.turns for number in each.turn.versions} - {self.version}
+        for past in sorted(versions & past_weights.keys()):
+            for some, asked in self._microbatches(_spread(self._positions_with(past), self.checked_turns)):
+                log_probs = self.policy.past_log_probs(asked, past_weights[past])
+                for row, position in enumerate(some):
+                    agreement.add(position, log_probs[row, : len(self.turns[position].turn.token_ids)], past)
+
+    def score_reference(self) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        for some, asked in self._microbatches(list(range(len(self.turns)))):
+            log_probs = self.policy.reference_log_probs(asked) if isinstance(self.policy, KeepsReference) else None
+            if log_probs is None:
+                reason = "the policy keeps no weights from before training"
+                remedy = "Train with LoRA, keep a frozen copy, or set algorithm.kl_coef=0"
+                raise ConfigError("algorithm.kl_coef", "above 0", reason, remedy)
+            for row, position in enumerate(some):
+                found[position] = log_probs[row, : len(self.turns[position].turn.token_ids)].detach().float().cpu()
+        return found
+
+    def _positions_with(self, version: int) -> list[int]:
+        """Positions of the turns that have tokens of a version."""
+        return [place for place, each in enumerate(self.turns) if bool((each.turn.versions == version).any())]
+
+    def _microbatches(self, positions: list[int]) -> Iterator[tuple[list[int], list[TurnInput]]]:
+        order = order_by_prompt([self.turns[position] for position in positions])
+        for start in range(0, len(order), self.microbatch):
+            some = [positions[place] for place in order[start : start + self.microbatch]]
+            yield some, [self.turns[position] for position in some]
 
 
 class FirstPass:
@@ -223,8 +299,8 @@ class FirstPass:
     compares fresh tokens with the recorded ones, and weighs stale tokens.
     """
 
-    def __init__(self, batch: ScoredBatch, algorithm: TrajectoryAlgorithm, agreement: Agreement) -> None:
-        self._batch, self._algorithm, self._agreement = batch, algorithm, agreement
+    def __init__(self, batch: ScoredBatch, algorithm: TrajectoryAlgorithm) -> None:
+        self._batch, self._algorithm = batch, algorithm
 
     def add(self, samples: Sequence[Sample], log_probs: Tensor) -> None:
         """A microbatch; a single token that is far off ends it here, before it can make the loss overflow."""
@@ -232,14 +308,10 @@ class FirstPass:
         for row, sample in enumerate(samples):
             turn = batch.turns[sample.turn].turn
             own = log_probs[row, : len(turn.token_ids)].detach().float().cpu()
-            largest = max(largest, self._agreement.add(sample.turn, own, batch.version))
+            largest = max(largest, batch.agreement.add(sample.turn, own, batch.version))
             known = batch.rows[sample.turn]
             batch.rows[sample.turn] = _weigh_stale(known, turn, own, self._algorithm, batch.version)
-        self._agreement.check_token(largest)
-
-    def check(self) -> None:
-        """Every microbatch has been seen; raises `BatchRefused` to have no step taken."""
-        self._agreement.check()
+        batch.agreement.check_token(largest)
 
 
 def build_token_batch(
@@ -270,14 +342,8 @@ def order_by_prompt(turns: Sequence[TurnInput]) -> list[int]:
     Turns of like length share a microbatch and waste little padding. Members of a group begin on one screen with the
     same words: a policy that runs a shared prompt once saves most of an update when they meet in one pass.
     """
-    return sorted(
-        range(len(turns)),
-        key=lambda place: (
-            len(turns[place].turn.prompt_ids),
-            prompt_key(turns[place]),
-            len(turns[place].turn.token_ids),
-        ),
-    )
+    keys = [(len(each.turn.prompt_ids), prompt_key(each), len(each.turn.token_ids)) for each in turns]
+    return sorted(range(len(turns)), key=keys.__getitem__)
 
 
 def prompt_key(one: TurnInput) -> bytes:
@@ -285,102 +351,11 @@ def prompt_key(one: TurnInput) -> bytes:
     return one.turn.prompt_ids.tobytes() + "".join(one.turn.pictures).encode()
 
 
-def _positions_to_score(
-    turns: Sequence[TurnInput],
-    algorithm: TrajectoryAlgorithm,
-    version: int,
-    checked_turns: int | None,
-    *,
-    in_passing: bool,
-) -> list[int]:
-    every = list(range(len(turns)))
-    if algorithm.needs_values:
-        return every
-    if in_passing:
-        return _spread(every, SAMPLED)
-    wanted = set(_spread(_having(turns, version), checked_turns))
-    if not algorithm.supervised:
-        wanted |= {place for place in every if bool((turns[place].turn.versions != version).any())}
-    return sorted(wanted)
-
-
-def _having(turns: Sequence[TurnInput], version: int) -> list[int]:
-    """Positions of the turns that have tokens of a version."""
-    return [position for position, each in enumerate(turns) if bool((each.turn.versions == version).any())]
-
-
 def _spread(positions: list[int], count: int | None) -> list[int]:
     """`count` of them, evenly spread; all when None or when there are no more."""
     if count is None or count >= len(positions):
         return positions
     return [positions[place] for place in np.linspace(0, len(positions) - 1, count).round().astype(int)]
-
-
-def _compare_stale(
-    policy: ScoresPastWeights,
-    turns: Sequence[TurnInput],
-    past_weights: Mapping[int, Mapping[str, Tensor]],
-    agreement: Agreement,
-    version: int,
-    microbatch: int,
-    checked_turns: int | None,
-) -> None:
-    """Compare stale tokens with the weights that drew them, as far as those are still there."""
-    versions = {int(number) for each in turns for number in each.turn.versions} - {version}
-    for past in sorted(versions & past_weights.keys()):
-        for some in _microbatches(turns, _spread(_having(turns, past), checked_turns), microbatch):
-            log_probs = policy.past_log_probs([turns[position] for position in some], past_weights[past])
-            for row, position in enumerate(some):
-                agreement.add(position, log_probs[row, : len(turns[position].turn.token_ids)], past)
-
-
-def _score_turns(
-    policy: TrajectoryPolicy,
-    algorithm: TrajectoryAlgorithm,
-    turns: Sequence[TurnInput],
-    wanted: list[int],
-    version: int,
-    microbatch: int,
-) -> dict[int, _Score]:
-    scores: dict[int, _Score] = {}
-    for some in _microbatches(turns, wanted, microbatch):
-        asked = [turns[position] for position in some]
-        now = policy.log_probs(asked, with_values=algorithm.needs_values, with_entropy=True, grad=False)
-        if algorithm.needs_values and now.values is None:
-            raise ExperienceError("the policy gave no values. This algorithm needs a value head.")
-        for row, position in enumerate(some):
-            length = len(turns[position].turn.token_ids)
-            log_probs = now.log_probs[row, :length].detach().float().cpu()
-            value = None if now.values is None else float(now.values[row])
-            if not bool(torch.isfinite(log_probs).all()) or not np.isfinite(0.0 if value is None else value):
-                raise NonFiniteError(
-                    f"version {version} of the policy gives a log-probability or value that is not finite, "
-                    "before anything was learned from this batch. Go back to an earlier checkpoint and lower "
-                    "trainer.learning_rate."
-                )
-            entropy = None if now.entropy is None else now.entropy[row, :length].detach().float().cpu()
-            scores[position] = _Score(log_probs, entropy, value)
-    return scores
-
-
-def _reference_scores(policy: TrajectoryPolicy, turns: Sequence[TurnInput], microbatch: int) -> dict[int, Tensor]:
-    found: dict[int, Tensor] = {}
-    for some in _microbatches(turns, list(range(len(turns))), microbatch):
-        asked = [turns[position] for position in some]
-        log_probs = policy.reference_log_probs(asked) if isinstance(policy, KeepsReference) else None
-        if log_probs is None:
-            reason = "the policy keeps no weights from before training"
-            remedy = "Train with LoRA, keep a frozen copy, or set algorithm.kl_coef=0"
-            raise ConfigError("algorithm.kl_coef", "above 0", reason, remedy)
-        for row, position in enumerate(some):
-            found[position] = log_probs[row, : len(turns[position].turn.token_ids)].detach().float().cpu()
-    return found
-
-
-def _microbatches(turns: Sequence[TurnInput], positions: list[int], size: int) -> Iterator[list[int]]:
-    order = order_by_prompt([turns[position] for position in positions])
-    for start in range(0, len(order), size):
-        yield [positions[place] for place in order[start : start + size]]
 
 
 def _weigh_stale(row: Row, turn: Turn, own: Tensor, algorithm: TrajectoryAlgorithm, version: int) -> Row:

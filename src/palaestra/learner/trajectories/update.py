@@ -249,7 +249,7 @@ def update(
                     for name, number in metrics.items():
                         sums[name] = sums.get(name, 0.0) + number
                 if first is not None:
-                    first.check()
+                    batch.agreement.check()
                 norms.append(optimiser.step())
     except BaseException as error:
         if undo is not None:
