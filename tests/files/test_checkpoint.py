@@ -63,7 +63,7 @@ def test_every_file_is_in_the_manifest_and_comes_back(tmp_path):
     assert (found.kind, found.sha256, found.policy) == ("screens", sha256, tmp_path / "c" / "policy")
     assert torch.equal(found.learner.tensors["moment"], torch.arange(3.0))
     assert (found.learner.facts, found.source.facts) == ({"updates": 2}, {"ready": 1})
-    assert list(found.source.tensors) == ["000000"]
+    assert list(found.source.tensors) == ["waiting.000000"]
     assert (found.progress, found.about) == ({"updates": 2, "steps": 8, "episodes": 8}, {"run_id": "r"})
     assert open_checkpoint(tmp_path / "c").read("policy/inner/adapter.safetensors") == WEIGHTS
     assert is_whole(tmp_path / "c")
