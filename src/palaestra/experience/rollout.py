@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from palaestra.errors import CheckpointError, ExperienceError
-from palaestra.experience.columns import NO_FINGERPRINT, Columns
+from palaestra.experience.columns import NO_FINGERPRINT, PLURALS, Columns
 
 __all__ = ["Rollout", "combine_rollouts"]
 
@@ -52,7 +52,15 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
     action_mask     which actions were allowed (only with masks)
     duration        how many actions of the chunk were executed (only with action chunks)
     valid           False where the environment ignored the action (only when there are such steps)
+
+    Read by key, the plural of a column is that column: `rollout["observations"]`, `"actions" in rollout`.
     """
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(PLURALS.get(index, index) if isinstance(index, str) else index)
+
+    def __contains__(self, key: Any) -> bool:
+        return (PLURALS.get(key, key) if isinstance(key, str) else key) in self.keys()
 
     @classmethod
     def from_columns(cls, columns: Columns) -> Rollout:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from palaestra.experience.columns import NO_FINGERPRINT, Columns
+from palaestra.experience.columns import NO_FINGERPRINT, UNKNOWN_VERSION, Columns
 from palaestra.learner.compiled import compiled_gae, compiled_vtrace
 from palaestra.learner.ppo import PPO, PPOConfig, TrainBatch, evaluated, minibatch, scaled_reward
 from palaestra.learner.returns import gae, vtrace
@@ -39,16 +39,17 @@ class Seen(NamedTuple):
 def stale_steps(rollout: Columns, version: int, fingerprint: int = NO_FINGERPRINT) -> Tensor | None:
     """Which steps other weights took than those of `fingerprint`, `[T, N]`; None when these took all of them.
 
-    A step without a recorded fingerprint is judged by its version.
+    A step without a recorded fingerprint is judged by its version, and one without a version counts as fresh.
     """
     recorded = rollout.get("policy_fingerprint")
+    older: Tensor = (rollout["policy_version"] != version) & (rollout["policy_version"] != UNKNOWN_VERSION)
     if recorded is None or fingerprint == NO_FINGERPRINT:
-        stale: Tensor = rollout["policy_version"] != version
+        stale = older
     elif bool((recorded == fingerprint).all()):
         return None
     else:
         unknown = recorded == NO_FINGERPRINT
-        stale = torch.where(unknown, rollout["policy_version"] != version, recorded != fingerprint)
+        stale = torch.where(unknown, older, recorded != fingerprint)
     return stale if bool(stale.any()) else None
 
 
@@ -97,6 +98,8 @@ def prepare(
 ) -> TrainBatch:
     """What the algorithm learns from a rollout, given what `stale_steps` says of it."""
     cls, c = type(algorithm), algorithm.config
+    if "advantage" in rollout:  # computed elsewhere
+        return algorithm.prepare(rollout, rollout["advantage"], rollout.get("target"))
     # A subclass with advantages of its own knows best what to do with old experience.
     as_ppo = cls.prepare is PPO.prepare and cls.advantages is PPO.advantages
     if stale is not None and c.correction != "none" and as_ppo:

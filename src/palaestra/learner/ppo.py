@@ -7,14 +7,15 @@ rollout it is given. docs/algorithms.md says why each detail is as it is.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from palaestra.config import Section
+from palaestra.config import Section, validated
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.columns import Columns
 from palaestra.learner.returns import gae
@@ -117,9 +118,13 @@ class PPO:
 
     def __init__(self, config: PPOConfig | None = None, **settings: Any) -> None:
         """Either a config, or its fields as keyword arguments: `PPO(learning_rate=1e-3)`."""
-        from palaestra.config import validated
-
         self.config = config if config is not None else validated(PPOConfig, settings, place="algorithm")
+
+    def with_settings(self, **changes: Any) -> Self:
+        """The same algorithm with some of its settings replaced."""
+        changed = copy.copy(self)
+        changed.config = validated(type(self.config), {**self.config.model_dump(), **changes}, place="algorithm")
+        return changed
 
     def prepare(self, rollout: Columns, advantage: Tensor | None = None, target: Tensor | None = None) -> TrainBatch:
         """Advantages and value targets (unless given), then everything flattened to `[B, ...]`.

@@ -82,6 +82,7 @@ class Trainer:
         torch_threads: int | None = None,
         buffer_type: Literal["standard", "vla"] = "standard",
         buffer_size: int | None = None,
+        batch_size: int | None = None,
         asynchronous: AsyncConfig | None = None,
         env_config: EnvConfig | None = None,
         device: Device | None = None,
@@ -90,7 +91,8 @@ class Trainer:
 
         `seed`: everything random follows from it. None: 0, and another for each further trainer of the same policy.
         `buffer_type="vla"`, or settings in `asynchronous`, collects in the background. `buffer_size` is the
-        `rollout_length` of `train` when that says none, else what the background's ring holds. `env_config` tells a
+        `rollout_length` of `train` when that says none, else what the background's ring holds. `batch_size` replaces
+        the algorithm's. `env_config` tells a
         collector process how to make the environments, when `env` itself does not say. `device` (`auto`, `cpu`,
         `cuda:1`, …) is where the policy is moved to, to act and to learn there; None: it stays where it is.
         """
@@ -99,6 +101,8 @@ class Trainer:
         self.policy = policy
         self.env = as_vector_env(env)
         self.algorithm = algorithm or PPO()
+        if batch_size is not None:
+            self.algorithm = self.algorithm.with_settings(batch_size=batch_size)
         self.seed = seed = default_seed(policy) if seed is None else seed
         self.total_timesteps = 0
         self.n_updates = 0
@@ -470,7 +474,9 @@ class Trainer:
 
 
 def _overridden(trainer: Trainer, method: str) -> bool:
-    return getattr(type(trainer), method) is not getattr(Trainer, method) or method in vars(trainer)
+    # A method of ours collects and learns as the trainer does.
+    ours = getattr(getattr(type(trainer), method), "__module__", "").startswith("palaestra.")
+    return not ours or method in vars(trainer)
 
 
 def _refuse_own_collection(trainer: Trainer) -> None:

@@ -1,7 +1,8 @@
 """One training run: its configuration, its directory, and the wiring of actor and learner."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, config_from, load_config
@@ -20,21 +21,18 @@ __all__ = [
     "train",
 ]
 
-_HOME = {
-    "Outcome": "loop",
-    "RunConfig": "config",
-    "RunDirectory": "run_directory",
-    "build_trainer": "loop",
-    "config_from": "config",
-    "evaluate_checkpoint": "loop",
-    "load_config": "config",
-    "runs_root": "run_directory",
-    "train": "loop",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # A gateway reads its configuration with `palaestra.document` and must not pay for torch.
-    if name in _HOME:
-        return getattr(importlib.import_module(f"palaestra.train.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# A gateway reads its configuration with `palaestra.document` and must not pay for torch.
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        "Outcome": "loop",
+        "RunConfig": "config",
+        "RunDirectory": "run_directory",
+        "build_trainer": "loop",
+        "config_from": "config",
+        "evaluate_checkpoint": "loop",
+        "load_config": "config",
+        "runs_root": "run_directory",
+        "train": "loop",
+    },
+)
