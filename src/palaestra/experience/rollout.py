@@ -79,6 +79,9 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
             columns["observation"] = {str(key): nested.get(key) for key in nested.keys()}
         return columns
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.to_dict(), tuple(self.batch_size))
+
     def total_reward(self) -> float:
         """Everything the environments paid."""
         return float(self.get("reward").double().sum())
@@ -125,6 +128,14 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
         for key, value in flat.items():
             rollout.set(tuple(key.split("/", 1)) if "/" in key else key, value)
         return rollout
+
+
+def _rebuild(entries: dict[str, Any], shape: tuple[int, ...]) -> Rollout:
+    return Rollout(entries, batch_size=shape)
+
+
+# What `torch.save` wrote of a rollout loads in the restricted mode of `torch.load`, which calls listed functions only.
+torch.serialization.add_safe_globals([_rebuild])
 
 
 def _fingerprint(flat: dict[str, Tensor], shape: str) -> str:

@@ -240,17 +240,17 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
 
 def _with_moved_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     """A copy with the keys of `MOVED` where they are read."""
-    data = copy.deepcopy(dict(data))
+    moved: dict[str, Any] = copy.deepcopy(dict(data))
     for old, new in MOVED.items():
         (section, key), (there, name) = old.split("."), new.split(".")
-        if not isinstance(data.get(section), dict) or key not in data[section]:
+        if not isinstance(moved.get(section), dict) or key not in moved[section]:
             continue
-        value = data[section].pop(key)
-        known = data.get(there) or {}
+        value = moved[section].pop(key)
+        known = moved.get(there) or {}
         if isinstance(known, Mapping) and known.get(name, value) != value:
             raise ConfigError(old, value, f"{new} says {known[name]!r}", "Give one of them")
-        set_value(data, new, value)
-    return data
+        set_value(moved, new, value)
+    return moved
 
 
 def _algorithm(given: Any) -> dict[str, Any]:
