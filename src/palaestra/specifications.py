@@ -37,6 +37,7 @@ __all__ = [
     "TaskRunner",
     "Trainer",
     "VLMWrapper",
+    "simple_data_entry_pod_manifest",
     "train_with_orchestration",
 ]
 

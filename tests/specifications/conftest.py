@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from palaestra.cli import main
 from palaestra.errors import ConfigError
 from palaestra.sessions.chromium import find_chromium
 from palaestra.train.gateway_child import own_gateway
@@ -37,3 +38,18 @@ def ui_env_url():
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         yield f"http://127.0.0.1:{json.loads(server.stdout.readline())['port']}"
         server.stdin.close()
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """`palaestra …` in an empty directory: the JSON document it prints, or the message of what it refuses."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["palaestra", *(str(word) for word in words), "--json"])
+        with pytest.raises(SystemExit) as left:
+            main()
+        heard = capsys.readouterr()
+        return json.loads(heard.out) if not left.value.code else heard.err
+
+    return call

@@ -111,7 +111,7 @@ class CurriculumPPOTrainer(PPOTrainer):
             rollout_data = self.collect_rollouts(n_steps=2048, difficulty_level=difficulty)
 
             # Learn from collected data
-            metrics = self.learn(rollout_data)  # noqa: F841
+            metrics = self.learn(rollout_data)
 
             # Log progress
             print(
