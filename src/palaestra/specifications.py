@@ -57,15 +57,13 @@ class Config:
 
 
 class VLMWrapper:
-    """A vision-language model by name; its weights are loaded when something first needs them."""
+    """A vision-language model by name, its last checkpoint, and the pool that plays with it. Loaded when needed."""
 
     def __init__(self, model_name: str = "tiny", **settings: Any) -> None:
         """`settings`: keys of the section `model`, such as `use_lora`, `lora_target_option` and `lora_rank`."""
         self.config = validated(ModelConfig, {"name": model_name, **settings}, place="model")
         self.checkpoint: Path | None = None
-        """What was learned last; None: nothing yet."""
         self.actors: ActorPool | None = None
-        """The started pool that plays with it."""
 
     @cached_property
     def policy(self) -> VLMPolicy:
@@ -88,8 +86,7 @@ class ActorPool:
         self, *, target_concurrent_actors: int, model: VLMWrapper, trajectory_queue: object = None, **where: Any
     ) -> None:
         """`where`: as for `TaskRunner`. `trajectory_queue` is not used: a run has one, which drops what is too old."""
-        self._model = model
-        pool = {"target_concurrent_actors": target_concurrent_actors}
+        self._model, pool = model, {"target_concurrent_actors": target_concurrent_actors}
         self.sections = {**_sections(**where), "actor_pool": pool}
 
     def start(self) -> None:
@@ -187,15 +184,10 @@ def _config(model: VLMWrapper, algorithm: TrajectoryAlgorithm, sections: Mapping
     cls: Any = type(algorithm)
     ours = [name for name, known in TRAJECTORY_ALGORITHMS.items() if known is cls]
     settings: Any = getattr(algorithm, "config", None)
-    named = {"name": ours[0] if ours else f"{cls.__module__}:{cls.__qualname__}"}
-    return ui_config_from(
-        {
-            "model": model.config.model_dump(mode="json"),
-            "algorithm": named | ({} if settings is None else settings.model_dump(mode="json")),
-            "telemetry": {"progress": False},
-            **sections,
-        }
-    )
+    chosen = {"name": ours[0] if ours else f"{cls.__module__}:{cls.__qualname__}"}
+    chosen |= {} if settings is None else settings.model_dump(mode="json")
+    described = {"model": model.config.model_dump(mode="json"), "algorithm": chosen}
+    return ui_config_from({**described, "telemetry": {"progress": False}, **sections})
 
 
 def _train(config: UiRunConfig, model: VLMWrapper, root: Path, *, resume: RunDirectory | None = None) -> Outcome:
