@@ -9,14 +9,11 @@ nothing for a long time.
 
 import numpy as np
 
-from palaestra.env import as_vector_env
+from palaestra import ActorCritic, PPOTrainer, as_vector_env
 from palaestra.env.toy import Gate
-from palaestra.learner import PPO
-from palaestra.policy import ActorCritic
-from palaestra.train import Trainer
 
 
-class CurriculumTrainer(Trainer):
+class CurriculumTrainer(PPOTrainer):
     """Raises the difficulty when nearly every one of the latest episodes succeeded."""
 
     level = 1
@@ -26,14 +23,14 @@ class CurriculumTrainer(Trainer):
         if self.level < self.hardest and len(self.episode_rewards) >= 50 and np.mean(self.episode_rewards) > 0.9:
             self.level += 1
             self.episode_rewards.clear()
-        self.env.call("set_difficulty", self.level)
+        self.env.set_difficulty(self.level)  # a method of each environment
         return super().collect_rollouts(n_steps)
 
 
 def main(total_timesteps: int = 60_000, rollout_length: int = 64, seed: int = 0):
     env = as_vector_env([Gate() for _ in range(8)])
     policy = ActorCritic(env.observation_space, env.action_space, seed=seed)
-    trainer = CurriculumTrainer(policy, env, PPO(learning_rate=1e-3, batch_size=128), seed=seed)
+    trainer = CurriculumTrainer(policy, env, learning_rate=1e-3, batch_size=128, seed=seed)
 
     levels = []
 

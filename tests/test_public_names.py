@@ -11,6 +11,12 @@ import pytest
 import palaestra
 
 PACKAGES = [m.name for m in pkgutil.iter_modules(palaestra.__path__) if m.ispkg]
+ROOT = """
+    ActorCritic ActorPool GRPO PPO PPOTrainer RejectionSampling Rollout RolloutBuffer TaskRunner Trainer Trajectory
+    VLABuffer VLAPolicy VLMPolicy __version__ as_vector_env collate_trajectories combine_rollouts evaluate load_config
+    load_vla_model
+""".split()
+NOT_PUBLIC = ("annotations", "Any", "TYPE_CHECKING", "lazy_attributes")
 OPERATIONS = ["runs", "studio", "gateway", "sessions", "telemetry", "files"]
 
 
@@ -21,14 +27,29 @@ def test_every_public_name_is_declared_and_every_declared_name_exists(package):
     visible = {
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and not ismodule(value) and name not in ("annotations", "Any", "TYPE_CHECKING")
+        if not name.startswith("_") and not ismodule(value) and name not in NOT_PUBLIC
     }
     assert visible <= set(declared)
     assert len(declared) <= 10
 
 
-def test_the_root_exports_its_version_and_nothing_else():
-    assert palaestra.__all__ == ["__version__"]
+def test_the_root_exports_the_names_people_arrive_with_and_nothing_else():
+    assert sorted(palaestra.__all__) == sorted(ROOT)
+    assert set(ROOT) <= set(dir(palaestra))
+    assert all(getattr(palaestra, name).__name__ == name for name in ROOT if name != "__version__")
+    visible = {name for name, value in vars(palaestra).items() if not name.startswith("_") and not ismodule(value)}
+    assert visible <= {*ROOT, *NOT_PUBLIC}
+    with pytest.raises(AttributeError, match="module 'palaestra' has no attribute 'DQN'"):
+        _ = palaestra.DQN
+
+
+def test_importing_the_root_loads_nothing_heavy():
+    code = """
+import sys, palaestra
+sys.exit(str([name for name in ("torch", "numpy", "pydantic", "yaml", "gymnasium") if name in sys.modules] or ""))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "", done.stderr
 
 
 def test_every_package_says_what_it_is_for():

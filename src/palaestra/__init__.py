@@ -1,8 +1,76 @@
 """Palaestra, the training hall for agents: one actor-learner core, one run service and one studio.
 
-The root exports its version and nothing else, so that importing an operations package never pulls in torch.
+The names below are imported when first asked for: importing the root, or an operations package, never loads torch.
+docs/coming-from.md says which of them stands for what in other libraries.
 """
+
+from typing import TYPE_CHECKING
+
+from palaestra.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from palaestra.actor.pool import ActorPool
+    from palaestra.actor.task_runner import TaskRunner
+    from palaestra.env import as_vector_env
+    from palaestra.evaluation import evaluate
+    from palaestra.experience import Rollout, RolloutBuffer, VLABuffer, combine_rollouts
+    from palaestra.experience.collation import collate_trajectories
+    from palaestra.experience.trajectory import Trajectory
+    from palaestra.learner import PPO
+    from palaestra.learner.trajectories import GRPO, RejectionSampling
+    from palaestra.policy import ActorCritic, VLAPolicy, load_vla_model
+    from palaestra.policy.vlm import VLMPolicy
+    from palaestra.train import Trainer, load_config
+    from palaestra.train.ppo_trainer import PPOTrainer
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "GRPO",
+    "PPO",
+    "ActorCritic",
+    "ActorPool",
+    "PPOTrainer",
+    "RejectionSampling",
+    "Rollout",
+    "RolloutBuffer",
+    "TaskRunner",
+    "Trainer",
+    "Trajectory",
+    "VLABuffer",
+    "VLAPolicy",
+    "VLMPolicy",
+    "__version__",
+    "as_vector_env",
+    "collate_trajectories",
+    "combine_rollouts",
+    "evaluate",
+    "load_config",
+    "load_vla_model",
+]
+
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        "ActorCritic": "policy",
+        "ActorPool": "actor.pool",
+        "GRPO": "learner.trajectories",
+        "PPO": "learner",
+        "PPOTrainer": "train.ppo_trainer",
+        "RejectionSampling": "learner.trajectories",
+        "Rollout": "experience",
+        "RolloutBuffer": "experience",
+        "TaskRunner": "actor.task_runner",
+        "Trainer": "train",
+        "Trajectory": "experience.trajectory",
+        "VLABuffer": "experience",
+        "VLAPolicy": "policy",
+        "VLMPolicy": "policy.vlm",
+        "as_vector_env": "env",
+        "collate_trajectories": "experience.collation",
+        "combine_rollouts": "experience",
+        "evaluate": "evaluation",
+        "load_config": "train",
+        "load_vla_model": "policy",
+    },
+)

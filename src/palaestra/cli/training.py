@@ -29,6 +29,9 @@ def train_command(
             show_default=False,
         ),
     ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="CONFIG", help="The file, if it is not the first argument.")
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Go on with a run (id, start of an id, or directory).")
     ] = None,
@@ -37,6 +40,13 @@ def train_command(
         typer.Option(help="With --resume: checkpoint to resume from (name or path). Default: the newest."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same as trainer.seed=N.")] = None,
+    num_steps: Annotated[
+        int | None,
+        typer.Option(help="Same as trainer.total_timesteps=N; for screens, trainer.num_training_steps=N."),
+    ] = None,
+    cluster_host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Same as environment.cluster_host=HOST, for screens.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the run.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     warm_start: Annotated[
@@ -54,17 +64,13 @@ def train_command(
 
     The run appears under var/training/runs/ (or $PALAESTRA_HOME). Ctrl-C saves a checkpoint and leaves.
     """
-    words = list(arguments or [])
-    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    path, words = _config_and_overrides(list(arguments or []), config)
     if path is None and resume is None:
         raise ConfigError(
             "CONFIG", None, "no configuration file given", "Try: palaestra train configs/ppo/cartpole.yaml"
         )
     if checkpoint is not None and resume is None:
         raise ConfigError("--checkpoint", checkpoint, "is only for a resume", "Add --resume RUN, or use --warm-start")
-    stray = [word for word in words if "=" not in word]
-    if stray:
-        raise ConfigError("argument", stray[0], "is not key=value", "Write for example trainer.total_timesteps=50000")
     if quiet:
         words.append("telemetry.progress=false")
 
@@ -84,7 +90,7 @@ def train_command(
     else:
         assert run is not None
         data = run.read_config()
-    data = overridden(data, words)
+    data = overridden(_with_options(data, num_steps, cluster_host), words)
     if check:
         _check(data, seed)
         return
@@ -94,6 +100,35 @@ def train_command(
     _report(outcome, as_json)
     if outcome.interrupted:
         raise typer.Exit(130)
+
+
+def _config_and_overrides(words: list[str], config: Path | None) -> tuple[Path | None, list[str]]:
+    """The file, given first or as --config, and the key=value words."""
+    if words and "=" not in words[0]:
+        first = Path(words.pop(0))
+        if config is not None:
+            raise ConfigError("--config", str(config), f"the first argument names {first}", "Give one of them")
+        config = first
+    stray = [word for word in words if "=" not in word]
+    if stray:
+        raise ConfigError("argument", stray[0], "is not key=value", "Write for example trainer.total_timesteps=50000")
+    return config, words
+
+
+def _with_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:
+    """The configuration with what options say in place of keys."""
+    from palaestra.document import is_ui_document, set_value
+
+    if cluster_host is not None:
+        if not is_ui_document(data):
+            raise ConfigError("--cluster-host", cluster_host, "is for a model on screens", "Leave it out")
+        set_value(data, "environment.cluster_host", cluster_host)
+    if num_steps is not None and is_ui_document(data):
+        set_value(data, "trainer.num_training_steps", num_steps)
+    elif num_steps is not None:
+        set_value(data, "trainer.total_timesteps", num_steps)
+        set_value(data, "trainer.iterations", None)  # the same length counted otherwise
+    return data
 
 
 def _trained(

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from palaestra.env.cartpole_kernels import LEAN, TRACK, begin_cartpole, step_cartpole
-from palaestra.env.vector import Ended, Snapshot, StepRow
+from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
 from palaestra.errors import ConfigError, EnvironmentFault
 
 __all__ = ["CompiledCartPole"]
 
 
-class CompiledCartPole:
+class CompiledCartPole(MethodForwarding):
     """N poles on N carts."""
 
     mask_size = 0
@@ -89,6 +89,10 @@ class CompiledCartPole:
         raise EnvironmentFault(
             f"compiled/CartPole-v1 has no method {name!r}. Use CartPole-v1 for wrappers and curricula."
         )
+
+    def has_method(self, name: str) -> bool:
+        """None: there are no environment objects behind a kernel."""
+        return False
 
     def close(self) -> None:
         """Nothing to release."""

@@ -28,7 +28,7 @@ from palaestra.env.spaces import (
     copy_observation,
     same_observation,
 )
-from palaestra.env.vector import Ended, Snapshot, StepRow
+from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
 from palaestra.errors import ConfigError, EnvironmentFault
 
 __all__ = ["InProcessEnv"]
@@ -39,7 +39,7 @@ _FORGET_AFTER = 65_536
 _REPLAYABLE = ("PCG64", "PCG64DXSM")
 
 
-class InProcessEnv:
+class InProcessEnv(MethodForwarding):
     """N Gymnasium environments in this process, as a `VectorEnv`."""
 
     def __init__(
@@ -343,6 +343,10 @@ class InProcessEnv:
                 raise ConfigError("call", name, f"{env.unwrapped} has no such method", "Check the name") from error
             answers.append(found(*args, **kwargs) if callable(found) else found)
         return answers
+
+    def has_method(self, name: str) -> bool:
+        """Whether each environment has a method of this name, its own or a wrapper's."""
+        return all(env.has_wrapper_attr(name) and callable(env.get_wrapper_attr(name)) for env in self._envs)
 
     def close(self) -> None:
         """Close every environment, once."""

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from numpy.typing import NDArray
 
 from palaestra.env.spaces import ActionLayout, ObservationLayout, copy_observation, write_observation
-from palaestra.env.vector import Ended, Snapshot, StepRow
+from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
 from palaestra.errors import ConfigError, EnvironmentFault
 
 __all__ = ["NativeEnv"]
@@ -29,7 +29,7 @@ _PLAIN = (bool, int, str, type(None))
 _CONSTANT = (gymnasium.Space, EnvSpec, enum.Enum, type)
 
 
-class NativeEnv:
+class NativeEnv(MethodForwarding):
     """A `gymnasium.vector.VectorEnv` as ours."""
 
     def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
@@ -218,6 +218,19 @@ class NativeEnv:
             raise ConfigError("call", name, f"{self._env} has no such method", "Check the name")
         answer = found(*args, **kwargs) if callable(found) else found
         return [answer] * self.num_envs
+
+    def has_method(self, name: str) -> bool:
+        """Whether the environments have it; for those in Gymnasium's own processes a fresh copy answers."""
+        inner = self._env.unwrapped
+        if not hasattr(inner, "env_fns"):
+            return callable(getattr(inner, name, None))
+        copies = getattr(inner, "envs", None)
+        env = copies[0] if copies else inner.env_fns[0]()
+        try:
+            return bool(env.has_wrapper_attr(name)) and callable(env.get_wrapper_attr(name))
+        finally:
+            if not copies:
+                env.close()
 
     def close(self) -> None:
         """Close the environment, once."""

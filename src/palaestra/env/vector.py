@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ended", "Observation", "Snapshot", "StepRow", "VectorEnv"]
+__all__ = ["Ended", "MethodForwarding", "Observation", "Snapshot", "StepRow", "VectorEnv"]
 
 Observation: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
 """A batch of observations, `[N, ...]`; a `Dict` space gives a dict with one array per leaf ("camera/rgb")."""
@@ -91,3 +92,22 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Release everything. Harmless when repeated."""
+
+
+class MethodForwarding:
+    """Gives a `VectorEnv` the methods of its environments: `env.set_difficulty(2)` is `env.call("set_difficulty", 2)`.
+
+    `hasattr` tells whether the environments have one. Attributes that are no methods are read with `call`.
+    """
+
+    def has_method(self, name: str) -> bool:
+        """Whether each environment has a method of this name, its own or a wrapper's."""
+        raise NotImplementedError
+
+    if not TYPE_CHECKING:  # a type checker would take every misspelling for a method of the environments
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or not self.has_method(name):
+                what = f"neither {type(self).__name__} nor the environments in it have a method {name!r}"
+                raise AttributeError(what, name=name, obj=self)
+            return partial(self.call, name)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.preflight import EnvFacts, inspect_env
 from palaestra.env.spaces import ActionLayout, empty_observation, write_observation
-from palaestra.env.vector import Ended, Observation, Snapshot, StepRow
+from palaestra.env.vector import Ended, MethodForwarding, Observation, Snapshot, StepRow
 from palaestra.env.worker_signals import WorkerSignals
 from palaestra.errors import ConfigError, EnvironmentFault, PalaestraError
 
@@ -113,7 +113,7 @@ class _Plan:
         return found["action"], StepRow(observation, found["reward"], *flags, found.get("action_mask"))
 
 
-class WorkerEnv:
+class WorkerEnv(MethodForwarding):
     """N environments over `num_processes` processes, this one among them, as a `VectorEnv`."""
 
     def __init__(
@@ -213,6 +213,10 @@ class WorkerEnv:
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of each environment where it lives; arguments and answers are pickled."""
         return [answer for part in self._ask("call", name, args, kwargs) for answer in part]
+
+    def has_method(self, name: str) -> bool:
+        """Whether the environments have a method of this name; those of this process speak for all."""
+        return self._own.has_method(name)
 
     def close(self) -> None:
         """Stop every worker: asked first, killed if it does not listen."""

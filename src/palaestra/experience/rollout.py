@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from palaestra.errors import CheckpointError, ExperienceError
-from palaestra.experience.columns import NO_FINGERPRINT, Columns
+from palaestra.experience.columns import NO_FINGERPRINT, PLURALS, Columns
 from palaestra.files.atomic import write_bytes
 
 __all__ = ["Rollout", "combine_rollouts"]
@@ -53,7 +53,15 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
     action_mask     which actions were allowed (only with masks)
     duration        how many actions of the chunk were executed (only with action chunks)
     valid           False where the environment ignored the action (only when there are such steps)
+
+    Read by key, the plural of a column is that column: `rollout["observations"]`, `"actions" in rollout`.
     """
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(PLURALS.get(index, index) if isinstance(index, str) else index)
+
+    def __contains__(self, key: Any) -> bool:
+        return (PLURALS.get(key, key) if isinstance(key, str) else key) in self.keys()
 
     @classmethod
     def from_columns(cls, columns: Columns) -> Rollout:
@@ -71,6 +79,9 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
             nested = columns["observation"]
             columns["observation"] = {str(key): nested.get(key) for key in nested.keys()}
         return columns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.to_dict(), tuple(self.batch_size))
 
     def total_reward(self) -> float:
         """Everything the environments paid."""
@@ -113,6 +124,14 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
         for key, value in flat.items():
             rollout.set(tuple(key.split("/", 1)) if "/" in key else key, value)
         return rollout
+
+
+def _rebuild(entries: dict[str, Any], shape: tuple[int, ...]) -> Rollout:
+    return Rollout(entries, batch_size=shape)
+
+
+# What `torch.save` wrote of a rollout loads in the restricted mode of `torch.load`, which calls listed functions only.
+torch.serialization.add_safe_globals([_rebuild])
 
 
 def _fingerprint(flat: dict[str, Tensor], shape: str) -> str:

@@ -23,10 +23,12 @@ from palaestra.experience.columns import Columns
 
 __all__ = ["RolloutSpec", "check_columns", "possible_actions"]
 
-NUMBERS = ("log_prob", "value", "next_value", "reward", "reward_scale", "weight")
+NUMBERS = ("log_prob", "value", "next_value", "reward", "reward_scale", "weight", "advantage", "target")
 FLAGS = ("terminated", "truncated", "valid")
 COUNTS = ("policy_version", "policy_fingerprint", "stream", "env_step")
-OPTIONAL = frozenset({"reward_scale", "weight", "valid", "policy_fingerprint", "stream", "env_step"})
+OPTIONAL = frozenset(
+    {"reward_scale", "weight", "advantage", "target", "valid", "policy_fingerprint", "stream", "env_step"}
+)
 
 
 @dataclass(frozen=True)

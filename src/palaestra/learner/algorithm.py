@@ -6,8 +6,9 @@ and no file, and never edits the rollout it is given.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 from pydantic import Field
@@ -121,6 +122,12 @@ class RolloutAlgorithm:
     def describe(self, batch: TrainBatch, metrics: Mapping[str, float]) -> dict[str, float]:
         """Further metrics of an update."""
         return {"loss": metrics["policy_loss"]}
+
+    def with_settings(self, **changes: Any) -> Self:
+        """The same algorithm with some of its settings replaced."""
+        changed = copy.copy(self)
+        changed.config = validated(type(self.config), {**self.config.model_dump(), **changes}, place="algorithm")
+        return changed
 
     def learning_rate(self, progress: float) -> float:
         """Step size after `progress` (0 to 1) of the training."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.experience.columns import NO_FINGERPRINT, Columns
+from palaestra.experience.columns import NO_FINGERPRINT, UNKNOWN_VERSION, Columns
 from palaestra.learner.batch import TrainBatch, evaluate_actions, map_entry, minibatch
 from palaestra.policy.eval_mode import eval_mode
 
@@ -28,16 +28,17 @@ ROWS_AT_ONCE = 1024
 def stale_steps(rollout: Columns, version: int, fingerprint: int = NO_FINGERPRINT) -> Tensor | None:
     """Which steps other weights took than those of `fingerprint`, `[T, N]`; None when these took all of them.
 
-    A step without a recorded fingerprint is judged by its version.
+    A step without a recorded fingerprint is judged by its version, and one without a version counts as fresh.
     """
     recorded = rollout.get("policy_fingerprint")
+    older: Tensor = (rollout["policy_version"] != version) & (rollout["policy_version"] != UNKNOWN_VERSION)
     if recorded is None or fingerprint == NO_FINGERPRINT:
-        stale: Tensor = rollout["policy_version"] != version
+        stale = older
     elif bool((recorded == fingerprint).all()):
         return None
     else:
         unknown = recorded == NO_FINGERPRINT
-        stale = torch.where(unknown, rollout["policy_version"] != version, recorded != fingerprint)
+        stale = torch.where(unknown, older, recorded != fingerprint)
     return stale if bool(stale.any()) else None
 
 

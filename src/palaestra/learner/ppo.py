@@ -138,6 +138,8 @@ class PPO(RolloutAlgorithm):
     def prepare_batch(self, policy: Any, rollout: Columns, stale: Tensor | None, *, compiled: bool) -> TrainBatch:
         """`prepare`, with compiled advantages where that gives the same, and stale steps corrected."""
         cls, c = type(self), self.config
+        if "advantage" in rollout:  # computed elsewhere
+            return self.prepare(rollout, rollout["advantage"], rollout.get("target"))
         compiled = compiled and rollout["reward"].device.type == "cpu"
         # A subclass with advantages of its own knows best what to do with old experience.
         if (

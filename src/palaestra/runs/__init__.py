@@ -5,8 +5,9 @@ trainer of your own is a `Runner` (docs/runners.md). Names are loaded when asked
 pay for a web server.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from palaestra.runs.client import TrainerService
@@ -28,20 +29,17 @@ __all__ = [
     "TrainerService",
 ]
 
-_HOME = {
-    "Finding": "runner",
-    "LaunchPlan": "runner",
-    "Phase": "phase",
-    "RunRecord": "record",
-    "RunSpec": "spec",
-    "Runner": "runner",
-    "RunnerCapabilities": "runner",
-    "TrainerOrchestrator": "orchestrator",
-    "TrainerService": "client",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"palaestra.runs.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        "Finding": "runner",
+        "LaunchPlan": "runner",
+        "Phase": "phase",
+        "RunRecord": "record",
+        "RunSpec": "spec",
+        "Runner": "runner",
+        "RunnerCapabilities": "runner",
+        "TrainerOrchestrator": "orchestrator",
+        "TrainerService": "client",
+    },
+)

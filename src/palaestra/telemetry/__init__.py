@@ -6,8 +6,9 @@ two towers meet here and nowhere else, so nothing in this package imports torch.
 `telemetry.conformance`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, Event, TrainingStep
@@ -28,22 +29,19 @@ __all__ = [
     "open_telemetry",
 ]
 
-_HOME = {
-    "CheckpointSaved": "event",
-    "EpisodeSummary": "event",
-    "Event": "event",
-    "Journal": "journal",
-    "JournalReader": "journal",
-    "MemorySink": "sink",
-    "Telemetry": "sink",
-    "TelemetryConfig": "sinks",
-    "TrainingStep": "event",
-    "open_telemetry": "sinks",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # `palaestra runs list` reads numbers with `telemetry.json_number` and must not pay for the sinks.
-    if name in _HOME:
-        return getattr(importlib.import_module(f"palaestra.telemetry.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# `palaestra runs list` reads numbers with `telemetry.json_number` and must not pay for the sinks.
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        "CheckpointSaved": "event",
+        "EpisodeSummary": "event",
+        "Event": "event",
+        "Journal": "journal",
+        "JournalReader": "journal",
+        "MemorySink": "sink",
+        "Telemetry": "sink",
+        "TelemetryConfig": "sinks",
+        "TrainingStep": "event",
+        "open_telemetry": "sinks",
+    },
+)

@@ -1,7 +1,8 @@
 """One training run: its configuration and the wiring of actor and learner."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, config_from, load_config
@@ -20,20 +21,17 @@ __all__ = [
     "train",
 ]
 
-_HOME = {
-    "Outcome": "run",
-    "RunConfig": "config",
-    "Trainer": "trainer",
-    "build_trainer": "trainer",
-    "config_from": "config",
-    "evaluate_checkpoint": "vector",
-    "load_config": "config",
-    "train": "vector",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # A gateway reads its configuration with `palaestra.document` and must not pay for torch.
-    if name in _HOME:
-        return getattr(importlib.import_module(f"palaestra.train.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# A gateway reads its configuration with `palaestra.document` and must not pay for torch.
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        "Outcome": "run",
+        "RunConfig": "config",
+        "Trainer": "trainer",
+        "build_trainer": "trainer",
+        "config_from": "config",
+        "evaluate_checkpoint": "vector",
+        "load_config": "config",
+        "train": "vector",
+    },
+)

@@ -61,6 +61,7 @@ class Trainer:
         torch_threads: int | None = None,
         buffer_type: Literal["standard", "vla"] = "standard",
         buffer_size: int | None = None,
+        batch_size: int | None = None,
         asynchronous: AsyncConfig | None = None,
         env_config: EnvConfig | None = None,
         device: Device | None = None,
@@ -69,9 +70,10 @@ class Trainer:
 
         `seed`: everything random follows from it. None: 0, and another for each further trainer of the same policy.
         `buffer_type="vla"`, or settings in `asynchronous`, collects in the background. `buffer_size` is the
-        `rollout_length` of `train` when that says none, else what the background's ring holds. `env_config` tells a
-        collector process how to make the environments, when `env` itself does not say. `device` (`auto`, `cpu`,
-        `cuda:1`, …) is where the policy is moved to, to act and to learn there; None: it stays where it is.
+        `rollout_length` of `train` when that says none, else what the background's ring holds. `batch_size` replaces
+        the algorithm's. `env_config` tells a collector process how to make the environments, when `env` itself does not
+        say. `device` (`auto`, `cpu`, `cuda:1`, …) is where the policy is moved to, to act and to learn there; None: it
+        stays where it is.
         """
         if device is not None:
             policy.to(choose_device(device))
@@ -79,12 +81,13 @@ class Trainer:
             asynchronous = AsyncConfig()
         if asynchronous is not None:
             _refuse_own_collection(self)
+        algorithm = algorithm or PPO()
         self.policy = policy
         self.seed = default_seed(policy) if seed is None else seed
         self.training = VectorTraining(
             policy,
             as_vector_env(env),
-            algorithm or PPO(),
+            algorithm if batch_size is None else algorithm.with_settings(batch_size=batch_size),
             seed=self.seed,
             normalize_reward=normalize_reward,
             compiled=compiled,
@@ -288,7 +291,9 @@ class _OwnLearning:
 
 
 def _overrides(trainer: Trainer, method: str) -> bool:
-    return getattr(type(trainer), method) is not getattr(Trainer, method) or method in vars(trainer)
+    # A method of the package collects and learns as `Trainer` does.
+    ours = getattr(getattr(type(trainer), method), "__module__", "").startswith("palaestra.")
+    return not ours or method in vars(trainer)
 
 
 def _refuse_own_collection(trainer: Trainer) -> None:

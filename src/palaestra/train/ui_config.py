@@ -6,6 +6,7 @@ The sections of the specification (`model`, `trainer`, `actor`, `actor_pool`, `e
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from pydantic import Field
 from palaestra.actor.task_runner import ActorConfig
 from palaestra.actor.task_sampler import SamplerConfig, TaskChoice
 from palaestra.config import Section, validated
+from palaestra.document import set_value
 from palaestra.errors import ConfigError
 from palaestra.learner.table import build_algorithm, config_of
 from palaestra.learner.trajectories.proof import ProofConfig
@@ -27,6 +29,19 @@ from palaestra.sessions.query_tasks import ROWS_TASK
 from palaestra.telemetry import TelemetryConfig
 
 __all__ = ["UI_SECTIONS", "UiRunConfig", "UiTrainerConfig", "ui_config_from"]
+
+MOVED = {
+    "actor.unreadable_reward": "reward.unreadable_reply",
+    "environment.max_retries": "actor.retries",
+    "model.freeze_vision_encoder": "model.freeze_vision",
+    "model.lora_custom_modules": "model.lora_target_modules",
+    "model.temperature": "actor.temperature",
+    "model.torch_dtype": "model.dtype",
+    "trainer.algorithm": "algorithm.name",
+    "trainer.reward_threshold": "algorithm.reward_threshold",
+    "trainer.save_every": "trainer.checkpoint_every",
+}
+"""Keys of older checkpoints and of the specification's configurations, and where they are read now."""
 
 
 class UiTrainerConfig(UpdateConfig):
@@ -161,13 +176,19 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
     return config
 
 
-def _with_moved_keys(data: dict[str, Any]) -> dict[str, Any]:
-    """Configurations of checkpoints before `reward` existed have its penalty for an unreadable reply under `actor`."""
-    actor, reward = data.get("actor"), data.get("reward") or {}
-    if not isinstance(actor, Mapping) or "unreadable_reward" not in actor or not isinstance(reward, Mapping):
-        return data
-    moved = {"unreadable_reply": actor["unreadable_reward"], **reward}
-    return {**data, "actor": {k: v for k, v in actor.items() if k != "unreadable_reward"}, "reward": moved}
+def _with_moved_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with the keys of `MOVED` where they are read."""
+    moved: dict[str, Any] = copy.deepcopy(dict(data))
+    for old, new in MOVED.items():
+        (section, key), (there, name) = old.split("."), new.split(".")
+        if not isinstance(moved.get(section), dict) or key not in moved[section]:
+            continue
+        value = moved[section].pop(key)
+        known = moved.get(there) or {}
+        if isinstance(known, Mapping) and known.get(name, value) != value:
+            raise ConfigError(old, value, f"{new} says {known[name]!r}", "Give one of them")
+        set_value(moved, new, value)
+    return moved
 
 
 def _algorithm(given: Any) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""Training on screens in the words of the specifications: a model, a trainer and an actor pool that a script wires.
+
+A thin layer over `train_ui`, for scripts that exist; new ones write a configuration and call that (docs/coming-from.md
+says what is different, and why). The pool and the trainer find each other through the model they share: `start` says
+who plays with it, and `train` runs them as one run, with its directory, journal, checkpoints and staleness bound.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from palaestra.config import validated
+from palaestra.document import read_document
+from palaestra.errors import ConfigError
+from palaestra.experience.trajectory import Trajectory
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
+from palaestra.files.run_id import new_run_id
+from palaestra.learner.checkpoint import load_checkpoint
+from palaestra.learner.table import ALGORITHMS
+from palaestra.learner.trajectories import RejectionSampling, TrajectoryAlgorithm
+from palaestra.policy.vlm import VLMPolicy
+from palaestra.policy.vlm.config import ModelConfig
+from palaestra.sessions.provider import find_sessions
+from palaestra.train.held_out import play_held_out
+from palaestra.train.run import Outcome
+from palaestra.train.screens import train_ui
+from palaestra.train.ui_config import UiRunConfig, ui_config_from
+
+__all__ = [
+    "ActorPool",
+    "Config",
+    "RejectionSampling",
+    "TaskRunner",
+    "Trainer",
+    "VLMWrapper",
+    "simple_data_entry_pod_manifest",
+    "train_with_orchestration",
+]
+
+simple_data_entry_pod_manifest = "simple_data_entry"
+"""The session type whose pods these are. The gateway owns the manifest of each type."""
+
+TASK = "data_entry/form"
+
+
+class Config:
+    """Configurations of runs on screens."""
+
+    @staticmethod
+    def from_yaml(path: str | Path) -> UiRunConfig:
+        """The checked configuration in a file."""
+        return ui_config_from(read_document(Path(path)))
+
+
+class VLMWrapper:
+    """A vision-language model by name, its last checkpoint, and the pool that plays with it. Loaded when needed."""
+
+    def __init__(self, model_name: str = "tiny", **settings: Any) -> None:
+        """`settings`: keys of the section `model`, such as `use_lora`, `lora_target_option` and `lora_rank`."""
+        self.config = validated(ModelConfig, {"name": model_name, **settings}, place="model")
+        self.checkpoint: Path | None = None
+        self.actors: ActorPool | None = None
+
+    @cached_property
+    def policy(self) -> VLMPolicy:
+        """The model with the weights that were learned last."""
+        policy = VLMPolicy.from_config(self.config)
+        if self.checkpoint is not None:
+            policy.load(load_checkpoint(self.checkpoint, kind="screens").policy)
+        return policy
+
+    def take_over(self, checkpoint: Path) -> None:
+        """Act with what was learned."""
+        self.checkpoint = checkpoint
+        self.__dict__.pop("policy", None)
+
+
+class ActorPool:
+    """How many episodes are played at once, where, and on what."""
+
+    def __init__(
+        self, *, target_concurrent_actors: int, model: VLMWrapper, trajectory_queue: object = None, **where: Any
+    ) -> None:
+        """`where`: as for `TaskRunner`. `trajectory_queue` is not used: a run has one, which drops what is too old."""
+        self._model, pool = model, {"target_concurrent_actors": target_concurrent_actors}
+        self.sections = {**_sections(**where), "actor_pool": pool}
+
+    def start(self) -> None:
+        """Play for the trainer of the same model, whenever it trains."""
+        self._model.actors = self
+
+    def stop(self) -> None:
+        """Play no more."""
+        self._model.actors = None
+
+
+class Trainer:
+    """Improves a model with what its actors play."""
+
+    def __init__(
+        self, *, model: VLMWrapper, algorithm: TrajectoryAlgorithm, trajectory_queue: object = None, **settings: Any
+    ) -> None:
+        """`settings`: keys of the section `trainer`, such as `batch_size`. `trajectory_queue`: as for the pool."""
+        self.model, self.algorithm, self._settings = model, algorithm, settings
+        self._updates = 0
+        self._run: RunDirectory | None = None
+
+    def train(self, num_steps: int, save_every: int | None = None) -> Outcome:
+        """Make so many updates; a further call goes on with the same run. The model then acts with what it learned."""
+        if self.model.actors is None:
+            reason = "no started ActorPool plays with this model"
+            raise ConfigError("Trainer.train(num_steps)", num_steps, reason, "Call start() on one that has it")
+        total = self._updates + num_steps
+        trainer = {**self._settings, "num_training_steps": total, "save_every": save_every}
+        config = _config(self.model, self.algorithm, {**self.model.actors.sections, "trainer": trainer})
+        outcome = _train(config, self.model, Home.default().runs, resume=self._run)
+        self._updates, self._run = total, outcome.run
+        return outcome
+
+
+class TaskRunner:
+    """Plays one episode per call, each on a session of its own, and learns nothing."""
+
+    def __init__(self, *, model: VLMWrapper, **where: Any) -> None:
+        """`where`: `cluster_host`, `pod_manifest_fn`, `namespace`, `task`, and keys of `actor` (`task_prompt`, …)."""
+        self._model, self._config = model, _config(model, RejectionSampling(), _sections(**where))
+        self._episodes = 0
+
+    def run_episode(self) -> Trajectory:
+        """Play the next of the seeds that are held out of training."""
+        with ExitStack() as stack:
+            c = self._config
+            address = find_sessions(
+                c.environment,
+                stack,
+                actors=c.actor_pool.target_concurrent_actors,
+                session_type=c.actor.session_type,
+            )
+            played = play_held_out(self._config, self._model.policy, address, episodes=1, first=self._episodes)
+        self._episodes += 1
+        return played[0]
+
+
+def train_with_orchestration(
+    *,
+    model: VLMWrapper,
+    ui_env_url: str,
+    task_prompt: str,
+    algorithm: TrajectoryAlgorithm,
+    checkpoint_dir: Path | None = None,
+    data_dir: Path | None = None,
+    task: str = TASK,
+    **trainer: Any,
+) -> Outcome:
+    """Train on the session server at a URL, in a run under `checkpoint_dir`; its episodes are copied to `data_dir`.
+
+    `trainer`: keys of that section, such as `num_training_steps` and `batch_size`.
+    """
+    sections = {
+        "tasks": [{"task": task}],
+        "environment": {"session_servers": [ui_env_url]},
+        "actor": {"task_prompt": task_prompt},
+        "trainer": trainer,
+    }
+    outcome = _train(_config(model, algorithm, sections), model, checkpoint_dir or Home.default().runs)
+    if data_dir is not None:
+        shutil.copytree(outcome.run.attempts()[-1].trajectories, data_dir, dirs_exist_ok=True)
+    return outcome
+
+
+def _sections(
+    *, cluster_host: str, pod_manifest_fn: object, namespace: str = "default", task: str = TASK, **actor: Any
+) -> dict[str, Any]:
+    if not isinstance(pod_manifest_fn, str):
+        reason = "the gateway owns the manifests, and checks them before a pod is made"
+        remedy = "Write the pod as YAML, name it in gateway.kubernetes.manifests, and give its session type here"
+        raise ConfigError("pod_manifest_fn", pod_manifest_fn, reason, remedy)
+    return {
+        "tasks": [{"task": task}],
+        "environment": {"cluster_host": cluster_host, "namespace": namespace},
+        "actor": {"session_type": pod_manifest_fn, **actor},
+    }
+
+
+def _config(model: VLMWrapper, algorithm: TrajectoryAlgorithm, sections: Mapping[str, Any]) -> UiRunConfig:
+    cls: Any = type(algorithm)
+    ours = [name for name, known in ALGORITHMS["trajectories"].items() if known is cls]
+    settings: Any = getattr(algorithm, "config", None)
+    chosen = {"name": ours[0] if ours else f"{cls.__module__}:{cls.__qualname__}"}
+    chosen |= {} if settings is None else settings.model_dump(mode="json")
+    described = {"model": model.config.model_dump(mode="json"), "algorithm": chosen}
+    return ui_config_from({**described, "telemetry": {"progress": False}, **sections})
+
+
+def _train(config: UiRunConfig, model: VLMWrapper, root: Path, *, resume: RunDirectory | None = None) -> Outcome:
+    start = model.checkpoint if resume is None else None
+    outcome = train_ui(config, root=root, run_id=new_run_id("script"), resume=resume, warm_start=start)
+    model.take_over(outcome.checkpoint)
+    return outcome

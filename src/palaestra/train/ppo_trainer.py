@@ -1,0 +1,118 @@
+"""`PPOTrainer`: a `Trainer` that takes PPO's settings as keyword arguments, saves as it goes and remembers by task.
+
+It prints nothing; `train` returns the history, and a callback sees every update.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Mapping, MutableSequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from palaestra.config import validated
+from palaestra.errors import ConfigError
+from palaestra.learner.ppo import PPO, PPOConfig
+from palaestra.policy.device import Device
+from palaestra.train.trainer import Callback, History, Trainer
+
+if TYPE_CHECKING:
+    from palaestra.experience.rollout import Rollout
+
+__all__ = ["PPOTrainer"]
+
+TASK_ROLLOUTS = 8
+"""How many of the newest rollouts of each task are remembered."""
+
+_OF_TRAINER = set(inspect.signature(Trainer).parameters) - {"policy", "env", "algorithm", "batch_size"}
+_ELSEWHERE = {
+    "n_steps": "train(rollout_length=…)",
+    "num_steps": "train(rollout_length=…)",
+    "clip_coef": "clip_range",
+    "clip_epsilon": "clip_range",
+    "update_epochs": "n_epochs",
+    "verbose": "train(callback=…)",
+}
+"""What other libraries call something that our names are not alike enough to suggest."""
+
+
+class PPOTrainer(Trainer):
+    """Trains one policy in one environment with PPO."""
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        env: Any,
+        *,
+        device: Device = "auto",
+        checkpoint_dir: str | Path | None = None,
+        save_interval: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """`settings`: fields of `PPOConfig` (`learning_rate`, `n_epochs`, `batch_size`, …) and arguments of `Trainer`.
+
+        `save_interval`: updates between checkpoints that `train` writes into `checkpoint_dir`; None: none.
+        """
+        for name, ours in _ELSEWHERE.items():
+            if name in settings:
+                raise ConfigError(f"PPOTrainer.{name}", settings[name], "unknown key", f"Use {ours}")
+        general = {name: settings.pop(name) for name in _OF_TRAINER if name in settings}
+        algorithm = PPO(validated(PPOConfig, settings, place="PPOTrainer"))
+        super().__init__(policy, env, algorithm, device=device, **general)
+        self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self.save_interval = save_interval
+        self._task_rollouts: dict[str, deque[Rollout]] = {}
+
+    def collect_rollouts(self, n_steps: int, task_trajectories: MutableSequence[Rollout] | None = None) -> Rollout:
+        """Act for `n_steps` steps in every environment.
+
+        `task_trajectories` (of `get_task_trajectories`) are given to environments that define a method
+        `set_task_trajectories(rollouts)`, before the first step; then the new rollout is added to them.
+        """
+        if task_trajectories is not None and hasattr(self.env, "set_task_trajectories"):
+            self.env.call("set_task_trajectories", list(task_trajectories))
+        rollout = super().collect_rollouts(n_steps)
+        if task_trajectories is not None:
+            task_trajectories.append(rollout)
+        return rollout
+
+    def get_task_trajectories(self, task: Any) -> MutableSequence[Rollout]:
+        """The newest rollouts that were collected for this task, by its `name`, oldest first; empty for a new one."""
+        return self._task_rollouts.setdefault(str(getattr(task, "name", task)), deque(maxlen=TASK_ROLLOUTS))
+
+    def train(
+        self,
+        total_timesteps: int,
+        rollout_length: int | None = None,
+        log_interval: int = 1,
+        callback: Callback | None = None,
+        *,
+        save_interval: int | None = None,
+    ) -> History:
+        """As `Trainer.train`, with a checkpoint every `save_interval` updates."""
+        every = self.save_interval if save_interval is None else save_interval
+        if every is None:
+            return super().train(total_timesteps, rollout_length, log_interval, callback)
+        if every < 1:
+            raise ConfigError("train(save_interval)", every, "must be at least 1")
+        self._next_checkpoint()
+
+        def save_if_due(trainer: Trainer, metrics: dict[str, float]) -> bool | None:
+            if self.n_updates % every == 0:
+                self.save_checkpoint()
+            return None if callback is None else callback(trainer, metrics)
+
+        return super().train(total_timesteps, rollout_length, log_interval, save_if_due)
+
+    def save_checkpoint(self, path: str | Path | None = None, *, about: Mapping[str, Any] | None = None) -> str:
+        """As `Trainer.save_checkpoint`; without a path into `checkpoint_dir`, named by the number of updates."""
+        return super().save_checkpoint(self._next_checkpoint() if path is None else path, about=about)
+
+    def _next_checkpoint(self) -> Path:
+        if self.checkpoint_dir is None:
+            remedy = "Give PPOTrainer(checkpoint_dir=…), or a path to save_checkpoint"
+            raise ConfigError("checkpoint_dir", None, "there is no directory for checkpoints", remedy)
+        return self.checkpoint_dir / f"update_{self.n_updates:08d}"

@@ -1,0 +1,78 @@
+"""docs/coming-from.md: every name of ours in its tables exists, and every snippet's test is there."""
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import palaestra
+from palaestra.cli.app import _app
+from palaestra.learner.trajectories.algorithm import TRAJECTORY_ALGORITHMS, trajectory_config_of
+from palaestra.train.config import SECTIONS
+from palaestra.train.ui_config import UI_SECTIONS
+
+ROOT = Path(__file__).parents[2]
+LINES = [line for line in (ROOT / "docs" / "coming-from.md").read_text().splitlines() if line.startswith("| ")]
+ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in LINES if "---" not in line]
+NAMES = sorted({name for row in ROWS if len(row) == 3 for name in re.findall(r"`([^`]+)`", row[1])})
+SNIPPETS = [row for row in ROWS if len(row) == 5 and row[0] != "document"]
+KEYS = {f"{section}.{key}" for section, cls in {**SECTIONS, **UI_SECTIONS}.items() for key in cls.model_fields}
+KEYS |= {f"algorithm.{key}" for key in SECTIONS["ppo"].model_fields}
+KEYS |= {f"trainer.{key}" for key in UI_SECTIONS["ui_trainer"].model_fields} | {"tasks.task"}
+KEYS |= {f"algorithm.{key}" for name in TRAJECTORY_ALGORITHMS for key in trajectory_config_of(name).model_fields}
+
+
+def _python(path):
+    """What a dotted path names, counted from `palaestra`."""
+    parts = path.removeprefix("palaestra.").split(".")
+    found, module = palaestra, "palaestra"
+    for part in parts:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = import_module(f"{module}.{part}")
+        module = f"{module}.{part}"
+    return found
+
+
+def _command(words):
+    found, context = get_command(_app([])), None
+    for word in words:
+        if word.startswith("--"):
+            assert any(word in parameter.opts for parameter in found.params), f"no option {word}"
+        else:
+            found = found.get_command(context, word)
+            assert found is not None, f"no command {word}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_table_calls_ours_exists(name):
+    if name.startswith("palaestra "):
+        _command(name.split()[1:])
+    elif "/" in name:
+        assert (ROOT / name).exists()
+    elif re.fullmatch(r"[a-z_]+\.[a-z_]+", name) and not name.startswith("palaestra."):
+        assert name in KEYS
+    else:
+        called = re.fullmatch(r"([\w.]+?)(?:\((\w+)=…\))?", name)
+        found = _python(called[1])
+        if called[2] is not None:
+            parameters = inspect.signature(found).parameters
+            assert called[2] in parameters, f"{called[1]} takes no {called[2]}"
+
+
+@pytest.mark.parametrize("row", SNIPPETS, ids=lambda row: f"{row[0]} {row[1]}")
+def test_a_snippet_runs_in_the_test_it_names_or_says_why_it_does_not(row):
+    _, _, _, status, where = row
+    assert status.startswith(("as written", "different"))
+    tests = re.findall(r"`(test_\w+\.py)::(test_\w+)`", where)
+    assert tests or status == "different"
+    for file, test in tests:
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text()
+
+
+def test_every_specification_has_its_snippets_listed():
+    assert {row[0] for row in SNIPPETS} == {"000", "001", "002", "003", "004"}
