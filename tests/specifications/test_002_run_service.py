@@ -1,8 +1,8 @@
 """Specification 002, "Agent RL Integration": the calls it names. It has diagrams and plans, and no code to run."""
 
 import pytest
-from palaestra.runs.layout import Home
 
+from palaestra.files.home import Home
 from palaestra.runs import Phase, TrainerOrchestrator, TrainerService
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.supervisor import SupervisorConfig

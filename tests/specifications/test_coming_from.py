@@ -10,7 +10,7 @@ from typer.main import get_command
 
 import palaestra
 from palaestra.cli.app import _app
-from palaestra.learner.trajectories.algorithm import TRAJECTORY_ALGORITHMS, trajectory_config_of
+from palaestra.learner.table import ALGORITHMS, config_of
 from palaestra.train.config import SECTIONS
 from palaestra.train.ui_config import UI_SECTIONS
 
@@ -22,7 +22,9 @@ SNIPPETS = [row for row in ROWS if len(row) == 5 and row[0] != "document"]
 KEYS = {f"{section}.{key}" for section, cls in {**SECTIONS, **UI_SECTIONS}.items() for key in cls.model_fields}
 KEYS |= {f"algorithm.{key}" for key in SECTIONS["ppo"].model_fields}
 KEYS |= {f"trainer.{key}" for key in UI_SECTIONS["ui_trainer"].model_fields} | {"tasks.task"}
-KEYS |= {f"algorithm.{key}" for name in TRAJECTORY_ALGORITHMS for key in trajectory_config_of(name).model_fields}
+KEYS |= {
+    f"algorithm.{key}" for name in ALGORITHMS["trajectories"] for key in config_of(name, "trajectories").model_fields
+}
 
 
 def _python(path):

@@ -83,13 +83,11 @@ def train_command(
     if run is not None and run.supervised and into is None:
         # Trained beside the service, it would be in nobody's list, and the service's next attempt would meet it.
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
-    given = ""
     if path is not None:
-        data = read_document(path, Path("configs/ppo"))
-        given = path.read_text(encoding="utf-8")
+        data, given = read_document(path, Path("configs/ppo")), path.read_text(encoding="utf-8")
     else:
         assert run is not None
-        data = run.read_config()
+        data, given = run.read_config(), ""
     data = overridden(_with_options(data, num_steps, cluster_host), words)
     if check:
         _check(data, seed)
