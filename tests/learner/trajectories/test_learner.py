@@ -312,11 +312,11 @@ def test_an_update_that_is_interrupted_changes_nothing_and_can_be_made_again(alg
                 raise Interrupted
 
         if interrupted:
-            before, optimiser = weights(policy), save(learner._optimiser.tensors())
+            before, optimiser = weights(policy), save(learner._updater.tensors())
             with pytest.raises(Interrupted):
                 learner.update(batch, poll=poll)
             assert same(before, weights(policy))
-            assert save(learner._optimiser.tensors()) == optimiser
+            assert save(learner._updater.tensors()) == optimiser
             assert (learner.version, learner.n_updates) == (2, 2)
         metrics = learner.update(batch)
         assert metrics["trajectories_offered"] == 24.0

@@ -12,7 +12,7 @@ from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experience.turn_input import TokenLogProbs
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, UpdateConfig
 from palaestra.learner.trajectories.scoring import build_token_batch, score_batch
-from palaestra.learner.trajectories.update import TokenOptimiser, update
+from palaestra.learner.trajectories.update import TokenUpdater
 
 ALGORITHMS = [
     RejectionSampling(reward_threshold=-1.0),
@@ -80,8 +80,8 @@ def test_the_size_of_a_microbatch_changes_neither_weights_nor_what_is_reported(a
         own = twin(policy)
         # A large epsilon keeps Adam linear in the gradient, so that rounding is not blown up to full steps.
         config = UpdateConfig(microbatch_turns=size, epochs=2, minibatches=2, adam_eps=1.0)
-        optimiser = TokenOptimiser(own, config, rate=0.1)
-        said.append(update(own, algorithm, optimiser, samples, batch, config, np.random.default_rng(5)))
+        updater = TokenUpdater(own, algorithm, config, rate=0.1)
+        said.append(updater.run(samples, batch, np.random.default_rng(5)))
         weights.append(own.table.detach())
     assert said[0]["minibatches"] == 4.0
     for other in (1, 2):
@@ -124,32 +124,32 @@ def test_a_number_that_is_none_leaves_weights_and_optimiser_as_they_were(where, 
     policy = Breaking(scale=1.0)
     policy.load_state_dict(source.state_dict())
     config = UpdateConfig(microbatch_turns=100, epochs=epochs, minibatches=minibatches)
-    optimiser = TokenOptimiser(policy, config, rate=0.1)
-    update(policy, algorithm, optimiser, samples, batch, config, np.random.default_rng(0))
+    updater = TokenUpdater(policy, algorithm, config, rate=0.1)
+    updater.run(samples, batch, np.random.default_rng(0))
     weights = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    moments = {name: tensor.clone() for name, tensor in optimiser.tensors().items()}
+    moments = {name: tensor.clone() for name, tensor in updater.tensors().items()}
 
     policy.healthy = healthy
     policy.poisoned = _NoSlope.apply if where == "gradient" else lambda numbers: numbers * math.nan
     with pytest.raises(NonFiniteError, match="as they were before this batch"):
-        update(policy, algorithm, optimiser, samples, batch, config, np.random.default_rng(0))
+        updater.run(samples, batch, np.random.default_rng(0))
 
     assert all(torch.equal(weights[name], tensor) for name, tensor in policy.state_dict().items())
-    assert moments.keys() == optimiser.tensors().keys()
-    assert all(torch.equal(moments[name], tensor) for name, tensor in optimiser.tensors().items())
+    assert moments.keys() == updater.tensors().keys()
+    assert all(torch.equal(moments[name], tensor) for name, tensor in updater.tensors().items())
 
 
 def test_moments_of_other_parameters_are_refused():
     config = UpdateConfig()
     policy, samples, batch = prepared(GRPO())
-    optimiser = TokenOptimiser(policy, config, rate=0.1)
-    update(policy, GRPO(), optimiser, samples, batch, config, np.random.default_rng(0))
-    tensors = optimiser.tensors()
+    updater = TokenUpdater(policy, GRPO(), config, rate=0.1)
+    updater.run(samples, batch, np.random.default_rng(0))
+    tensors = updater.tensors()
     assert set(tensors) == {"adamw.0.step", "adamw.0.exp_avg", "adamw.0.exp_avg_sq"}
     with pytest.raises(CheckpointError, match=r"does not fit this policy, whose parameter has \(12, 12\)"):
-        optimiser.restore({"adamw.0.exp_avg": torch.zeros(3)})
+        updater.restore({"adamw.0.exp_avg": torch.zeros(3)})
     with pytest.raises(CheckpointError, match="parameter has none"):
-        optimiser.restore({"adamw.9.exp_avg": torch.zeros(3)})
+        updater.restore({"adamw.9.exp_avg": torch.zeros(3)})
 
 
 class WithHead(TablePolicy):
@@ -162,9 +162,9 @@ def test_a_separate_value_head_learns_at_its_own_rate_and_both_warm_up():
     apart = WithHead(scale=1.0)
     apart.load_state_dict(policy.state_dict())
     config = UpdateConfig(value_learning_rate=0.5, max_grad_norm=None)
-    optimiser = TokenOptimiser(apart, config, rate=0.01)
-    optimiser.set_pace(0.5)
-    update(apart, TrajectoryPPO(), optimiser, samples, batch, config, np.random.default_rng(0))
+    updater = TokenUpdater(apart, TrajectoryPPO(), config, rate=0.01)
+    updater.set_pace(0.5)
+    updater.run(samples, batch, np.random.default_rng(0))
     # Adam's first step is the rate, in each coordinate that has a gradient.
     assert (apart.worth.bias - policy.worth.bias).abs().max().item() == pytest.approx(0.25, rel=1e-3)
     assert (apart.table - policy.table).abs().max().item() == pytest.approx(0.005, rel=1e-3)
@@ -174,4 +174,4 @@ def test_a_policy_with_nothing_to_train_is_refused():
     policy = TablePolicy()
     policy.trainable_parameters = lambda: []
     with pytest.raises(ConfigError, match="has nothing to train"):
-        TokenOptimiser(policy, UpdateConfig(), rate=0.1)
+        TokenUpdater(policy, GRPO(), UpdateConfig(), rate=0.1)

@@ -50,11 +50,9 @@ class RejectionSamplingConfig(Section):
     reward_threshold: float = 0.0
     """An episode is imitated when it earned strictly more than this in all. With rewards of 0 for failure and 1 for
     success, 0 keeps the successes; above what is ever earned, nothing is learned, and `accepted_share` is 0."""
-
     normaliser: Normaliser = "trajectory"
     """`trajectory`: every success counts alike, however long. `tokens`: every token does, so long episodes weigh more.
     `constant`: as `tokens`, with a step that does not depend on how long the episodes of an update happen to be."""
-
     normaliser_tokens: float = Field(default=256.0, gt=0, le=1e9)
     """k of the `constant` normaliser: about how many tokens an episode has. Half of it doubles the gradient."""
 
@@ -94,7 +92,6 @@ class GRPOConfig(PolicyGradientConfig):
 
     group_size: int = Field(default=8, ge=2, le=4096)
     """Episodes per start. Larger groups find a rare success more often and cost as many more sessions per start."""
-
     scale: Scale = "std"
     """`std` divides by the spread of a group, so every group pushes alike; `none` leaves the reward's own scale."""
 
@@ -130,18 +127,14 @@ class TrajectoryPPOConfig(PolicyGradientConfig):
 
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount per turn. Below 1 a success is worth more the sooner it comes."""
-
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Between trusting the value of the next turn (0: biased, calm) and the whole return (1: unbiased, noisy)."""
-
     bootstrap_truncated: bool = False
     """What an episode that ran into its step limit is told. False: the limit belongs to the task and dawdling earned
     what it earned. True: the future is worth what the last turn was believed to be worth; right for limits that only
     save time, but an agent that idles until the limit then never hears of it."""
-
     normalize_advantage: bool = True
     """Give the advantages of an update mean 0 and variance 1, so that the step does not depend on reward scale."""
-
     value_coef: float = Field(default=0.5, ge=0, le=1e6)
     """Weight of the value error against the policy objective."""
 

@@ -120,20 +120,13 @@ def check_trajectory_algorithm(make_algorithm: Callable[[], TrajectoryAlgorithm]
 def _sample_group(size: int) -> list[Trajectory]:
     """Episodes of one start: successes and failures of several lengths, the last one on a screen that broke."""
     rng, picture = np.random.default_rng(0), b"a screen"
-    sha = hashlib.sha256(picture).hexdigest()
+    sha, prompt = hashlib.sha256(picture).hexdigest(), np.arange(4, dtype=np.int32)
 
     def play_turn(length: int, reward: float) -> Turn:
-        return Turn(
-            pictures=(sha,),
-            image_sizes=((32, 32),),
-            prompt_ids=np.arange(4, dtype=np.int32),
-            token_ids=rng.integers(0, 10, length).astype(np.int32),
-            log_probs=-rng.random(length).astype(np.float32),
-            versions=np.zeros(length, np.int32),
-            text="",
-            action={"kind": "wait"},
-            reward=reward,
-        )
+        tokens = rng.integers(0, 10, length).astype(np.int32)
+        log_probs, versions = -rng.random(length).astype(np.float32), np.zeros(length, np.int32)
+        seen = (sha,), ((32, 32),)
+        return Turn(*seen, prompt, tokens, log_probs, versions, text="", action={"kind": "wait"}, reward=reward)
 
     group = []
     for number in range(size + 1):

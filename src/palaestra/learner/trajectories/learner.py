@@ -34,15 +34,8 @@ from palaestra.learner.trajectories.policy import (
 from palaestra.learner.trajectories.proof import Expected, ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig
-from palaestra.learner.trajectories.scoring import BatchRefused, FirstPass, ScoredBatch, score_batch
-from palaestra.learner.trajectories.update import (
-    LearningRate,
-    TokenOptimiser,
-    UpdateConfig,
-    choose_learning_rate,
-    pace,
-    update,
-)
+from palaestra.learner.trajectories.scoring import BatchRefused, ScoredBatch, score_batch
+from palaestra.learner.trajectories.update import LearningRate, TokenUpdater, UpdateConfig, choose_learning_rate, pace
 from palaestra.transport.source import State
 
 __all__ = ["TrajectoryLearner"]
@@ -88,7 +81,7 @@ class TrajectoryLearner:
         """Why the last batch was refused; empty when it was not."""
         self.rate = self._choose_rate(lora)
         self._admission = Admission(algorithm, self.replay, self.reward)
-        self._optimiser = TokenOptimiser(policy, self.config, rate=self.rate.rate)
+        self._updater = TokenUpdater(policy, algorithm, self.config, rate=self.rate.rate)
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
         self._clock = clock
         self._refused_in_a_row = 0
@@ -143,21 +136,21 @@ class TrajectoryLearner:
             "shuffle": self._rng.bit_generator.state,
             "admitted": self._admission.facts(),
             "fingerprints": {str(version): known for version, known in (self._fingerprints or {}).items()},
-            "parameters": [list(parameter.shape) for parameter in self._optimiser.parameters],
+            "parameters": [list(parameter.shape) for parameter in self._updater.parameters],
         }
         # Dropout draws from torch's own stream.
-        tensors = {**self._optimiser.tensors(), **self.replay.tensors(), "torch_rng": torch.get_rng_state()}
+        tensors = {**self._updater.tensors(), **self.replay.tensors(), "torch_rng": torch.get_rng_state()}
         return State(tensors, facts)
 
     def load_state(self, state: State) -> None:
         """Continue where `state` was taken; the policy's weights must be those of that moment."""
         tensors, facts = state
-        mine = [list(parameter.shape) for parameter in self._optimiser.parameters]
+        mine = [list(parameter.shape) for parameter in self._updater.parameters]
         if facts["parameters"] != mine:
             reason = f"trained tensors of other shapes than this policy's {len(mine)}"
             remedy = "Use the configuration it was trained with"
             raise CheckpointError("checkpoint.parameters", len(facts["parameters"]), reason, remedy)
-        self._optimiser.restore(tensors)
+        self._updater.restore(tensors)
         self.replay.restore(tensors)
         self._admission.load_facts(facts["admitted"])
         self._rng.bit_generator.state = facts["shuffle"]
@@ -169,15 +162,12 @@ class TrajectoryLearner:
         self._remember_weights()
         torch.set_rng_state(tensors["torch_rng"])
 
-    # ------------------------------------------------------------------ one update
-
     def _update(self, batch: Sequence[Trajectory], poll: Callable[[], None] | None) -> dict[str, float]:
         began = self._clock()
         chosen = self._choose_trajectories(batch)
         if not chosen:
             self.last_refusal = self._admission.counts.why_all_refused()
             return self._refuse([], began) if self.last_refusal else self._report([], began)
-        in_passing = self._compares_while_learning
         scored = score_batch(
             self.policy,
             self.algorithm,
@@ -186,27 +176,17 @@ class TrajectoryLearner:
             microbatch=self.config.microbatch_turns,
             proof=self.proof,
             past_weights=self._kept,
-            in_passing=in_passing,
+            in_passing=self._compares_while_learning,
         )
         rewards = self._admission.rewards(chosen)
         samples = self.algorithm.samples(chosen, rewards, values=self._values_by_episode(chosen, scored))
         share = pace(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
-        self._optimiser.set_pace(share)
+        self._updater.set_pace(share)
         metrics: dict[str, float] | None = None
         try:
             scored.agreement.check()
             if samples:
-                metrics = update(
-                    self.policy,
-                    self.algorithm,
-                    self._optimiser,
-                    samples,
-                    scored,
-                    self.config,
-                    self._rng,
-                    first_pass=FirstPass(scored, self.algorithm) if in_passing else None,
-                    poll=poll,
-                )
+                metrics = self._updater.run(samples, scored, self._rng, poll=poll)
         except BatchRefused as refusal:
             self.last_refusal = str(refusal)
             return self._refuse(chosen, began, scored)
@@ -254,8 +234,6 @@ class TrajectoryLearner:
             )
         return metrics
 
-    # ------------------------------------------------------------------ what is known of the weights
-
     def _expected(self) -> Expected:
         return Expected(
             version=self._version,
@@ -285,13 +263,11 @@ class TrajectoryLearner:
         size = sum(weight.numel() * weight.element_size() for weight in self.weights().values())
         kept = min(wanted, max(0, KEPT_BYTES // max(1, size) - 1))
         if kept < wanted:
-            _log.warning(
+            text = (
                 "the weights of %d earlier versions are kept instead of %d, which would take more than %d MB: tokens "
-                "of older ones are not compared with the weights that drew them",
-                kept,
-                wanted,
-                KEPT_BYTES // 2**20,
+                "of older ones are not compared with the weights that drew them"
             )
+            _log.warning(text, kept, wanted, KEPT_BYTES // 2**20)
         return kept
 
     def _choose_rate(self, lora: bool | None) -> LearningRate:
@@ -301,8 +277,6 @@ class TrajectoryLearner:
             remedy = "Say lora=True or lora=False, or give a learning rate"
             raise ConfigError("trainer.learning_rate", None, reason, remedy)
         return choose_learning_rate(lora=bool(lora), supervised=self.algorithm.supervised, given=given)
-
-    # ------------------------------------------------------------------ metrics
 
     def _sample_metrics(self, samples: Sequence[Sample], scored: ScoredBatch) -> dict[str, float]:
         rows = [scored.rows[sample.turn] for sample in samples]

@@ -136,22 +136,16 @@ class PolicyGradientConfig(Section):
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """How far below 1 the ratio of a token may fall before it stops being pushed down."""
-
     clip_high: float = Field(default=0.28, gt=0, le=10)
     """How far above 1 it may rise. Above `clip_low`, unlikely tokens may grow and entropy lasts longer."""
-
     kl_coef: float = Field(default=0.0, ge=0, le=1e6)
     """Pull towards the policy from before training. Holds general abilities, and holds learning back."""
-
     entropy_coef: float = Field(default=0.0, ge=0, le=1e6)
     """Reward for staying undecided. Raise it when `entropy` falls to 0 before the task is solved."""
-
     weight_limit: float = Field(default=2.0, ge=1, le=1e6)
     """The most a token of older weights may count. Higher is less biased and noisier."""
-
     normaliser: Normaliser = "tokens"
     """How tokens of long and short episodes compare. `trajectory` dilutes long failures; see docs/algorithms.md."""
-
     normaliser_tokens: float = Field(default=256.0, gt=0, le=1e9)
     """k of the `constant` normaliser: about how many tokens an episode has. Half of it doubles the gradient."""
 

@@ -40,18 +40,14 @@ class ProofConfig(Section):
     """Largest mean distance (nats) between recorded log-probabilities and those of the recorded weights, over a batch;
     over a single episode four times as much. null: 0.002 for a model in float32, where equal code gives below 1e-5, and
     0.05 in half precision, where it gives about 0.01. Raising it lets a broken weight transfer pass unseen."""
-
     max_disagreement: float | None = Field(default=None, gt=0, le=1e6)
     """Largest distance of any single token; unlikely tokens differ most. null: 0.1 in float32, 1 in half precision."""
-
     checked_turns: int | None = Field(default=None, ge=1)
     """How many turns of an update are compared with the weights that drew them, evenly spread; null: all. Turns of the
     present version cost nothing with one step per batch and no dropout, where the pass that learns compares them all.
     Otherwise, and for turns of earlier versions, each costs a pass without gradients, at most a third of an epoch."""
-
     refusals_in_a_row: int = Field(default=3, ge=1)
     """So many refused batches, one after the other, end the training: they would all be refused."""
-
     foreign_weights: bool = False
     """Learn from episodes of weights that this learner did not publish, such as the archive of another run or files
     that do not name their weights. Their log-probabilities are believed (`unchecked_share`) and weighed as stale."""

@@ -30,17 +30,13 @@ class ReplayConfig(Section):
     """Replace the oldest member of a group in which all failed by a stored success of the same start, so that the group
     teaches something (DART, ARPO). Helps when successes are rare; the success may be one that today's policy could
     hardly repeat, which `behaviour_weight` tells."""
-
     share: float = Field(default=0.0, ge=0, lt=1)
     """Part of an update that is stored successes, for algorithms that imitate. Keeps what was learned on tasks that are
     seldom sampled; too much and the policy imitates its past."""
-
     per_start: int = Field(default=2, ge=1, le=10_000)
     """Successes kept for each task, params and seed."""
-
     per_task: int = Field(default=64, ge=1, le=1_000_000)
     """Successes kept for each task; with their screenshots, each may take a megabyte."""
-
     max_age: int = Field(default=16, ge=0, le=1_000_000)
     """How many versions old the oldest token of a success may be. Older ones are forgotten."""
 

@@ -33,20 +33,15 @@ class RewardConfig(Section):
     """An episode that ran out of steps, besides the credit it was paid. null: as much as a mistake, which is
     `reward.failure` or else the least that the task pays. 0: what the environment paid; where that is more than a
     mistake earns, an agent learns to stall."""
-
     terminated_early: float | None = Field(default=None, ge=-1e6, le=0)
     """An episode that the agent itself ended without having solved it; read as `truncated` is."""
-
     unreadable: float | None = Field(default=None, ge=-1e6, le=0)
     """An episode that ended because too many replies in a row were no action; read as `truncated` is."""
-
     failure: float | None = Field(default=None, ge=-1e6, le=0)
     """An episode that the task ended as failed, besides the credit it was paid: replaces the charge in its last turn.
     null: what the environment paid."""
-
     unreadable_reply: float = Field(default=-0.1, ge=-1e6, le=0)
     """Every reply that is no action, in any episode, on top of the others."""
-
     assumed_range: tuple[float, float] = (-1.0, 1.0)
     """The least and the most that an episode of a task is paid which declares no range. Episodes outside the range of
     their task are refused."""

@@ -30,27 +30,12 @@ from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeig
 from palaestra.learner.trajectories.policy_gradient import importance_weights, k3
 from palaestra.learner.trajectories.proof import ProofConfig
 
-__all__ = [
-    "Agreement",
-    "BatchRefused",
-    "Disagreement",
-    "FirstPass",
-    "Row",
-    "ScoredBatch",
-    "build_token_batch",
-    "order_by_prompt",
-    "prompt_key",
-    "score_batch",
-    "why_disagreeing",
-]
+__all__ = ["Agreement", "BatchRefused", "Row", "ScoredBatch", "build_token_batch", "score_batch", "why_disagreeing"]
 
 SAMPLED = 16
 """Turns that are scored beforehand when the pass that learns sees to all of them: enough for the mean entropy."""
 OF_ONE_EPISODE = 4.0
 """How many times the mean of a batch a single episode's may be: a few unlikely tokens weigh more in it."""
-
-
-# ---------------------------------------------------------------------------------------------------- agreement
 
 
 class BatchRefused(Exception):
@@ -137,9 +122,6 @@ def why_disagreeing(found: Disagreement, config: ProofConfig, *, half_precision:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- scores
-
-
 @dataclass(frozen=True, eq=False)
 class Row:
     """One turn as the policy sees it before it learns; every tensor is `[tokens]`."""
@@ -163,7 +145,7 @@ class ScoredBatch:
     turns: Sequence[TurnInput]
     """Trajectory after trajectory; `Sample.turn` counts them."""
     rows: list[Row]
-    """One for each turn. The first pass that learns fills in what was left to it (`FirstPass`)."""
+    """One for each turn."""
     agreement: Agreement
     entropy: float
     """Mean over the tokens scored; NaN when there were none."""
@@ -171,6 +153,21 @@ class ScoredBatch:
     """Distance of the policy from those that sampled, over the tokens scored; NaN when there were none."""
     staleness: float
     staleness_max: float
+    in_passing: bool = False
+    """Whether comparing fresh tokens and weighing stale ones is left to the first pass that learns."""
+
+    def add_first_pass(self, samples: Sequence[Sample], log_probs: Tensor, algorithm: TrajectoryAlgorithm) -> None:
+        """The log-probabilities of a microbatch in that pass, which are those of the policy before it has learned.
+
+        A single token that is far off raises `BatchRefused` here, before it can make the loss overflow.
+        """
+        largest = 0.0
+        for row, sample in enumerate(samples):
+            turn = self.turns[sample.turn].turn
+            own = log_probs[row, : len(turn.token_ids)].detach().float().cpu()
+            largest = max(largest, self.agreement.add(sample.turn, own, self.version))
+            self.rows[sample.turn] = _weigh_stale(self.rows[sample.turn], turn, own, algorithm, self.version)
+        self.agreement.check_token(largest)
 
 
 def score_batch(
@@ -187,8 +184,8 @@ def score_batch(
     """Score the turns of an update; each is scored once, and only if something is asked of it.
 
     Log-probabilities are compared on `proof.checked_turns` of the turns that have tokens of the present version, and of
-    each version in `past_weights`. `in_passing`: the pass that learns will compare fresh tokens and weigh stale ones
-    (`FirstPass`), and only a sample of the turns is scored here.
+    each version in `past_weights`. `in_passing`: the pass that learns will compare fresh tokens and weigh stale ones,
+    and only a sample of the turns is scored here.
     """
     proof = proof or ProofConfig()
     agreement = Agreement(trajectories, proof, half_precision=bool(getattr(policy, "half_precision", True)))
@@ -211,7 +208,7 @@ def score_batch(
         rows.append(row)
     lag = torch.cat([version - torch.tensor(each.turn.versions) for each in turns]).double()
     means = _mean(entropies), _mean(behind), float(lag.mean()), float(lag.max())
-    return ScoredBatch(version, turns, rows, agreement, *means)
+    return ScoredBatch(version, turns, rows, agreement, *means, in_passing)
 
 
 class _Score(NamedTuple):
@@ -292,26 +289,6 @@ class _Scorer(NamedTuple):
         for start in range(0, len(order), self.microbatch):
             some = [positions[place] for place in order[start : start + self.microbatch]]
             yield some, [self.turns[position] for position in some]
-
-
-class FirstPass:
-    """Uses the log-probabilities of the first pass that learns, which are those of the policy before it has learned:
-    compares fresh tokens with the recorded ones, and weighs stale tokens.
-    """
-
-    def __init__(self, batch: ScoredBatch, algorithm: TrajectoryAlgorithm) -> None:
-        self._batch, self._algorithm = batch, algorithm
-
-    def add(self, samples: Sequence[Sample], log_probs: Tensor) -> None:
-        """A microbatch; a single token that is far off ends it here, before it can make the loss overflow."""
-        largest, batch = 0.0, self._batch
-        for row, sample in enumerate(samples):
-            turn = batch.turns[sample.turn].turn
-            own = log_probs[row, : len(turn.token_ids)].detach().float().cpu()
-            largest = max(largest, batch.agreement.add(sample.turn, own, batch.version))
-            known = batch.rows[sample.turn]
-            batch.rows[sample.turn] = _weigh_stale(known, turn, own, self._algorithm, batch.version)
-        batch.agreement.check_token(largest)
 
 
 def build_token_batch(

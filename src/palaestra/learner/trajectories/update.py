@@ -22,23 +22,9 @@ from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experience.turn_input import TurnInput
 from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
-from palaestra.learner.trajectories.scoring import (
-    FirstPass,
-    ScoredBatch,
-    build_token_batch,
-    order_by_prompt,
-    prompt_key,
-)
+from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, order_by_prompt, prompt_key
 
-__all__ = [
-    "LearningRate",
-    "TokenOptimiser",
-    "UpdateConfig",
-    "choose_learning_rate",
-    "pace",
-    "split_minibatches",
-    "update",
-]
+__all__ = ["LearningRate", "TokenUpdater", "UpdateConfig", "choose_learning_rate", "pace", "split_minibatches"]
 
 LEAST = 0.1
 """Of the rate, once it has decayed: fine enough to settle, and not nothing for a run that is prolonged."""
@@ -49,38 +35,27 @@ class UpdateConfig(Section):
 
     learning_rate: float | None = Field(default=None, gt=0, le=1e3)
     """Step size of AdamW. null: chosen by what is trained (LoRA or everything) and how; the choice is printed."""
-
     value_learning_rate: float = Field(default=1e-4, gt=0, le=1e3)
     """Step size of a value head that the policy names as separate. It starts from nothing and bears more."""
-
     epochs: int = Field(default=1, ge=1)
     """Passes over each batch. More squeezes out more until `clip_fraction` says the data is used up."""
-
     minibatches: int = Field(default=1, ge=1)
     """Steps per pass. More learn faster from the same episodes, from noisier gradients."""
-
     microbatch_turns: int = Field(default=8, ge=1)
     """Turns per forward pass. Changes memory and speed, never the gradient."""
-
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Gradients longer than this are shortened to it. null: never."""
-
     warmup_updates: int = Field(default=0, ge=0)
     """Updates over which the step size grows from nearly 0: while Adam does not know the gradient's size yet."""
-
     decay_updates: int | None = Field(default=None, ge=1)
     """Updates over which the step size falls evenly to a tenth: large steps find the way, small ones settle. null:
     never. About `num_training_steps` for a short run."""
-
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Pull of every trained weight towards 0. A LoRA adapter of 0 is the model as it was."""
-
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """How long Adam remembers the direction."""
-
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
     """How long it remembers the size. Below the usual 0.999, because few updates have to do."""
-
     adam_eps: float = Field(default=1e-8, gt=0, le=1)
     """Gradients far below this are ignored."""
 
@@ -116,10 +91,13 @@ def pace(update: int, *, warmup: int, decay: int | None) -> float:
     return growing * falling
 
 
-class TokenOptimiser:
-    """AdamW over what the policy trains, with a state that is tensors by name."""
+class TokenUpdater:
+    """Updates one policy with one algorithm by AdamW, whose state is tensors by name."""
 
-    def __init__(self, policy: TrajectoryPolicy, config: UpdateConfig, *, rate: float) -> None:
+    def __init__(
+        self, policy: TrajectoryPolicy, algorithm: TrajectoryAlgorithm, config: UpdateConfig, *, rate: float
+    ) -> None:
+        self._policy, self._algorithm, self._config = policy, algorithm, config
         self.parameters: list[nn.Parameter] = list(trainable_weights(policy).values())
         if not self.parameters:
             raise ConfigError("policy", type(policy).__name__, "has nothing to train", "Unfreeze a part, or use LoRA")
@@ -128,7 +106,6 @@ class TokenOptimiser:
         head = [parameter for parameter in self.parameters if parameter in of_values]
         groups = [(group, own) for group, own in ((body, rate), (head, config.value_learning_rate)) if group]
         self._rates = [own for _, own in groups]
-        self._config = config
         self._adamw = torch.optim.AdamW(
             [{"params": group, "lr": own} for group, own in groups],
             betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps, weight_decay=config.weight_decay,
@@ -139,11 +116,77 @@ class TokenOptimiser:
         for group, rate in zip(self._adamw.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
-    def zero(self) -> None:
-        """Forget gradients."""
-        self._adamw.zero_grad(set_to_none=True)
+    def run(
+        self,
+        samples: Sequence[Sample],
+        batch: ScoredBatch,
+        rng: np.random.Generator,
+        *,
+        poll: Callable[[], None] | None = None,
+    ) -> dict[str, float]:
+        """Learn from the samples; means over the epochs of the metrics of the loss.
 
-    def step(self) -> float:
+        Whatever ends it half way leaves weights and optimiser as they were; `poll`, which is called before each
+        minibatch, may raise.
+        """
+        epochs, steps_per_epoch = self._config.epochs, min(self._config.minibatches, len(samples))
+        steps = epochs * steps_per_epoch
+        # A single step is taken after everything was found finite, and needs no copy of the weights to go back to.
+        undo = self._undo_point() if steps > 1 else None
+        sums: dict[str, float] = {}
+        norms: list[float] = []
+        try:
+            for _ in range(epochs):
+                for chosen in split_minibatches(samples, batch.turns, steps_per_epoch, rng):
+                    if poll is not None:
+                        poll()
+                    self._adamw.zero_grad(set_to_none=True)
+                    first = batch.in_passing and not norms
+                    for metrics in self._add_gradients(chosen, batch, samples, steps_per_epoch, first=first):
+                        for name, number in metrics.items():
+                            sums[name] = sums.get(name, 0.0) + number
+                    if first:
+                        batch.agreement.check()
+                    norms.append(self._step())
+        except BaseException as error:
+            if undo is not None:
+                undo()
+            if not isinstance(error, NonFiniteError):
+                raise
+            raise NonFiniteError(
+                f"version {batch.version}: {error}, from finite weights and a proven batch of {len(samples)} turns. "
+                "Weights and optimiser are as they were before this batch. Lower trainer.learning_rate or "
+                "trainer.max_grad_norm."
+            ) from None
+        finally:
+            self._adamw.zero_grad(set_to_none=True)
+        means = {name: total / epochs for name, total in sums.items()}
+        return {**means, "grad_norm": float(np.mean(norms)), "minibatches": float(steps)}
+
+    def _add_gradients(
+        self, chosen: list[Sample], batch: ScoredBatch, every: Sequence[Sample], scale: int, *, first: bool
+    ) -> list[dict[str, float]]:
+        """Add the gradient of a minibatch, microbatch by microbatch, and return the metrics of each."""
+        algorithm, size = self._algorithm, self._config.microbatch_turns
+        tokens = sum(len(batch.turns[sample.turn].turn.token_ids) for sample in every)
+        shares = {"token_share": 1.0 / tokens, "turn_share": 1.0 / len(every)}
+        needs = {"with_values": algorithm.needs_values, "with_entropy": algorithm.needs_entropy}
+        order = order_by_prompt([batch.turns[sample.turn] for sample in chosen])
+        metrics = []
+        for start in range(0, len(order), size):
+            some = [chosen[index] for index in order[start : start + size]]
+            now = self._policy.log_probs([batch.turns[sample.turn] for sample in some], **needs, grad=True)
+            if first:
+                batch.add_first_pass(some, now.log_probs, algorithm)
+            loss = algorithm.loss(build_token_batch(some, batch.rows, **shares, device=now.log_probs.device), now)
+            total = float(loss.total.detach())
+            if not math.isfinite(total):
+                raise NonFiniteError(f"the loss of a microbatch of {len(some)} turns is {total}")
+            (loss.total * scale).backward()
+            metrics.append({"loss": total, **{name: float(number) for name, number in loss.metrics.items()}})
+        return metrics
+
+    def _step(self) -> float:
         """Clip and step; the norm before clipping. A gradient that is not finite raises and changes nothing."""
         limit = self._config.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(self.parameters, math.inf if limit is None else limit))
@@ -152,7 +195,7 @@ class TokenOptimiser:
         self._adamw.step()
         return norm
 
-    def undo_point(self) -> Callable[[], None]:
+    def _undo_point(self) -> Callable[[], None]:
         """Remember weights and state; the returned function puts them back."""
         weights = [parameter.detach().cpu().clone() for parameter in self.parameters]
         state = {name: tensor.clone() for name, tensor in self.tensors().items()}
@@ -212,88 +255,3 @@ def split_minibatches(
     order = [sample for place in rng.permutation(len(clusters)) for sample in clusters[place]]
     borders = np.linspace(0, len(order), count + 1).round().astype(int)
     return [order[start:end] for start, end in pairwise(borders)]
-
-
-def update(
-    policy: TrajectoryPolicy,
-    algorithm: TrajectoryAlgorithm,
-    optimiser: TokenOptimiser,
-    samples: Sequence[Sample],
-    batch: ScoredBatch,
-    config: UpdateConfig,
-    rng: np.random.Generator,
-    *,
-    first_pass: FirstPass | None = None,
-    poll: Callable[[], None] | None = None,
-) -> dict[str, float]:
-    """Learn from the samples; means over the epochs of the metrics of the loss.
-
-    `first_pass` is given the log-probabilities of the first minibatch, which are those of the policy before it has
-    learned anything, and may refuse the batch before the first step. `poll` is called before each minibatch; it may
-    raise.
-    """
-    steps_per_epoch = min(config.minibatches, len(samples))
-    steps = config.epochs * steps_per_epoch
-    # A single step is taken after everything was found finite, and needs no copy of the weights to go back to.
-    undo = optimiser.undo_point() if steps > 1 else None
-    sums: dict[str, float] = {}
-    norms: list[float] = []
-    try:
-        for _ in range(config.epochs):
-            for chosen in split_minibatches(samples, batch.turns, steps_per_epoch, rng):
-                if poll is not None:
-                    poll()
-                optimiser.zero()
-                first = first_pass if not norms else None
-                for metrics in _add_gradients(policy, algorithm, chosen, batch, config, samples, first):
-                    for name, number in metrics.items():
-                        sums[name] = sums.get(name, 0.0) + number
-                if first is not None:
-                    batch.agreement.check()
-                norms.append(optimiser.step())
-    except BaseException as error:
-        if undo is not None:
-            undo()
-        if not isinstance(error, NonFiniteError):
-            raise
-        raise NonFiniteError(
-            f"version {batch.version}: {error}, from finite weights and a proven batch of {len(samples)} turns. "
-            "Weights and optimiser are as they were before this batch. Lower trainer.learning_rate or "
-            "trainer.max_grad_norm."
-        ) from None
-    finally:
-        optimiser.zero()
-    means = {name: total / config.epochs for name, total in sums.items()}
-    return {**means, "grad_norm": float(np.mean(norms)), "minibatches": float(steps)}
-
-
-def _add_gradients(
-    policy: TrajectoryPolicy,
-    algorithm: TrajectoryAlgorithm,
-    chosen: list[Sample],
-    batch: ScoredBatch,
-    config: UpdateConfig,
-    every: Sequence[Sample],
-    first_pass: FirstPass | None,
-) -> list[dict[str, float]]:
-    """Add the gradient of a minibatch, microbatch by microbatch, and return the metrics of each."""
-    tokens = sum(len(batch.turns[sample.turn].turn.token_ids) for sample in every)
-    # The gradients of an epoch's minibatches have the gradient of the whole update as their mean, not as their sum.
-    scale = min(config.minibatches, len(every))
-    order = order_by_prompt([batch.turns[sample.turn] for sample in chosen])
-    metrics = []
-    for start in range(0, len(order), config.microbatch_turns):
-        some = [chosen[index] for index in order[start : start + config.microbatch_turns]]
-        asked = [batch.turns[sample.turn] for sample in some]
-        needs = {"with_values": algorithm.needs_values, "with_entropy": algorithm.needs_entropy}
-        now = policy.log_probs(asked, **needs, grad=True)
-        if first_pass is not None:
-            first_pass.add(some, now.log_probs)
-        shares = {"token_share": 1.0 / tokens, "turn_share": 1.0 / len(every)}
-        loss = algorithm.loss(build_token_batch(some, batch.rows, **shares, device=now.log_probs.device), now)
-        total = float(loss.total.detach())
-        if not math.isfinite(total):
-            raise NonFiniteError(f"the loss of a microbatch of {len(some)} turns is {total}")
-        (loss.total * scale).backward()
-        metrics.append({"loss": total, **{name: float(number) for name, number in loss.metrics.items()}})
-    return metrics
