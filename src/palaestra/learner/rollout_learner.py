@@ -157,7 +157,7 @@ class RolloutLearner:
         clip_range: float,
     ) -> dict[str, float]:
         """Every epoch of an update, or none: weights and optimiser are put back when it fails."""
-        fast, order, undo = self._compiled_update(columns, flat), self._shuffles(num_samples(batch)), self._undo(flat)
+        undo, fast, order = self._undo(flat), self._compiled_update(columns, flat), self._shuffles(num_samples(batch))
         try:
             if fast is not None:
                 return fast.learn(batch, order, rate=rate, clip_range=clip_range)
@@ -199,14 +199,16 @@ class RolloutLearner:
         return torch.from_numpy(order)
 
     def _undo(self, flat: FlatParameters) -> Callable[[], None]:
-        """A function that puts weights and optimiser back to what they are now."""
+        """A function that puts weights, optimiser and shuffles back to what they are now."""
         adam = self.optimizer(flat)
         vectors = (flat.vector, adam.first, adam.second)
         copies, steps = [vector.clone() for vector in vectors], dict(adam.steps)
+        shuffle = self._shuffle.bit_generator.state
 
         def undo() -> None:
             for vector, copy in zip(vectors, copies, strict=True):
                 vector.copy_(copy)
             adam.steps = steps
+            self._shuffle.bit_generator.state = shuffle
 
         return undo

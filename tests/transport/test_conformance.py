@@ -1,0 +1,91 @@
+"""Every source and every publisher that we ship keeps what the training loop relies on; broken ones are found out."""
+
+import pytest
+import torch
+
+from palaestra.actor.asynchronous import AsyncConfig
+from palaestra.env import EnvConfig, make_env
+from palaestra.learner import PPO
+from palaestra.policy import ActorCritic, PolicyConfig
+from palaestra.train.vector import VectorTraining
+from palaestra.transport.conformance import ListSource, check_publisher, check_source
+from palaestra.transport.publisher import SameMemory
+
+
+def _training(asynchronous=None):
+    config = EnvConfig(id="CartPole-v1", num_envs=2)
+    env = make_env(config)
+    policy = ActorCritic(env.observation_space, env.action_space, PolicyConfig(hidden=(8,)), seed=1)
+    return VectorTraining(
+        policy, env, PPO(batch_size=16), seed=1, asynchronous=asynchronous, env_config=config
+    )  # fmt: skip
+
+
+def _ready(asynchronous=None):
+    training = _training(asynchronous)
+    training.start(100_000, 8)
+    training.publisher.publish(0, training.learner.weights())
+    return training.source
+
+
+@pytest.mark.parametrize("collector", [None, "thread", "process"])
+def test_sources_of_rollouts_keep_their_promises(collector):
+    settings = None if collector is None else AsyncConfig(collector=collector, max_staleness=3)
+    check_source(lambda: _ready(settings), requeues=collector is not None)
+
+
+def test_a_list_is_a_source():
+    check_source(lambda: ListSource(["a", "b", "c", "d"]))
+
+
+@pytest.mark.parametrize(
+    ("breaking", "rule"),
+    [
+        ({"next_batch": lambda self: None}, "gave no batch"),
+        ({"release": lambda self, batch, version: None}, "counts another number"),
+        ({"metrics": lambda self, batch, timing: {"loss": float("nan")}}, "not finite"),
+        ({"requeue": lambda self, batch: None}, "another batch came first"),
+        ({"state": lambda self: ({"position": 3}, {})}, "has no attribute"),
+    ],
+)
+def test_a_source_that_breaks_a_rule_is_told_which(breaking, rule):
+    broken = type("Broken", (ListSource,), breaking)
+    with pytest.raises((AssertionError, AttributeError), match=rule):
+        check_source(lambda: broken(["a", "b", "c", "d"]))
+
+
+def _weights(policy):
+    return [parameter.detach().clone().tolist() for parameter in policy.parameters()]
+
+
+def _change(policy):
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(1.0)
+
+
+def test_the_same_memory_publishes_every_update_at_once():
+    policy = _training().policy
+    check_publisher(
+        SameMemory(), lambda: policy, lambda: _change(policy), lambda: (None, _weights(policy)), copies=False
+    )
+
+
+def test_a_board_publishes_copies_by_version():
+    training = _training(AsyncConfig())
+    training.start(1000, 8)
+    board = training.publisher.board
+    targets = [array.copy() for array in training.learner.weights().read()]
+
+    def read():
+        return board.read_into(targets), [array.tolist() for array in targets]
+
+    check_publisher(
+        training.publisher, training.learner.weights, lambda: _change(training.policy), read
+    )  # fmt: skip
+
+
+def test_a_publisher_that_shares_memory_with_the_learner_is_found_out():
+    policy = _training().policy
+    with pytest.raises(AssertionError, match="weights that were not published act"):
+        check_publisher(SameMemory(), lambda: policy, lambda: _change(policy), lambda: (None, _weights(policy)))
