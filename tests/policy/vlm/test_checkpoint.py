@@ -146,7 +146,7 @@ def test_a_checkpoint_that_was_touched_is_refused(qwen3, tmp_path):
     with pytest.raises(CheckpointError, match="corrupt"):
         policy.load(place)
     file.unlink()
-    with pytest.raises(CheckpointError, match="truncated"):
+    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors is missing"):
         policy.load(place)
     (place / "palaestra.json").write_text(json.dumps({"schema": 1}))
     with pytest.raises(CheckpointError, match=r"palaestra.json cannot be read"):
