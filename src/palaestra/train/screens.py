@@ -24,6 +24,7 @@ from palaestra.actor.episode_source import (
 )
 from palaestra.actor.rollout_workers import RolloutWorkers, start_rollout_workers
 from palaestra.actor.task_sampler import TaskSampler
+from palaestra.errors import ConfigError
 from palaestra.evaluation.screens import ScreenEvaluation
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
@@ -33,6 +34,7 @@ from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.table import build_algorithm
 from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.proof import Reason
+from palaestra.policy.vlm.module_policy import as_vlm_policy
 from palaestra.policy.vlm.sampler import LocalSampler, Sampler
 from palaestra.policy.vlm.sampler_process import ProcessSampler
 from palaestra.sessions.provider import SessionAddress, find_sessions, open_provider
@@ -233,7 +235,14 @@ def train_ui(config: UiRunConfig, *, policy: Any = None, **where: Any) -> Outcom
 
     def wire(stack: ExitStack) -> Wiring:
         torch.set_num_threads(config.trainer.torch_threads)
-        model = build_policy(config) if policy is None else policy
+        model = build_policy(config) if policy is None else as_vlm_policy(policy, codec=config.actor.codec)
+        if policy is not None and config.inference.backend == "process":
+            raise ConfigError(
+                "inference.backend",
+                "process",
+                "a sampler process builds its model from the configuration, and a policy was given",
+                "Use inference.backend=thread",
+            )
         address = find_sessions(
             config.environment,
             stack,

@@ -1,0 +1,77 @@
+"""An `nn.Module` that answers `sample` and `log_probs` trains on screens like any model."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.train.test_ui_loop import config, gateway
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+from palaestra.errors import ConfigError
+from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.policy.vlm.module_policy import ModulePolicy
+from palaestra.train.screens import train_ui
+
+__all__ = ["gateway"]
+
+PLACES = [(x, y) for y in (20, 60, 100) for x in (20, 60, 100, 140)]
+
+
+class Clicker(nn.Module):
+    """Knows twelve places to click, and how likely each is; one token is one click."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(len(PLACES)))
+
+    def text_of(self, token_ids):
+        x, y = PLACES[int(token_ids[0])]
+        call = {"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [x, y]}}
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+    def sample(self, requests, *, temperature):
+        spoken = torch.log_softmax(self.scores / temperature, -1).numpy()
+        drawn = [np.random.default_rng(one.seed).choice(len(PLACES), p=np.exp(spoken)) for one in requests]
+        return [([token], [spoken[token]]) for token in drawn]
+
+    def log_probs(self, turns, *, with_values=False, with_entropy=False, grad=True):
+        rows = []
+        for each in turns:
+            spoken = torch.log_softmax(self.scores / each.temperature, -1)
+            rows.append(spoken[torch.tensor(each.turn.token_ids.astype(np.int64))])
+        padded = pad_sequence(rows, batch_first=True)
+        return TokenLogProbs(padded, torch.ones_like(padded, dtype=torch.bool))
+
+
+def test_a_module_of_ones_own_plays_learns_and_resumes(gateway, tmp_path):
+    def settings(updates):
+        return config(
+            gateway,
+            updates,
+            algorithm={"name": "rejection_sampling", "reward_threshold": -2.0},
+            reward={"assumed_range": [-2, 2]},
+            trainer={"learning_rate": 0.5},
+        )
+
+    module = Clicker()
+    first = train_ui(settings(2), policy=module, root=tmp_path, run_id="one")
+    assert first.final["trajectories_learned"] == 4
+    assert first.final["disagreement_max"] < 1e-5
+    assert first.final["unreadable_share"] == 0.0
+    learned = module.scores.detach().clone()
+    assert not torch.equal(learned, torch.zeros(len(PLACES)))
+
+    resumed = Clicker()
+    train_ui(settings(2), policy=resumed, root=tmp_path, run_id="-", warm_start=first.checkpoint)
+    again = ModulePolicy(Clicker())
+    again.load(first.checkpoint / "policy")
+    assert torch.equal(again.module.scores, learned)
+    assert again.version == 2
+
+
+def test_a_module_without_log_probs_is_refused_before_a_run_exists(gateway, tmp_path):
+    with pytest.raises(ConfigError, match=r"policy = 'Linear': it does not answer sample and log_probs"):
+        train_ui(config(gateway), policy=nn.Linear(2, 2), root=tmp_path, run_id="no")
+    assert list(tmp_path.iterdir()) == []
