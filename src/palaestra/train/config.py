@@ -20,12 +20,21 @@ from palaestra.env.catalogue import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
 from palaestra.learner.ppo import PPOConfig
-from palaestra.learner.table import config_of
+from palaestra.learner.table import build_algorithm, config_of
 from palaestra.policy.actor_critic import PolicyConfig
 from palaestra.policy.device import DEVICE_PATTERN, check_device_name
 from palaestra.telemetry import TelemetryConfig
 
-__all__ = ["MAX_SEED", "SECTIONS", "RunConfig", "TrainerConfig", "config_from", "load_config"]
+__all__ = [
+    "MAX_SEED",
+    "SECTIONS",
+    "RunConfig",
+    "TrainerConfig",
+    "config_from",
+    "load_config",
+    "make_algorithm",
+    "read_algorithm",
+]
 
 MAX_SEED = 2**32 - 1
 """The largest seed; evaluation adds to it, and torch takes no more than 64 bits."""
@@ -153,7 +162,7 @@ def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfi
     data = dict(data)
     if "env" not in data:
         raise ConfigError("env", None, "required and not given", "Name one: env.id=CartPole-v1")
-    data["algorithm"] = _algorithm(data.get("algorithm") or {})
+    data["algorithm"] = read_algorithm(data.get("algorithm") or {}, "rollouts", "ppo")
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
     data["trainer"] = _trainer(data.get("trainer"))
@@ -178,10 +187,11 @@ def _trainer(given: Any) -> Any:
     return settings
 
 
-def _algorithm(given: Any) -> dict[str, Any]:
+def read_algorithm(given: Any, experience: str, default: str) -> dict[str, Any]:
     """`{name, cfg: {...}}` as the specifications write it, or flat; every default filled in."""
     if not isinstance(given, Mapping):
-        raise ConfigError("algorithm", given, "is not a mapping", "Write algorithm: {name: ppo, learning_rate: 3e-4}")
+        remedy = f"Write algorithm: {{name: {default}, …}}"
+        raise ConfigError("algorithm", given, "is not a mapping", remedy)
     flat = dict(given)
     nested = flat.pop("cfg", None) or {}
     if not isinstance(nested, Mapping):
@@ -191,11 +201,17 @@ def _algorithm(given: Any) -> dict[str, Any]:
             raise ConfigError(
                 f"algorithm.cfg.{key}", nested[key], f"algorithm.{key} says {flat[key]!r}", "Give one of them"
             )
-    name = flat.pop("name", "ppo")
+    name = flat.pop("name", default)
     if not isinstance(name, str):
-        raise ConfigError("algorithm.name", name, "is not a name", "Write algorithm.name=ppo")
-    settings = validated(config_of(name), {**flat, **nested}, place="algorithm")
+        raise ConfigError("algorithm.name", name, "is not a name", f"Write algorithm.name={default}")
+    settings = validated(config_of(name, experience), {**flat, **nested}, place="algorithm")
     return {"name": name, **settings.model_dump(mode="json")}
+
+
+def make_algorithm(section: Mapping[str, Any], experience: str) -> Any:
+    """The algorithm that a section of a checked configuration describes."""
+    settings = {key: value for key, value in section.items() if key != "name"}
+    return build_algorithm(section["name"], settings, experience)
 
 
 def _check_across(config: RunConfig) -> None:

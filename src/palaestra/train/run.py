@@ -74,13 +74,20 @@ def run_updates(
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run reports, evaluates and saves."""
+    """How long a run is, and when it reports, evaluates and saves."""
 
+    total: int
+    unit: Literal["steps", "updates"]
+    """What `total` and the progress display count."""
+    score_metric: str
+    """What the best checkpoint is chosen by."""
     eval_every: int | None
     checkpoint_every: int | None
     checkpoint_seconds: float
     keep_checkpoints: int
     log_interval: int = 1
+    keep_first: bool = False
+    """Whether the checkpoint from before training is kept for comparison."""
 
 
 class Wiring(Protocol):
@@ -88,12 +95,6 @@ class Wiring(Protocol):
 
     kind: Kind
     """Of its checkpoints."""
-    unit: Literal["steps", "updates"]
-    """What the progress display counts."""
-    score_metric: str
-    """What the best checkpoint is chosen by."""
-    keep_first: bool
-    """Whether the checkpoint from before training is kept for comparison."""
     schedule: Schedule
 
     @property
@@ -108,15 +109,8 @@ class Wiring(Protocol):
     def publisher(self) -> WeightPublisher[Any]:
         """Where new weights go."""
 
-    @property
-    def total(self) -> int:
-        """The whole length of the run, in `unit`."""
-
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """The run exists: be ready for the first batch."""
-
-    def is_complete(self) -> bool:
-        """Whether the run has reached its length."""
 
     def save_policy(self) -> bytes | Callable[[Path], object]:
         """What a checkpoint holds of the policy: a file, or a function that writes a directory."""
@@ -180,18 +174,21 @@ def train(
         wiring = wire(stack)
         if warm_start is not None:
             wiring.load_policy(load_checkpoint(warm_start, kind=wiring.kind).policy)
-        exact = True
-        if resume is not None:
-            exact = resume.load_checkpoint(
-                lambda path: _resume(wiring, load_checkpoint(path, kind=wiring.kind), resume), checkpoint
-            )
-        resolved = config.resolved()
+
+        def load(path: Path) -> bool:
+            assert resume is not None
+            found = load_checkpoint(path, kind=wiring.kind)
+            wiring.check_resume(found, resume)
+            return restore(wiring, found)
+
+        exact = resume is None or resume.load_checkpoint(load, checkpoint)
+        resolved, schedule = config.resolved(), wiring.schedule
         run, attempt = begin_attempt(
             resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
         )
         telemetry = stack.enter_context(
             open_telemetry(
-                config.telemetry, run.path, run.run_id, wiring.total, resolved, attempt.journal, unit=wiring.unit
+                config.telemetry, run.path, run.run_id, schedule.total, resolved, attempt.journal, unit=schedule.unit
             )
         )
         telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
@@ -201,11 +198,6 @@ def train(
             text = "The environments could not be brought back to where they stood: they start fresh episodes."
             telemetry.emit(LogLine("warning", text))
         return _Run(wiring, resolved, run, attempt, telemetry).execute()
-
-
-def _resume(wiring: Wiring, checkpoint: TrainingCheckpoint, run: RunDirectory) -> bool:
-    wiring.check_resume(checkpoint, run)
-    return restore(wiring, checkpoint)
 
 
 def restore(parts: Wiring | Any, checkpoint: TrainingCheckpoint) -> bool:
@@ -222,8 +214,8 @@ class _Run:
     def __init__(
         self, wiring: Wiring, resolved: dict[str, Any], run: RunDirectory, attempt: Attempt, telemetry: Telemetry
     ) -> None:
-        self._wiring, self._resolved, self._run = wiring, resolved, run
-        self._attempt, self._telemetry, self._progress = attempt, telemetry, wiring.source.progress
+        self._wiring, self._schedule, self._progress = wiring, wiring.schedule, wiring.source.progress
+        self._resolved, self._run, self._attempt, self._telemetry = resolved, run, attempt, telemetry
         self._interruption = Interruption()
         self._final: dict[str, float] = {}
         self._best = -float("inf")
@@ -233,18 +225,13 @@ class _Run:
 
     def execute(self) -> Outcome:
         """Train to the end, or until an interruption."""
-        wiring, telemetry, stop = self._wiring, self._telemetry, self._interruption
+        wiring, stop = self._wiring, self._interruption
         try:
-            with stop.watching(lambda text: telemetry.emit(LogLine("warning", text))):
+            with stop.watching(self._warn):
                 self._save(None)
-                wiring.open(self._attempt, telemetry, lambda: stop.requested)
+                wiring.open(self._attempt, self._telemetry, lambda: stop.requested)
                 try:
-                    for update in run_updates(
-                        wiring.source,
-                        wiring.learner,
-                        wiring.publisher,
-                        lambda: stop.requested or wiring.is_complete(),
-                    ):
+                    for update in run_updates(wiring.source, wiring.learner, wiring.publisher, self._is_over):
                         self._after(update)
                 finally:
                     wiring.source.close()
@@ -254,19 +241,23 @@ class _Run:
             if isinstance(error, NonFiniteError | CollectorFailed | ExperienceError):
                 # The learner has put its weights back to what they were before the update that failed.
                 self._save_after_failure()
-            telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
+            self._telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
-        phase = ("stopped", "interrupted") if stop.requested else ("succeeded", "done")
-        telemetry.emit(PhaseChanged(*phase))
+        ending = ("stopped", "interrupted") if stop.requested else ("succeeded", "done")
+        self._telemetry.emit(PhaseChanged(*ending))
         return Outcome(self._run, self._progress.steps, self._final, checkpoint, stop.requested)
 
+    def _is_over(self) -> bool:
+        done = self._progress.steps if self._schedule.unit == "steps" else self._progress.updates
+        return self._interruption.requested or done >= self._schedule.total
+
     def _after(self, update: Update) -> None:
-        schedule, metrics, number = self._wiring.schedule, update.metrics, self._progress.updates
+        schedule, metrics, number = self._schedule, update.metrics, self._progress.updates
         if _is_due(schedule.eval_every, number):
             metrics |= self._wiring.evaluate()
         self._final = metrics
         for text in self._wiring.warnings(metrics):
-            self._telemetry.emit(LogLine("warning", text))
+            self._warn(text)
         first = self._progress.episodes - len(update.batch.episodes) + 1
         self._telemetry.emit_many(
             EpisodeSummary(e.env_step, first + i, e.env_index, e.episode_return, e.length)
@@ -278,9 +269,12 @@ class _Run:
         if overdue or _is_due(schedule.checkpoint_every, number) or _is_due(schedule.eval_every, number):
             self._save(self._score(metrics))
 
+    def _warn(self, text: str) -> None:
+        self._telemetry.emit(LogLine("warning", text))
+
     def _score(self, metrics: Mapping[str, float]) -> float | None:
         # Results with and without exploration are not compared: a run that evaluates is judged by that alone.
-        return metrics.get(self._wiring.score_metric)
+        return metrics.get(self._schedule.score_metric)
 
     def _save(self, score: float | None) -> Path:
         """A checkpoint of this moment (once), remembered as the best if its score says so."""
@@ -311,11 +305,11 @@ class _Run:
             self._save(None)
         except (OSError, CheckpointError) as error:
             # What ended the run matters more, and the checkpoint before is still there.
-            self._telemetry.emit(LogLine("warning", f"No checkpoint could be written: {error}"))
+            self._warn(f"No checkpoint could be written: {error}")
 
     def _remove_old(self) -> None:
         kept = checkpoints_in(self._attempt.checkpoints)
-        for path in kept[int(self._wiring.keep_first) : -self._wiring.schedule.keep_checkpoints]:
+        for path in kept[int(self._schedule.keep_first) : -self._schedule.keep_checkpoints]:
             if path != self._best_path:
                 shutil.rmtree(path)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.files.checkpoint import Kind
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import TrainingCheckpoint
-from palaestra.learner.table import build_algorithm
 from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.proof import Reason
 from palaestra.policy.vlm.module_policy import as_vlm_policy
@@ -39,6 +38,7 @@ from palaestra.policy.vlm.sampler import LocalSampler, Sampler
 from palaestra.policy.vlm.sampler_process import ProcessSampler
 from palaestra.sessions.provider import SessionAddress, find_sessions, open_provider
 from palaestra.telemetry import EpisodeSummary, Telemetry
+from palaestra.train.config import make_algorithm
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
 from palaestra.train.run import Outcome, Schedule, Wiring
 from palaestra.train.run import train as run
@@ -72,13 +72,10 @@ class _ScreenRun:
     """The parts of a configured run."""
 
     kind: Kind = "screens"
-    unit: Literal["steps", "updates"] = "updates"
-    keep_first = True
 
     def __init__(self, config: UiRunConfig, policy: Any, address: SessionAddress, warnings: Sequence[str]) -> None:
         t = config.trainer
-        settings = {key: value for key, value in config.algorithm.items() if key != "name"}
-        algorithm = build_algorithm(config.algorithm["name"], settings, "trajectories")
+        algorithm = make_algorithm(config.algorithm, "trajectories")
         if algorithm.needs_reference and not config.model.use_lora:
             policy.keep_reference()
         self._config, self._policy, self._address, self._warnings = config, policy, address, warnings
@@ -109,9 +106,16 @@ class _ScreenRun:
         self.publisher = SamplerPublisher(policy, None)
         self._failures_reported = 0
         self._archive: TrajectoryArchive | None = None
-        self.total = t.num_training_steps
-        self.score_metric = "eval_success_rate" if t.eval_every else "success_rate"
-        self.schedule = Schedule(t.eval_every, t.checkpoint_every, t.checkpoint_seconds, t.keep_checkpoints)
+        self.schedule = Schedule(
+            total=t.num_training_steps,
+            unit="updates",
+            score_metric="eval_success_rate" if t.eval_every else "success_rate",
+            eval_every=t.eval_every,
+            checkpoint_every=t.checkpoint_every,
+            checkpoint_seconds=t.checkpoint_seconds,
+            keep_checkpoints=t.keep_checkpoints,
+            keep_first=True,
+        )
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler; the player starts sessions with the first batch."""
@@ -170,10 +174,6 @@ class _ScreenRun:
     def _record(self, trajectory: Trajectory) -> None:
         if self._archive is not None:
             self._archive.append(trajectory)
-
-    def is_complete(self) -> bool:
-        """Whether as many batches as planned were learned from or refused."""
-        return self.source.progress.updates >= self.total
 
     def save_policy(self) -> Callable[[Path], object]:
         """The model's own directory."""

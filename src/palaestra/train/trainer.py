@@ -27,9 +27,9 @@ from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.checkpoint import load_checkpoint, save_checkpoint
 from palaestra.learner.ppo import PPO
 from palaestra.policy.device import Device, choose_device, device_of
-from palaestra.train.config import RunConfig
+from palaestra.train.config import RunConfig, make_algorithm
 from palaestra.train.run import run_updates
-from palaestra.train.vector import VectorTraining, algorithm_for, make_parts
+from palaestra.train.vector import VectorTraining, make_parts, training_settings
 from palaestra.transport.source import Batch, Episode
 
 if TYPE_CHECKING:
@@ -244,14 +244,9 @@ def build_trainer(config: RunConfig, *, pretrained: bool = True) -> Trainer:
         return Trainer(
             policy,
             env,
-            algorithm_for(config),
-            seed=config.trainer.seed,
-            normalize_reward=config.env.normalize_reward,
-            compiled=config.trainer.compiled,
-            torch_threads=config.trainer.torch_threads,
+            make_algorithm(config.algorithm, "rollouts"),
             buffer_size=config.trainer.buffer_size,
-            asynchronous=config.asynchronous,
-            env_config=config.env,
+            **training_settings(config),
         )
     except BaseException:
         env.close()

@@ -18,7 +18,6 @@ from palaestra.actor.task_sampler import SamplerConfig, TaskChoice
 from palaestra.config import Section, validated
 from palaestra.document import set_value
 from palaestra.errors import ConfigError
-from palaestra.learner.table import build_algorithm, config_of
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.learner.trajectories.reward import RewardConfig
@@ -27,6 +26,7 @@ from palaestra.policy.vlm.config import ModelConfig
 from palaestra.sessions.environment_config import EnvironmentConfig, check_environment
 from palaestra.sessions.query_tasks import ROWS_TASK
 from palaestra.telemetry import TelemetryConfig
+from palaestra.train.config import make_algorithm, read_algorithm
 
 __all__ = ["UI_SECTIONS", "UiRunConfig", "UiTrainerConfig", "ui_config_from"]
 
@@ -164,7 +164,7 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
     # `actor:` with nothing behind it says nothing.
     data = {key: value for key, value in data.items() if value is not None}
     data = _with_moved_keys(data)
-    data["algorithm"] = _algorithm(data.get("algorithm") or {})
+    data["algorithm"] = read_algorithm(data.get("algorithm") or {}, "trajectories", "rejection_sampling")
     environment = data.get("environment")
     if isinstance(environment, Mapping) and environment.get("dialect") == "query":
         # The one task there is; ours needs a server of ours.
@@ -191,24 +191,8 @@ def _with_moved_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     return moved
 
 
-def _algorithm(given: Any) -> dict[str, Any]:
-    """`{name, cfg: {...}}` or flat; every default filled in."""
-    if not isinstance(given, Mapping):
-        raise ConfigError("algorithm", given, "is not a mapping", "Write algorithm: {name: grpo, group_size: 8}")
-    flat = dict(given)
-    nested = flat.pop("cfg", None) or {}
-    if not isinstance(nested, Mapping):
-        raise ConfigError("algorithm.cfg", nested, "is not a mapping")
-    name = flat.pop("name", "rejection_sampling")
-    if not isinstance(name, str):
-        raise ConfigError("algorithm.name", name, "is not a name", "Write algorithm.name=grpo")
-    settings = validated(config_of(name, "trajectories"), {**flat, **nested}, place="algorithm")
-    return {"name": name, **settings.model_dump(mode="json")}
-
-
 def _check_across(config: UiRunConfig) -> None:
-    settings = {key: value for key, value in config.algorithm.items() if key != "name"}
-    size = build_algorithm(config.algorithm["name"], settings, "trajectories").group_size
+    size = make_algorithm(config.algorithm, "trajectories").group_size
     if config.trainer.batch_size % size:
         nearest = sorted(
             {max(size, config.trainer.batch_size // size * size), (config.trainer.batch_size // size + 1) * size}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +30,6 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint
 from palaestra.learner.rollout_learner import RolloutLearner
-from palaestra.learner.table import build_algorithm
 from palaestra.policy.build import build_policy
 from palaestra.policy.compiled import why_never_compiled
 from palaestra.policy.device import Device, choose_device, device_of
@@ -38,7 +37,7 @@ from palaestra.policy.flat import FlatParameters
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.telemetry import Telemetry
 from palaestra.threads import few_threads
-from palaestra.train.config import RunConfig, config_from
+from palaestra.train.config import RunConfig, config_from, make_algorithm
 from palaestra.train.run import Outcome, Schedule, Wiring, restore
 from palaestra.train.run import train as run
 from palaestra.transport.publisher import SameMemory
@@ -160,41 +159,31 @@ class VectorTraining:
 class _VectorRun(VectorTraining):
     """The parts of a configured run."""
 
-    unit: Literal["steps", "updates"] = "steps"
-    keep_first = False
-
     def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv) -> None:
-        t = config.trainer
-        super().__init__(
-            policy,
-            env,
-            algorithm_for(config),
-            seed=t.seed,
-            normalize_reward=config.env.normalize_reward,
-            compiled=t.compiled,
-            torch_threads=t.torch_threads,
-            asynchronous=config.asynchronous,
-            env_config=config.env,
-        )
-        self._config = config
-        self.total = config.total_timesteps
-        self.score_metric = "eval_return" if t.eval_every else "episode_return"
+        super().__init__(policy, env, make_algorithm(config.algorithm, "rollouts"), **training_settings(config))
+        t, self._config, self._failures_reported = config.trainer, config, 0
         self.schedule = Schedule(
-            t.eval_every, t.checkpoint_every, t.checkpoint_seconds, t.keep_checkpoints, t.log_interval
+            total=config.total_timesteps,
+            unit="steps",
+            score_metric="eval_return" if t.eval_every else "episode_return",
+            eval_every=t.eval_every,
+            checkpoint_every=t.checkpoint_every,
+            checkpoint_seconds=t.checkpoint_seconds,
+            keep_checkpoints=t.keep_checkpoints,
+            log_interval=t.log_interval,
         )
-        self._failures_reported = 0
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Plan the rollouts."""
-        self.start(self.total, self._config.rollout_length, self._config.trainer.buffer_size)
+        self.start(self.schedule.total, self._config.rollout_length, self._config.trainer.buffer_size)
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Refuse a run that has reached its length, and a checkpoint of another policy."""
-        taken = int(checkpoint.progress["steps"])
-        if taken >= self.total:
+        taken, total = int(checkpoint.progress["steps"]), self.schedule.total
+        if taken >= total:
             raise ConfigError(
                 "trainer.total_timesteps",
-                self.total,
+                total,
                 f"run {run.run_id} has taken {taken} steps already",
                 f"Raise it to train on, for example trainer.total_timesteps={2 * taken}",
             )
@@ -244,7 +233,6 @@ def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any
 
 def make_parts(config: RunConfig, *, pretrained: bool = True) -> tuple[VectorEnv, nn.Module]:
     """Environments and policy of a configuration; `pretrained` as in `build_policy`."""
-    algorithm_for(config)
     device = choose_device(config.trainer.device, place="trainer.device")
     env = make_env(config.env)
     try:
@@ -254,11 +242,16 @@ def make_parts(config: RunConfig, *, pretrained: bool = True) -> tuple[VectorEnv
         raise
 
 
-def algorithm_for(config: RunConfig) -> RolloutAlgorithm:
-    """The algorithm of a configuration."""
-    settings = {key: value for key, value in config.algorithm.items() if key != "name"}
-    algorithm: RolloutAlgorithm = build_algorithm(config.algorithm["name"], settings)
-    return algorithm
+def training_settings(config: RunConfig) -> dict[str, Any]:
+    """What a configuration says about the training of its policy, as keyword arguments."""
+    return {
+        "seed": config.trainer.seed,
+        "normalize_reward": config.env.normalize_reward,
+        "compiled": config.trainer.compiled,
+        "torch_threads": config.trainer.torch_threads,
+        "asynchronous": config.asynchronous,
+        "env_config": config.env,
+    }
 
 
 def policy_for(config: RunConfig, env: VectorEnv, device: torch.device, *, pretrained: bool) -> nn.Module:
