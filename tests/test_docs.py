@@ -45,3 +45,12 @@ def test_links_between_pages_lead_somewhere():
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+def test_the_walk_from_the_command_to_the_update_is_short_and_its_files_exist():
+    section = (ROOT / "docs" / "architecture.md").read_text().split("## From `palaestra train`")[1].split("\n## ")[0]
+    vector, screens = section.split("On screens:")
+    for walk, most in ((vector, 8), (screens, 20)):
+        files = re.findall(r"^\d+\. `([\w/]+\.py)`", walk, re.MULTILINE)
+        assert 2 < len(files) <= most
+        assert [name for name in files if not (ROOT / "src" / "palaestra" / name).is_file()] == []

@@ -1,10 +1,12 @@
 """Our learners and algorithms keep what the training loop relies on, and so does one that a user writes in 20 lines."""
 
+import re
+from pathlib import Path
+
 import pytest
-import torch
 
 from palaestra.env import as_vector_env
-from palaestra.learner import PPO, RolloutAlgorithm, evaluate_actions, flatten_rollout
+from palaestra.learner import PPO, RolloutAlgorithm, flatten_rollout
 from palaestra.learner.conformance import check_learner, check_rollout_algorithm
 from palaestra.learner.table import build_algorithm
 from palaestra.policy import ActorCritic, PolicyConfig
@@ -13,29 +15,25 @@ from palaestra.train import Trainer
 COMPILED = pytest.mark.parametrize("compiled", ["auto", "off"])
 
 
-class Reinforce(RolloutAlgorithm):
-    """The policy gradient, with the value as baseline: the example of docs/algorithms.md."""
-
-    def prepare(self, rollout):
-        returns, following = torch.zeros_like(rollout["reward"]), rollout["next_value"][-1]
-        for t in reversed(range(len(returns))):
-            ended = rollout["terminated"][t] | rollout["truncated"][t]
-            following = torch.where(ended, rollout["next_value"][t], following)
-            following = returns[t] = rollout["reward"][t] + self.config.gamma * following
-        return flatten_rollout(rollout, target=returns, advantage=returns - rollout["value"])
-
-    def loss(self, policy, batch):
-        log_prob, entropy, value = evaluate_actions(policy, batch)
-        policy_loss = -(log_prob * batch["advantage"]).mean()
-        return policy_loss + 0.5 * (value - batch["target"]).square().mean() - 0.01 * entropy.mean()
+def _algorithm_of_the_page():
+    """The class that docs/algorithms.md shows."""
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page.split("## Your own algorithm on rollouts")[1], re.DOTALL).group(1)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    scope = {}
+    exec(code, scope)
+    return scope["ActorCriticLoss"]
 
 
-class Silent(Reinforce):
+Own = _algorithm_of_the_page()
+
+
+class Silent(Own):
     def loss(self, policy, batch):
         return super().loss(policy, batch).detach().requires_grad_()
 
 
-class Careless(Reinforce):
+class Careless(Own):
     def prepare(self, rollout):
         rollout["reward"] += 1.0
         return super().prepare(rollout)
@@ -52,7 +50,7 @@ def _weights(learner):
 
 
 @COMPILED
-@pytest.mark.parametrize("algorithm", [PPO, Reinforce])
+@pytest.mark.parametrize("algorithm", [PPO, Own])
 def test_a_learner_of_rollouts_keeps_its_promises(algorithm, compiled):
     def make():
         return _trainer(algorithm(n_epochs=2, batch_size=16), compiled).training.learner
@@ -61,7 +59,7 @@ def test_a_learner_of_rollouts_keeps_its_promises(algorithm, compiled):
     check_learner(make, experience, _weights)
 
 
-@pytest.mark.parametrize("algorithm", [PPO(), PPO(correction="none", value_clip=None), Reinforce()])
+@pytest.mark.parametrize("algorithm", [PPO(), PPO(correction="none", value_clip=None), Own()])
 def test_an_algorithm_on_rollouts_keeps_its_promises(algorithm):
     trainer = _trainer(algorithm)
     check_rollout_algorithm(algorithm, trainer.policy, trainer.collect_rollouts(16).columns())
@@ -76,7 +74,7 @@ def test_an_algorithm_that_breaks_a_rule_is_told_which(broken, rule):
 
 def test_an_algorithm_of_ones_own_learns_cartpole_by_its_address():
     algorithm = build_algorithm(
-        f"{__name__}:Reinforce", {"learning_rate": 3e-3, "n_epochs": 1, "batch_size": 64}
+        f"{__name__}:Own", {"learning_rate": 3e-3, "n_epochs": 1, "batch_size": 64}
     )  # fmt: skip
     trainer = _trainer(algorithm)
     history = trainer.train(20_000, rollout_length=128)
