@@ -20,7 +20,8 @@ import torch
 from benchmarks.learning import IMAGES, RESULTS, ROOT, interval
 from palaestra.env import make_env
 from palaestra.experience.columns import Columns
-from palaestra.learner.ppo import PPO, TrainBatch
+from palaestra.learner.batch import TrainBatch
+from palaestra.learner.ppo import PPO
 from palaestra.policy.build import build_policy
 from palaestra.policy.flat import FlatParameters
 from palaestra.train import load_config
@@ -78,31 +79,38 @@ INTERVENTIONS = {
 VARIANTS = CELLS | INTERVENTIONS
 
 
-class AlteredTrainer(Trainer):
-    """A trainer that edits copies of its experience as a variant says, and watches the critic."""
+class AlteredPPO(PPO):
+    """PPO that edits copies of its experience as a variant says."""
 
     variant = Variant()
+    mean_target = torch.zeros(())
 
-    def _prepared(self, rollout: Columns) -> TrainBatch:
+    def prepare(self, rollout: Columns, *given: Any) -> TrainBatch:
         v, seen = self.variant, dict(rollout)
         if v.truncation_ends:
             seen["terminated"] = seen["terminated"] | seen["truncated"]
         seen["reward"] = seen["reward"] * v.reward_factor
-        batch = super()._prepared(seen)
+        batch = super().prepare(seen, *given)
         self.mean_target = batch["target"].mean()
         if v.advantage_floor is not None:
             advantage = batch["advantage"]
             batch["advantage"] = (advantage - advantage.mean()) / max(float(advantage.std()), v.advantage_floor)
         return batch
 
-    def _learn(self, rollouts: list[Columns]) -> dict[str, float]:
+
+class AlteredTrainer(Trainer):
+    """A trainer that changes and watches the critic as a variant says."""
+
+    variant = Variant()
+
+    def learn(self, rollout: Any) -> dict[str, float]:
         flat = FlatParameters.of(self.policy)
         critic = flat.vector[flat.groups["critic"]]
-        before, rollout = critic.clone(), rollouts[0]
+        before = critic.clone()
         observation = rollout["observation"].flatten(0, 1).clone()
         old = rollout["value"].reshape(-1).clone()
         failures = observation[rollout["terminated"].reshape(-1)]
-        metrics = super()._learn(rollouts)
+        metrics = super().learn(rollout)
         if self.variant.critic_pace != 1.0:
             critic.copy_(before + self.variant.critic_pace * (critic - before))
         network: Any = self.policy.critic
@@ -110,7 +118,7 @@ class AlteredTrainer(Trainer):
             hidden = network[:-1](observation)
             value = network[-1](hidden).squeeze(-1)
             if self.variant.bias_follows:
-                network[-1].bias += self.mean_target - value.mean()
+                network[-1].bias += self.algorithm.mean_target - value.mean()
         moved = value - old
         metrics |= {"value_moved": float(moved.abs().mean()), "value_moved_std": float(moved.std())}
         metrics["saturated"] = float((hidden.abs() > 0.99).float().mean())
@@ -129,9 +137,9 @@ def run_once(variant: Variant, seed: int) -> dict[str, Any]:
     config = load_config(ROOT / "configs" / "ppo" / "cartpole.yaml", ["env.id=compiled/CartPole-v1", *settings])
     env = make_env(config.env)
     policy = build_policy(config.policy, env.observation_space, env.action_space, seed=seed)
-    algorithm = PPO(**{key: value for key, value in config.algorithm.items() if key != "name"})
+    algorithm = AlteredPPO(**{key: value for key, value in config.algorithm.items() if key != "name"})
     trainer = AlteredTrainer(policy, env, algorithm, seed=seed, normalize_reward=variant.normalize_reward)
-    trainer.variant = variant
+    trainer.variant = algorithm.variant = variant
     returns: list[float] = []
     history = trainer.train(
         config.total_timesteps,

@@ -34,7 +34,6 @@ from benchmarks.slow_policy import SlowPolicy
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.collector_process import STEPS, CollectorProcess
 from palaestra.env.catalogue import EnvConfig, make_env
-from palaestra.experience.columns import Columns
 from palaestra.learner.ppo import PPO
 from palaestra.train.trainer import Trainer
 
@@ -89,12 +88,11 @@ class Ledger(Trainer):
         """By stream: the step up to which everything that came has been learned from."""
         self.too_stale = 0
 
-    def _learn(self, rollouts: list[Columns], **how: Any) -> dict[str, float]:
-        (rollout,) = rollouts
+    def learn(self, rollout: Any) -> dict[str, float]:
         streams, steps = rollout["stream"][0].tolist(), rollout["env_step"][:, 0].tolist()
         assert steps == list(range(steps[0], steps[0] + LENGTH))
         version = self.n_updates
-        metrics = super()._learn(rollouts, **how)
+        metrics = super().learn(rollout)
         for stream in streams:
             self.learned_twice += max(0, self.learned_until.get(stream, 0) - steps[0])
             self.learned_until[stream] = steps[-1] + 1
@@ -227,7 +225,7 @@ def soak(
             watch.progress()
             final.update(metrics)
             if murderer is None and collector == "process":
-                murderer = Murderer(trainer._background._source._filler, seed)
+                murderer = Murderer(trainer.training.source._worker, seed)
                 threading.Thread(target=murderer.run, args=(watch.done,), daemon=True).start()
             return time.monotonic() < until
 
@@ -244,8 +242,8 @@ def soak(
 def _findings(
     trainer: Ledger, watch: Watch, murderer: Murderer | None, taken: int, left_behind: set[int]
 ) -> dict[str, Any]:
-    source = trainer._background._source
-    ring = source._queue.ring
+    source = trainer.training.source
+    ring = source.ring
     unread = ring.slots.num_full * LENGTH * NUM_ENVS
     accounted = trainer.learned_steps + ring.dropped_steps + unread
     restarts = len(source.failures)
