@@ -12,7 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 from palaestra.errors import ConfigError
 from palaestra.experience.turn_input import TokenLogProbs
 from palaestra.policy.vlm.module_policy import ModulePolicy
-from palaestra.train.screens import train_ui
+from palaestra.policy.vlm.prompt import Prompt
+from palaestra.policy.vlm.sampling import SampleRequest
+from palaestra.train.screens import SamplerPublisher, train_ui
+from palaestra.transport.conformance import check_publisher
 
 __all__ = ["gateway"]
 
@@ -75,3 +78,19 @@ def test_a_module_without_log_probs_is_refused_before_a_run_exists(gateway, tmp_
     with pytest.raises(ConfigError, match=r"policy = 'Linear': it does not answer sample and log_probs"):
         train_ui(config(gateway), policy=nn.Linear(2, 2), root=tmp_path, run_id="no")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_publisher_of_samplers_keeps_its_promises():
+    policy = ModulePolicy(Clicker())
+    request = SampleRequest(Prompt(np.array([1], np.int32), ()), seed=0)
+
+    def change():
+        with torch.no_grad():
+            policy.module.scores += torch.arange(len(PLACES))
+
+    def read():
+        (sampled,) = policy.sample([request])
+        return int(sampled.versions[0]), sampled.fingerprint
+
+    publisher = SamplerPublisher(policy, None)
+    check_publisher(publisher, lambda: dict(policy.named_parameters()), change, read)

@@ -44,7 +44,7 @@ from palaestra.train.run import Outcome, Schedule, Wiring
 from palaestra.train.run import train as run
 from palaestra.train.ui_config import UiRunConfig
 
-__all__ = ["train_ui"]
+__all__ = ["SamplerPublisher", "train_ui"]
 
 ARCHIVE_TRIMMED_EVERY = 20
 """Updates between two looks at how many trajectories are kept."""
@@ -55,9 +55,13 @@ class SamplerPublisher:
 
     def __init__(self, policy: Any, process: ProcessSampler | None) -> None:
         self._policy, self._process = policy, process
+        self._published: int | None = None
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """From the next batch of replies on."""
+        if version == self._published:
+            return
+        self._published = version
         self._policy.publish(version)
         if self._process is not None:
             self._process.publish(version, weights)
