@@ -60,6 +60,25 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(palaestra, config):
     assert "attempt_2" in resumed["checkpoint"]
 
 
+def test_options_win_over_overrides_of_the_same_key(palaestra, config):
+    document = json.loads(palaestra("train", config, "trainer.total_timesteps=256", "--num-steps", "64", "--json").out)
+    assert document["steps"] == 64
+
+
+def test_two_configurations_are_refused(palaestra, config):
+    said = palaestra("train", "--config", config, "--config", config)
+    assert said.code == 2
+    assert "was given already. Give one of them" in said.err
+
+
+def test_a_warm_start_of_a_resumed_run_is_refused(palaestra, config):
+    half = json.loads(palaestra("train", config, "trainer.total_timesteps=128", "--json").out)
+    said = palaestra("train", "--resume", half["run_id"], "--warm-start", half["checkpoint"])
+    assert said.code == 2
+    assert "--warm-start" in said.err
+    assert "a resumed run has the weights of its own checkpoint" in said.err
+
+
 def test_a_resume_goes_on_from_the_checkpoint_that_is_named(palaestra, config):
     whole = json.loads(palaestra("train", config, "--json").out)
     words = ["train", "--resume", whole["run_id"], "--json"]

@@ -30,7 +30,7 @@ def train_command(
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="CONFIG", help="The file, if it is not the first argument.")
+        list[Path] | None, typer.Option("--config", metavar="CONFIG", help="The file, if it is not the first argument.")
     ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Go on with a run (id, start of an id, or directory).")
@@ -64,13 +64,8 @@ def train_command(
 
     The run appears under var/training/runs/ (or $PALAESTRA_HOME). Ctrl-C saves a checkpoint and leaves.
     """
-    path, words = _config_and_overrides(list(arguments or []), config)
-    if path is None and resume is None:
-        raise ConfigError(
-            "CONFIG", None, "no configuration file given", "Try: palaestra train configs/ppo/cartpole.yaml"
-        )
-    if checkpoint is not None and resume is None:
-        raise ConfigError("--checkpoint", checkpoint, "is only for a resume", "Add --resume RUN, or use --warm-start")
+    path, words = _config_and_overrides(list(arguments or []), config or [])
+    _check_options(path, resume, checkpoint, warm_start)
     if quiet:
         words.append("telemetry.progress=false")
 
@@ -81,36 +76,48 @@ def train_command(
     root = Home.default().runs
     run = RunDirectory.find(resume, root) if resume is not None else None
     if run is not None and run.supervised and into is None:
-        # Trained beside the service, it would be in nobody's list, and the service's next attempt would meet it.
+        # The service would not list an attempt that it did not start, and its own next attempt would collide with it.
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
     if path is not None:
         data, given = read_document(path, Path("configs/ppo")), path.read_text(encoding="utf-8")
     else:
         assert run is not None
         data, given = run.read_config(), ""
-    data = overridden(_with_options(data, num_steps, cluster_host), words)
+    data = _with_options(overridden(data, words), num_steps, cluster_host)
     if check:
         _check(data, seed)
         return
     start = run.checkpoint_named(checkpoint) if run is not None and checkpoint is not None else None
     prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
-    outcome = _trained(data, seed, root, given, run, start, prepared, warm_start)
+    outcome = _train(data, seed, root, given, run, start, prepared, warm_start)
     _report(outcome, as_json)
     if outcome.interrupted:
         raise typer.Exit(130)
 
 
-def _config_and_overrides(words: list[str], config: Path | None) -> tuple[Path | None, list[str]]:
+def _check_options(path: Path | None, resume: str | None, checkpoint: str | None, warm_start: Path | None) -> None:
+    """Refuse options that contradict each other."""
+    if path is None and resume is None:
+        raise ConfigError(
+            "CONFIG", None, "no configuration file given", "Try: palaestra train configs/ppo/cartpole.yaml"
+        )
+    if checkpoint is not None and resume is None:
+        raise ConfigError("--checkpoint", checkpoint, "is only for a resume", "Add --resume RUN, or use --warm-start")
+    if warm_start is not None and resume is not None:
+        reason = "a resumed run has the weights of its own checkpoint"
+        raise ConfigError("--warm-start", str(warm_start), reason, "Leave it out, or start a new run without --resume")
+
+
+def _config_and_overrides(words: list[str], configs: list[Path]) -> tuple[Path | None, list[str]]:
     """The file, given first or as --config, and the key=value words."""
     if words and "=" not in words[0]:
-        first = Path(words.pop(0))
-        if config is not None:
-            raise ConfigError("--config", str(config), f"the first argument names {first}", "Give one of them")
-        config = first
+        configs = [Path(words.pop(0)), *configs]
+    if len(configs) > 1:
+        raise ConfigError("--config", str(configs[-1]), f"{configs[0]} was given already", "Give one of them")
     stray = [word for word in words if "=" not in word]
     if stray:
         raise ConfigError("argument", stray[0], "is not key=value", "Write for example trainer.total_timesteps=50000")
-    return config, words
+    return next(iter(configs), None), words
 
 
 def _with_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:
@@ -129,7 +136,7 @@ def _with_options(data: dict[str, Any], num_steps: int | None, cluster_host: str
     return data
 
 
-def _trained(
+def _train(
     data: dict[str, Any],
     seed: int | None,
     root: Path,
@@ -172,7 +179,7 @@ def _check(data: dict[str, Any], seed: int | None) -> None:
     try:
         print(strict_json(checked(data, seed=seed)))
     except ConfigError as error:
-        # Whoever asks is a program, which needs the parts rather than the sentence.
+        # The caller is a program, which needs the parts rather than the sentence.
         parts = {"place": error.place, "value": error.value, "reason": error.reason, "remedy": error.remedy}
         print(strict_json({"refused": parts}))
         raise typer.Exit(2) from None
