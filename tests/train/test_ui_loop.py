@@ -238,6 +238,13 @@ def test_held_out_tasks_are_the_same_for_everybody_and_are_played_in_order(gatew
     assert greedy[0].turns[0].text == greedy[1].turns[0].text
 
 
+def test_a_run_that_has_made_its_updates_is_not_resumed(gateway, tmp_path):
+    whole = train_ui(config(gateway, 1), root=tmp_path, run_id="whole")
+    with pytest.raises(ConfigError, match=r"num_training_steps = 1: run whole has made 1 updates already"):
+        train_ui(config(gateway, 1), root=tmp_path, run_id="-", resume=whole.run)
+    assert len(whole.run.attempts()) == 1
+
+
 @pytest.mark.parametrize("error", [CollectorFailed("the floor gave way."), OSError(28, "No space left on device")])
 def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path, monkeypatch, error):
     def fail(self, trajectories, **how):

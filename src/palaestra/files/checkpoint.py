@@ -109,6 +109,8 @@ def open_checkpoint(path: Path, *, kind: Kind | None = None) -> Checkpoint:
         schema = int(json.loads(raw)["schema"])
         if schema > SCHEMA:
             raise CheckpointError(_PLACE, str(path), f"schema {schema} is newer than {SCHEMA}", "Upgrade palaestra")
+        if schema < 1:
+            raise ValueError(f"there never was a schema {schema}")
         files, found = manifest_files(raw, path), _manifest_kind(raw)
     except _UNREADABLE as error:
         raise CheckpointError(_PLACE, str(path), f"its manifest cannot be read ({error})", _ANOTHER) from None
@@ -119,8 +121,12 @@ def open_checkpoint(path: Path, *, kind: Kind | None = None) -> Checkpoint:
         if name not in files:
             raise CheckpointError(_PLACE, str(path), f"{name} is not listed in its manifest", _ANOTHER)
     check_files(path, files)
-    state = json.loads((path / STATE).read_bytes())
-    return Checkpoint(path, found, schema, hashlib.sha256(raw).hexdigest(), _in_sections(state, schema, found))
+    try:
+        state = _in_sections(json.loads((path / STATE).read_bytes()), schema, found)
+        _check_sections(state)
+    except _UNREADABLE as error:
+        raise CheckpointError(_PLACE, str(path), f"its {STATE} cannot be used ({error})", _ANOTHER) from None
+    return Checkpoint(path, found, schema, hashlib.sha256(raw).hexdigest(), state)
 
 
 def check_files(path: Path, files: Mapping[str, FileDigest]) -> None:
@@ -216,6 +222,18 @@ def _manifest_kind(raw: bytes) -> Kind:
     # Schema 1 called screens "ui" and had no word for vector environments.
     kinds: dict[str, Kind] = {"vector": "vector", "screens": "screens", "ui": "screens"}
     return kinds[json.loads(raw).get("kind", "vector")]
+
+
+def _check_sections(state: Any) -> None:
+    """`ValueError` for a state without its sections and counters; right digests alone do not prove them."""
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds a {type(state).__name__}")
+    for section in ("learner", "source", "progress", "about"):
+        if not isinstance(state.get(section), dict):
+            raise ValueError(f"it has no section {section}")
+    for counter in ("updates", "steps"):
+        if type(state["progress"].get(counter)) is not int:
+            raise ValueError(f"progress.{counter} is {state['progress'].get(counter)!r}, which is no count")
 
 
 def _required_files(schema: int, kind: Kind) -> list[str]:

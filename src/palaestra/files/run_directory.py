@@ -379,7 +379,9 @@ def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError(f"it holds a {type(data).__name__}, not an object")
     except (OSError, ValueError) as error:
         raise CheckpointError("run file", str(path), f"cannot be read ({error})", "Name a checkpoint instead") from None
     return data

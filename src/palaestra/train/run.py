@@ -11,10 +11,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
+
+from safetensors import SafetensorError
 
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
 from palaestra.files.atomic import write_json
@@ -173,13 +175,15 @@ def train(
     with ExitStack() as stack:
         wiring = wire(stack)
         if warm_start is not None:
-            wiring.load_policy(load_checkpoint(warm_start, kind=wiring.kind).policy)
+            with refuse_malformed(warm_start):
+                wiring.load_policy(load_checkpoint(warm_start, kind=wiring.kind).policy)
 
         def load(path: Path) -> bool:
             assert resume is not None
-            found = load_checkpoint(path, kind=wiring.kind)
-            wiring.check_resume(found, resume)
-            return restore(wiring, found)
+            with refuse_malformed(path):
+                found = load_checkpoint(path, kind=wiring.kind)
+                wiring.check_resume(found, resume)
+                return restore(wiring, found)
 
         exact = resume is None or resume.load_checkpoint(load, checkpoint)
         resolved, schedule = config.resolved(), wiring.schedule
@@ -198,6 +202,16 @@ def train(
             text = "The environments could not be brought back to where they stood: they start fresh episodes."
             telemetry.emit(LogLine("warning", text))
         return _Run(wiring, resolved, run, attempt, telemetry).execute()
+
+
+@contextmanager
+def refuse_malformed(path: Path) -> Iterator[None]:
+    """Make a `CheckpointError` of what a part says about a checkpoint that is whole and was not written by us."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, SafetensorError) as error:
+        reason = f"a part of it cannot be used ({type(error).__name__}: {error})"
+        raise CheckpointError("checkpoint", str(path), reason, "Use another checkpoint") from error
 
 
 def restore(parts: Wiring | Any, checkpoint: TrainingCheckpoint) -> bool:

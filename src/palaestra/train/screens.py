@@ -59,7 +59,7 @@ class SamplerPublisher:
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """From the next batch of replies on."""
-        if version == self._published:
+        if self._published is not None and version <= self._published:
             return
         self._published = version
         self._policy.publish(version)
@@ -190,7 +190,15 @@ class _ScreenRun:
         self.learner.reset_version(self._policy.version)
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
-        """What does not fit is refused by the parts themselves."""
+        """Refuse a run that has made its updates; what else does not fit is refused by the parts themselves."""
+        made, total = int(checkpoint.progress["updates"]), self.schedule.total
+        if made >= total:
+            raise ConfigError(
+                "trainer.num_training_steps",
+                total,
+                f"run {run.run_id} has made {made} updates already",
+                f"Raise it to train on, for example trainer.num_training_steps={2 * made}",
+            )
 
     def evaluate(self) -> dict[str, float]:
         """Success on held-out seeds."""
