@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from palaestra.learner.checkpoint import load_checkpoint, save_checkpoint
 from palaestra.learner.ppo import PPO
 from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.train.config import RunConfig, make_algorithm
-from palaestra.train.run import run_updates
+from palaestra.train.run import refuse_malformed, run_updates
 from palaestra.train.vector import VectorTraining, make_parts, training_settings
 from palaestra.transport.source import Batch, Episode
 
@@ -75,6 +75,7 @@ class Trainer:
         say. `device` (`auto`, `cpu`, `cuda:1`, …) is where the policy is moved to, to act and to learn there; None: it
         stays where it is.
         """
+        _check_settings(policy, algorithm, buffer_type, buffer_size, compiled, torch_threads)
         if device is not None:
             policy.to(choose_device(device))
         if asynchronous is None and buffer_type == "vla":
@@ -183,7 +184,8 @@ class Trainer:
 
     def load_checkpoint(self, path: str | Path) -> bool:
         """Continue from a checkpoint. True when the environments stand exactly where they stood, too."""
-        return self.training.load(load_checkpoint(Path(path), kind="vector"))
+        with refuse_malformed(Path(path)):
+            return self.training.load(load_checkpoint(Path(path), kind="vector"))
 
     # ------------------------------------------------------------------ what it is made of
 
@@ -194,6 +196,7 @@ class Trainer:
 
     @algorithm.setter
     def algorithm(self, algorithm: RolloutAlgorithm) -> None:
+        _check_algorithm(algorithm)
         self.training.learner.algorithm = algorithm
 
     @property
@@ -300,6 +303,36 @@ def _refuse_own_collection(trainer: Trainer) -> None:
             f"{type(trainer).__name__} overrides collect_rollouts, which collection in the background does not call",
             "Collect synchronously (trainer.collection=synchronous), where train() calls it",
         )
+
+
+def _check_settings(
+    policy: Any, algorithm: Any, buffer_type: Any, buffer_size: Any, compiled: Any, torch_threads: Any
+) -> None:
+    """Refuse what would be taken for a default, or fail in the middle of training."""
+    if not isinstance(policy, nn.Module) or not hasattr(policy, "distribution"):
+        remedy = "Build one with palaestra.policy.build_policy, or see docs/algorithms.md"
+        raise ConfigError("Trainer.policy", type(policy).__name__, "is not a policy", remedy)
+    if algorithm is not None:
+        _check_algorithm(algorithm)
+    for name, value, known in (
+        ("buffer_type", buffer_type, ("standard", "vla")),
+        ("compiled", compiled, get_args(Compiled)),
+    ):
+        if value not in known:
+            raise ConfigError(f"Trainer.{name}", value, "is not known", f"Use one of {', '.join(known)}")
+    for name, number in (("buffer_size", buffer_size), ("torch_threads", torch_threads)):
+        if number is not None and number < 1:
+            raise ConfigError(f"Trainer.{name}", number, "must be at least 1", "Leave it out for the default")
+
+
+def _check_algorithm(algorithm: Any) -> None:
+    if not isinstance(algorithm, RolloutAlgorithm):
+        name = algorithm.__name__ if isinstance(algorithm, type) else algorithm
+        reason = "is a class" if isinstance(algorithm, type) else "is not an algorithm on rollouts"
+        raise ConfigError("Trainer.algorithm", name, reason, "Give an instance, for example PPO(learning_rate=1e-3)")
+    defect = type(algorithm).find_defect()
+    if defect:
+        raise ConfigError("Trainer.algorithm", type(algorithm).__name__, defect, "Define it in the class")
 
 
 def _env_config(env: Any) -> EnvConfig | None:
