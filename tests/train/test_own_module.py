@@ -1,6 +1,7 @@
 """An `nn.Module` that answers `sample` and `log_probs` trains on screens like any model."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from tests.train.test_ui_loop import config, gateway
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from palaestra.errors import ConfigError
-from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.errors import CheckpointError, ConfigError, ExperienceError
+from palaestra.experience.turn_input import TokenLogProbs, TurnInput
 from palaestra.policy.vlm.module_policy import ModulePolicy
 from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.vlm.sampling import SampleRequest
@@ -94,3 +95,76 @@ def test_a_publisher_of_samplers_keeps_its_promises():
 
     publisher = SamplerPublisher(policy, None)
     check_publisher(publisher, lambda: dict(policy.named_parameters()), change, read)
+
+
+class _Answers(Clicker):
+    """A clicker whose answers are changed on the way."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def sample(self, requests, *, temperature):
+        return self.change(super().sample(requests, temperature=temperature))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda drawn: drawn[:-1], r"_Answers\.sample gave 0 replies to 1 requests"),
+        (lambda drawn: None, r"_Answers\.sample gave a NoneType to 1 requests"),
+        (lambda drawn: [(tokens, [*spoken, 0.0]) for tokens, spoken in drawn], r"gave \[1, 2\] numbers to request 0"),
+    ],
+)
+def test_replies_of_a_wrong_length_are_refused_with_the_method_that_gave_them(change, message):
+    request = SampleRequest(Prompt(np.array([1], np.int32), ()), seed=0)
+    with pytest.raises(ExperienceError, match=message):
+        ModulePolicy(_Answers(change)).sample([request])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (torch.zeros(1, 1), "gave a Tensor. Return a TokenLogProbs"),
+        (TokenLogProbs(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)), r"shape \[1, 2\], expected \[1, 1\]"),
+    ],
+)
+def test_log_probs_of_a_wrong_shape_are_refused(answer, message):
+    module = Clicker()
+    module.log_probs = lambda turns, **wanted: answer
+    turn = TurnInput(SimpleNamespace(token_ids=np.array([3], np.int32)), {})
+    with pytest.raises(ExperienceError, match=message):
+        ModulePolicy(module).log_probs([turn])
+
+
+class _Partly(Clicker):
+    """Has a frozen weight, a buffer, and two names for one weight."""
+
+    def __init__(self, number=0.0):
+        super().__init__()
+        self.frozen = nn.Parameter(torch.full((1,), number), requires_grad=False)
+        self.register_buffer("statistics", torch.full((1,), number))
+        self.tied = self.scores
+
+
+def test_what_does_not_learn_acts_as_it_was_saved(tmp_path):
+    ModulePolicy(_Partly(1.0)).save(tmp_path / "policy")
+    policy = ModulePolicy(_Partly(5.0))
+    policy.load(tmp_path / "policy")
+    acting = policy._acting
+    assert (float(acting.frozen), float(acting.statistics)) == (1.0, 1.0)
+    policy.module.statistics += 1
+    policy.publish(1)
+    assert float(acting.statistics) == 2.0
+
+
+def test_another_module_is_told_what_is_missing(tmp_path):
+    ModulePolicy(Clicker()).save(tmp_path / "policy")
+    with pytest.raises(CheckpointError, match=r"does not fit this _Partly \(.*Missing key.*frozen"):
+        ModulePolicy(_Partly()).load(tmp_path / "policy")
+
+
+def test_what_is_no_policy_is_refused_before_a_run_exists(gateway, tmp_path):
+    with pytest.raises(ConfigError, match=r"policy = 'str': it does not answer sample and log_probs"):
+        train_ui(config(gateway), policy="tiny", root=tmp_path, run_id="no")
+    assert list(tmp_path.iterdir()) == []

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from palaestra.errors import CheckpointError, ConfigError
+from palaestra.errors import CheckpointError, ConfigError, ExperienceError
 from palaestra.experience.turn_input import TokenLogProbs, TurnInput
 from palaestra.files.atomic import read_json, write_json
 from palaestra.policy.codecs.grammar import Grammar, build_grammar
@@ -39,8 +39,6 @@ WEIGHTS, FACTS = "model.safetensors", "palaestra.json"
 
 def as_vlm_policy(policy: Any, *, codec: str | None = None) -> Any:
     """The policy itself, or an `nn.Module` that answers `sample` and `log_probs` as one."""
-    if not isinstance(policy, nn.Module):
-        return policy
     missing = [name for name in ("sample", "log_probs") if not callable(getattr(policy, name, None))]
     if missing:
         raise ConfigError(
@@ -49,7 +47,7 @@ def as_vlm_policy(policy: Any, *, codec: str | None = None) -> Any:
             f"it does not answer {' and '.join(missing)}",
             "See palaestra.policy.vlm.module_policy",
         )
-    return ModulePolicy(policy, codec=codec)
+    return ModulePolicy(policy, codec=codec) if isinstance(policy, nn.Module) else policy
 
 
 class ModulePolicy:
@@ -100,6 +98,7 @@ class ModulePolicy:
             version, fingerprint = self.version, self._fingerprint
             acting: Any = self._acting
             drawn = acting.sample(requests, temperature=temperature)
+        self._check_replies(drawn, requests)
         return [
             Sampled(
                 token_ids=np.asarray(token_ids, np.int32),
@@ -111,6 +110,18 @@ class ModulePolicy:
             )
             for token_ids, log_probs in drawn
         ]
+
+    def _check_replies(self, drawn: Any, requests: Sequence[SampleRequest]) -> None:
+        place = f"{type(self.module).__name__}.sample"
+        if not isinstance(drawn, Sequence) or len(drawn) != len(requests):
+            given = f"{len(drawn)} replies" if isinstance(drawn, Sequence) else f"a {type(drawn).__name__}"
+            raise ExperienceError(f"{place} gave {given} to {len(requests)} requests. Return one pair for each.")
+        for number, reply in enumerate(drawn):
+            if len(reply) != 2 or len(reply[0]) != len(reply[1]):
+                raise ExperienceError(
+                    f"{place} gave {[len(part) for part in reply]} numbers to request {number}. Return token ids and "
+                    "as many log-probabilities."
+                )
 
     def log_probs(self, turns: Sequence[TurnInput], *, grad: bool = True, **wanted: bool) -> TokenLogProbs:
         """Of the recorded tokens under the weights that learn."""
@@ -143,29 +154,48 @@ class ModulePolicy:
         """The weights that learn answer from the next batch on; waits for the batch that is being sampled."""
         with self._sampling:
             self._copy(self._learned(self.module), self._acting)
+            # Running statistics change while it learns, too.
+            for acting, buffer in zip(self._acting.buffers(), self.module.buffers(), strict=True):
+                acting.copy_(buffer)
             self.version, self._fingerprint = version, weights_fingerprint(self._learned(self._acting))
 
     def save(self, path: Path) -> None:
         """Write the weights to a new directory."""
         path.mkdir(parents=True)
-        save_file({name: tensor.contiguous() for name, tensor in self.module.state_dict().items()}, path / WEIGHTS)
+        # Copies, because safetensors refuses weights that are tied.
+        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in self.module.state_dict().items()}
+        save_file(tensors, path / WEIGHTS)
         write_json(path / FACTS, {"kind": "module", "class": type(self.module).__qualname__, "version": self.version})
 
     def load(self, path: Path) -> None:
         """Go on from what a directory holds, and publish it under its version."""
         try:
-            self.module.load_state_dict(load_file(path / WEIGHTS))
+            weights = load_file(path / WEIGHTS)
+            self.module.load_state_dict(weights)
+            # What does not learn is in no `publish`, and need not be as it was when this module was made.
+            self._acting.load_state_dict(weights)
+            self._past = None
             version = int((read_json(path / FACTS) or {})["version"])
         except (OSError, RuntimeError, KeyError, ValueError) as error:
-            reason = f"does not fit this {type(self.module).__name__} ({str(error).splitlines()[0]})"
+            reason = f"does not fit this {type(self.module).__name__} ({' '.join(str(error).split())})"
             raise CheckpointError("checkpoint", str(path), reason, "Use the module it was trained with") from None
         self.publish(version)
 
     @staticmethod
     def _score(module: Any, turns: Sequence[TurnInput], *, grad: bool, **wanted: bool) -> TokenLogProbs:
         with torch.set_grad_enabled(grad):
-            scored: TokenLogProbs = module.log_probs(turns, grad=grad, **wanted)
-            return scored
+            scored = module.log_probs(turns, grad=grad, **wanted)
+        place = f"{type(module).__name__}.log_probs"
+        if not isinstance(scored, TokenLogProbs):
+            raise ExperienceError(f"{place} gave a {type(scored).__name__}. Return a TokenLogProbs.")
+        expected = (len(turns), max(len(each.turn.token_ids) for each in turns))
+        for name, tensor in (("log_probs", scored.log_probs), ("mask", scored.mask)):
+            if tuple(tensor.shape) != expected:
+                raise ExperienceError(
+                    f"{place} gave {name} of shape {list(tensor.shape)}, expected {list(expected)}: turns, and "
+                    "tokens of the longest."
+                )
+        return scored
 
     @staticmethod
     def _learned(module: nn.Module) -> dict[str, nn.Parameter]:
