@@ -86,7 +86,8 @@ def check_source(make: Callable[[], ExperienceSource[Any]], *, requeues: bool = 
         fresh = make()
         try:
             fresh.progress.load(counted)
-            fresh.load_state(source.state())
+            exact = fresh.load_state(source.state())
+            assert isinstance(exact, bool), "load_state must say whether the environments stand where they stood"
             assert fresh.progress.facts() == counted, "loading a state must not change what was counted"
         finally:
             fresh.close()
@@ -111,8 +112,13 @@ def _check_requeue(source: ExperienceSource[Any], requeues: bool) -> None:
 
 
 def _check_state(state: State) -> None:
+    assert isinstance(state, State), f"state() must give a State, and gave a {type(state).__name__}"
     assert all(isinstance(tensor, Tensor) for tensor in state.tensors.values()), "a state's tensors must be tensors"
-    assert json.loads(json.dumps(state.facts)) is not None, "a state's facts must be plain JSON"
+    try:
+        survives = json.loads(json.dumps(state.facts)) == state.facts
+    except (TypeError, ValueError):
+        survives = False
+    assert survives, "a state's facts must be plain JSON"
 
 
 def check_publisher(
@@ -144,5 +150,9 @@ def check_publisher(
     version, again = read()
     assert version in (2, None), "publishing the same version again must not change the version"
     assert not copies or again == second, "publishing the same version again must not change the weights"
+    publisher.publish(1, weights())
+    version, again = read()
+    assert version in (2, None), "an older version must not replace a newer one"
+    assert not copies or again == second, "an older version must not change the weights"
     publisher.close()
     publisher.close()  # harmless when repeated

@@ -1,4 +1,4 @@
-"""The arrow from the learner to whoever acts next: `WeightPublisher`, and the one for actors in the same memory."""
+"""How new weights reach the actors: `WeightPublisher`, and the one for actors that share the learner's memory."""
 
 from __future__ import annotations
 
