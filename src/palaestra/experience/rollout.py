@@ -29,9 +29,6 @@ __all__ = ["Rollout", "combine_rollouts"]
 SCHEMA = 1
 FEWEST_STEPS_TO_COMPARE = 16
 """Rollouts with fewer steps than this may well be equal by chance."""
-REQUIRED = (
-    "observation", "action", "log_prob", "value", "next_value", "reward", "terminated", "truncated", "policy_version",
-)  # fmt: skip
 
 
 class Rollout(TensorDict):  # type: ignore[no-untyped-call]
