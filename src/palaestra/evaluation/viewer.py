@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory, Turn
-from palaestra.experience.trajectory_export import picture_file_name
+from palaestra.experience.trajectory_archive import picture_file_name
 
 __all__ = ["MAX_BYTES", "TokenTexts", "Vocabulary", "action_words", "episode_json", "list_row", "write_viewer"]
 
