@@ -144,9 +144,6 @@ def _kind(value: Tensor) -> str:
     return " ".join(part.removeprefix("torch.") for part in parts)
 
 
-# ---------------------------------------------------------------------- columns that spaces describe
-
-
 def _observation_parts(observation: Any, spec: RolloutSpec) -> list[tuple[str, Any, ArraySpec]]:
     """Name, value and description of each part of an observation, of which there is one unless it is nested."""
     if isinstance(spec.observation, ArraySpec):
@@ -220,9 +217,6 @@ def _check_duration(columns: Columns, spec: RolloutSpec, shape: tuple[int, int])
         duration = columns["duration"]
         _check_type("duration", duration, shape, torch.int32)
         _check_range("duration", _array(duration), np.array(0), np.array(spec.chunk))
-
-
-# ---------------------------------------------------------------------- numbers
 
 
 def _check_finite(key: str, tensor: Tensor) -> None:

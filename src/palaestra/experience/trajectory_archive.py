@@ -217,8 +217,6 @@ class TrajectoryArchive:
     def __len__(self) -> int:
         return len(self.entries())
 
-    # ------------------------------------------------------------------ how
-
     def _present(self) -> list[Entry]:
         """What the directory holds, described by the index where that can be believed and by the files elsewhere."""
         with self._alone:

@@ -59,17 +59,15 @@ class VLABuffer:
 
         `overflow="block"` makes `add` wait for a reader in another thread instead of overwriting.
         """
-        length = segment_length
-        _check_sizes(buffer_size, length, num_envs, overflow)
-        self.segment_length, self.num_envs = length, num_envs
-        count, shape = buffer_size // length, (num_envs, observation, action)
+        _check_sizes(buffer_size, segment_length, num_envs, overflow)
+        self.segment_length, self.num_envs = segment_length, num_envs
+        count, shape = buffer_size // segment_length, (segment_length, num_envs, observation, action)
         if memory is np.zeros:
-            needed = count * RolloutBuffer.bytes_needed(length, *shape, mask_size=mask_size, chunk=chunk)
+            needed = count * RolloutBuffer.bytes_needed(*shape, mask_size=mask_size, chunk=chunk)
             parts = {f"{buffer_size:,} steps x {num_envs} environments": needed}
             check_fits("VLABuffer(buffer_size)", buffer_size, parts, "Make it smaller, or use fewer environments")
-        self.segments = [
-            RolloutBuffer(length, *shape, mask_size=mask_size, chunk=chunk, memory=memory) for _ in range(count)
-        ]
+        options: dict[str, Any] = {"mask_size": mask_size, "chunk": chunk, "memory": memory}
+        self.segments = [RolloutBuffer(*shape, **options) for _ in range(count)]
         self.overflow: Overflow = overflow
         self.states: list[SlotState] = ["free"] * count
         self.full: deque[int] = deque()
@@ -249,9 +247,7 @@ def _check_sizes(buffer_size: int, length: int, num_envs: int, overflow: str) ->
 
 
 def _slice(given: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-    def part(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: column[start:stop] for name, column in value.items()}
-        return value[start:stop]
-
-    return {key: part(value) for key, value in given.items()}
+    return {
+        key: _slice(value, start, stop) if isinstance(value, Mapping) else value[start:stop]
+        for key, value in given.items()
+    }
