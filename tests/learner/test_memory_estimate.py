@@ -9,7 +9,7 @@ from gymnasium import spaces
 from palaestra.actor.memory_estimate import policy_bytes
 from palaestra.env.toy import Countdown
 from palaestra.errors import ConfigError
-from palaestra.experience.buffer import ArraySpec, RolloutBuffer
+from palaestra.experience import ArraySpec, RolloutBuffer
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
 from palaestra.train.checking import checked
 from palaestra.train.config import config_from

@@ -14,7 +14,7 @@ from torch import nn
 
 from palaestra.env.vector import Observation
 from palaestra.errors import ConfigError, EnvironmentFault
-from palaestra.experience.rollout_check import possible_actions
+from palaestra.experience.columns import possible_actions
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import device_of, move_to

@@ -30,8 +30,7 @@ from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import Snapshot, VectorEnv
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.slots import Overflow
-from palaestra.experience.vla_buffer import VLABuffer
+from palaestra.experience.vla_buffer import Overflow, VLABuffer
 from palaestra.policy.device import device_of
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, twin
@@ -340,7 +339,7 @@ class AsynchronousSource:
             self._queue = self._make_queue(ring)
             subscriber = WeightSubscriber(self.collector.policy, board)
             self._worker = CollectorThread(self.collector, self._queue, subscriber, self._restart)
-        ring.discarded_steps = lost
+        ring.dropped_steps = lost
         self.ring, self.publisher.board = ring, board
 
     def _make_queue(self, ring: VLABuffer) -> SegmentQueue:

@@ -33,8 +33,7 @@ from palaestra.actor.reward_scale import RewardScale
 from palaestra.env.vector import VectorEnv
 from palaestra.env.workers import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process
 from palaestra.errors import CollectorFailed, PalaestraError
-from palaestra.experience.slots import Overflow
-from palaestra.experience.vla_buffer import VLABuffer
+from palaestra.experience.vla_buffer import Overflow, VLABuffer
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, packed, tensors_of, unpacked
 from palaestra.threads import few_threads

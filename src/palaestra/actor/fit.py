@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from palaestra.env.spaces import allocate_row, flat_observation_space
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
-from palaestra.experience.buffer import ArraySpec
-from palaestra.experience.rollout_check import RolloutSpec
+from palaestra.experience.columns import ArraySpec, RolloutSpec
 
 __all__ = ["buffer_shape", "check_fit", "rollout_spec"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.columns import PLURALS, UNKNOWN_VERSION, Columns
+from palaestra.experience.columns import PLURALS, REQUIRED, UNKNOWN_VERSION, Columns
 from palaestra.policy.device import move_to
 
 __all__ = ["complete_columns", "move_columns", "read_columns"]
@@ -25,8 +25,6 @@ def read_columns(rollout: Any) -> Columns:
     if isinstance(rollout, RolloutBuffer):
         # A buffer of ours is read where it is: tensordict takes over a second to import.
         return rollout.columns()
-    from palaestra.experience.rollout import REQUIRED
-
     if not hasattr(rollout, "keys"):
         raise ExperienceError(f"learn: expected a Rollout, got {type(rollout).__name__}.")
     columns: Columns = {}

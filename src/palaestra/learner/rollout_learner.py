@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.columns import Columns
-from palaestra.experience.rollout_check import RolloutSpec, check_columns
+from palaestra.experience.columns import Columns, RolloutSpec, check_columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.algorithm import CompiledUpdate, RolloutAlgorithm
 from palaestra.learner.batch import TrainBatch, join_batches, num_samples

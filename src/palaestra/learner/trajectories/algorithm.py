@@ -17,8 +17,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from palaestra.config import Section, validated
-from palaestra.experience.trajectory import Trajectory
-from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.experience.trajectory import TokenLogProbs, Trajectory
 from palaestra.learner.trajectories.reward import Rewards
 
 __all__ = [

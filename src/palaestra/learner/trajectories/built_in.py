@@ -12,8 +12,7 @@ from pydantic import Field
 from palaestra.config import Section
 from palaestra.errors import ExperienceError
 from palaestra.experience.groups import group_positions
-from palaestra.experience.trajectory import Outcome, Trajectory
-from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory
 from palaestra.learner.trajectories.algorithm import (
     Loss,
     Normaliser,

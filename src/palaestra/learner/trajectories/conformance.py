@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.experience.trajectory import Outcome, Trajectory, Turn
-from palaestra.experience.turn_input import TokenLogProbs, TurnInput, turn_inputs
+from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory, Turn, TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import Loss, Sample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import KeepsReference, SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.reward import RewardConfig, Rewards, learned_rewards

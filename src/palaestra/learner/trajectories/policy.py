@@ -11,8 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from palaestra.experience.trajectory import Trajectory
-from palaestra.experience.turn_input import ParsedReply, TokenLogProbs, TurnInput
+from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
 
 __all__ = [
     "Fingerprinted",

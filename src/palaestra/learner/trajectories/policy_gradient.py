@@ -19,8 +19,7 @@ from torch import Tensor
 
 from palaestra.config import Section
 from palaestra.errors import ExperienceError
-from palaestra.experience.trajectory import Trajectory
-from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.experience.trajectory import TokenLogProbs, Trajectory
 from palaestra.learner.trajectories.algorithm import (
     Loss,
     Normaliser,

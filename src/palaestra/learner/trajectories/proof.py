@@ -21,8 +21,7 @@ from pydantic import Field
 
 from palaestra.config import Section
 from palaestra.errors import ExperienceError
-from palaestra.experience.trajectory import Outcome, Trajectory, Turn
-from palaestra.experience.turn_input import ParsedReply
+from palaestra.experience.trajectory import Outcome, ParsedReply, Trajectory, Turn
 from palaestra.learner.trajectories.reward import RewardConfig, reward_range_of
 
 __all__ = ["Expected", "ProofConfig", "Reason", "Refusal", "why_group_refused", "why_refused"]

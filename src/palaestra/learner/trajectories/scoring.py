@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
-from palaestra.experience.trajectory import Trajectory, Turn
-from palaestra.experience.turn_input import TurnInput, turn_inputs
+from palaestra.experience.trajectory import Trajectory, Turn, TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import Sample, TokenBatch, TrajectoryAlgorithm
 from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeights, TrajectoryPolicy
 from palaestra.learner.trajectories.policy_gradient import importance_weights, k3

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
-from palaestra.experience.turn_input import TurnInput
+from palaestra.experience.trajectory import TurnInput
 from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, order_by_prompt, prompt_key
