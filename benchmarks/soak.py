@@ -244,7 +244,7 @@ def _findings(
 ) -> dict[str, Any]:
     source = trainer.training.source
     ring = source.ring
-    unread = ring.slots.num_full * LENGTH * NUM_ENVS
+    unread = len(ring) * LENGTH * NUM_ENVS
     accounted = trainer.learned_steps + ring.dropped_steps + unread
     restarts = len(source.failures)
     # A collector that is struck down in the middle of a step has taken it in some environments, and told nobody yet.

@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from palaestra.kernel import compiled
+from palaestra.kernels.compile import compiled
 
 @compiled
 def inner(rows, x, out):

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from palaestra.actor.acting import Acting, CompiledActing
-from palaestra.actor.kernels import rollout_cartpole
 from palaestra.env.compiled_cartpole import CompiledCartPole
 from palaestra.env.vector import Ended, VectorEnv
 from palaestra.experience.buffer import RolloutBuffer
+from palaestra.kernels.rollout import rollout_cartpole
 
 __all__ = ["can_roll_out_whole", "whole_rollout"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from palaestra.learner.kernels import adam_step
+from palaestra.kernels.ppo import adam_step
 from palaestra.policy.flat import FlatParameters
 
 __all__ = ["Adam"]

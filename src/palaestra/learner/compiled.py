@@ -17,7 +17,7 @@ from torch import Tensor
 
 from palaestra.errors import ExperienceError, NonFiniteError
 from palaestra.experience.columns import Columns
-from palaestra.learner import kernels as k
+from palaestra.kernels import ppo as k
 from palaestra.learner.adam import Adam
 from palaestra.learner.batch import TrainBatch
 from palaestra.policy.compiled import CompiledActorCritic

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.errors import ExperienceError
-from palaestra.policy import kernels
+from palaestra.kernels import network as kernels
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.device import device_of
 from palaestra.policy.distribution import Categorical, Gaussian

@@ -42,9 +42,8 @@ def compiled(function: Any) -> Any:
 @cache
 def _cache_directory() -> Path:
     # numba notices a change in the file of a kernel but not in the kernels it calls, so the key is all of them.
-    package = Path(__file__).parent
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted([Path(__file__), *package.glob("*/*kernels.py")]):
+    for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "palaestra" / "kernels" / digest.hexdigest()[:16]

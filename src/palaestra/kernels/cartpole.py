@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from palaestra.kernel import compiled
+from palaestra.kernels.compile import compiled
 
 __all__ = ["begin_cartpole", "step_cartpole"]
 
