@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from palaestra.learner.trajectories import GRPO, RejectionSampling
     from palaestra.policy import ActorCritic, VLAPolicy, load_vla_model
     from palaestra.policy.vlm import VLMPolicy
+    from palaestra.specifications.ppo_trainer import PPOTrainer
     from palaestra.train import Trainer, load_config
-    from palaestra.train.ppo_trainer import PPOTrainer
 
 __version__ = "0.1.0"
 
@@ -56,7 +56,7 @@ __getattr__, __dir__ = lazy_attributes(
         "ActorPool": "actor.pool",
         "GRPO": "learner.trajectories",
         "PPO": "learner",
-        "PPOTrainer": "train.ppo_trainer",
+        "PPOTrainer": "specifications",
         "RejectionSampling": "learner.trajectories",
         "Rollout": "experience",
         "RolloutBuffer": "experience",

@@ -15,10 +15,10 @@ import gymnasium
 import pytest
 import torch
 
+from palaestra.cli.train_check import checked
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.device import choose_device, move_to
-from palaestra.train.checking import checked
 from palaestra.train.config import config_from
 from palaestra.train.trainer import Trainer, build_trainer, device_notices, train
 

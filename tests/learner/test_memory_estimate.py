@@ -7,11 +7,11 @@ import torch
 from gymnasium import spaces
 
 from palaestra.actor.memory_estimate import policy_bytes
+from palaestra.cli.train_check import checked
 from palaestra.env.toy import Countdown
 from palaestra.errors import ConfigError
 from palaestra.experience import ArraySpec, RolloutBuffer
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
-from palaestra.train.checking import checked
 from palaestra.train.config import config_from
 from palaestra.train.trainer import Trainer
 from palaestra.train.vector import train
