@@ -27,9 +27,7 @@ LEARNED_FROM = ("observation", "action", "log_prob", "value", "action_mask", "du
 
 def map_entry(entry: Any, change: Callable[[Any], Any]) -> Any:
     """`change` applied to a column, or to every part of a nested one."""
-    if isinstance(entry, Mapping):
-        return {name: change(part) for name, part in entry.items()}
-    return change(entry)
+    return {name: change(part) for name, part in entry.items()} if isinstance(entry, Mapping) else change(entry)
 
 
 def list_parts(entry: Any) -> list[Any]:
@@ -174,12 +172,8 @@ def evaluate_actions(policy: Any, batch: TrainBatch) -> tuple[Tensor, Tensor, Te
     size = (num_samples(batch),)
     if any(part.shape != size for part in result):  # `[B, 1]` against `[B]` would silently become `[B, B]`
         shapes = [list(part.shape) for part in result]
-        raise ConfigError(
-            "policy",
-            type(policy).__name__,
-            f"its evaluate_actions gave log_prob, entropy, value of shapes {shapes}",
-            f"Give each as {list(size)}",
-        )
+        reason = f"its evaluate_actions gave log_prob, entropy, value of shapes {shapes}"
+        raise ConfigError("policy", type(policy).__name__, reason, f"Give each as {list(size)}")
     return result
 
 

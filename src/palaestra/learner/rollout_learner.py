@@ -135,12 +135,8 @@ class RolloutLearner:
         """Refuse a state of another policy, before anything changes."""
         adam, first = self.optimizer(), state.tensors["adam.first"]
         if first.shape != adam.first.shape or set(state.facts["adam_steps"]) != set(adam.steps):
-            raise CheckpointError(
-                "checkpoint",
-                place,
-                f"has {first.numel()} trained numbers, this policy has {adam.first.numel()}",
-                "Use the configuration it was trained with",
-            )
+            reason = f"has {first.numel()} trained numbers, this policy has {adam.first.numel()}"
+            raise CheckpointError("checkpoint", place, reason, "Use the configuration it was trained with")
 
     def optimizer(self, flat: FlatParameters | None = None) -> Adam:
         """Adam of the policy's parameters as they lie now."""

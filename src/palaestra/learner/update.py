@@ -56,12 +56,8 @@ def run_epochs(
     scales: dict[str, float] = getattr(policy, "learning_rate_scales", {})
     parts = {group: trainable for group in flat.groups if (trainable := flat.trainable(group))}
     if not parts:
-        raise ConfigError(
-            "policy",
-            "no trainable parameter",
-            "every weight is frozen, so there is nothing to learn",
-            "Set requires_grad=True on what should learn",
-        )
+        reason = "every weight is frozen, so there is nothing to learn"
+        raise ConfigError("policy", "no trainable parameter", reason, "Set requires_grad=True on what should learn")
     means, minibatches, stopped_at = _Means(), 0, 0
     for rows in (rows for epoch in order for rows in epoch.split(config.batch_size)):
         if poll is not None:

@@ -2,8 +2,6 @@
 
 Proof, one pass without gradients, samples, and the update, in this order; whatever is refused on the way changes
 nothing. It owns the version of the weights, the optimiser, the shuffles and the replay, and remembers earlier versions.
-It collects nothing, publishes nothing and writes no file: `state` gives everything but the weights as tensors and JSON,
-and a learner that loads it continues bit for bit.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -40,6 +39,7 @@ __all__ = ["TrajectoryLearner"]
 
 _log = logging.getLogger(__name__)
 
+Poll: TypeAlias = Callable[[], None] | None
 VERSIONS_KNOWN = 1024
 """Newest versions whose fingerprints are remembered."""
 KEPT_BYTES = 2 * 2**30
@@ -104,7 +104,7 @@ class TrajectoryLearner:
         """What of a complete group is worth learning from; nothing when another should be sampled in its place."""
         return self._admission.admit(group, self._expected())
 
-    def update(self, batch: Sequence[Trajectory], *, poll: Callable[[], None] | None = None) -> dict[str, float]:
+    def update(self, batch: Sequence[Trajectory], *, poll: Poll = None) -> dict[str, float]:
         """Improve the policy on these; what has not been through `admit` goes through it first, by groups.
 
         Trajectories stay as they are. When nothing is worth learning from, or the batch is refused, the metrics say so
@@ -144,7 +144,7 @@ class TrajectoryLearner:
             raise CheckpointError("checkpoint.parameters", len(facts["parameters"]), reason, remedy)
         self._updater.restore(tensors)
         self.replay.restore(tensors)
-        self._admission.reset_counts()
+        self._admission.finish_update(())
         self._admission.admitted = dict(facts["admitted"])
         self._rng.bit_generator.state = facts["shuffle"]
         self.n_updates, self._refused_in_a_row = int(facts["n_updates"]), int(facts["refused_in_a_row"])
@@ -153,13 +153,14 @@ class TrajectoryLearner:
         self.reset_version(int(facts["version"]))
         torch.set_rng_state(tensors["torch_rng"])
 
-    def _update(self, batch: Sequence[Trajectory], poll: Callable[[], None] | None) -> dict[str, float]:
-        began = time.perf_counter()
-        chosen = self._choose_trajectories(batch)
+    def _update(self, batch: Sequence[Trajectory], poll: Poll) -> dict[str, float]:
+        began, chosen = time.perf_counter(), self._choose_trajectories(batch)
         scored: ScoredBatch | None = None
         learned: dict[str, float] | None = None
         self.last_refusal = "" if chosen else self._admission.why_all_refused()
         if chosen:
+            # Then the first pass with gradients gives the log-probabilities of the policy before it has learned.
+            one_step = self.config.epochs == 1 and self.config.minibatches == 1
             scored = ScoredBatch(
                 self.policy,
                 self.algorithm,
@@ -168,7 +169,7 @@ class TrajectoryLearner:
                 microbatch=self.config.microbatch_turns,
                 proof=self.proof,
                 past_weights=self._kept,
-                in_passing=self._compares_while_learning,
+                in_passing=one_step and bool(getattr(self.policy, "exact_gradients", False)),
             )
             try:
                 learned = self._learn(chosen, scored, poll)
@@ -188,9 +189,7 @@ class TrajectoryLearner:
             )
         return metrics
 
-    def _learn(
-        self, chosen: Sequence[Trajectory], scored: ScoredBatch, poll: Callable[[], None] | None
-    ) -> dict[str, float] | None:
+    def _learn(self, chosen: Sequence[Trajectory], scored: ScoredBatch, poll: Poll) -> dict[str, float] | None:
         """Metrics of the update; None when the algorithm found nothing to learn. `BatchRefused` changes nothing."""
         values = None
         if self.algorithm.needs_values:
@@ -207,12 +206,6 @@ class TrajectoryLearner:
         self.version += 1
         self._remember_weights()
         return metrics | {"learning_rate": self.rate.rate * share, **self._sample_metrics(samples, scored)}
-
-    @property
-    def _compares_while_learning(self) -> bool:
-        """Whether the first pass with gradients gives the log-probabilities of the policy before it has learned."""
-        one_step = self.config.epochs == 1 and self.config.minibatches == 1
-        return one_step and bool(getattr(self.policy, "exact_gradients", False))
 
     def _choose_trajectories(self, batch: Sequence[Trajectory]) -> list[Trajectory]:
         admitted = [one for one in batch if self._admission.is_admitted(one)]
@@ -279,17 +272,13 @@ class TrajectoryLearner:
         return metrics
 
     def _report(
-        self,
-        chosen: Sequence[Trajectory],
-        seconds: float,
-        scored: ScoredBatch | None,
-        learned_metrics: Mapping[str, float] | None,
+        self, chosen: list[Trajectory], seconds: float, scored: ScoredBatch | None, update: dict[str, float] | None
     ) -> dict[str, float]:
-        """The metrics of a call of `update`; without `learned_metrics` nothing was learned."""
-        learned = [] if learned_metrics is None else chosen
+        """The metrics of a call of `update`; without those of an `update` nothing was learned."""
+        learned = [] if update is None else chosen
         tokens = sum(token_counts(learned))
         metrics = {
-            **(learned_metrics or {}),
+            **(update or {}),
             **self._admission.metrics(),
             "update": float(self.n_updates),
             "policy_version": float(self.version),

@@ -294,10 +294,12 @@ class Admission:
         self._algorithm, self._replay, self._reward = algorithm, replay, reward
         self.admitted: dict[str, bool] = {}
         """By name, those admitted and not yet learned from; whether they came from replay."""
-        self.reset_counts()
+        self.finish_update(())
 
-    def reset_counts(self) -> None:
-        """Start counting anew."""
+    def finish_update(self, learned: Sequence[Trajectory]) -> None:
+        """Forget what the update learned from, and start counting anew."""
+        for one in learned:
+            self.admitted.pop(_name(one), None)
         self._counts: Counter[str] = Counter()
         self._refused: Counter[Reason] = Counter()
         self._earned = 0.0
@@ -336,12 +338,6 @@ class Admission:
     def count_replayed(self, trajectories: Sequence[Trajectory]) -> int:
         """How many of these came from replay: as a member of a group, or added to the update without being admitted."""
         return sum(self.admitted.get(_name(one), True) for one in trajectories)
-
-    def finish_update(self, learned: Sequence[Trajectory]) -> None:
-        """Forget what the update learned from, and start counting anew."""
-        self.reset_counts()
-        for one in learned:
-            self.admitted.pop(_name(one), None)
 
     def why_all_refused(self) -> str:
         """Why every episode was refused, broken screens aside; empty when some were not."""
