@@ -37,11 +37,7 @@ LOG_LIMIT = 20.0
 
 
 def group_advantages(rewards: Numbers, scale: Scale = "std", eps: float = 1e-6) -> Doubles:
-    """How much better each episode of a group did than the group: reward minus mean, divided by the spread or not.
-
-    The spread is that of the group itself (population). `none` keeps hard and easy groups on the scale of the reward;
-    `std` makes every group count alike, so a group with one lucky episode in eight pushes as hard as a mixed one.
-    """
+    """How much better each episode of a group did: reward minus mean, divided by the (population) spread or not."""
     earned = np.asarray(rewards, np.float64)
     advantage: Doubles = earned - earned.mean()
     if scale == "std":
@@ -81,11 +77,7 @@ class Surrogate(NamedTuple):
 def surrogate(
     log_probs: Tensor, proximal: Tensor, advantage: Tensor, importance: Tensor, *, clip_low: float, clip_high: float
 ) -> Surrogate:
-    """PPO's clipped objective per token, with the ratio against the proximal policy.
-
-    `advantage` is `[B]`. `clip_high` above `clip_low` (clip-higher) lets a token that was unlikely grow further before
-    it is held, which keeps exploration alive.
-    """
+    """PPO's clipped objective per token, with the ratio against the proximal policy; `advantage` is `[B]`."""
     log_ratio = (log_probs - proximal).clamp(-LOG_LIMIT, LOG_LIMIT)
     ratio = log_ratio.exp()
     push = advantage[:, None]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,14 +31,13 @@ from palaestra.learner.trajectories.proof import Admission, Expected, ProofConfi
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.scoring import BatchRefused, ScoredBatch
-from palaestra.learner.trajectories.update import TokenUpdater, UpdateConfig, choose_learning_rate, pace
+from palaestra.learner.trajectories.update import Poll, TokenUpdater, UpdateConfig, choose_learning_rate, pace
 from palaestra.transport.source import State
 
 __all__ = ["TrajectoryLearner"]
 
 _log = logging.getLogger(__name__)
 
-Poll: TypeAlias = Callable[[], None] | None
 VERSIONS_KNOWN = 1024
 """Newest versions whose fingerprints are remembered."""
 KEPT_BYTES = 2 * 2**30
@@ -107,9 +105,8 @@ class TrajectoryLearner:
     def update(self, batch: Sequence[Trajectory], *, poll: Poll = None) -> dict[str, float]:
         """Improve the policy on these; what has not been through `admit` goes through it first, by groups.
 
-        Trajectories stay as they are. When nothing is worth learning from, or the batch is refused, the metrics say so
-        (`trajectories_learned` is 0) and neither weights nor version change. `poll` is called before each minibatch;
-        when it raises, weights, optimiser and random streams are as they were.
+        When nothing is worth learning from, or the batch is refused, the metrics say so (`trajectories_learned` is 0)
+        and neither weights nor version change. When `poll` raises, all is as it was.
         """
         shuffles, dropout = self._rng.bit_generator.state, torch.get_rng_state()
         try:

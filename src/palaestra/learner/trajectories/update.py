@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryP
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, prompt_key, split_microbatches
 
 __all__ = ["LearningRate", "TokenUpdater", "UpdateConfig", "choose_learning_rate", "pace", "split_minibatches"]
+
+Poll: TypeAlias = Callable[[], None] | None
+"""Called before each minibatch; when it raises, the update is undone."""
 
 LEAST = 0.1
 """Of the rate, once it has decayed: fine enough to settle, and not nothing for a run that is prolonged."""
@@ -83,8 +86,8 @@ def choose_learning_rate(*, lora: bool | None, supervised: bool, given: float | 
     rate = _RATES[lora, supervised]
     what = "a LoRA adapter" if lora else "the full weights"
     how = "imitation of accepted episodes" if supervised else "a policy gradient"
-    reason = f"learning rate {rate:g}, the usual start for {how} on {what}; set trainer.learning_rate to change it"
-    return LearningRate(rate, reason)
+    text = f"learning rate {rate:g}, the usual start for {how} on {what}; set trainer.learning_rate to change it"
+    return LearningRate(rate, text)
 
 
 def pace(update: int, *, warmup: int, decay: int | None) -> float:
@@ -122,18 +125,9 @@ class TokenUpdater:
             group["lr"] = rate * factor
 
     def run(
-        self,
-        samples: Sequence[Sample],
-        batch: ScoredBatch,
-        rng: np.random.Generator,
-        *,
-        poll: Callable[[], None] | None = None,
+        self, samples: Sequence[Sample], batch: ScoredBatch, rng: np.random.Generator, *, poll: Poll = None
     ) -> dict[str, float]:
-        """Learn from the samples; means over the epochs of the metrics of the loss.
-
-        Whatever ends it half way leaves weights and optimiser as they were; `poll`, which is called before each
-        minibatch, may raise.
-        """
+        """Learn from the samples; means over the epochs of the metrics of the loss. `poll` may raise."""
         epochs, steps_per_epoch = self._config.epochs, min(self._config.minibatches, len(samples))
         steps = epochs * steps_per_epoch
         # A single step is taken after everything was found finite, and needs no copy of the weights to go back to.
