@@ -174,10 +174,8 @@ class RejectionSampling(TrajectoryAlgorithm):
 
     def select(self, group: Sequence[Trajectory], rewards: Rewards) -> list[Trajectory]:
         """Those that earned more than the threshold on a screen that held."""
-        threshold = self.config.reward_threshold
-        return [
-            one for one, earned in zip(group, rewards, strict=True) if one.learnable and float(earned.sum()) > threshold
-        ]
+        threshold, pairs = self.config.reward_threshold, zip(group, rewards, strict=True)
+        return [one for one, earned in pairs if one.learnable and float(earned.sum()) > threshold]
 
     def advantages(self, trajectories: Sequence[Trajectory], rewards: Rewards) -> list[float]:
         """Every episode that was accepted counts the same."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,12 +17,10 @@ from palaestra.experience.trajectory import Outcome, Trajectory, Turn
 from palaestra.experience.turn_input import TokenLogProbs, TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import KeepsReference, SeparateValueHead, TrajectoryPolicy, trainable_weights
-from palaestra.learner.trajectories.reward import RewardConfig, Rewards, learned_rewards
+from palaestra.learner.trajectories.reward import RewardConfig, learned_rewards
 from palaestra.learner.trajectories.scoring import Row, build_token_batch
 
 __all__ = ["check_trajectory_algorithm", "check_trajectory_policy"]
-
-Make: TypeAlias = Callable[[], TrajectoryAlgorithm]
 
 
 def check_trajectory_policy(
@@ -101,14 +98,24 @@ def _check_gradients(policy: TrajectoryPolicy, turns: list[TurnInput], *, with_v
         assert all(part is not None for part in valued), "no gradient reaches the value head from the values"
 
 
-def check_trajectory_algorithm(make_algorithm: Make) -> None:
+def check_trajectory_algorithm(make_algorithm: Callable[[], TrajectoryAlgorithm]) -> None:
     """`make_algorithm` builds it anew, each time the same."""
     group = _sample_group(max(4, make_algorithm().group_size))
     rewards = [learned_rewards(one, RewardConfig()) for one in group]
     before = repr(group), [earned.copy() for earned in rewards]
-    chosen = _check_selection(make_algorithm, group, rewards)
-    earned = [rewards[int(one.episode_id)] for one in chosen]
-    samples = _check_samples(make_algorithm, chosen, earned)
+    chosen, again = (list(make_algorithm().select(group, rewards)) for _ in range(2))
+    names = [one.episode_id for one in chosen]
+    assert names, "select keeps nothing of a group of successes and failures"
+    assert names == [one.episode_id for one in again], "select must give the same for the same group"
+    assert len(set(names)) == len(names), "select gives an episode twice"
+    assert set(names) <= {one.episode_id for one in group}, "select gives an episode that is not in the group"
+    assert all(one.learnable for one in chosen), "select keeps an episode whose screen broke"
+    earned = [rewards[int(name)] for name in names]
+    values = [np.linspace(0.1, 0.5, len(one)) for one in chosen] if make_algorithm().needs_values else None
+    samples, others = (make_algorithm().samples(chosen, earned, values=values) for _ in range(2))
+    assert samples, "samples gives nothing for episodes that it selected"
+    assert samples == others, "samples must give the same for the same episodes"
+    _check_samples(samples, turns=sum(len(one) for one in chosen), has_values=values is not None)
     _check_loss(make_algorithm(), chosen, samples)
     assert repr(group) == before[0], "it changed a trajectory"
     assert all(np.array_equal(*pair) for pair in zip(rewards, before[1], strict=True)), "it changed the rewards"
@@ -135,29 +142,12 @@ def _sample_group(size: int) -> list[Trajectory]:
     return [*group[:-1], replace(group[-1], outcome=Outcome.ENVIRONMENT_FAILED)]
 
 
-def _check_selection(make_algorithm: Make, group: list[Trajectory], rewards: Rewards) -> list[Trajectory]:
-    chosen, again = (list(make_algorithm().select(group, rewards)) for _ in range(2))
-    names = [one.episode_id for one in chosen]
-    assert names, "select keeps nothing of a group of successes and failures"
-    assert names == [one.episode_id for one in again], "select must give the same for the same group"
-    assert len(set(names)) == len(names), "select gives an episode twice"
-    assert set(names) <= {one.episode_id for one in group}, "select gives an episode that is not in the group"
-    assert all(one.learnable for one in chosen), "select keeps an episode whose screen broke"
-    return chosen
-
-
-def _check_samples(make_algorithm: Make, chosen: list[Trajectory], rewards: Rewards) -> list[Sample]:
-    values = [np.linspace(0.1, 0.5, len(one)) for one in chosen] if make_algorithm().needs_values else None
-    samples, again = (make_algorithm().samples(chosen, rewards, values=values) for _ in range(2))
-    assert samples, "samples gives nothing for episodes that it selected"
-    assert samples == again, "samples must give the same for the same episodes"
-    turns = sum(len(one) for one in chosen)
+def _check_samples(samples: Sequence[Sample], *, turns: int, has_values: bool) -> None:
     for sample in samples:
         assert 0 <= sample.turn < turns, f"a sample of turn {sample.turn}, and there are {turns}"
         numbers = sample.advantage, sample.weight, sample.value_target or 0.0
         assert all(np.isfinite(numbers)), f"a number of the sample of turn {sample.turn} is not finite"
-        assert values is None or sample.value_target is not None, "needs_values, and a sample has no value_target"
-    return samples
+        assert not has_values or sample.value_target is not None, "needs_values, and a sample has no value_target"
 
 
 def _check_loss(algorithm: TrajectoryAlgorithm, chosen: list[Trajectory], samples: list[Sample]) -> None:

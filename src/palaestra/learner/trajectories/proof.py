@@ -365,8 +365,8 @@ class Admission:
 
     def _prove_group(self, members: list[Trajectory]) -> list[Trajectory]:
         """The members, or none when they cannot be compared with each other."""
-        comparable = self._algorithm.group_size == 1 or len(members) < 2
-        why = None if comparable else why_group_refused(members)
+        is_compared = self._algorithm.group_size > 1 and len(members) > 1
+        why = why_group_refused(members) if is_compared else None
         if why is None:
             return members
         self._refused[Reason.GROUP] += len(members)
