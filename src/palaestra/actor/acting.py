@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -24,27 +24,8 @@ __all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for", 
 
 Compiled: TypeAlias = Literal["auto", "on", "off"]
 """`auto`: compiled kernels when the policy qualifies; `on`: refuse to start otherwise; `off`: always plain torch."""
-
-
-class Acting(Protocol):
-    """Writes actions, log-probabilities and values for a batch of observations."""
-
-    def act_into(
-        self,
-        observation: Observation,
-        noise: NDArray[np.float32],
-        mask: NDArray[np.bool_] | None,
-        action: NDArray[Any],
-        log_prob: NDArray[np.float32],
-        value: NDArray[np.float32],
-    ) -> None:
-        """Act on `[N, ...]` observations."""
-
-    def value(self, observation: Observation) -> NDArray[np.float32]:
-        """Values `[N]`."""
-
-    def up_to_date(self) -> bool:
-        """Whether the policy's weights are still where they were when this was made."""
+Floats: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.bool_] | None
 
 
 class TorchActing:
@@ -59,15 +40,9 @@ class TorchActing:
         return self._device == device_of(self._policy)
 
     def act_into(
-        self,
-        observation: Observation,
-        noise: NDArray[np.float32],
-        mask: NDArray[np.bool_] | None,
-        action: NDArray[Any],
-        log_prob: NDArray[np.float32],
-        value: NDArray[np.float32],
+        self, observation: Observation, noise: Floats, mask: Mask, action: NDArray[Any], log_prob: Floats, value: Floats
     ) -> None:
-        """Act without recording gradients."""
+        """Write actions, log-probabilities and values for `[N, ...]` observations, without recording gradients."""
         with torch.inference_mode():
             acted = self._policy.act(
                 move_to(self._device, observation),
@@ -84,10 +59,10 @@ class TorchActing:
         log_prob[:] = acted.log_prob.cpu().numpy()
         value[:] = acted.value.cpu().numpy()
 
-    def value(self, observation: Observation) -> NDArray[np.float32]:
+    def value(self, observation: Observation) -> Floats:
         """Values `[N]`."""
         with torch.inference_mode():
-            values: NDArray[np.float32] = self._policy.value(move_to(self._device, observation)).float().cpu().numpy()
+            values: Floats = self._policy.value(move_to(self._device, observation)).float().cpu().numpy()
         count = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
         if values.shape != (count,):
             raise self._refusal("value", "values", list(values.shape), [count])
@@ -111,15 +86,9 @@ class CompiledActing:
         return self.net.flat is FlatParameters.of(self.net.policy)
 
     def act_into(
-        self,
-        observation: Observation,
-        noise: NDArray[np.float32],
-        mask: NDArray[np.bool_] | None,
-        action: NDArray[Any],
-        log_prob: NDArray[np.float32],
-        value: NDArray[np.float32],
+        self, observation: Observation, noise: Floats, mask: Mask, action: NDArray[Any], log_prob: Floats, value: Floats
     ) -> None:
-        """One call, no allocation."""
+        """As `TorchActing.act_into`, in one call that allocates nothing."""
         assert isinstance(observation, np.ndarray)
         if not (self.takes_raw and observation.ndim == 2 and observation.dtype == np.float32):
             observation = self.net.normalized(observation)
@@ -127,10 +96,13 @@ class CompiledActing:
             action = action.reshape(len(action), -1)  # a view: the kernel knows rows of numbers only
         self.net.act_into(observation, noise, action, log_prob, value)
 
-    def value(self, observation: Observation) -> NDArray[np.float32]:
+    def value(self, observation: Observation) -> Floats:
         """Values `[N]`."""
         assert isinstance(observation, np.ndarray)
         return self.net.value(self.net.normalized(observation))
+
+
+Acting: TypeAlias = TorchActing | CompiledActing
 
 
 def refuse_impossible(distribution: Any, mask: NDArray[np.bool_], over: NDArray[np.bool_]) -> None:

@@ -13,7 +13,7 @@ from palaestra.env.vector import Ended, VectorEnv
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.kernels.rollout import rollout_cartpole
 
-__all__ = ["can_roll_out_whole", "whole_rollout"]
+__all__ = ["can_roll_out_whole", "roll_out_whole"]
 
 
 def can_roll_out_whole(env: VectorEnv, acting: Acting) -> bool:
@@ -22,37 +22,34 @@ def can_roll_out_whole(env: VectorEnv, acting: Acting) -> bool:
     return type(poles) is CompiledCartPole and isinstance(acting, CompiledActing) and acting.takes_raw
 
 
-def whole_rollout(
-    env: VectorEnv, acting: Acting, buffer: RolloutBuffer, noise: NDArray[np.float32]
-) -> list[tuple[int, Ended]] | None:
-    """Fill the buffer and tell which episodes ended at which step; None when it has to go step by step."""
-    if not can_roll_out_whole(env, acting):
-        return None
-    poles: Any = env
-    assert isinstance(acting, CompiledActing)
-    net, T, N = acting.net, buffer.num_steps, buffer.num_envs
-    most = T * N
-    ended = (
-        np.empty(most, np.int64),
-        np.empty(most, np.int64),
-        np.empty((most, 4), np.float32),
-        np.empty(most, np.int64),
-    )
-    spare = (np.empty(N, np.int64), np.empty((N, 4), np.float32), np.empty(N, np.int64))
-    columns = (
-        buffer.observation, buffer.action, buffer.log_prob, buffer.value, buffer.reward, buffer.terminated,
-        buffer.truncated,
-    )  # fmt: skip
+def roll_out_whole(poles: Any, net: Any, buffer: RolloutBuffer, noise: NDArray[np.float32]) -> list[tuple[int, Ended]]:
+    """Fill the buffer; returns the episodes that ended, each with its step."""
+    N, most = buffer.num_envs, buffer.num_steps * buffer.num_envs
+    ended = _allocate_ended(most)
+    steps = np.empty(most, np.int64)
     count = rollout_cartpole(
         noise,
         (net.actor, net.critic, net.actor_sizes, net.critic_sizes, net.activation),
         (poles.state, poles.elapsed, poles.stream, poles.limit),
-        columns,
-        ended,
+        (
+            buffer.observation,
+            buffer.action,
+            buffer.log_prob,
+            buffer.value,
+            buffer.reward,
+            buffer.terminated,
+            buffer.truncated,
+        ),
+        (steps, *ended),
         net.scratch(N),
-        spare,
+        _allocate_ended(N),
     )
-    when, who, last, lengths = ended
+    who, last, lengths = ended
     return [
-        (int(when[k]), Ended(int(who[k]), last[k].copy(), float(lengths[k]), int(lengths[k]))) for k in range(count)
+        (int(steps[k]), Ended(int(who[k]), last[k].copy(), float(lengths[k]), int(lengths[k]))) for k in range(count)
     ]
+
+
+def _allocate_ended(count: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """Room for the environment, the last observation and the length of episodes that end."""
+    return np.empty(count, np.int64), np.empty((count, 4), np.float32), np.empty(count, np.int64)

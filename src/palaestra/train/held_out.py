@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from palaestra.actor.inference import start_rollout_workers
 from palaestra.actor.pool import play_all
-from palaestra.actor.rollout_workers import start_rollout_workers
 from palaestra.actor.task_runner import EpisodeOrder
 from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.experience.trajectory import Trajectory
@@ -71,8 +71,8 @@ def play_held_out(
                 workers.play,
                 orders,
                 concurrent=config.actor_pool.target_concurrent_actors,
-                present=workers.present,
-                heard=lambda order, trajectory: heard(trajectory),
+                set_players=workers.inference.set_players,
+                on_finished=lambda order, trajectory: heard(trajectory),
             )
 
     with asyncio.Runner() as runner:

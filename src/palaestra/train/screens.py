@@ -15,15 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.actor.episode_source import (
-    BackgroundPlayer,
-    EpisodeOrders,
-    EpisodeSource,
-    Player,
-    SynchronousPlayer,
-)
-from palaestra.actor.rollout_workers import RolloutWorkers, start_rollout_workers
-from palaestra.actor.task_sampler import TaskSampler
+from palaestra.actor.episode_source import BackgroundPlayer, EpisodeSource, Player, SynchronousPlayer
+from palaestra.actor.inference import RolloutWorkers, start_rollout_workers
+from palaestra.actor.task_sampler import EpisodeOrders, TaskSampler
 from palaestra.errors import ConfigError
 from palaestra.evaluation.screens import ScreenEvaluation
 from palaestra.experience.trajectory import Trajectory

@@ -17,9 +17,7 @@ from torch import nn
 from palaestra.actor.acting import Compiled
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
 from palaestra.actor.collector import Collector
-from palaestra.actor.fit import check_fit, rollout_spec
-from palaestra.actor.memory_estimate import check_memory
-from palaestra.actor.reward_scale import RewardScale
+from palaestra.actor.fit import check_fit, check_memory, rollout_spec
 from palaestra.actor.synchronous import SynchronousSource
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
@@ -79,8 +77,7 @@ class VectorTraining:
         self.source: SynchronousSource | AsynchronousSource
         self.publisher: SameMemory | BoardPublisher
         if asynchronous is None:
-            scale = None if discount is None else RewardScale(env.num_envs, discount)
-            collector = Collector(env, policy, seed=seed, compiled=compiled, reward_scale=scale)
+            collector = Collector(env, policy, seed=seed, compiled=compiled, discount=discount)
             self.source, self.publisher = SynchronousSource(collector), SameMemory()
         else:
             self.source = AsynchronousSource(
