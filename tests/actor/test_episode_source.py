@@ -3,10 +3,10 @@
 import pytest
 from tests.experience.episodes import episode
 
-from palaestra.actor.episode_source import EpisodeSource, Played, Player
-from palaestra.actor.task_sampler import EpisodeOrders, SamplerConfig, TaskChoice, TaskSampler
+from palaestra.actor.episode_source import EpisodeOrders, EpisodeSource, Played, Player
 from palaestra.errors import CollectorFailed
 from palaestra.experience.trajectory import Outcome
+from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice, TaskSampler
 from palaestra.transport.conformance import check_source
 
 

@@ -8,23 +8,24 @@ decides what of a group is worth learning from (`admit`); what teaches nothing i
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import queue
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from palaestra.actor.inference import RolloutWorkers
 from palaestra.actor.pool import ActorPool, PoolThread, play_all
 from palaestra.actor.task_runner import EpisodeOrder
-from palaestra.actor.task_sampler import EpisodeOrders
 from palaestra.errors import CollectorFailed
 from palaestra.experience.groups import Groups, pack_trajectories, unpack_trajectories, whole_groups
 from palaestra.experience.trajectory import Outcome, Trajectory
+from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.transport.source import Batch, Progress, State, Timing
 
-__all__ = ["BackgroundPlayer", "EpisodeSource", "Played", "Player", "SynchronousPlayer", "free_places"]
+__all__ = ["BackgroundPlayer", "EpisodeOrders", "EpisodeSource", "Played", "Player", "SynchronousPlayer", "free_places"]
 
 POLL_S = 0.2
 """How often a learner that waits for episodes checks whether the actors still run."""
@@ -34,6 +35,43 @@ BROKEN_BATCHES = 3
 Stop: TypeAlias = Callable[[], bool]
 StartWorkers: TypeAlias = Callable[[Callable[[Trajectory], None]], AbstractAsyncContextManager[RolloutWorkers]]
 """Starts what plays, given where trajectories of broken sessions go."""
+
+
+class EpisodeOrders:
+    """Orders one after the other, `group_size` at a time for the same task and seed."""
+
+    def __init__(self, sampler: TaskSampler, *, group_size: int, seed: int) -> None:
+        self.sampler, self.group_size, self._seed = sampler, group_size, seed
+        self._waiting: list[EpisodeOrder] = []
+        self.number = 0
+        """Of the next order."""
+
+    def next(self) -> EpisodeOrder:
+        """The next order."""
+        if not self._waiting:
+            choice, task = self.sampler.draw()
+            first, size = self.number, self.group_size
+            group = f"g{first:08d}" if size > 1 else ""
+            self._waiting = [
+                EpisodeOrder(f"e{number:08d}", task, _episode_seed(self._seed, number), group, choice.key)
+                for number in range(first, first + size)
+            ]
+            self.number += size
+        return self._waiting.pop(0)
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands, and the sampler with it; a group that was begun is not continued."""
+        return {"number": self.number, "sampler": self.sampler.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.number = int(state["number"])
+        self.sampler.load_state(state["sampler"])
+        self._waiting = []
+
+
+def _episode_seed(run: int, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"episode {run} {number}".encode()).digest()[:6], "big")
 
 
 class Played(NamedTuple):

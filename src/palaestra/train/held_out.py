@@ -10,13 +10,13 @@ from typing import Any
 from palaestra.actor.inference import start_rollout_workers
 from palaestra.actor.pool import play_all
 from palaestra.actor.task_runner import EpisodeOrder
-from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.experience.trajectory import Trajectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories.reward import reward_warnings
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.sampler import LocalSampler
 from palaestra.sessions.provider import SessionAddress, load_tasks, open_provider
+from palaestra.sessions.task_sampler import TaskChoice, held_out
 from palaestra.train.ui_config import UiRunConfig, ui_config_from
 
 __all__ = ["build_policy", "check_tasks", "load_ui_policy", "play_held_out"]

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.actor.episode_source import BackgroundPlayer, EpisodeSource, Player, SynchronousPlayer
+from palaestra.actor.episode_source import BackgroundPlayer, EpisodeOrders, EpisodeSource, Player, SynchronousPlayer
 from palaestra.actor.inference import RolloutWorkers, start_rollout_workers
-from palaestra.actor.task_sampler import EpisodeOrders, TaskSampler
 from palaestra.errors import ConfigError
 from palaestra.evaluation.screens import ScreenEvaluation
 from palaestra.experience.trajectory import Trajectory
@@ -31,6 +30,7 @@ from palaestra.policy.vlm.module_policy import as_vlm_policy
 from palaestra.policy.vlm.sampler import LocalSampler, Sampler
 from palaestra.policy.vlm.sampler_process import ProcessSampler
 from palaestra.sessions.provider import SessionAddress, find_sessions, open_provider
+from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out

@@ -1,13 +1,12 @@
 """Which task comes next: evenly, by how often each still fails, or up a ladder of difficulty.
 
 A sampler draws tasks and is given their results; it has a random stream of its own and continues exactly from a saved
-state. `EpisodeOrders` makes episodes of what it draws. Seeds of tasks to train on and of those held out for evaluation
-never meet: `TRAINING_SEEDS` and `HELD_OUT` are different numbers.
+state. Seeds of tasks to train on and of those held out for evaluation never meet: `TRAINING_SEEDS` and `HELD_OUT` are
+different numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +14,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from palaestra.actor.task_runner import EpisodeOrder
 from palaestra.config import Section
 from palaestra.errors import ConfigError
 from palaestra.sessions.task import TaskRequest
 
-__all__ = ["HELD_OUT", "TRAINING_SEEDS", "EpisodeOrders", "SamplerConfig", "TaskChoice", "TaskSampler", "held_out"]
+__all__ = ["HELD_OUT", "TRAINING_SEEDS", "SamplerConfig", "TaskChoice", "TaskSampler", "held_out"]
 
 TRAINING_SEEDS = range(0, 1_000_000_000)
 HELD_OUT = range(1_000_000_000, 2_000_000_000)
@@ -136,43 +134,6 @@ class TaskSampler:
             return 1.0
         passed = sum(earlier.weight for earlier in self.choices[: self.rung])
         return (1.0 - self.config.review) / choice.weight if place == self.rung else self.config.review / passed
-
-
-class EpisodeOrders:
-    """Orders one after the other, `group_size` at a time for the same task and seed."""
-
-    def __init__(self, sampler: TaskSampler, *, group_size: int, seed: int) -> None:
-        self.sampler, self.group_size, self._seed = sampler, group_size, seed
-        self._waiting: list[EpisodeOrder] = []
-        self.number = 0
-        """Of the next order."""
-
-    def next(self) -> EpisodeOrder:
-        """The next order."""
-        if not self._waiting:
-            choice, task = self.sampler.draw()
-            first, size = self.number, self.group_size
-            group = f"g{first:08d}" if size > 1 else ""
-            self._waiting = [
-                EpisodeOrder(f"e{number:08d}", task, _episode_seed(self._seed, number), group, choice.key)
-                for number in range(first, first + size)
-            ]
-            self.number += size
-        return self._waiting.pop(0)
-
-    def state(self) -> dict[str, Any]:
-        """Where it stands, and the sampler with it; a group that was begun is not continued."""
-        return {"number": self.number, "sampler": self.sampler.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.number = int(state["number"])
-        self.sampler.load_state(state["sampler"])
-        self._waiting = []
-
-
-def _episode_seed(run: int, number: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"episode {run} {number}".encode()).digest()[:6], "big")
 
 
 def held_out(choices: Sequence[TaskChoice], episodes: int, *, first: int = 0) -> list[tuple[TaskChoice, TaskRequest]]:
