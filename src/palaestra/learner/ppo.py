@@ -30,40 +30,29 @@ class PPOConfig(RolloutConfig):
 
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Between one-step bootstrapping (0: biased, calm) and whole returns (1: unbiased, noisy)."""
-
     clip_range: float = Field(default=0.2, gt=0, lt=1)
     """Half-width of the interval around ratio 1 where a sample still pushes. Wider learns faster and breaks sooner."""
-
     clip_range_schedule: Literal["constant", "linear"] = "constant"
     """`linear` narrows the interval to 0 at the end of training."""
-
     value_clip: float | None = Field(default=0.2, gt=0)
     """How far a value may move from its old estimate per rollout. null: not limited. See docs/algorithms.md."""
-
     normalize_advantage: bool = True
     """Give each minibatch advantages of mean 0 and variance 1, so that the step does not depend on reward scale."""
-
     entropy_coef: float = Field(default=0.01, ge=0, le=1e6)
     """Reward for staying undecided. Raise it when `entropy` falls to 0 before the task is solved."""
-
     value_coef: float = Field(default=0.5, ge=0, le=1e6)
     """Weight of the value error against the policy objective."""
-
     target_kl: float | None = Field(default=None, gt=0)
     """Stop improving the policy (not the value) on this rollout once a minibatch's KL exceeds 1.5 times this."""
-
     correction: Literal["none", "decoupled", "vtrace"] = "decoupled"
     """For experience of older weights: `decoupled` clips around today's policy and weighs each sample by how likely
     that policy was to act so; `vtrace` cuts the traces of unlikely actions as well; `none` is plain PPO. Fresh
     experience is learned from alike, bit for bit. See docs/async.md."""
-
     weight_limit: float = Field(default=10.0, ge=1, le=1e6)
     """`decoupled`: the most a sample of older weights may count. Higher is less biased and noisier; at 2 a policy that
     moves fast loses a tenth of its weight, and learns worse (docs/benchmarks.md)."""
-
     rho_bar: float = Field(default=1.0, gt=0, le=1e6)
     """`vtrace`: limit of the weight of a step's own surprise, and of its sample in the objective."""
-
     c_bar: float = Field(default=1.0, gt=0, le=1e6)
     """`vtrace`: limit of the weight that passes later surprises back."""
 
