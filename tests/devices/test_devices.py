@@ -18,9 +18,11 @@ import torch
 from palaestra.cli.train_check import checked
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.compiled import device_notices
 from palaestra.policy.device import choose_device, move_to
 from palaestra.train.config import config_from
-from palaestra.train.trainer import Trainer, build_trainer, device_notices, train
+from palaestra.train.trainer import Trainer, build_trainer
+from palaestra.train.vector import train
 
 ROOT = Path(__file__).parents[2]
 NAMES = re.findall(r"@check\ndef (\w+)", Path(__file__).with_name("device_checks.py").read_text())

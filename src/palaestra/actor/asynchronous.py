@@ -33,8 +33,8 @@ from palaestra.experience.vla_buffer import Overflow, VLABuffer
 from palaestra.policy.device import device_of
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, twin
+from palaestra.shared_memory import SharedArrays, shared_block
 from palaestra.transport.queue import SegmentQueue, Taken
-from palaestra.transport.shared import SharedArrays, shared_block
 from palaestra.transport.source import Batch, Progress, State, Timing
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 

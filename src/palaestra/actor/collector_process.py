@@ -45,9 +45,9 @@ from palaestra.errors import CollectorFailed, PalaestraError
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, packed, tensors_of, unpacked
+from palaestra.shared_memory import SharedArrays
 from palaestra.threads import few_threads
 from palaestra.transport.queue import SegmentQueue
-from palaestra.transport.shared import SharedArrays
 from palaestra.transport.weights import WeightBoard
 
 __all__ = ["CollectorProcess", "CollectorSetup", "SharedLayout"]

@@ -72,19 +72,25 @@ def run_updates(
         yield Update(batch, metrics | source.metrics(batch, timing))
 
 
+class Intervals(Protocol):
+    """The keys of a section `trainer` that say when something is due."""
+
+    eval_every: int | None
+    checkpoint_every: int | None
+    checkpoint_seconds: float
+    keep_checkpoints: int
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How long a run is, and when it reports, evaluates and saves."""
 
+    every: Intervals
     total: int
     unit: Literal["steps", "updates"]
     """What `total` and the progress display count."""
     score_metric: str
     """What the best checkpoint is chosen by."""
-    eval_every: int | None
-    checkpoint_every: int | None
-    checkpoint_seconds: float
-    keep_checkpoints: int
     log_interval: int = 1
     keep_first: bool = False
     """Whether the checkpoint from before training is kept for comparison."""
@@ -252,8 +258,8 @@ class _Run:
         return self._interruption.requested or done >= self._schedule.total
 
     def _after(self, update: Update) -> None:
-        schedule, metrics, number = self._schedule, update.metrics, self._progress.updates
-        if _is_due(schedule.eval_every, number):
+        every, metrics, number = self._schedule.every, update.metrics, self._progress.updates
+        if _is_due(every.eval_every, number):
             metrics |= self._wiring.evaluate()
         self._final = metrics
         for text in self._wiring.warnings(metrics):
@@ -263,10 +269,10 @@ class _Run:
             EpisodeSummary(e.env_step, first + i, e.env_index, e.episode_return, e.length)
             for i, e in enumerate(update.batch.episodes)
         )
-        if _is_due(schedule.log_interval, number):
+        if _is_due(self._schedule.log_interval, number):
             self._telemetry.emit(TrainingStep(number, self._progress.steps, metrics))
-        overdue = time.monotonic() - self._saved_at > schedule.checkpoint_seconds
-        if overdue or _is_due(schedule.checkpoint_every, number) or _is_due(schedule.eval_every, number):
+        overdue = time.monotonic() - self._saved_at > every.checkpoint_seconds
+        if overdue or _is_due(every.checkpoint_every, number) or _is_due(every.eval_every, number):
             self._save(self._score(metrics))
 
     def _warn(self, text: str) -> None:
@@ -309,7 +315,7 @@ class _Run:
 
     def _remove_old(self) -> None:
         kept = checkpoints_in(self._attempt.checkpoints)
-        for path in kept[int(self._schedule.keep_first) : -self._schedule.keep_checkpoints]:
+        for path in kept[int(self._schedule.keep_first) : -self._schedule.every.keep_checkpoints]:
             if path != self._best_path:
                 shutil.rmtree(path)
 

@@ -104,16 +104,8 @@ class _ScreenRun:
         self.publisher = SamplerPublisher(policy, None)
         self._failures_reported = 0
         self._archive: TrajectoryArchive | None = None
-        self.schedule = Schedule(
-            total=t.num_training_steps,
-            unit="updates",
-            score_metric="eval_success_rate" if t.eval_every else "success_rate",
-            eval_every=t.eval_every,
-            checkpoint_every=t.checkpoint_every,
-            checkpoint_seconds=t.checkpoint_seconds,
-            keep_checkpoints=t.keep_checkpoints,
-            keep_first=True,
-        )
+        score = "eval_success_rate" if t.eval_every else "success_rate"
+        self.schedule = Schedule(t, t.num_training_steps, "updates", score, keep_first=True)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler; the player starts sessions with the first batch."""
