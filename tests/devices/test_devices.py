@@ -97,10 +97,10 @@ def test_every_constructor_takes_a_device_and_moves_the_policy():
     assert {p.device.type for p in policy.parameters()} == {"meta"}
     config = config_from({"env": {"id": "CartPole-v1", "num_envs": 2}, "trainer": {"device": "cpu"}})
     trainer = build_trainer(config)
-    assert (trainer.device.type, device_notices(trainer)) == ("cpu", [])
+    assert (trainer.device.type, device_notices(trainer.policy)) == ("cpu", [])
     moved = Trainer(ActorCritic(env.observation_space, env.action_space), [env], device="meta")
     assert moved.device.type == "meta"
-    assert device_notices(moved) == [
+    assert device_notices(moved.policy) == [
         "The policy acts and learns on meta.",
         "The compiled kernels run on the CPU only and are not used. For a network this small trainer.device=cpu is "
         "faster.",

@@ -19,9 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.actor.acting import Acting, Compiled, CompiledActing, acting_for, refuse_impossible
+from palaestra.actor.acting import (
+    Acting,
+    Compiled,
+    CompiledActing,
+    acting_for,
+    can_roll_out_whole,
+    refuse_impossible,
+    roll_out_whole,
+)
 from palaestra.actor.fit import buffer_shape, check_fit
-from palaestra.actor.whole_rollout import can_roll_out_whole, roll_out_whole
 from palaestra.env.spaces import allocate_row, write_observation
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentFault, ExperienceError

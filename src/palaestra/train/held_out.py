@@ -82,10 +82,7 @@ def play_held_out(
 def build_policy(config: UiRunConfig) -> VLMPolicy:
     """The model that the configuration names, with the grammar that its actors speak."""
     return VLMPolicy.from_config(
-        config.model,
-        seed=config.trainer.seed,
-        codec=config.actor.codec,
-        describe_grammar=config.actor.describe_grammar,
+        config.model, seed=config.trainer.seed, codec=config.actor.codec, describe_grammar=config.actor.describe_grammar
     )
 
 

@@ -9,12 +9,15 @@ and with, `palaestra.train.vector` and `palaestra.train.screens` wire.
 from __future__ import annotations
 
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
 from palaestra.files.atomic import write_json
@@ -22,19 +25,15 @@ from palaestra.files.checkpoint import Kind, checkpoints_in
 from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
 from palaestra.learner.protocol import Learner
-from palaestra.telemetry import (
-    CheckpointSaved,
-    EpisodeSummary,
-    Telemetry,
-    TelemetryConfig,
-    TrainingStep,
-    open_telemetry,
-)
-from palaestra.telemetry.event import LogLine, PhaseChanged
+from palaestra.telemetry import Telemetry, open_telemetry
+from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 from palaestra.telemetry.sinks import check_telemetry
-from palaestra.train.interruption import Interruption
 from palaestra.transport.publisher import WeightPublisher
 from palaestra.transport.source import Batch, ExperienceSource, Timing
+
+if TYPE_CHECKING:
+    from palaestra.train.config import RunConfig
+    from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["Outcome", "Schedule", "Update", "Wiring", "run_updates", "train"]
 
@@ -148,17 +147,8 @@ class Outcome:
     interrupted: bool
 
 
-class RunConfiguration(Protocol):
-    """What `train` reads of a configuration itself."""
-
-    telemetry: TelemetryConfig
-
-    def resolved(self) -> dict[str, Any]:
-        """Every value as plain JSON."""
-
-
 def train(
-    config: RunConfiguration,
+    config: RunConfig | UiRunConfig,
     wire: Callable[[ExitStack], Wiring],
     *,
     root: Path,
@@ -222,7 +212,7 @@ class _Run:
     ) -> None:
         self._wiring, self._schedule, self._progress = wiring, wiring.schedule, wiring.source.progress
         self._resolved, self._run, self._attempt, self._telemetry = resolved, run, attempt, telemetry
-        self._interruption = Interruption()
+        self._interruption = _Interruption()
         self._final: dict[str, float] = {}
         self._best = -float("inf")
         self._best_path: Path | None = None
@@ -233,7 +223,7 @@ class _Run:
         """Train to the end, or until an interruption."""
         wiring, stop = self._wiring, self._interruption
         try:
-            with stop.watching(self._warn):
+            with stop.watch(self._warn):
                 self._save(None)
                 wiring.open(self._attempt, self._telemetry, lambda: stop.requested)
                 try:
@@ -318,6 +308,36 @@ class _Run:
         for path in kept[int(self._schedule.keep_first) : -self._schedule.every.keep_checkpoints]:
             if path != self._best_path:
                 shutil.rmtree(path)
+
+
+class _Interruption:
+    """Whether Ctrl-C, SIGTERM or a closed terminal asked the run to finish its update, save and stop."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def watch(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Catch the signals inside the block; a second one has its usual effect. Puts the handlers back afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals reach the main thread alone
+            return
+
+        def first(number: int, frame: FrameType | None) -> None:
+            self.requested = True
+            for each in caught:
+                signal.signal(each, signal.SIG_DFL)
+            report("Stopping: this update is finished and saved first. Ctrl-C again leaves at once.")
+
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # A signal found ignored (nohup, a job in the background) stays ignored: whoever started us meant it.
+        caught = [each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {each: signal.signal(each, first) for each in caught}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
 
 def _is_due(every: int | None, update: int) -> bool:

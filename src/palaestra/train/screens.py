@@ -118,11 +118,7 @@ class _ScreenRun:
         sampler = self._start_sampler()
         self.publisher.publish(self.learner.version, self.learner.weights())
         self.source.open(
-            self._start_player(sampler),
-            version=self.learner.version,
-            stop=stop,
-            record=self._record,
-            finished=report,
+            self._start_player(sampler), version=self.learner.version, stop=stop, record=self._record, finished=report
         )
 
     def _start_sampler(self) -> Sampler:
