@@ -32,7 +32,8 @@ from benchmarks import machine
 from benchmarks.learning import RESULTS
 from benchmarks.slow_policy import SlowPolicy
 from palaestra.actor.asynchronous import AsyncConfig
-from palaestra.actor.collector_process import STEPS, CollectorProcess
+from palaestra.actor.collector_process import CollectorProcess
+from palaestra.actor.collector_thread import STEPS
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.learner.ppo import PPO
 from palaestra.train.trainer import Trainer
@@ -244,7 +245,7 @@ def _findings(
 ) -> dict[str, Any]:
     source = trainer.training.source
     ring = source.ring
-    unread = ring.slots.num_full * LENGTH * NUM_ENVS
+    unread = len(ring) * LENGTH * NUM_ENVS
     accounted = trainer.learned_steps + ring.dropped_steps + unread
     restarts = len(source.failures)
     # A collector that is struck down in the middle of a step has taken it in some environments, and told nobody yet.

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from palaestra.env import as_vector_env
     from palaestra.evaluation import evaluate
     from palaestra.experience import Rollout, RolloutBuffer, VLABuffer, combine_rollouts
-    from palaestra.experience.collation import collate_trajectories
     from palaestra.experience.trajectory import Trajectory
     from palaestra.learner import PPO
     from palaestra.learner.trajectories import GRPO, RejectionSampling
     from palaestra.policy import ActorCritic, VLAPolicy, load_vla_model
     from palaestra.policy.vlm import VLMPolicy
+    from palaestra.specifications.collation import collate_trajectories
+    from palaestra.specifications.ppo_trainer import PPOTrainer
     from palaestra.train import Trainer, load_config
-    from palaestra.train.ppo_trainer import PPOTrainer
 
 __version__ = "0.1.0"
 
@@ -56,7 +56,7 @@ __getattr__, __dir__ = lazy_attributes(
         "ActorPool": "actor.pool",
         "GRPO": "learner.trajectories",
         "PPO": "learner",
-        "PPOTrainer": "train.ppo_trainer",
+        "PPOTrainer": "specifications",
         "RejectionSampling": "learner.trajectories",
         "Rollout": "experience",
         "RolloutBuffer": "experience",
@@ -67,7 +67,7 @@ __getattr__, __dir__ = lazy_attributes(
         "VLAPolicy": "policy",
         "VLMPolicy": "policy.vlm",
         "as_vector_env": "env",
-        "collate_trajectories": "experience.collation",
+        "collate_trajectories": "specifications.collation",
         "combine_rollouts": "experience",
         "evaluate": "evaluation",
         "load_config": "train",

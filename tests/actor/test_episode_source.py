@@ -3,20 +3,19 @@
 import pytest
 from tests.experience.episodes import episode
 
-from palaestra.actor.episode_source import EpisodeOrders, EpisodeSource, Played
-from palaestra.actor.inference import InferenceStatistics
-from palaestra.actor.task_sampler import SamplerConfig, TaskChoice, TaskSampler
+from palaestra.actor.episode_source import EpisodeOrders, EpisodeSource, Played, Player
 from palaestra.errors import CollectorFailed
 from palaestra.experience.trajectory import Outcome
+from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice, TaskSampler
 from palaestra.transport.conformance import check_source
 
 
-class Fake:
+class Fake(Player):
     """Plays by making up what happened."""
 
     def __init__(self, orders, outcome="success"):
-        self.orders, self.outcome, self.broken, self.room, self.version = orders, outcome, [], 0, 0
-        self.statistics, self.closed = InferenceStatistics(), False
+        super().__init__(None, orders)
+        self.orders, self.outcome, self.room, self.version, self.closed = orders, outcome, 0, 0, False
 
     def take(self, need, stop):
         ordered = [self.orders.next() for _ in range(need)]

@@ -63,16 +63,15 @@ def test_sixteen_actors_that_ask_at_once_share_one_batch_and_each_gets_its_own_a
         with _players(inference, 16):
             assert await texts(inference, *range(16)) == [str(seed) for seed in range(16)]
         assert echo.batches == [list(range(16))]
-        assert (inference.statistics.batches, inference.statistics.answered) == (1, 16)
 
     scene(play)
 
 
 @contextlib.contextmanager
 def _players(inference, count):
-    inference.present(count)
+    inference.set_players(count)
     yield
-    inference.present(0)
+    inference.set_players(0)
 
 
 def test_whoever_asks_while_a_batch_is_under_way_is_in_the_next_one():
@@ -117,19 +116,19 @@ def test_in_lockstep_a_batch_waits_for_every_player_and_is_in_the_order_of_seeds
             await texts(inference, 6)
             await early
         assert echo.batches == [[4, 6, 9]]
-        assert inference.statistics.out_of_step == 0
+        assert inference.out_of_step == 0
 
     scene(play, lockstep=True)
 
 
 def test_in_lockstep_a_player_that_leaves_is_not_waited_for():
     async def play(echo, inference):
-        inference.present(2)
+        inference.set_players(2)
         asked = asyncio.create_task(texts(inference, 1))
         await asyncio.sleep(0)
-        inference.present(1)
+        inference.set_players(1)
         assert await asked == ["1"]
-        assert inference.statistics.out_of_step == 0
+        assert inference.out_of_step == 0
 
     scene(play, lockstep=True)
 
@@ -138,7 +137,7 @@ def test_in_lockstep_a_player_that_never_asks_is_given_up_and_counted():
     async def play(echo, inference):
         with _players(inference, 2):
             assert await texts(inference, 1) == ["1"]
-        assert inference.statistics.out_of_step == 1
+        assert inference.out_of_step == 1
 
     scene(play, lockstep=True, stuck_s=0.01)
 

@@ -1,6 +1,7 @@
 """The pool keeps its places filled, loses nothing, and stops."""
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -48,7 +49,10 @@ def test_five_episodes_at_two_a_time_are_played_once_each_and_come_in_order():
         stage, heard = Stage(), []
         playing = asyncio.create_task(
             play_all(
-                stage.play, [order(n) for n in range(5)], concurrent=2, heard=lambda o, t: heard.append(o.episode_id)
+                stage.play,
+                [order(n) for n in range(5)],
+                concurrent=2,
+                on_finished=lambda o, t: heard.append(o.episode_id),
             )
         )
         await stage.end(1, 2, 0, 4, 3)
@@ -72,7 +76,7 @@ def pool_of(play, count, concurrent, delivered, **more):
     )  # fmt: skip
 
 
-def test_an_actor_that_crashes_is_counted_and_replaced():
+def test_an_actor_that_crashes_is_replaced():
     async def play(asked):
         if asked.episode_id in ("1", "3"):
             raise ZeroDivisionError
@@ -80,11 +84,10 @@ def test_an_actor_that_crashes_is_counted_and_replaced():
 
     async def scene():
         delivered, crashed = [], []
-        pool = pool_of(play, 6, 2, delivered, crashed=lambda asked, error: crashed.append(asked.episode_id))
+        pool = pool_of(play, 6, 2, delivered, on_crash=lambda asked, error: crashed.append(asked.episode_id))
         await pool.run()
         assert delivered == ["0", "2", "4", "5"]
         assert crashed == ["1", "3"]
-        assert (pool.statistics.begun, pool.statistics.finished, pool.statistics.crashed) == (6, 4, 2)
 
     asyncio.run(scene())
 
@@ -127,15 +130,14 @@ def test_when_one_ends_the_pool_in_anger_the_others_are_stopped_too():
     asyncio.run(scene())
 
 
-def test_draining_begins_nothing_more_and_waits_for_what_is_running():
+def test_without_more_orders_nothing_more_begins_and_what_is_running_is_waited_for():
     async def scene():
         stage, delivered = Stage(), []
-        pool = pool_of(stage.play, 10, 2, delivered)
+        pool = pool_of(stage.play, 3, 2, delivered)
         running = asyncio.create_task(pool.run())
         await stage.end(0)
-        while pool.statistics.begun < 3:
+        while len(stage.gates) < 3:
             await asyncio.sleep(0)
-        pool.drain()
         await stage.end(1, 2)
         await running
         assert sorted(delivered) == ["0", "1", "2"]
@@ -185,13 +187,14 @@ class Thread:
         self.delivered, self.closed = [], threading.Event()
         self.some = threading.Event()
 
-        async def build():
-            return pool_of(play, count, concurrent, self.delivered)
+        @contextlib.asynccontextmanager
+        async def open_pool():
+            try:
+                yield pool_of(play, count, concurrent, self.delivered)
+            finally:
+                self.closed.set()
 
-        async def closing():
-            self.closed.set()
-
-        self.pool = PoolThread(build, closing=closing)
+        self.pool = PoolThread(open_pool)
 
 
 def test_a_pool_in_a_thread_plays_to_its_end_and_gives_up_what_it_holds():
@@ -203,7 +206,7 @@ def test_a_pool_in_a_thread_plays_to_its_end_and_gives_up_what_it_holds():
     assert made.closed.wait(10)
     assert made.pool.stop()
     assert len(made.delivered) == 20
-    made.pool.check()
+    made.pool.raise_if_failed()
 
 
 def test_a_pool_in_a_thread_stops_when_told_though_its_actors_wait_for_ever():
@@ -218,7 +221,7 @@ def test_a_pool_in_a_thread_stops_when_told_though_its_actors_wait_for_ever():
     assert begun.wait(10)
     assert made.pool.stop(10)
     assert made.closed.is_set()
-    made.pool.check()
+    made.pool.raise_if_failed()
 
 
 def test_what_ends_a_pool_in_a_thread_surfaces_where_experience_is_waited_for():
@@ -230,4 +233,4 @@ def test_what_ends_a_pool_in_a_thread_surfaces_where_experience_is_waited_for():
     assert made.closed.wait(10)
     assert made.pool.stop()
     with pytest.raises(CollectorFailed, match="ZeroDivisionError"):
-        made.pool.check()
+        made.pool.raise_if_failed()

@@ -76,7 +76,7 @@ def same(make, **settings):
     here, told = trained("cpu", make, **settings)
     there, found = trained("fakegpu", make, **settings)
     assert there.device == GPU, there.device
-    assert isinstance(there._optimizer().first, GpuTensor)
+    assert isinstance(there.training.learner.optimizer().first, GpuTensor)
     for one, other in zip(told, found, strict=True):
         different = {k: (one[k], other[k]) for k in one if one[k] != other[k] and not k.endswith(TIMED)}
         assert not different or all(np.isnan(v).all() for v in different.values()), different
@@ -229,7 +229,7 @@ def evaluation_and_files_across_devices():
         there.save_checkpoint(path / "update_1")
         resumed, _ = trained("cpu", lambda: gymnasium.make("CartPole-v1"), normalize=True, updates=1)
         resumed.load_checkpoint(path / "update_1")
-        assert torch.equal(resumed._optimizer().second, there._optimizer().second.cpu())
+        assert torch.equal(resumed.training.learner.optimizer().second, there.training.learner.optimizer().second.cpu())
         back, _ = trained("fakegpu", lambda: gymnasium.make("CartPole-v1"), normalize=True, updates=1)
         back.load_checkpoint(path / "update_1")
         told, found = resumed.train(64, 8)[-1], back.train(64, 8)[-1]

@@ -15,12 +15,14 @@ import gymnasium
 import pytest
 import torch
 
+from palaestra.cli.train_check import checked
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.compiled import device_notices
 from palaestra.policy.device import choose_device, move_to
-from palaestra.train.checking import checked
 from palaestra.train.config import config_from
-from palaestra.train.trainer import Trainer, build_trainer, device_notices, train
+from palaestra.train.trainer import Trainer, build_trainer
+from palaestra.train.vector import train
 
 ROOT = Path(__file__).parents[2]
 NAMES = re.findall(r"@check\ndef (\w+)", Path(__file__).with_name("device_checks.py").read_text())
@@ -95,10 +97,10 @@ def test_every_constructor_takes_a_device_and_moves_the_policy():
     assert {p.device.type for p in policy.parameters()} == {"meta"}
     config = config_from({"env": {"id": "CartPole-v1", "num_envs": 2}, "trainer": {"device": "cpu"}})
     trainer = build_trainer(config)
-    assert (trainer.device.type, device_notices(trainer)) == ("cpu", [])
+    assert (trainer.device.type, device_notices(trainer.policy)) == ("cpu", [])
     moved = Trainer(ActorCritic(env.observation_space, env.action_space), [env], device="meta")
     assert moved.device.type == "meta"
-    assert device_notices(moved) == [
+    assert device_notices(moved.policy) == [
         "The policy acts and learns on meta.",
         "The compiled kernels run on the CPU only and are not used. For a network this small trainer.device=cpu is "
         "faster.",

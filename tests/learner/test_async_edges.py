@@ -25,7 +25,7 @@ __all__ = ["_nobody_is_left"]
 def _stop_with_something_unread(trainer, metrics):
     ring = trainer.training.source.ring
     with ring.changed:
-        assert ring.changed.wait_for(lambda: ring.slots.num_full, 30)
+        assert ring.changed.wait_for(lambda: len(ring), 30)
     return False
 
 
@@ -70,15 +70,15 @@ def test_what_is_unread_keeps_its_masks_when_another_process_takes_over():
     trainer = _trainer("palaestra.env.toy:MaskedChoice", "process", max_staleness=3)
     trainer.train(1000, 16, callback=_stop_with_something_unread)
     ring = trainer.training.source.ring
-    while ring.slots.num_full > 1:  # a ring that is full has no room for the other process
-        ring.slots.release(ring.slots.take())
-    slot = ring.slots.oldest()
+    while len(ring) > 1:  # a ring that is full has no room for the other process
+        ring.release(ring.take())
+    slot = ring.full[0]
     kept = ring.segments[slot].action_mask[:16].copy()
     assert not kept.all()
-    source = _begin(trainer, 16, ring.slots.num_full + 1)
-    before = ring.slots.num_full
+    source = _begin(trainer, 16, len(ring) + 1)
+    before = len(ring)
     with ring.changed:
-        assert ring.changed.wait_for(lambda: ring.slots.num_full > before, 30)
+        assert ring.changed.wait_for(lambda: len(ring) > before, 30)
     source.stop()
     assert np.array_equal(ring.segments[slot].action_mask[:16], kept)
 

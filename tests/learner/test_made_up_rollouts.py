@@ -8,7 +8,7 @@ from palaestra.env import EnvConfig, make_env
 from palaestra.errors import ExperienceError
 from palaestra.experience import Rollout
 from palaestra.learner import PPO
-from palaestra.learner.input import read_columns
+from palaestra.learner.batch import read_columns
 from palaestra.policy import ActorCritic
 from palaestra.train import Trainer
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import tensor
 
 from palaestra.learner.compiled import compiled_gae
-from palaestra.learner.returns import discounted_returns, explained_variance, gae
+from palaestra.learner.returns import explained_variance, gae
 
 
 def _ends(length, *positions):
@@ -126,25 +126,13 @@ def test_the_inputs_are_left_as_they_were():
     assert all(torch.equal(after, before) for after, before in zip(columns, (REWARD, VALUE, NEXT_VALUE), strict=True))
 
 
-def test_returns_sum_to_the_end_of_the_episode_and_no_further():
-    # Step 1 terminates, step 3 is cut short where the future was worth 8, the last step runs on into a value of 4.
-    found = discounted_returns(
-        tensor([1.0, 2.0, 3.0, 4.0, 5.0]),
-        tensor(4.0),
-        terminated=_ends(5, 1),
-        truncated=_ends(5, 3),
-        next_value=torch.full((5,), 8.0),
-        discount=0.5,
-    )
-    assert found.tolist() == [2.0, 2.0, 7.0, 8.0, 7.0]  # 1 + 2/2; 2; 3 + 8/2; 4 + 8/2; 5 + 4/2
-
-
 def test_with_lambda_1_the_advantage_is_the_return_minus_the_value():
     flags = {"terminated": _ends(4, 1), "truncated": _ends(4, 2)}
     advantage = gae(REWARD, VALUE, NEXT_VALUE, **flags, discount=0.5, lam=1.0)
-    returns = discounted_returns(REWARD, NEXT_VALUE[-1], **flags, next_value=NEXT_VALUE, discount=0.5)
+    # Step 1 terminates; step 2 is cut short where the future was worth 4; the last step runs on into a value of 5.
+    returns = [1.0, 1.0 + 0.5 * 4.0, 1.0 + 0.5 * 5.0]
     # Across an ordinary step the two agree only when next_value is the value that follows, as it is in a rollout.
-    assert (advantage + VALUE)[1:].tolist() == returns[1:].tolist()
+    assert (advantage + VALUE)[1:].tolist() == returns
 
 
 def test_explained_variance_is_1_for_a_perfect_guess_and_0_for_a_constant_one():

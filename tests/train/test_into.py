@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
+from palaestra.cli.train_check import checked
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.telemetry import JournalReader
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import config_from, train
-from palaestra.train.checking import checked
 
 DATA = {
     "env": {"id": "CartPole-v1", "num_envs": 2},

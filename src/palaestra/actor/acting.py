@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.env.vector import Observation
+from palaestra.env.compiled_cartpole import CompiledCartPole
+from palaestra.env.vector import Ended, Observation, VectorEnv
 from palaestra.errors import ConfigError, EnvironmentFault
-from palaestra.experience.rollout_check import possible_actions
+from palaestra.experience.buffer import RolloutBuffer
+from palaestra.experience.columns import possible_actions
+from palaestra.kernels.rollout import rollout_cartpole
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import device_of, move_to
@@ -24,27 +27,8 @@ __all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for", 
 
 Compiled: TypeAlias = Literal["auto", "on", "off"]
 """`auto`: compiled kernels when the policy qualifies; `on`: refuse to start otherwise; `off`: always plain torch."""
-
-
-class Acting(Protocol):
-    """Writes actions, log-probabilities and values for a batch of observations."""
-
-    def act_into(
-        self,
-        observation: Observation,
-        noise: NDArray[np.float32],
-        mask: NDArray[np.bool_] | None,
-        action: NDArray[Any],
-        log_prob: NDArray[np.float32],
-        value: NDArray[np.float32],
-    ) -> None:
-        """Act on `[N, ...]` observations."""
-
-    def value(self, observation: Observation) -> NDArray[np.float32]:
-        """Values `[N]`."""
-
-    def up_to_date(self) -> bool:
-        """Whether the policy's weights are still where they were when this was made."""
+Floats: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.bool_] | None
 
 
 class TorchActing:
@@ -59,15 +43,9 @@ class TorchActing:
         return self._device == device_of(self._policy)
 
     def act_into(
-        self,
-        observation: Observation,
-        noise: NDArray[np.float32],
-        mask: NDArray[np.bool_] | None,
-        action: NDArray[Any],
-        log_prob: NDArray[np.float32],
-        value: NDArray[np.float32],
+        self, observation: Observation, noise: Floats, mask: Mask, action: NDArray[Any], log_prob: Floats, value: Floats
     ) -> None:
-        """Act without recording gradients."""
+        """Write actions, log-probabilities and values for `[N, ...]` observations, without recording gradients."""
         with torch.inference_mode():
             acted = self._policy.act(
                 move_to(self._device, observation),
@@ -84,10 +62,10 @@ class TorchActing:
         log_prob[:] = acted.log_prob.cpu().numpy()
         value[:] = acted.value.cpu().numpy()
 
-    def value(self, observation: Observation) -> NDArray[np.float32]:
+    def value(self, observation: Observation) -> Floats:
         """Values `[N]`."""
         with torch.inference_mode():
-            values: NDArray[np.float32] = self._policy.value(move_to(self._device, observation)).float().cpu().numpy()
+            values: Floats = self._policy.value(move_to(self._device, observation)).float().cpu().numpy()
         count = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
         if values.shape != (count,):
             raise self._refusal("value", "values", list(values.shape), [count])
@@ -111,15 +89,9 @@ class CompiledActing:
         return self.net.flat is FlatParameters.of(self.net.policy)
 
     def act_into(
-        self,
-        observation: Observation,
-        noise: NDArray[np.float32],
-        mask: NDArray[np.bool_] | None,
-        action: NDArray[Any],
-        log_prob: NDArray[np.float32],
-        value: NDArray[np.float32],
+        self, observation: Observation, noise: Floats, mask: Mask, action: NDArray[Any], log_prob: Floats, value: Floats
     ) -> None:
-        """One call, no allocation."""
+        """As `TorchActing.act_into`, in one call that allocates nothing."""
         assert isinstance(observation, np.ndarray)
         if not (self.takes_raw and observation.ndim == 2 and observation.dtype == np.float32):
             observation = self.net.normalized(observation)
@@ -127,10 +99,13 @@ class CompiledActing:
             action = action.reshape(len(action), -1)  # a view: the kernel knows rows of numbers only
         self.net.act_into(observation, noise, action, log_prob, value)
 
-    def value(self, observation: Observation) -> NDArray[np.float32]:
+    def value(self, observation: Observation) -> Floats:
         """Values `[N]`."""
         assert isinstance(observation, np.ndarray)
         return self.net.value(self.net.normalized(observation))
+
+
+Acting: TypeAlias = TorchActing | CompiledActing
 
 
 def refuse_impossible(distribution: Any, mask: NDArray[np.bool_], over: NDArray[np.bool_]) -> None:
@@ -156,3 +131,42 @@ def acting_for(policy: nn.Module, compiled: Compiled = "auto", *, masked: bool =
             "trainer.compiled", "on", f"this policy cannot run compiled: {reason}", "Use 'auto' to fall back to torch"
         )
     return TorchActing(policy)
+
+
+def can_roll_out_whole(env: VectorEnv, acting: Acting) -> bool:
+    """Whether one kernel can run this environment under this policy."""
+    poles: Any = env
+    return type(poles) is CompiledCartPole and isinstance(acting, CompiledActing) and acting.takes_raw
+
+
+def roll_out_whole(poles: Any, net: Any, buffer: RolloutBuffer, noise: NDArray[np.float32]) -> list[tuple[int, Ended]]:
+    """Fill the buffer; returns the episodes that ended, each with its step."""
+    N, most = buffer.num_envs, buffer.num_steps * buffer.num_envs
+    ended = _allocate_ended(most)
+    steps = np.empty(most, np.int64)
+    count = rollout_cartpole(
+        noise,
+        (net.actor, net.critic, net.actor_sizes, net.critic_sizes, net.activation),
+        (poles.state, poles.elapsed, poles.stream, poles.limit),
+        (
+            buffer.observation,
+            buffer.action,
+            buffer.log_prob,
+            buffer.value,
+            buffer.reward,
+            buffer.terminated,
+            buffer.truncated,
+        ),
+        (steps, *ended),
+        net.scratch(N),
+        _allocate_ended(N),
+    )
+    who, last, lengths = ended
+    return [
+        (int(steps[k]), Ended(int(who[k]), last[k].copy(), float(lengths[k]), int(lengths[k]))) for k in range(count)
+    ]
+
+
+def _allocate_ended(count: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """Room for the environment, the last observation and the length of episodes that end."""
+    return np.empty(count, np.int64), np.empty((count, 4), np.float32), np.empty(count, np.int64)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import nn
@@ -21,22 +21,20 @@ from torch import nn
 from palaestra.actor.acting import Compiled
 from palaestra.actor.collector import Collector, seed_of_attempt, stream_base
 from palaestra.actor.collector_process import CollectorProcess, CollectorSetup, SharedLayout
-from palaestra.actor.collector_thread import BackgroundCollector, CollectorThread, SegmentReport, WeightSubscriber
+from palaestra.actor.collector_thread import CollectorThread, SegmentReport
 from palaestra.actor.fit import buffer_shape
-from palaestra.actor.reward_scale import RewardScale
-from palaestra.actor.synchronous import read_position, rollout_metrics, write_position
+from palaestra.actor.synchronous import rollout_metrics
 from palaestra.config import Section
-from palaestra.env.catalogue import EnvConfig, make_env
-from palaestra.env.vector import Snapshot, VectorEnv
+from palaestra.env.catalogue import EnvConfig
+from palaestra.env.vector import VectorEnv
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.slots import Overflow
-from palaestra.experience.vla_buffer import VLABuffer
+from palaestra.experience.vla_buffer import Overflow, VLABuffer
 from palaestra.policy.device import device_of
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, twin
+from palaestra.shared_memory import SharedArrays, shared_block
 from palaestra.transport.queue import SegmentQueue, Taken
-from palaestra.transport.shared import SharedArrays
 from palaestra.transport.source import Batch, Progress, State, Timing
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 
@@ -55,22 +53,17 @@ class AsyncConfig(Section):
     collector: Literal["thread", "process"] = "thread"
     """Where the background collector runs. `thread`: right when acting waits (a remote or GPU model). `process`: right
     when acting or the environment keeps a core busy; needs `env.id`, not environment objects."""
-
     max_staleness: int = Field(default=1, ge=0, le=1000)
     """How many updates old the weights behind a step may be when it is learned from. 1 overlaps collecting and learning
     fully; more smooths out uneven times; 0 takes turns and equals synchronous training."""
-
     overflow: Overflow = "block"
     """When the learner falls behind: `block` makes the collector wait; `overwrite_oldest` keeps it acting and drops the
     oldest unread segment (counted in `dropped_steps`)."""
-
     reproducible: bool = False
     """Act on weights exactly `max_staleness` updates old, whatever the timing: same seed, same numbers, still in
     parallel. Otherwise on the newest weights, looked for before every step."""
-
     step_timeout: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds after which a step that has not ended counts as hung, and training ends with an error."""
-
     collector_restarts: int = Field(default=0, ge=0)
     """How often a collector that died or hangs is replaced, with fresh episodes, before training ends with an error."""
 
@@ -112,15 +105,13 @@ class AsynchronousSource:
         self._compiled, self._discount, self._env_config = compiled, discount, env_config
         self._torch_threads = torch_threads
         self._first_stream = stream_base(seed)
-        self._attempt = 0
-        self._num_steps = 0
-        self._scale_state: tuple[float, float, float] | None = None
+        self._attempt = self._num_steps = self._version = 0
+        self._moments: tuple[float, float, float] | None = None
         self.ring: VLABuffer | None = None
         """The segments; None before the first start."""
-        self._queue: SegmentQueue | None = None
-        """None: made anew by the next start."""
-        self._worker: BackgroundCollector | None = None
-        self._version = 0
+        self._queue: SegmentQueue
+        self._worker: CollectorThread | CollectorProcess
+        self._fits = False  # whether ring, board, queue and worker, made by the last start, fit the policy
         self._begun = self._running = False
         self._suspected_at: float | None = None
         self._layout = FlatParameters.refresh(policy)
@@ -128,20 +119,14 @@ class AsynchronousSource:
         self.publisher = BoardPublisher()
         self.failures: list[str] = []
         """Why each collector that was replaced had failed."""
-        self.collector = self._make_collector()
-
-    def _make_collector(self) -> Collector:
+        acting = twin(policy) if config.collector == "thread" else policy
+        self.collector = Collector(env, acting, seed=seed, compiled=compiled, discount=discount)
         """The thread's own, acting on a copy; with a process, one for `collect_rollouts` in this process."""
-        policy = twin(self._policy) if self._config.collector == "thread" else self._policy
-        scale = None if self._discount is None else RewardScale(self._env.num_envs, self._discount)
-        return Collector(self._env, policy, seed=self._seed, compiled=self._compiled, reward_scale=scale)
 
     @property
     def default_segments(self) -> int:
         """Rollouts that the ring holds unless `buffer_size` says otherwise."""
         return self._config.max_staleness + 1 + (self._config.overflow == "overwrite_oldest")
-
-    # ------------------------------------------------------------------ start and stop
 
     def start(self, version: int, rollout_length: int, num_segments: int, *, buffer_size: int | None = None) -> None:
         """Prepare to collect up to `num_segments`, the learner being at `version`; `buffer_size`: steps of the ring.
@@ -156,9 +141,8 @@ class AsynchronousSource:
         self._follow_layout()
         size = buffer_size or self.default_segments * rollout_length
         ring = self.ring
-        if self._queue is None or ring is None or (ring.segment_length, ring.buffer_size) != (rollout_length, size):
+        if not self._fits or ring is None or (ring.segment_length, ring.buffer_size) != (rollout_length, size):
             self._allocate(rollout_length, size)
-        assert self._queue is not None
         assert self.publisher.board is not None
         # The weights may have changed without a new number.
         self.publisher.board.clear()
@@ -168,7 +152,7 @@ class AsynchronousSource:
 
     def stop(self) -> bool:
         """End collection in bounded time; whether nothing of it is left. Unread segments stay for a later start."""
-        if self._queue is None or self._worker is None:
+        if not self._running:
             return True
         self._queue.close()
         self._running = not self._worker.stop()
@@ -188,27 +172,25 @@ class AsynchronousSource:
                 "that, or on a trainer of its own."
             )
         self._follow_layout()
-        LiveWeights(self.collector.policy).write(self._copy_weights)
+        weights = LiveWeights(self._policy).read()
 
-    def _copy_weights(self, targets: Sequence[NDArray[Any]]) -> int:
-        for target, array in zip(targets, LiveWeights(self._policy).read(), strict=True):
-            np.copyto(target, array)
-        return 0
+        def copy(targets: Sequence[NDArray[Any]]) -> int:
+            for target, array in zip(targets, weights, strict=True):
+                np.copyto(target, array)
+            return 0
+
+        LiveWeights(self.collector.policy).write(copy)
 
     def _follow_layout(self) -> None:
         """Copy the policy again if its weights were thawed or replaced since: the old copy and its board do not fit."""
         layout = FlatParameters.refresh(self._policy)
         if layout is not self._layout:
-            self._layout, self._queue = layout, None
+            self._layout, self._fits = layout, False
             if self.collector.policy is not self._policy:
                 self.collector.replace_policy(twin(self._policy))
 
-    # ------------------------------------------------------------------ the source
-
     def next_batch(self) -> Batch[RolloutBuffer]:
         """Wait for the next segment, however long it takes, as long as the collector moves."""
-        assert self._queue is not None
-        assert self._worker is not None
         if not self._begun:
             self._begun = True
             self._worker.start()
@@ -220,10 +202,9 @@ class AsynchronousSource:
                 return self._make_batch(taken)
 
     def _make_batch(self, taken: Taken) -> Batch[RolloutBuffer]:
-        assert self._queue is not None
         buffer, report = self._queue.ring.segments[taken.slot], taken.report
         self._num_steps = buffer.first_env_step + buffer.num_steps
-        self._scale_state = report.scale_state
+        self._moments = report.moments
         steps = buffer.num_steps * buffer.num_envs
         self.progress.add(steps, report.episodes)
         busy = report.collect_seconds
@@ -236,8 +217,6 @@ class AsynchronousSource:
 
     def release(self, batch: Batch[RolloutBuffer], version: int) -> None:
         """Free the slot; the weights that came of it are published, so a collector that finds room finds them."""
-        assert self._queue is not None
-        assert self._worker is not None
         self._version = version
         self.progress.updates += 1
         self._queue.release(batch.origin.slot)
@@ -245,15 +224,12 @@ class AsynchronousSource:
 
     def requeue(self, batch: Batch[RolloutBuffer]) -> None:
         """The segment is the oldest unread one again; its episodes have been counted."""
-        assert self._queue is not None
         self.progress.add(-batch.steps)
         report: SegmentReport = batch.origin.report
         self._queue.requeue(batch.origin.slot, report._replace(episodes=[]))
 
     def raise_if_failed(self) -> None:
         """Raise when the collector has failed or not moved for too long, unless it can be replaced."""
-        assert self._queue is not None
-        assert self._worker is not None
         still = self._worker.seconds_in_step()
         if self._hangs(still):
             self._queue.fail(
@@ -271,7 +247,9 @@ class AsynchronousSource:
             self.failures.append(str(failure))
             self._suspected_at = None
             self._queue.reopen()
-            self._worker.start(fresh=True)
+            if self._config.collector == "thread":
+                self._restart()
+            self._worker.start()
 
     def _hangs(self, still: float) -> bool:
         now = time.monotonic()
@@ -283,7 +261,6 @@ class AsynchronousSource:
 
     def metrics(self, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
         """Counters, times, the latest episodes, and how well collecting and learning overlapped."""
-        assert self._queue is not None
         return {
             **rollout_metrics(self.progress, batch, timing),
             "wait_seconds": timing.waited,
@@ -302,67 +279,60 @@ class AsynchronousSource:
             "rng": np.random.default_rng(self._seed).bit_generator.state,
             "env": {},
         }
-        arrays = {}
-        if self._scale_state is not None:
-            facts["reward_scale"] = list(self._scale_state)
-            arrays["reward_scale/running"] = np.zeros(self._env.num_envs)
-        return write_position(Snapshot(arrays, facts))
+        tensors = {}
+        if self._moments is not None:
+            facts["reward_scale"] = list(self._moments)
+            tensors["reward_scale/running"] = torch.zeros(self._env.num_envs, dtype=torch.float64)
+        return State(tensors, facts)
 
     def load_state(self, state: State) -> bool:
         """Go on counting; the environments start new episodes."""
-        self.collector.restore(read_position(state))
+        self.collector.load_state(state)
         self._num_steps = self.collector.num_steps
-        self._scale_state = self.collector.scale_state()
+        scale = self.collector.reward_scale
+        self._moments = None if scale is None else scale.moments
         self._attempt = int(state.facts.get("attempt", 1))
-        self.collector.start_afresh(self._attempt)
+        self.collector.start_new_episodes(self._attempt)
         # Ring and board hold experience and weights of another policy, with version numbers of its own.
-        self.ring = self._queue = None
+        self.ring, self._fits = None, False
         return False
-
-    # ------------------------------------------------------------------ ring, board and collector
 
     def _allocate(self, rollout_length: int, size: int) -> None:
         """Make ring, board, queue and collector for segments of this length."""
-        c, shape = self._config, buffer_shape(self._env, self._policy)
+        c = self._config
         lost = 0 if self.ring is None else self.ring.dropped_steps + self.ring.unread_steps
         # A reproducible collector may ask for the oldest weights the bound allows; another wants the newest.
         depth = c.max_staleness + 2 if c.reproducible else 2
-        sizes: dict[str, Any] = {"buffer_size": size, "segment_length": rollout_length, "overflow": c.overflow}
+        sizes = {"buffer_size": size, "segment_length": rollout_length, "overflow": c.overflow}
+        arguments: dict[str, Any] = {**sizes, **buffer_shape(self._env, self._policy)}
+        limits: dict[str, Any] = {"max_staleness": c.max_staleness, "reproducible": c.reproducible}
         if c.collector == "process":
-            layout = SharedLayout.of(self._policy, shape, depth=depth, **sizes)
-            block = layout.block()
+            layout = SharedLayout.of(self._policy, arguments, depth)
+            block = shared_block(layout.allocate)
             ring, board, *_ = layout.allocate(SharedArrays(block))
-            self._queue = self._make_queue(ring)
+            self._queue = SegmentQueue(ring, **limits)
             self._worker = CollectorProcess(self._policy, layout, block, self._queue, self._next_setup)
         else:
-            ring = VLABuffer(**sizes, **shape)
+            ring = VLABuffer(**arguments)
             board = WeightBoard(LiveWeights(self._policy).read(), depth)
-            self._queue = self._make_queue(ring)
-            subscriber = WeightSubscriber(self.collector.policy, board)
-            self._worker = CollectorThread(self.collector, self._queue, subscriber, self._restart)
-        ring.discarded_steps = lost
-        self.ring, self.publisher.board = ring, board
-
-    def _make_queue(self, ring: VLABuffer) -> SegmentQueue:
-        return SegmentQueue(ring, max_staleness=self._config.max_staleness, reproducible=self._config.reproducible)
+            self._queue = SegmentQueue(ring, **limits)
+            self._worker = CollectorThread(self.collector, self._queue, board)
+        ring.dropped_steps = lost
+        self.ring, self.publisher.board, self._fits = ring, board, True
 
     def _restart(self) -> None:
         self._attempt += 1
-        self.collector.start_afresh(self._attempt)
+        self.collector.start_new_episodes(self._attempt)
 
     def _next_setup(self) -> CollectorSetup:
         assert self._env_config is not None
-        setup = CollectorSetup(
-            make_env=partial(make_env, self._env_config),
-            seed=seed_of_attempt(self._seed, self._attempt),
-            compiled=self._compiled,
-            discount=self._discount,
-            scale_state=self._scale_state,
+        arguments = {
+            "seed": seed_of_attempt(self._seed, self._attempt),
+            "compiled": self._compiled,
+            "discount": self._discount,
             # Every process is another stream: the unfinished segment of a killed one is not continued by the next.
-            first_stream=self._first_stream if self._attempt == 0 else stream_base(self._seed),
-            num_steps=self._num_steps,
-            torch_threads=self._torch_threads,
-            device=str(device_of(self._policy)),
-        )
+            "first_stream": self._first_stream if self._attempt == 0 else stream_base(self._seed),
+        }
         self._attempt += 1
-        return setup
+        device = str(device_of(self._policy))
+        return CollectorSetup(self._env_config, arguments, self._moments, self._num_steps, self._torch_threads, device)

@@ -2,38 +2,46 @@
 
 Owns the environment's stream (where it stands, which episodes ended) and the noise the policy acts with. Learns
 nothing and saves nothing. After the last step it fills in `next_value`: the value of the following observation, of the
-final observation where an episode was cut short, and 0 where the task ended.
+final observation where an episode was cut short, and 0 where the task ended. Rewards are recorded as paid; a rollout
+carries the scale under which it is to be learned from (`RewardScale`).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.actor.acting import Acting, Compiled, CompiledActing, acting_for, refuse_impossible
+from palaestra.actor.acting import (
+    Acting,
+    Compiled,
+    CompiledActing,
+    acting_for,
+    can_roll_out_whole,
+    refuse_impossible,
+    roll_out_whole,
+)
 from palaestra.actor.fit import buffer_shape, check_fit
-from palaestra.actor.reward_scale import RewardScale
-from palaestra.actor.whole_rollout import can_roll_out_whole, whole_rollout
-from palaestra.env.spaces import allocate_row
+from palaestra.env.spaces import allocate_row, write_observation
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentFault, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT
 from palaestra.policy.eval_mode import eval_mode
 from palaestra.policy.fingerprint import policy_fingerprint
-from palaestra.transport.source import Episode
+from palaestra.transport.source import Episode, State
 
-__all__ = ["BeforeStep", "Collector", "StopCollecting"]
+__all__ = ["BeforeStep", "Collector", "RewardScale", "StopCollecting"]
 
 BeforeStep: TypeAlias = Callable[[int], int]
-"""Called before each step of a segment with how many were taken; may renew the weights; answers with their version."""
+"""Called before each step of a segment with the number of steps taken; may renew the weights; returns their version."""
 
 
 class StopCollecting(Exception):
@@ -70,6 +78,41 @@ def default_seed(policy: nn.Module) -> int:
     return 0 if number == 0 else int(np.random.SeedSequence([0, 6, number]).generate_state(1)[0])
 
 
+class RewardScale:
+    """One over the standard deviation of the discounted return of N environments, estimated while training.
+
+    The estimate sees a rollout's rewards before that rollout is learned from, so even the first one is scaled.
+    """
+
+    def __init__(self, num_envs: int, discount: float) -> None:
+        self._discount = discount
+        self.running = np.zeros(num_envs, np.float64)
+        """Discounted returns of the episodes under way."""
+        self.moments = (0.0, 1.0, 0.0)
+        """Mean, variance and number of the returns so far."""
+
+    def absorb(self, reward: NDArray[np.float32], ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
+        """Take in `[T, N]` rewards and return the scale."""
+        returns = np.empty(reward.shape, np.float64)
+        for t in range(len(reward)):
+            self.running = self.running * self._discount + reward[t]
+            returns[t] = self.running
+            self.running[ended[t]] = 0.0
+        seen = returns[valid]
+        if seen.size:
+            mean, variance, count = self.moments
+            n, total = float(seen.size), count + seen.size
+            delta = float(seen.mean()) - mean
+            merged = variance * count + float(seen.var()) * n + delta * delta * count * n / total
+            self.moments = (mean + delta * n / total, merged / total, total)
+        return self.scale
+
+    @property
+    def scale(self) -> float:
+        """By how much to multiply rewards."""
+        return float(1.0 / np.sqrt(self.moments[1] + 1e-8))
+
+
 class Collector:
     """Keeps one vector environment going under one policy."""
 
@@ -80,34 +123,34 @@ class Collector:
         *,
         seed: int,
         compiled: Compiled = "auto",
-        reward_scale: RewardScale | None = None,
+        discount: float | None = None,
         first_stream: int | None = None,
     ) -> None:
-        """`first_stream`: the number of the first environment's stream, for a collector that takes over another's."""
+        """`discount`: of the return that rewards are scaled by; None: they are not scaled.
+
+        `first_stream`: the number of the first environment's stream, for a collector that takes over another's.
+        """
         check_fit(policy, env)
         self.env, self.policy = env, policy
         self.episodes: list[Episode] = []
         self.num_steps = 0
-        self.reward_scale = reward_scale
+        self.reward_scale = None if discount is None else RewardScale(env.num_envs, discount)
         self._seed = self._first_seed = seed
         self._compiled: Compiled = compiled
         self.rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         self._first_stream = stream_base(seed) if first_stream is None else first_stream
-        self._distribution: Any = policy.distribution
         self._started = False
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
         self._shape = buffer_shape(env, policy)
         self._over = np.zeros(env.num_envs, np.bool_)  # whose last step ended an episode
-        # `compiled="on"` is refused now, not at the first step.
-        masked = bool(env.mask_size)
-        self._acting: Acting | None = acting_for(policy, compiled, masked=masked) if compiled == "on" else None
+        self._acting: Acting | None = None
+        if compiled == "on":  # and impossible, this is refused now, not at the first step
+            self._get_acting()
 
     def replace_policy(self, policy: nn.Module) -> None:
         """Act with another policy of the same spaces from the next segment on."""
         check_fit(policy, self.env)
-        self.policy = policy
-        self._distribution = policy.distribution
-        self._acting = None
+        self.policy, self._acting = policy, None
 
     def shape(self) -> dict[str, Any]:
         """What a buffer for this environment and policy is made of, besides its length."""
@@ -134,70 +177,63 @@ class Collector:
             )
         current = self._current_row()
         buffer.reset()
-        _copy_into(_at(buffer.observation, 0), current.observation)
+        write_observation(_at(buffer.observation, 0), ..., current.observation)
         if buffer.action_mask is not None:
             buffer.action_mask[0] = current.action_mask
         self.episodes = []
-        acting = self._acting_now(masked=buffer.action_mask is not None)
+        acting = self._get_acting()
         buffer.policy_version[:] = policy_version
         if before_step is None:
             buffer.policy_fingerprint[:] = policy_fingerprint(self.policy)
         if buffer.duration is not None:
             buffer.duration[:] = buffer.chunk
         try:
-            with self._mode(acting):
+            # The kernels know no dropout.
+            with nullcontext() if isinstance(acting, CompiledActing) else eval_mode(self.policy):
                 cut_short = self._run(buffer, acting, before_step)
+                buffer.position = num_steps
+                if buffer.duration is not None:
+                    _sum_executed(buffer)
+                _check_finite(buffer)
+                _fill_next_values(buffer, acting, cut_short)
         except StopCollecting:
-            self._stand_at(buffer, buffer.position)
+            self._set_position(buffer, buffer.position)
             raise
-        buffer.position = num_steps
-        if buffer.duration is not None:
-            _sum_what_was_executed(buffer)
-        _refuse_what_is_not_finite(buffer)
-        last = _at(buffer.observation, num_steps)
-        with self._mode(acting):
-            self._fill_next_values(buffer, last, acting, cut_short)
         buffer.first_stream = self._first_stream
         buffer.first_env_step = self.num_steps
-        ended = buffer.terminated | buffer.truncated
         if self.reward_scale is not None:
+            ended = buffer.terminated | buffer.truncated
             buffer.reward_scale = self.reward_scale.absorb(buffer.reward, ended, buffer.valid)
-        self._stand_at(buffer, num_steps)
+        self._set_position(buffer, num_steps)
         return buffer
 
-    def _stand_at(self, buffer: RolloutBuffer, t: int) -> None:
+    def _set_position(self, buffer: RolloutBuffer, t: int) -> None:
         """The environments have taken `t` steps of the segment; the next one goes on from there."""
         self.num_steps += t
-        _copy_into(self._row.observation, _at(buffer.observation, t))
+        write_observation(self._row.observation, ..., _at(buffer.observation, t))
         if buffer.action_mask is not None:
             assert self._row.action_mask is not None
             self._row.action_mask[:] = buffer.action_mask[t]
 
-    def _mode(self, acting: Acting) -> AbstractContextManager[None]:
-        """The kernels know no dropout."""
-        return nullcontext() if isinstance(acting, CompiledActing) else eval_mode(self.policy)
-
-    def _acting_now(self, *, masked: bool) -> Acting:
+    def _get_acting(self) -> Acting:
         """Made once, and again only if the policy's weights have moved to other memory."""
-        known = self._acting
-        if known is None or not known.up_to_date():
-            self._acting = known = acting_for(self.policy, self._compiled, masked=masked)
-        return known
+        if self._acting is None or not self._acting.up_to_date():
+            self._acting = acting_for(self.policy, self._compiled, masked=self.env.mask_size > 0)
+        return self._acting
 
     def _run(self, buffer: RolloutBuffer, acting: Acting, before_step: BeforeStep | None) -> list[tuple[int, Ended]]:
         """Fill the buffer. Returns the episodes that were cut short, with the step at which they were."""
-        draw: Callable[..., NDArray[np.float32]] = (
-            self.rng.random if self._distribution.noise_kind == "uniform" else self.rng.standard_normal
-        )
-        shape = (buffer.num_steps, buffer.num_envs, self._distribution.noise_size)
-        noise = draw(shape, dtype=np.float32)
-        ends = None
-        if before_step is None or can_roll_out_whole(self.env, acting):
+        distribution: Any = self.policy.distribution
+        uniform = distribution.noise_kind == "uniform"
+        draw: Callable[..., NDArray[np.float32]] = self.rng.random if uniform else self.rng.standard_normal
+        noise = draw((buffer.num_steps, buffer.num_envs, distribution.noise_size), dtype=np.float32)
+        if can_roll_out_whole(self.env, acting):
+            assert isinstance(acting, CompiledActing)
             if before_step is not None:
                 buffer.policy_version[:] = before_step(0)
                 buffer.policy_fingerprint[:] = policy_fingerprint(self.policy)
-            ends = whole_rollout(self.env, acting, buffer, noise)
-        if ends is None:
+            ends = roll_out_whole(self.env, acting.net, buffer, noise)
+        else:
             ends = self._step_by_step(buffer, acting, noise, before_step)
         for t, ended in ends:
             at = (self.num_steps + t + 1) * buffer.num_envs
@@ -210,7 +246,8 @@ class Collector:
         self, buffer: RolloutBuffer, acting: Acting, noise: NDArray[np.float32], before_step: BeforeStep | None
     ) -> list[tuple[int, Ended]]:
         """The hot loop: every line is paid T times."""
-        act_into, step, to_env = acting.act_into, self.env.step, self._distribution.to_env
+        distribution: Any = self.policy.distribution
+        act_into, step, to_env = acting.act_into, self.env.step, distribution.to_env
         observations, masks = buffer.observation, buffer.action_mask
         actions, values = buffer.action, buffer.value
         log_probs = buffer.log_prob if buffer.chunk_log_prob is None else buffer.chunk_log_prob
@@ -227,7 +264,7 @@ class Collector:
             if masks is not None:
                 mask, row.action_mask = masks[t], masks[t + 1]
                 # An environment may have no action left at the end of an episode, where the next action is ignored.
-                refuse_impossible(self._distribution, masks[t], over)
+                refuse_impossible(distribution, masks[t], over)
             if before_step is not None:
                 buffer.position = t
                 buffer.policy_version[t] = before_step(t)
@@ -240,21 +277,9 @@ class Collector:
             here = row.observation
             if masks is not None:
                 over = row.terminated | row.truncated
-                refuse_impossible(self._distribution, masks[t], ~row.valid)
+                refuse_impossible(distribution, masks[t], ~row.valid)
         self._over = over
         return ends
-
-    def _fill_next_values(
-        self, buffer: RolloutBuffer, last: Observation, acting: Acting, cut_short: list[tuple[int, Ended]]
-    ) -> None:
-        buffer.next_value[:-1] = buffer.value[1:]
-        buffer.next_value[-1] = acting.value(last)
-        for start in range(0, len(cut_short), 64):
-            some = cut_short[start : start + 64]
-            final = acting.value(_stacked([ended.observation for _, ended in some]))
-            for value, (t, ended) in zip(final, some, strict=True):
-                buffer.next_value[t, ended.index] = value
-        buffer.next_value[buffer.terminated] = 0.0
 
     def _current_row(self) -> StepRow:
         """Where the environment stands; resets it the first time."""
@@ -264,7 +289,7 @@ class Collector:
             self._started = True
         return self._row
 
-    def start_afresh(self, attempt: int) -> None:
+    def start_new_episodes(self, attempt: int) -> None:
         """The next segment begins with a reset; each attempt plays other episodes with other noise."""
         self._started = False
         # Another stream: what follows the reset does not continue what came before it.
@@ -274,14 +299,10 @@ class Collector:
         if self.reward_scale is not None:
             self.reward_scale.running[:] = 0.0
 
-    def scale_state(self) -> tuple[float, float, float] | None:
-        """The reward scale's mean, variance and count; None without one."""
-        scale = self.reward_scale
-        return None if scale is None else (scale.mean, scale.variance, scale.count)
-
-    def snapshot(self) -> Snapshot:
+    def state(self) -> State:
         """Everything needed to continue exactly here; `facts["exact"]` is False if the environment cannot."""
         inner = self.env.snapshot() if self._started else None
+        arrays = {f"env/{key}": value for key, value in inner.arrays.items()} if inner else {}
         facts: dict[str, Any] = {
             "started": self._started,
             "exact": inner is not None or not self._started,
@@ -289,26 +310,23 @@ class Collector:
             "rng": self.rng.bit_generator.state,
             "env": inner.facts if inner else {},
         }
-        arrays = {f"env/{key}": value for key, value in inner.arrays.items()} if inner else {}
         if self.reward_scale is not None:
-            scale = self.reward_scale
-            facts["reward_scale"] = [scale.mean, scale.variance, scale.count]
-            arrays["reward_scale/running"] = scale.running
-        return Snapshot(arrays, facts)
+            facts["reward_scale"] = list(self.reward_scale.moments)
+            arrays["reward_scale/running"] = self.reward_scale.running
+        return State({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, facts)
 
-    def restore(self, snapshot: Snapshot) -> bool:
-        """Continue from a snapshot. False when the environment could not be brought back and starts afresh."""
-        facts, arrays = snapshot.facts, snapshot.arrays
+    def load_state(self, state: State) -> bool:
+        """Continue from there. False when the environment could not be brought back and starts new episodes."""
+        facts, arrays = state.facts, {name: tensor.numpy() for name, tensor in state.tensors.items()}
         self.num_steps = int(facts["num_steps"])
         self.rng.bit_generator.state = facts["rng"]
         exact = self._restore_env(facts, arrays)
         self._over[:] = True  # not known; their masks are looked at one step later
         if self.reward_scale is not None and "reward_scale" in facts:
-            scale = self.reward_scale
-            scale.mean, scale.variance, scale.count = facts["reward_scale"]
+            self.reward_scale.moments = tuple(facts["reward_scale"])
             # Returns of running episodes continue only where those episodes do.
-            running = np.array(arrays["reward_scale/running"]) if exact else np.zeros(self.env.num_envs)
-            scale.running = running
+            running = arrays["reward_scale/running"].copy() if exact else np.zeros(self.env.num_envs)
+            self.reward_scale.running = running
         return exact
 
     def _restore_env(self, facts: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bool:
@@ -319,7 +337,7 @@ class Collector:
         return self.env.restore(inner, self._current_row())
 
 
-def _sum_what_was_executed(buffer: RolloutBuffer) -> None:
+def _sum_executed(buffer: RolloutBuffer) -> None:
     """A chunk's log-probability is that of the actions that reached the environment, not of those cut off by an end."""
     assert buffer.duration is not None
     assert buffer.chunk_log_prob is not None
@@ -327,30 +345,29 @@ def _sum_what_was_executed(buffer: RolloutBuffer) -> None:
     np.sum(buffer.chunk_log_prob, axis=-1, where=executed, out=buffer.log_prob)
 
 
-def _at(observation: Any, t: int) -> Observation:
-    if isinstance(observation, dict):
-        return {name: part[t] for name, part in observation.items()}
-    row: NDArray[Any] = observation[t]
-    return row
+def _fill_next_values(buffer: RolloutBuffer, acting: Acting, cut_short: list[tuple[int, Ended]]) -> None:
+    buffer.next_value[:-1] = buffer.value[1:]
+    buffer.next_value[-1] = acting.value(_at(buffer.observation, buffer.num_steps))
+    for start in range(0, len(cut_short), 64):
+        some = cut_short[start : start + 64]
+        final = acting.value(_stack([ended.observation for _, ended in some]))
+        for value, (t, ended) in zip(final, some, strict=True):
+            buffer.next_value[t, ended.index] = value
+    buffer.next_value[buffer.terminated] = 0.0
 
 
-def _copy_into(target: Observation, source: Observation) -> None:
-    if isinstance(target, dict):
-        assert isinstance(source, dict)
-        for name, part in target.items():
-            part[:] = source[name]
-    else:
-        target[:] = source
+def _at(observation: Any, t: int) -> Any:
+    return {name: part[t] for name, part in observation.items()} if isinstance(observation, dict) else observation[t]
 
 
-def _stacked(observations: list[Observation]) -> Observation:
+def _stack(observations: list[Any]) -> Observation:
     first = observations[0]
     if isinstance(first, dict):
-        return {name: np.stack([o[name] for o in observations]) for name in first}
-    return np.stack(observations)  # type: ignore[arg-type]
+        return {name: np.stack([one[name] for one in observations]) for name in first}
+    return np.stack(observations)
 
 
-def _refuse_what_is_not_finite(buffer: RolloutBuffer) -> None:
+def _check_finite(buffer: RolloutBuffer) -> None:
     """An environment's NaN must not reach a gradient, where nobody could say any more where it came from."""
     T = buffer.num_steps
     parts = buffer.observation if isinstance(buffer.observation, dict) else {"observation": buffer.observation}

@@ -1,14 +1,15 @@
 """The background collector in a process of its own: for environments and policies that keep a core busy.
 
 Both processes lay the same ring, weight board and pulse over one block of anonymous shared memory. Through the pipe go
-leave to fill a slot, word that it is filled, and a traceback; never a tensor. The books are the parent's alone and no
-lock is shared, so a child that is killed in the middle of anything takes nothing with it but its unfinished segment,
-and the parent knows how many steps that were. A child whose parent is gone leaves by itself.
+claims on slots, reports on filled ones, and a traceback; never a tensor. Only the parent keeps count and no lock is
+shared, so a child that is killed in the middle of anything takes nothing with it but its unfinished segment, and the
+parent knows how many steps that were. A child whose parent is gone exits by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -26,28 +27,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from palaestra.actor.acting import Compiled
 from palaestra.actor.collector import Collector, StopCollecting
-from palaestra.actor.collector_thread import START_GRACE_S, STOP_GRACE_S, SegmentReport, WeightSubscriber
-from palaestra.actor.reward_scale import RewardScale
+from palaestra.actor.collector_thread import (
+    MOVED_AT,
+    START_GRACE_S,
+    STEPS,
+    STOP,
+    STOP_GRACE_S,
+    SegmentFiller,
+    SegmentReport,
+    WeightSubscriber,
+)
+from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.env.workers import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process
 from palaestra.errors import CollectorFailed, PalaestraError
-from palaestra.experience.slots import Overflow
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.live import LiveWeights, packed, tensors_of, unpacked
+from palaestra.shared_memory import SharedArrays
 from palaestra.threads import few_threads
-from palaestra.transport.queue import Claim, SegmentQueue
-from palaestra.transport.shared import SharedArrays, shared_block
-from palaestra.transport.source import Episode
+from palaestra.transport.queue import SegmentQueue
 from palaestra.transport.weights import WeightBoard
 
 __all__ = ["CollectorProcess", "CollectorSetup", "SharedLayout"]
-
-# Where each fact stands in the pulse, which the child writes (but for STOP) and the parent reads.
-MOVED_AT, STEPS, STOP = 0, 1, 2
-"""When the last step began; how many each environment has taken in this life; whether to leave."""
 
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They reach the whole group, and what they mean for the collector is the parent's decision."""
@@ -57,57 +60,46 @@ PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class SharedLayout:
     """What both processes need to lay the same things over the same memory."""
 
-    buffer_size: int
-    segment_length: int
-    overflow: Overflow
-    shape: dict[str, Any]
-    """What a buffer is made of, from `fit.buffer_shape`."""
+    ring: dict[str, Any]
+    """Arguments of the ring."""
     depth: int
+    """Of the weight board."""
     live: tuple[tuple[int, ...], ...]
     tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool, bool], ...]
     """Shape, type, whether a parameter, whether it never learns: of every tensor of the policy."""
 
     @classmethod
-    def of(cls, policy: nn.Module, shape: dict[str, Any], **sizes: Any) -> SharedLayout:
-        """The plan for a policy and the buffers it needs."""
+    def of(cls, policy: nn.Module, ring: dict[str, Any], depth: int) -> SharedLayout:
+        """The layout for a policy and the ring it needs."""
         live = tuple(array.shape for array in LiveWeights(policy).read())
         untrained = {id(p) for p in FlatParameters.of(policy).untrained}
         tensors = tuple(
             (tuple(t.shape), t.dtype, isinstance(t, nn.Parameter), id(t) in untrained) for t in tensors_of(policy)
         )
-        return cls(shape=shape, live=live, tensors=tensors, **sizes)
+        return cls(ring, depth, live, tensors)
 
     def allocate(self, memory: SharedArrays) -> tuple[VLABuffer, WeightBoard, NDArray[np.float64], list[NDArray[Any]]]:
         """Ring, board, pulse and the frozen weights (as bytes)."""
-        ring = VLABuffer(
-            self.buffer_size, segment_length=self.segment_length, overflow=self.overflow, memory=memory, **self.shape
-        )
-        like = [np.empty(shape, np.uint8) for shape in self.live]
-        board = WeightBoard(like, self.depth, memory=memory)
-        frozen = [memory((_nbytes(shape, dtype),), np.uint8) for shape, dtype, _, fixed in self.tensors if fixed]
+        ring = VLABuffer(memory=memory, **self.ring)
+        board = WeightBoard([np.empty(shape, np.uint8) for shape in self.live], self.depth, memory=memory)
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _, fixed in self.tensors if fixed]
+        frozen = [memory((size,), np.uint8) for size in sizes]
         return ring, board, memory((3,), np.float64), frozen
-
-    def block(self) -> Any:
-        """Fresh memory of the right size."""
-        return shared_block(self.allocate)
 
 
 @dataclass(frozen=True)
 class CollectorSetup:
     """What a collector process is started with, besides memory and a policy."""
 
-    make_env: Callable[[], VectorEnv]
-    """Importable and picklable."""
-    seed: int
-    compiled: Compiled
-    discount: float | None
-    """Of the reward scale; None without one."""
-    scale_state: tuple[float, float, float] | None
-    first_stream: int
+    env: EnvConfig
+    arguments: dict[str, Any]
+    """Of the collector, besides environment and policy."""
+    moments: tuple[float, float, float] | None
+    """Of the reward scale so far."""
     num_steps: int
     """Steps each stream has taken before."""
     torch_threads: int
-    device: str = "cpu"
+    device: str
     """Where the collector's copy of the policy acts."""
 
 
@@ -138,13 +130,12 @@ class CollectorProcess:
         """The process, while there is one."""
         return None if self._process is None else self._process.pid
 
-    def start(self, *, fresh: bool = False) -> None:
-        """Start the process and let it fill what there is room for; its environments are always fresh."""
+    def start(self) -> None:
+        """Start the process and let it fill what there is room for; its environments begin new episodes."""
         context = multiprocessing.get_context("spawn")
         for memory, tensor in zip(self._frozen, self._fixed, strict=True):
             np.copyto(memory, tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        self._pulse[:] = 0.0
-        self._pulse[MOVED_AT] = time.monotonic() + START_GRACE_S
+        self._pulse[:] = time.monotonic() + START_GRACE_S, 0, 0
         self._granted, self._delivered = [], 0
         ours, theirs = context.Pipe()
         args = (theirs, self._block, self._layout, self._structure, self._next_setup())
@@ -167,22 +158,22 @@ class CollectorProcess:
         self.wake()
 
     def wake(self) -> None:
-        """Pass on whatever leave the queue gives."""
+        """Pass on whatever slots the queue grants."""
         with self._sending:
             while self._pipe is not None and self._may_grant() and (claim := self._queue.claim(0.0)) is not None:
                 if not self._granted:
                     # Whatever it did before, from here on it has something to do.
                     self._pulse[MOVED_AT] = max(self._pulse[MOVED_AT], time.monotonic())
                 self._granted.append(claim.slot)
-                with contextlib.suppress(OSError):  # its death is the listener's to tell
-                    self._pipe.send(("fill", claim))
+                with contextlib.suppress(OSError):  # the listener reports its death
+                    self._pipe.send(claim)
 
     def _may_grant(self) -> bool:
-        # Ahead of time, so that the child never waits for word; but what is to be overwritten must be chosen late.
-        return self._layout.overflow == "block" or not self._granted
+        # Ahead of time, so that the child never waits for a slot; but what is to be overwritten must be chosen late.
+        return self._queue.ring.overflow == "block" or not self._granted
 
     def seconds_in_step(self) -> float:
-        """Seconds since the child's last step began."""
+        """As `CollectorThread.seconds_in_step`."""
         return time.monotonic() - float(self._pulse[MOVED_AT]) if self._granted else 0.0
 
     def stop(self) -> bool:
@@ -192,7 +183,7 @@ class CollectorProcess:
             return True
         self._pulse[STOP] = 1.0
         with self._sending, contextlib.suppress(OSError):
-            pipe.send(("stop",))
+            pipe.send(None)
         try:
             # It ends with the process; a start that was interrupted may have got as far as neither.
             if listener.ident is not None:
@@ -210,20 +201,20 @@ class CollectorProcess:
         return True
 
     def _listen(self, pipe: Connection, process: Any) -> None:
-        """Hear what the child says until it is gone, and then settle what it leaves behind."""
+        """Receive what the child sends until it is gone, and then release what it leaves behind."""
         failure: CollectorFailed | None = None
         while True:
             wait([pipe, process.sentinel])
             try:
-                # The pipe is emptied before the death is believed: the last words are in there.
+                # The pipe is emptied before the exit counts: the last messages are in there.
                 if not pipe.poll():
                     break
-                word, *rest = pipe.recv()
+                kind, *rest = pipe.recv()
             except (EOFError, OSError):
                 break
             except Exception as error:  # noqa: BLE001  an error of a class that only the child can import
-                word, rest = "failed", [None, f"its last words cannot be read ({error})", ""]
-            if word != "filled":
+                kind, rest = "failed", [None, f"its last words cannot be read ({error})", ""]
+            if kind != "filled":
                 failure = _failure(*rest)
                 continue
             try:
@@ -238,23 +229,22 @@ class CollectorProcess:
             failure = CollectorFailed(
                 f"the background collector (process {process.pid}) died: {_exit_reason(process.exitcode)}"
             )
-        self._settle()
+        self._release_unfilled()
         if failure is not None:
             self._queue.fail(failure)
 
     def _deliver(
-        self, slot: int, first_stream: int, first_env_step: int, reward_scale: float, report: tuple[Any, ...]
+        self, slot: int, first_stream: int, first_env_step: int, reward_scale: float, report: SegmentReport
     ) -> None:
         buffer = self._queue.ring.segments[slot]
         buffer.position = buffer.num_steps
         buffer.first_stream, buffer.first_env_step, buffer.reward_scale = first_stream, first_env_step, reward_scale
-        episodes, *rest = report
         self._granted.remove(slot)
         self._delivered += buffer.num_steps
-        self._queue.deliver(slot, SegmentReport([Episode(*one) for one in episodes], *rest))
+        self._queue.deliver(slot, report)
         self.wake()
 
-    def _settle(self) -> None:
+    def _release_unfilled(self) -> None:
         """Free what was granted and never filled; the child was in the first of those, if in any."""
         steps = (int(self._pulse[STEPS]) - self._delivered) * self._queue.ring.num_envs
         while self._granted:
@@ -266,7 +256,6 @@ class CollectorProcess:
 
 
 def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: bytes, setup: CollectorSetup) -> None:
-    """The life of a collector process."""
     for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
@@ -277,13 +266,21 @@ def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: by
         policy = unpacked(structure, _tensors(layout, frozen)).to(setup.device)
         subscriber = WeightSubscriber(policy, board)
         subscriber.update()
-        env = setup.make_env()
+        env = make_env(setup.env)
         with few_threads(setup.torch_threads):
-            collector = _collector(env, policy, setup)
-            _fill_segments(pipe, ring, pulse, subscriber, collector)
+            collector = Collector(env, policy, **setup.arguments)
+            collector.num_steps = setup.num_steps
+            if collector.reward_scale is not None and setup.moments is not None:
+                collector.reward_scale.moments = setup.moments
+            filler = SegmentFiller(collector, subscriber, pulse)
+            while (claim := pipe.recv()) is not None:
+                buffer = ring.segments[claim.slot]
+                report = filler.fill(buffer, claim.version)
+                facts = (claim.slot, buffer.first_stream, buffer.first_env_step, buffer.reward_scale, report)
+                pipe.send(("filled", *facts))
     except (EOFError, StopCollecting):
-        pass  # told to stop, or the parent is gone and nobody is left to tell
-    except BaseException as error:  # noqa: BLE001  whatever it was, the learner has to hear of it
+        pass  # asked to stop, or the parent is gone
+    except BaseException as error:  # noqa: BLE001  whatever it was, it is raised in the learner
         cause = error if isinstance(error, PalaestraError) and is_picklable(error) else None
         with contextlib.suppress(OSError):
             pipe.send(("failed", cause, f"{type(error).__name__}: {error}", traceback.format_exc()))
@@ -293,63 +290,13 @@ def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: by
 
 
 def _exit_with_parent(pulse: NDArray[np.float64]) -> None:
-    """When the parent is gone, leave before the next step; at once if there will be none, because this one hangs."""
+    """When the parent is gone, stop before the next step; exit at once if there will be none because this one hangs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     pulse[STOP] = 1.0
     time.sleep(STOP_GRACE_S)
     os._exit(1)
-
-
-def _collector(env: VectorEnv, policy: nn.Module, setup: CollectorSetup) -> Collector:
-    scale = None if setup.discount is None else RewardScale(env.num_envs, setup.discount)
-    if scale is not None and setup.scale_state is not None:
-        scale.mean, scale.variance, scale.count = setup.scale_state
-    collector = Collector(
-        env, policy, seed=setup.seed, compiled=setup.compiled, reward_scale=scale, first_stream=setup.first_stream
-    )
-    collector.num_steps = setup.num_steps
-    return collector
-
-
-def _fill_segments(
-    pipe: Connection,
-    ring: VLABuffer,
-    pulse: NDArray[np.float64],
-    subscriber: WeightSubscriber,
-    collector: Collector,
-) -> None:
-    exact: int | None = None
-
-    def before(t: int) -> int:
-        pulse[STEPS] = done + t
-        if done or t:  # the first step of all keeps its grace
-            pulse[MOVED_AT] = time.monotonic()
-        if pulse[STOP]:
-            raise StopCollecting
-        return subscriber.update(exact)
-
-    done = 0
-    idle_from = time.monotonic()
-    while True:
-        word, *rest = pipe.recv()
-        if word == "stop":
-            return
-        claim: Claim = rest[0]
-        exact = claim.version
-        began = time.monotonic()
-        buffer = ring.segments[claim.slot]
-        try:
-            collector.collect(buffer.num_steps, buffer, before_step=before)
-        finally:
-            pulse[STEPS] = done + buffer.position
-        done += buffer.num_steps
-        ended = time.monotonic()
-        episodes = [tuple(episode) for episode in collector.episodes]
-        report = (episodes, ended - began, began - idle_from, collector.scale_state())
-        pipe.send(("filled", claim.slot, buffer.first_stream, buffer.first_env_step, buffer.reward_scale, report))
-        idle_from = ended
 
 
 def _tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
@@ -360,10 +307,6 @@ def _tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
         tensor = torch.from_numpy(next(waiting)).view(dtype).view(shape) if fixed else torch.zeros(shape, dtype=dtype)
         made.append(nn.Parameter(tensor, requires_grad=not fixed) if is_parameter else tensor)
     return made
-
-
-def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
 def _failure(cause: BaseException | None, line: str, trace: str) -> CollectorFailed:

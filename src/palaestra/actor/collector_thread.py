@@ -1,32 +1,39 @@
 """A collector in a thread of this process: right for policies whose acting waits for a device or a server.
 
-`BackgroundCollector` is what `palaestra.actor.asynchronous` drives; `palaestra.actor.collector_process` has the one in
-a process of its own. Both fill the segments that a queue grants and act on the newest published weights.
+`palaestra.actor.collector_process` has the one in a process of its own. Both fill the segments that a queue grants, act
+on the newest published weights, and write down in a pulse that they move (`SegmentFiller`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.actor.collector import BeforeStep, Collector, StopCollecting
+from palaestra.actor.collector import Collector, StopCollecting
 from palaestra.errors import CollectorFailed
+from palaestra.experience.buffer import RolloutBuffer
 from palaestra.policy.live import LiveWeights
 from palaestra.transport.queue import Claim, SegmentQueue
 from palaestra.transport.source import Episode
 from palaestra.transport.weights import WeightBoard
 
-__all__ = ["BackgroundCollector", "CollectorThread", "SegmentReport", "WeightSubscriber"]
+__all__ = ["CollectorThread", "SegmentFiller", "SegmentReport", "WeightSubscriber"]
 
 START_GRACE_S = 120.0
 """A first step may have to compile kernels, load a model or start a simulator."""
 STOP_GRACE_S = 5.0
 """How long a collector may take to finish its step before it is abandoned or killed."""
+
+# Where each fact stands in a pulse, which the collector writes (but for STOP) and the learner reads.
+MOVED_AT, STEPS, STOP = 0, 1, 2
+"""When the last step began; how many each environment has taken since the start; whether to stop."""
 
 
 class SegmentReport(NamedTuple):
@@ -35,23 +42,8 @@ class SegmentReport(NamedTuple):
     episodes: list[Episode]
     collect_seconds: float
     idle_seconds: float
-    scale_state: tuple[float, float, float] | None
-
-
-class BackgroundCollector(Protocol):
-    """Fills the segments that the queue grants."""
-
-    def start(self, *, fresh: bool = False) -> None:
-        """Begin; `fresh`: with new episodes, because the collector before failed."""
-
-    def wake(self) -> None:
-        """A slot has become free."""
-
-    def seconds_in_step(self) -> float:
-        """Seconds since the last step began, less the grace of a first step; 0 while there is nothing to do."""
-
-    def stop(self) -> bool:
-        """End in bounded time; whether nothing of it is left."""
+    moments: tuple[float, float, float] | None
+    """Of the reward scale; None without one."""
 
 
 class WeightSubscriber:
@@ -59,10 +51,6 @@ class WeightSubscriber:
 
     def __init__(self, policy: nn.Module, board: WeightBoard) -> None:
         self._weights, self._board = LiveWeights(policy), board
-        self.version = -1
-
-    def reset(self) -> None:
-        """Read the board again, whatever is here."""
         self.version = -1
 
     def update(self, exact: int | None = None) -> int:
@@ -73,27 +61,49 @@ class WeightSubscriber:
         return self.version
 
 
+class SegmentFiller:
+    """Fills one segment after the other with a collector whose policy a subscriber keeps up to date."""
+
+    def __init__(self, collector: Collector, subscriber: WeightSubscriber, pulse: NDArray[np.float64]) -> None:
+        self._collector, self._subscriber, self._pulse = collector, subscriber, pulse
+        self._done = 0
+        self._idle_from = time.monotonic()
+
+    def fill(self, buffer: RolloutBuffer, exact: int | None) -> SegmentReport:
+        """Collect into the buffer; `exact`: the version to act on, None: the newest. `StopCollecting` when told to."""
+        began = time.monotonic()
+        buffer.reset()  # should not even the first step be reached, none was taken
+        try:
+            self._collector.collect(buffer.num_steps, buffer, before_step=partial(self._before_step, exact))
+        finally:
+            self._pulse[STEPS] = self._done + buffer.position
+        self._done += buffer.num_steps
+        idle, self._idle_from = began - self._idle_from, time.monotonic()
+        scale = self._collector.reward_scale
+        moments = None if scale is None else scale.moments
+        return SegmentReport(self._collector.episodes, self._idle_from - began, idle, moments)
+
+    def _before_step(self, exact: int | None, t: int) -> int:
+        self._pulse[STEPS] = self._done + t
+        if self._done or t:  # the first step of all keeps its grace
+            self._pulse[MOVED_AT] = time.monotonic()
+        if self._pulse[STOP]:
+            raise StopCollecting
+        return self._subscriber.update(exact)
+
+
 class CollectorThread:
     """Fills segments with a collector whose policy is a copy of the learner's."""
 
-    def __init__(
-        self, collector: Collector, queue: SegmentQueue, subscriber: WeightSubscriber, restart: Callable[[], None]
-    ) -> None:
-        """`subscriber` keeps the collector's policy up to date; `restart` makes it begin other episodes."""
-        self._collector, self._queue, self._subscriber = collector, queue, subscriber
-        self._restart = restart
+    def __init__(self, collector: Collector, queue: SegmentQueue, board: WeightBoard) -> None:
+        self._collector, self._queue, self._board = collector, queue, board
         self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._moved_at = 0.0
-        self._acting = self._warm = False
+        self._pulse = np.zeros(3)
+        self._acting = False
 
-    def start(self, *, fresh: bool = False) -> None:
+    def start(self) -> None:
         """Start the thread."""
-        if fresh:
-            self._restart()
-        self._subscriber.reset()
-        self._stopping = False
-        self._warm = False
+        self._pulse[:] = time.monotonic() + START_GRACE_S, 0, 0
         # A daemon, because a thread that hangs cannot be ended and must not keep the interpreter from exiting.
         self._thread = threading.Thread(target=self._run, name="palaestra-collector", daemon=True)
         self._thread.start()
@@ -102,30 +112,31 @@ class CollectorThread:
         """The thread waits on the queue itself."""
 
     def seconds_in_step(self) -> float:
-        """Seconds since the last step began."""
-        return time.monotonic() - self._moved_at if self._acting else 0.0
+        """Seconds since the last step began, less the grace of a first step; 0 while there is nothing to do."""
+        return time.monotonic() - float(self._pulse[MOVED_AT]) if self._acting else 0.0
 
     def stop(self) -> bool:
         """Ask the thread to end before its next step and wait for it; False if it hangs."""
-        self._stopping = True
+        self._pulse[STOP] = 1.0
         if self._thread is not None:
             self._thread.join(STOP_GRACE_S)
         return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
-        claim: Claim | None = None
         # Threads of arithmetic are counted per thread of ours, and a new one begins with all cores.
         torch.set_num_threads(torch.get_num_threads())
+        segments = self._queue.ring.segments
+        claim: Claim | None = None
         try:
-            idle_from = time.monotonic()
+            subscriber = WeightSubscriber(self._collector.policy, self._board)
+            filler = SegmentFiller(self._collector, subscriber, self._pulse)
             while (claim := self._queue.claim()) is not None:
-                began = time.monotonic()
-                self._fill(claim)
+                # Whatever it did before, from here on it has something to do.
+                self._pulse[MOVED_AT] = max(self._pulse[MOVED_AT], time.monotonic())
+                self._acting = True
+                report = filler.fill(segments[claim.slot], claim.version)
                 self._acting = False
-                ended = time.monotonic()
-                scale = self._collector.scale_state()
-                report = SegmentReport(self._collector.episodes, ended - began, began - idle_from, scale)
-                slot, claim, idle_from = claim.slot, None, ended
+                slot, claim = claim.slot, None
                 self._queue.deliver(slot, report)
         except StopCollecting:
             pass
@@ -136,24 +147,5 @@ class CollectorThread:
         finally:
             self._acting = False
             if claim is not None:
-                buffer = self._queue.ring.segments[claim.slot]
+                buffer = segments[claim.slot]
                 self._queue.abandon(claim.slot, buffer.position * buffer.num_envs)
-
-    def _fill(self, claim: Claim) -> None:
-        buffer = self._queue.ring.segments[claim.slot]
-        buffer.reset()  # should not even the first step be reached, none was taken
-        self._moved_at = time.monotonic() + START_GRACE_S
-        self._acting = True
-        self._collector.collect(buffer.num_steps, buffer, before_step=self._before_step(claim))
-
-    def _before_step(self, claim: Claim) -> BeforeStep:
-        subscriber, exact = self._subscriber, claim.version
-
-        def before(t: int) -> int:
-            if self._stopping:
-                raise StopCollecting
-            self._moved_at = time.monotonic() + (0.0 if self._warm else START_GRACE_S)
-            self._warm = True
-            return subscriber.update(exact)
-
-        return before

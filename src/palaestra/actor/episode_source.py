@@ -1,8 +1,8 @@
 """Episodes on screens as a source of experience: a batch is enough episodes to learn from, in whole groups.
 
 `SynchronousPlayer` plays exactly what is needed, in lockstep, and then rests: the same seed gives the same episodes.
-`BackgroundPlayer` keeps a pool of actors going within the bound on staleness and hands over what has come. What of a
-group is worth learning from, the learner decides (`admit`); what teaches nothing is replaced a bounded number of times.
+`BackgroundPlayer` keeps a pool of actors going within the bound on staleness and hands over what has come. The learner
+decides what of a group is worth learning from (`admit`); what teaches nothing is replaced a bounded number of times.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import asyncio
 import hashlib
 import queue
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from palaestra.actor.inference import InferenceStatistics
-from palaestra.actor.pool import ActorPool, PoolThread
-from palaestra.actor.rollout_workers import RolloutWorkers
+from palaestra.actor.inference import RolloutWorkers
+from palaestra.actor.pool import ActorPool, PoolThread, play_all
 from palaestra.actor.task_runner import EpisodeOrder
-from palaestra.actor.task_sampler import TaskSampler
 from palaestra.errors import CollectorFailed
 from palaestra.experience.groups import Groups, pack_trajectories, unpack_trajectories, whole_groups
 from palaestra.experience.trajectory import Outcome, Trajectory
+from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.transport.source import Batch, Progress, State, Timing
 
 __all__ = ["BackgroundPlayer", "EpisodeOrders", "EpisodeSource", "Played", "Player", "SynchronousPlayer", "free_places"]
@@ -36,13 +35,6 @@ BROKEN_BATCHES = 3
 Stop: TypeAlias = Callable[[], bool]
 StartWorkers: TypeAlias = Callable[[Callable[[Trajectory], None]], AbstractAsyncContextManager[RolloutWorkers]]
 """Starts what plays, given where trajectories of broken sessions go."""
-
-
-class Played(NamedTuple):
-    """An episode that is over."""
-
-    order: EpisodeOrder
-    trajectory: Trajectory
 
 
 class EpisodeOrders:
@@ -61,7 +53,7 @@ class EpisodeOrders:
             first, size = self.number, self.group_size
             group = f"g{first:08d}" if size > 1 else ""
             self._waiting = [
-                EpisodeOrder(f"e{number:08d}", task, _seed(self._seed, number), group, choice.key)
+                EpisodeOrder(f"e{number:08d}", task, _episode_seed(self._seed, number), group, choice.key)
                 for number in range(first, first + size)
             ]
             self.number += size
@@ -78,21 +70,29 @@ class EpisodeOrders:
         self._waiting = []
 
 
-def _seed(run: int, number: int) -> int:
+def _episode_seed(run: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"episode {run} {number}".encode()).digest()[:6], "big")
 
 
-# ---------------------------------------------------------------------- who plays
+class Played(NamedTuple):
+    """An episode that is over."""
+
+    order: EpisodeOrder
+    trajectory: Trajectory
 
 
-class Player(Protocol):
+class Player:
     """Has episodes played."""
 
-    broken: list[Trajectory]
-    """Episodes whose session broke and that were tried again."""
+    def __init__(self, start_workers: StartWorkers, orders: EpisodeOrders) -> None:
+        self._start_workers, self._orders = start_workers, orders
+        self._workers: RolloutWorkers | None = None
+        self.broken: list[Trajectory] = []
+        """Episodes whose session broke and that were tried again."""
 
     def take(self, need: int, stop: Stop) -> list[Played]:
         """At most `need` episodes; fewer, or none, when `stop` says so meanwhile."""
+        raise NotImplementedError
 
     def make_room(self, count: int) -> None:
         """So many episodes teach nothing; others may be played in their place."""
@@ -100,65 +100,42 @@ class Player(Protocol):
     def set_version(self, version: int) -> None:
         """The learner has released a batch and is at `version`."""
 
-    @property
-    def statistics(self) -> InferenceStatistics:
-        """What the sampler has answered so far."""
+    def busy_seconds(self) -> float:
+        """Time in which the sampler has worked so far."""
+        return 0.0 if self._workers is None else self._workers.inference.busy_seconds
 
     def close(self) -> None:
         """Stop every actor."""
+        raise NotImplementedError
 
 
-class SynchronousPlayer:
-    """Plays when asked, and rests in between."""
+class SynchronousPlayer(Player):
+    """Plays when asked, with the newest weights, and rests in between."""
 
     def __init__(self, start_workers: StartWorkers, orders: EpisodeOrders, *, concurrent: int) -> None:
-        self._start, self._orders, self._concurrent = start_workers, orders, concurrent
-        self._runner = asyncio.Runner()
-        self._workers: RolloutWorkers | None = None
-        self._context: AbstractAsyncContextManager[RolloutWorkers] | None = None
-        self.broken: list[Trajectory] = []
+        super().__init__(start_workers, orders)
+        self._concurrent = concurrent
+        self._runner, self._resources = asyncio.Runner(), AsyncExitStack()
 
     def take(self, need: int, stop: Stop) -> list[Played]:
         """`need` episodes, in the order of their orders; fewer when `stop` says so meanwhile."""
-        return self._runner.run(self._play([self._orders.next() for _ in range(need)], stop))
+        orders = [self._orders.next() for _ in range(need)]
+        finished = {one.episode_id: one for one in self._runner.run(self._play(orders, stop))}
+        return [Played(order, finished[order.episode_id]) for order in orders if order.episode_id in finished]
 
-    def make_room(self, count: int) -> None:
-        """Nothing to do: what is missing is asked for."""
-
-    def set_version(self, version: int) -> None:
-        """Nothing to do: the next episode is played with the newest weights."""
-
-    @property
-    def statistics(self) -> InferenceStatistics:
-        """What the sampler has answered so far."""
-        return InferenceStatistics() if self._workers is None else self._workers.statistics
+    async def _play(self, orders: Sequence[EpisodeOrder], stop: Stop) -> list[Trajectory]:
+        if self._workers is None:
+            self._workers = await self._resources.enter_async_context(self._start_workers(self.broken.append))
+        workers = self._workers
+        return await play_all(
+            workers.play, orders, concurrent=self._concurrent, stop=stop, set_players=workers.inference.set_players
+        )
 
     def close(self) -> None:
         """Release sessions and sampler."""
-        if self._context is not None:
-            self._runner.run(self._context.__aexit__(None, None, None))
-            self._context = None
+        if self._workers is not None:
+            self._runner.run(self._resources.aclose())
         self._runner.close()
-
-    async def _play(self, orders: Sequence[EpisodeOrder], stop: Stop) -> list[Played]:
-        if self._workers is None:
-            self._context = self._start(self.broken.append)
-            self._workers = await self._context.__aenter__()
-        waiting, played = iter(orders), dict[str, Played]()
-
-        def raise_crash(order: EpisodeOrder, error: BaseException) -> None:
-            raise error
-
-        pool = ActorPool(
-            self._workers.play,
-            next_order=lambda: None if stop() else next(waiting, None),
-            free=lambda running: self._concurrent - running,
-            present=self._workers.present,
-            crashed=raise_crash,
-            deliver=lambda order, trajectory: played.update({order.episode_id: Played(order, trajectory)}),
-        )
-        await pool.run()
-        return [played[order.episode_id] for order in orders if order.episode_id in played]
 
 
 def free_places(
@@ -176,7 +153,7 @@ def free_places(
     return max(0, min(concurrent - running, in_time))
 
 
-class BackgroundPlayer:
+class BackgroundPlayer(Player):
     """Plays all the time, within the bound on staleness."""
 
     def __init__(
@@ -189,27 +166,22 @@ class BackgroundPlayer:
         max_staleness: int,
         version: int = 0,
     ) -> None:
-        self._start, self._orders = start_workers, orders
+        super().__init__(start_workers, orders)
         self._bounds = {"concurrent": concurrent, "batch_size": batch_size, "max_staleness": max_staleness}
         self._version, self._rejected = version, 0
         # Counted since the very first update, or a resumed run would begin a burst of episodes that come too late.
         self._begun = version * batch_size
         self._finished: queue.SimpleQueue[Played] = queue.SimpleQueue()
-        self._workers: RolloutWorkers | None = None
-        self._context: AbstractAsyncContextManager[RolloutWorkers] | None = None
-        self.broken: list[Trajectory] = []
-        self._thread = PoolThread(self._build, closing=self._close)
+        self._thread = PoolThread(self._open_pool)
         self._thread.start()
 
     def take(self, need: int, stop: Stop) -> list[Played]:
         """What has come, at least one and at most `need`; nothing when `stop` says so meanwhile."""
         played: list[Played] = []
         while not played and not stop():
-            self._thread.check()
-            try:
+            self._thread.raise_if_failed()
+            with suppress(queue.Empty):
                 played.append(self._finished.get(timeout=POLL_S))
-            except queue.Empty:
-                continue
         while played and len(played) < need and not self._finished.empty():
             played.append(self._finished.get())
         return played
@@ -224,11 +196,6 @@ class BackgroundPlayer:
         self._version = version
         self._thread.wake()
 
-    @property
-    def statistics(self) -> InferenceStatistics:
-        """What the sampler has answered so far."""
-        return InferenceStatistics() if self._workers is None else self._workers.statistics
-
     def close(self) -> None:
         """Stop every actor."""
         self._thread.stop()
@@ -237,28 +204,21 @@ class BackgroundPlayer:
         accepted = self._begun - self._rejected - running
         return free_places(running=running, accepted=accepted, version=self._version, **self._bounds)
 
-    def _next(self) -> EpisodeOrder:
+    def _next_order(self) -> EpisodeOrder:
         self._begun += 1
         return self._orders.next()
 
-    async def _build(self) -> ActorPool:
-        self._context = self._start(self.broken.append)
-        self._workers = await self._context.__aenter__()
-        return ActorPool(
-            self._workers.play,
-            next_order=self._next,
-            free=self._free,
-            present=self._workers.present,
-            deliver=lambda order, trajectory: self._finished.put(Played(order, trajectory)),
-            crashed=lambda order, error: self.make_room(1),
-        )
-
-    async def _close(self) -> None:
-        if self._context is not None:
-            await self._context.__aexit__(None, None, None)
-
-
-# ---------------------------------------------------------------------- the source
+    @asynccontextmanager
+    async def _open_pool(self) -> AsyncIterator[ActorPool]:
+        async with self._start_workers(self.broken.append) as self._workers:
+            yield ActorPool(
+                self._workers.play,
+                next_order=self._next_order,
+                free=self._free,
+                deliver=lambda order, trajectory: self._finished.put(Played(order, trajectory)),
+                on_crash=lambda order, error: self.make_room(1),
+                set_players=self._workers.inference.set_players,
+            )
 
 
 @dataclass
@@ -270,8 +230,13 @@ class _Collected:
     broken: int = 0
     dropped_stale: int = 0
 
+    def unbroken(self) -> list[Played]:
+        """Those whose session held to the end: only they say something about the policy."""
+        return [one for one in self.played if one.trajectory.outcome is not Outcome.ENVIRONMENT_FAILED]
+
     def metrics(self, *, busy_s: float) -> dict[str, float]:
-        held = [one.trajectory for one in self.played if one.trajectory.outcome is not Outcome.ENVIRONMENT_FAILED]
+        unbroken = self.unbroken()
+        held = [one.trajectory for one in unbroken]
         turns = [turn for one in held for turn in one.turns]
         seconds = max(time.perf_counter() - self.began, 1e-9)
         metrics = {
@@ -290,9 +255,8 @@ class _Collected:
                 "truncated_share": sum(one.outcome is Outcome.TRUNCATED for one in held) / len(held),
             }
         successes: dict[str, list[bool]] = {}
-        for order, trajectory in self.played:
-            if trajectory.outcome is not Outcome.ENVIRONMENT_FAILED:
-                successes.setdefault(order.key, []).append(trajectory.success)
+        for order, trajectory in unbroken:
+            successes.setdefault(order.key, []).append(trajectory.success)
         return metrics | {f"success_rate/{key}": sum(own) / len(own) for key, own in sorted(successes.items())}
 
 
@@ -345,13 +309,13 @@ class EpisodeSource:
     def next_batch(self) -> Batch[list[Trajectory]] | None:
         """Play until there is enough to learn from; None when stopped before."""
         player = self._require_player()
-        collected, busy = _Collected(time.perf_counter()), player.statistics.busy_s
+        collected, busy = _Collected(time.perf_counter()), player.busy_seconds()
         batch = self._collect(player, collected)
         if self._stop() and len(batch) < self._size:
             self._ready = batch + self._ready
             return None
         self._raise_without_screens(collected)
-        metrics = collected.metrics(busy_s=player.statistics.busy_s - busy)
+        metrics = collected.metrics(busy_s=player.busy_seconds() - busy)
         return Batch(batch, metrics=metrics, origin=collected)
 
     def _collect(self, player: Player, collected: _Collected) -> list[Trajectory]:
@@ -390,12 +354,12 @@ class EpisodeSource:
         return len(admitted)
 
     def _raise_without_screens(self, collected: _Collected) -> None:
-        broken = [one.trajectory for one in collected.played if one.trajectory.outcome is Outcome.ENVIRONMENT_FAILED]
-        self._broken_batches = self._broken_batches + 1 if broken and len(broken) == len(collected.played) else 0
+        played = collected.played
+        self._broken_batches = self._broken_batches + 1 if played and not collected.unbroken() else 0
         if self._broken_batches >= BROKEN_BATCHES:
             raise CollectorFailed(
-                f"in {self._broken_batches} batches in a row every screen broke, {len(broken)} in the last one "
-                f"({broken[-1].reason.rstrip('.')}). {self._sessions} may be gone, or the browsers there."
+                f"in {self._broken_batches} batches in a row every screen broke, {len(played)} in the last one "
+                f"({played[-1].trajectory.reason.rstrip('.')}). {self._sessions} may be gone, or the browsers there."
             )
 
     def release(self, batch: Batch[list[Trajectory]], version: int) -> None:
@@ -407,9 +371,8 @@ class EpisodeSource:
             player.make_room(len(batch.experience) if self._refills else len(collected.played))
         self._version = version
         player.set_version(version)
-        for order, trajectory in collected.played:
-            if trajectory.outcome is not Outcome.ENVIRONMENT_FAILED:
-                self._orders.sampler.report(order.key, trajectory.success)
+        for order, trajectory in collected.unbroken():
+            self._orders.sampler.report(order.key, trajectory.success)
 
     def requeue(self, batch: Batch[list[Trajectory]]) -> None:
         """The episodes come first in the next batch."""

@@ -1,8 +1,9 @@
 """Batched inference: questions of all actors are collected and answered together.
 
-A batch begins as soon as the sampler is free and enough actors wait, or a moment after the first one asked; whoever
-asks meanwhile is in the next one. In lockstep a batch waits for every actor that is playing, so that the same seeds
-give the same batches and the same numbers. Weights change between batches, never within one.
+A batch begins as soon as the sampler is free and enough actors wait, or a moment after the first one asked; questions
+that come meanwhile are in the next one. In lockstep a batch waits for every actor that is playing, so that the same
+seeds give the same batches and the same numbers. Weights change between batches, never within one.
+`start_rollout_workers` puts it between a sampler and the agents that play on a provider's sessions.
 """
 
 from __future__ import annotations
@@ -10,53 +11,60 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
+from palaestra.actor.agent import VlmAgent
+from palaestra.actor.task_runner import ActorConfig, Play, TaskRunner
+from palaestra.experience.trajectory import Trajectory
+from palaestra.policy.codecs.grammar import Grammar
 from palaestra.policy.vlm.sampler import Answer, Question, Sampler
+from palaestra.sessions.provider import SessionProvider
 
-__all__ = ["BatchedInference", "InferenceStatistics"]
+__all__ = ["BatchedInference", "RolloutWorkers", "start_rollout_workers"]
 
 STUCK_S = 5.0
 """In lockstep: how long a batch waits for an actor that does not ask, such as one that waits for a session while the
 others hold them all. Going on without it costs repeatability, waiting for ever would cost the run."""
+LINGER_S = 0.003
+"""Otherwise: how long a batch waits for more questions after the first."""
 
-
-@dataclass(frozen=True)
-class InferenceStatistics:
-    """What has been answered so far."""
-
-    batches: int = 0
-    answered: int = 0
-    busy_s: float = 0.0
-    """Time in which the sampler worked."""
-    tokens: int = 0
-    out_of_step: int = 0
-    """Batches in lockstep that went on without somebody."""
+Asked: TypeAlias = tuple[Question, asyncio.Future[Answer]]
 
 
 class BatchedInference:
-    """The desk between many actors and one sampler. Belongs to the event loop it is used in."""
+    """Answers the questions of many actors with one sampler. Belongs to the event loop it is used in."""
 
     def __init__(
-        self, sampler: Sampler, *, temperature: float, max_batch: int = 64, lockstep: bool = False,
-        linger_s: float = 0.003, stuck_s: float = STUCK_S,
-    ) -> None:  # fmt: skip
+        self,
+        sampler: Sampler,
+        *,
+        temperature: float,
+        max_batch: int = 64,
+        lockstep: bool = False,
+        stuck_s: float = STUCK_S,
+    ) -> None:
         self._sampler, self._temperature = sampler, temperature
-        self._max_batch, self._lockstep, self._linger_s, self._stuck_s = max_batch, lockstep, linger_s, stuck_s
-        self._waiting: list[tuple[Question, asyncio.Future[Answer]]] = []
-        self._under_way: list[tuple[Question, asyncio.Future[Answer]]] = []
+        self._max_batch, self._lockstep = max_batch, lockstep
+        self._patience = stuck_s if lockstep else LINGER_S
+        self._waiting: list[Asked] = []
+        self._under_way: list[Asked] = []
         self._playing = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="palaestra-inference")
         self._serving: asyncio.Task[None] | None = None
-        self.statistics = InferenceStatistics()
+        self.busy_seconds = 0.0
+        """Time in which the sampler has worked so far."""
+        self.out_of_step = 0
+        """Batches in lockstep that went on without an actor."""
 
-    def present(self, count: int) -> None:
-        """So many actors play now; batches are not held up for more."""
+    def set_players(self, count: int) -> None:
+        """Set how many actors play; batches are not held up for more."""
         self._playing = count
-        self._news.set()
+        self._changed.set()
 
     async def ask(self, question: Question) -> Answer:
         """The answer, when its batch is done."""
@@ -64,11 +72,11 @@ class BatchedInference:
             self._serving = asyncio.create_task(self._serve())
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer))
-        self._news.set()
+        self._changed.set()
         return await answer
 
     async def close(self) -> None:
-        """Answer nothing more: whoever still waits is cancelled. Returns when the sampler is at rest."""
+        """Answer nothing more and cancel what still waits. Returns when the sampler is at rest."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
@@ -79,63 +87,80 @@ class BatchedInference:
 
     async def _serve(self) -> None:
         while True:
-            await self._enough()
-            batch = self._under_way = self._taken()
+            await self._wait_for_enough()
+            batch = self._under_way = self._take_batch()
             if not batch:
                 continue
-            questions = [question for question, _ in batch]
-            begun = time.perf_counter()
+            questions, began = [question for question, _ in batch], time.perf_counter()
+            answer_all = partial(self._sampler.answer, questions, temperature=self._temperature)
             try:
-                answers = await asyncio.get_running_loop().run_in_executor(self._worker, self._answer, questions)
-            except Exception as error:  # noqa: BLE001  everybody who asked is told
+                answers = await asyncio.get_running_loop().run_in_executor(self._worker, answer_all)
+            except Exception as error:  # noqa: BLE001  raised in every actor that asked
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
                 continue
-            self._count(answers, time.perf_counter() - begun)
+            self.busy_seconds += time.perf_counter() - began
             for (_, future), answer in zip(batch, answers, strict=True):
                 if not future.done():
                     future.set_result(answer)
 
-    def _answer(self, questions: list[Question]) -> list[Answer]:
-        return self._sampler.answer(questions, temperature=self._temperature)
-
-    async def _enough(self) -> None:
+    async def _wait_for_enough(self) -> None:
         """Wait until a batch is worth beginning."""
         while not self._waiting:
-            self._news.clear()
-            await self._news.wait()
-        patience = self._stuck_s if self._lockstep else self._linger_s
-        end = asyncio.get_running_loop().time() + patience
-        while len(self._waiting) < min(self._playing, self._max_batch if not self._lockstep else self._playing):
-            self._news.clear()
+            self._changed.clear()
+            await self._changed.wait()
+        end = asyncio.get_running_loop().time() + self._patience
+        while len(self._waiting) < (self._playing if self._lockstep else min(self._playing, self._max_batch)):
+            self._changed.clear()
             left = end - asyncio.get_running_loop().time()
             if left <= 0:
-                self._late()
+                self.out_of_step += self._lockstep
                 return
             with contextlib.suppress(TimeoutError):
-                # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the news.
+                # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the change.
                 async with asyncio.timeout(left):
-                    await self._news.wait()
+                    await self._changed.wait()
 
-    def _taken(self) -> list[tuple[Question, asyncio.Future[Answer]]]:
+    def _take_batch(self) -> list[Asked]:
         self._waiting = [(question, answer) for question, answer in self._waiting if not answer.done()]
         if self._lockstep:
-            # Whoever came first by the clock must not decide who shares a batch with whom.
+            # The order in which questions came must not decide which of them share a batch.
             self._waiting.sort(key=lambda asked: asked[0].seed)
         batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
         return batch
 
-    def _late(self) -> None:
-        if self._lockstep:
-            known = self.statistics
-            self.statistics = InferenceStatistics(
-                known.batches, known.answered, known.busy_s, known.tokens, known.out_of_step + 1
-            )
 
-    def _count(self, answers: Sequence[Answer], seconds: float) -> None:
-        known = self.statistics
-        self.statistics = InferenceStatistics(
-            known.batches + 1, known.answered + len(answers), known.busy_s + seconds,
-            known.tokens + sum(len(answer.sampled.token_ids) for answer in answers), known.out_of_step,
-        )  # fmt: skip
+@dataclass(frozen=True)
+class RolloutWorkers:
+    """What plays episodes."""
+
+    play: Play
+    inference: BatchedInference
+    """Shared by all of them."""
+
+
+@contextlib.asynccontextmanager
+async def start_rollout_workers(
+    provider: SessionProvider,
+    sampler: Sampler,
+    grammar: Grammar,
+    config: ActorConfig,
+    *,
+    max_batch: int,
+    lockstep: bool,
+    temperature: float | None = None,
+    failed: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> AsyncIterator[RolloutWorkers]:
+    """Workers while the block lasts; `temperature` replaces the actor's, 0 is greedy.
+
+    `failed` is given the trajectory of every session that broke and is tried again.
+    """
+    temperature = config.temperature if temperature is None else temperature
+    inference = BatchedInference(sampler, temperature=temperature, max_batch=max_batch, lockstep=lockstep)
+    agent = VlmAgent(inference.ask, grammar, temperature=temperature)
+    try:
+        yield RolloutWorkers(TaskRunner(provider.open, agent, config, failed=failed).run_episode, inference)
+    finally:
+        await inference.close()
+        await provider.close()

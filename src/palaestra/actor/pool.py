@@ -1,9 +1,9 @@
-"""`ActorPool`: keeps episodes running, replaces those that end or crash, drains, and stops in bounded time.
+"""`ActorPool`: keeps episodes running, replaces those that end or crash, and stops in bounded time.
 
 One actor is one episode is one task of the event loop. The pool asks how many more may begin, asks for that many
-orders, and hands over what comes of each exactly once. A crash of an actor is counted and its place filled again; a few
-in a row, or a task that the sessions refuse, end the pool with the reason. `play_all` runs a list to its end;
-`PoolThread` runs a pool behind a learner's back.
+orders, and hands over what comes of each exactly once. A crash of an actor is logged and its place filled again; a few
+in a row, or a task that the sessions refuse, end the pool with the reason. `play_all` plays a list of orders;
+`PoolThread` runs a pool in the background.
 """
 
 from __future__ import annotations
@@ -11,32 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
-from palaestra.actor.task_runner import EpisodeOrder
+from palaestra.actor.task_runner import EpisodeOrder, Play
 from palaestra.errors import CollectorFailed, PalaestraError, SessionRefused
 from palaestra.experience.trajectory import Trajectory
 
-__all__ = ["ActorPool", "PoolStatistics", "PoolThread", "play_all"]
+__all__ = ["ActorPool", "PoolThread", "play_all"]
 
 _log = logging.getLogger(__name__)
 
-Play: TypeAlias = Callable[[EpisodeOrder], Awaitable[Trajectory]]
 CRASHES = 3
 """Crashes in a row after which the pool gives up: the next one would crash as well."""
 STOP_S = 10.0
-
-
-@dataclass(frozen=True)
-class PoolStatistics:
-    """What the pool has done so far."""
-
-    begun: int = 0
-    finished: int = 0
-    crashed: int = 0
-    running: int = 0
 
 
 class ActorPool:
@@ -49,75 +37,60 @@ class ActorPool:
         next_order: Callable[[], EpisodeOrder | None],
         free: Callable[[int], int],
         deliver: Callable[[EpisodeOrder, Trajectory], None],
-        crashed: Callable[[EpisodeOrder, BaseException], None] = lambda order, error: None,
-        present: Callable[[int], None] = lambda count: None,
+        on_crash: Callable[[EpisodeOrder, BaseException], None] = lambda order, error: None,
+        set_players: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """`next_order` gives None when there is nothing more; `free` is told how many are running.
+        """`next_order` gives None when there is nothing more; `free` is given how many are running.
 
-        `present` is told how many are playing, each time that changes; one that ended counts until its place is filled.
+        `set_players` is given how many play, each time that changes; one that ended counts until its place is filled.
         """
         self._play, self._next_order, self._free = play, next_order, free
-        self._deliver, self._crashed, self._present = deliver, crashed, present
+        self._deliver, self._on_crash, self._set_players = deliver, on_crash, set_players
         self._running: dict[asyncio.Task[Trajectory], EpisodeOrder] = {}
-        self._news = asyncio.Event()
-        self._draining = False
+        self._changed = asyncio.Event()
         self._crashes = 0
-        self._statistics = PoolStatistics()
-
-    @property
-    def statistics(self) -> PoolStatistics:
-        """A snapshot."""
-        return replace(self._statistics, running=len(self._running))
 
     async def run(self) -> None:
-        """Until there is nothing more to do, or `drain`; cancelling it stops every actor."""
+        """Play until there is nothing more to do; cancelling it stops every actor."""
         exhausted = False
         try:
             while True:
-                self._news.clear()
-                while not (exhausted or self._draining) and self._free(len(self._running)) > 0:
+                self._changed.clear()
+                while not exhausted and self._free(len(self._running)) > 0:
                     order = self._next_order()
                     if order is None:
                         exhausted = True
-                        break
-                    self._begin(order)
-                self._present(len(self._running))
-                if not self._running and (exhausted or self._draining):
+                    else:
+                        self._begin(order)
+                self._set_players(len(self._running))
+                if exhausted and not self._running:
                     return
-                await self._news.wait()
-                self._settle()
+                await self._changed.wait()
+                self._deliver_finished()
         finally:
             await self._stop()
 
     def wake(self) -> None:
         """More may begin than before."""
-        self._news.set()
-
-    def drain(self) -> None:
-        """Begin nothing more; `run` returns when the last one is over."""
-        self._draining = True
-        self._news.set()
+        self._changed.set()
 
     def _begin(self, order: EpisodeOrder) -> None:
         task = asyncio.ensure_future(self._play(order))
-        task.add_done_callback(lambda _: self._news.set())
+        task.add_done_callback(lambda _: self._changed.set())
         self._running[task] = order
-        self._statistics = replace(self._statistics, begun=self._statistics.begun + 1)
 
-    def _settle(self) -> None:
+    def _deliver_finished(self) -> None:
         """Hand over what is finished, in the order it was begun."""
         for task, order in [(task, order) for task, order in self._running.items() if task.done()]:
             del self._running[task]
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
                 self._crashes = 0
-                self._statistics = replace(self._statistics, finished=self._statistics.finished + 1)
                 self._deliver(order, task.result())
                 continue
             self._crashes += 1
-            self._statistics = replace(self._statistics, crashed=self._statistics.crashed + 1)
             _log.warning("the actor of episode %s crashed: %r", order.episode_id, error)
-            self._crashed(order, error)
+            self._on_crash(order, error)
             if isinstance(error, SessionRefused) or self._crashes == CRASHES:
                 raise error
 
@@ -132,60 +105,58 @@ class ActorPool:
 
 
 async def play_all(
-    play: Play, orders: Sequence[EpisodeOrder], *, concurrent: int,
-    heard: Callable[[EpisodeOrder, Trajectory], None] = lambda order, trajectory: None,
-    present: Callable[[int], None] = lambda count: None,
-) -> list[Trajectory]:  # fmt: skip
-    """Every order played once, at most `concurrent` at a time; the trajectories in the order of the orders."""
-    waiting, made = iter(orders), dict[str, Trajectory]()
+    play: Play,
+    orders: Sequence[EpisodeOrder],
+    *,
+    concurrent: int,
+    stop: Callable[[], bool] = lambda: False,
+    on_finished: Callable[[EpisodeOrder, Trajectory], None] = lambda order, trajectory: None,
+    set_players: Callable[[int], None] = lambda count: None,
+) -> list[Trajectory]:
+    """Play every order once, at most `concurrent` at a time; begin no more after `stop`. In the order of `orders`."""
+    waiting, finished = iter(orders), dict[str, Trajectory]()
 
     def deliver(order: EpisodeOrder, trajectory: Trajectory) -> None:
-        made[order.episode_id] = trajectory
-        heard(order, trajectory)
+        finished[order.episode_id] = trajectory
+        on_finished(order, trajectory)
 
-    def crashed(order: EpisodeOrder, error: BaseException) -> None:
+    def raise_crash(order: EpisodeOrder, error: BaseException) -> None:
         raise error
 
     pool = ActorPool(
-        play, next_order=lambda: next(waiting, None), free=lambda running: concurrent - running, deliver=deliver,
-        crashed=crashed, present=present,
-    )  # fmt: skip
+        play,
+        next_order=lambda: None if stop() else next(waiting, None),
+        free=lambda running: concurrent - running,
+        deliver=deliver,
+        on_crash=raise_crash,
+        set_players=set_players,
+    )
     await pool.run()
-    return [made[order.episode_id] for order in orders]
+    return [finished[order.episode_id] for order in orders if order.episode_id in finished]
 
 
 class PoolThread:
-    """A pool in a thread and an event loop of its own. Whatever ends it surfaces at the next `check`."""
+    """A pool in a thread and an event loop of its own."""
 
-    def __init__(self, build: Callable[[], Awaitable[ActorPool]], *, closing: Callable[[], Awaitable[None]]) -> None:
-        """`build` makes the pool inside the loop; `closing` gives up there what it holds, when the pool is over."""
-        self._build, self._closing = build, closing
+    def __init__(self, open_pool: Callable[[], AbstractAsyncContextManager[ActorPool]]) -> None:
+        """`open_pool` makes the pool inside the loop and gives up there what it holds, when the pool is over."""
+        self._open_pool = open_pool
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._pool: ActorPool | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._live, name="palaestra-actors", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="palaestra-actors", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise what ended the pool, if anything did."""
         if self._error is not None:
             if isinstance(self._error, PalaestraError):
                 raise self._error
             raise CollectorFailed(f"the actors stopped: {self._error!r}.") from self._error
-
-    @property
-    def alive(self) -> bool:
-        """Whether anything can still come."""
-        return self._thread.is_alive()
-
-    @property
-    def statistics(self) -> PoolStatistics:
-        """A snapshot."""
-        return PoolStatistics() if self._pool is None else self._pool.statistics
 
     def wake(self) -> None:
         """More may begin than before."""
@@ -199,20 +170,17 @@ class PoolThread:
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
             with asyncio.Runner() as runner:
                 self._loop = runner.get_loop()
-                runner.run(self._lived())
+                runner.run(self._run_pool())
         except asyncio.CancelledError:
             pass
         except BaseException as error:  # noqa: BLE001  it surfaces in the thread that waits for experience
             self._error = error
 
-    async def _lived(self) -> None:
+    async def _run_pool(self) -> None:
         self._task = asyncio.current_task()
-        try:
-            self._pool = await self._build()
+        async with self._open_pool() as self._pool:
             await self._pool.run()
-        finally:
-            await self._closing()

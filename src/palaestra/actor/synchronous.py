@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-import torch
-
 from palaestra.actor.collector import Collector
-from palaestra.env.vector import Snapshot
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.transport.source import Batch, Progress, State, Timing
 
-__all__ = ["SynchronousSource", "read_position", "rollout_metrics", "write_position"]
+__all__ = ["SynchronousSource", "rollout_metrics"]
 
 
 class SynchronousSource:
@@ -29,7 +25,7 @@ class SynchronousSource:
         self._version, self.num_steps = version, num_steps
 
     def next_batch(self) -> Batch[RolloutBuffer]:
-        """Collect."""
+        """Collect one."""
         began = time.perf_counter()
         self._buffer = self.collector.collect(self.num_steps, self._buffer, policy_version=self._version)
         seconds = time.perf_counter() - began
@@ -55,11 +51,11 @@ class SynchronousSource:
 
     def state(self) -> State:
         """Where the environments stand."""
-        return write_position(self.collector.snapshot())
+        return self.collector.state()
 
     def load_state(self, state: State) -> bool:
         """Continue there; False when the environments start new episodes."""
-        return self.collector.restore(read_position(state))
+        return self.collector.load_state(state)
 
     def close(self) -> None:
         """Nothing runs between two batches."""
@@ -76,13 +72,3 @@ def rollout_metrics(progress: Progress, batch: Batch[RolloutBuffer], timing: Tim
         **batch.metrics,
         **progress.metrics(),
     }
-
-
-def write_position(snapshot: Snapshot) -> State:
-    """A position of environments as tensors and JSON."""
-    return State({name: torch.from_numpy(np.array(array)) for name, array in snapshot.arrays.items()}, snapshot.facts)
-
-
-def read_position(state: State) -> Snapshot:
-    """What `write_position` wrote."""
-    return Snapshot({name: tensor.numpy() for name, tensor in state.tensors.items()}, state.facts)

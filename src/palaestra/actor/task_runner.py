@@ -1,16 +1,17 @@
 """`TaskRunner`: one episode, one fresh session, one trajectory. Every ending has its own name.
 
 A session that breaks is no result: the episode is tried again on a new session with the same task and seed, a bounded
-number of times, and what was recorded until then is handed to whoever counts failures, never to a learner. Text that
-is no action is a step like any other: recorded, and too many of them in a row end the episode. Rewards are recorded as
-the environment paid them; what an ending is worth to a learner is the learner's business.
+number of times, and what was recorded until then is counted as a failure, never learned from. Text that is no action
+is a step like any other: recorded, and too many of them in a row end the episode. Rewards are recorded as the
+environment paid them; what an ending is worth to a learner is the learner's business.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from pydantic import Field
 
@@ -23,10 +24,10 @@ from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.session import Session
 from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
 
-__all__ = ["ActorConfig", "EpisodeOrder", "TaskRunner"]
+__all__ = ["ActorConfig", "EpisodeOrder", "Play", "TaskRunner"]
 
 _NO_SESSION = ("no_session", "no_room", "draining")
-"""Refusals that speak of the session, not of what was asked: it is gone, there is no room, the gateway stops."""
+"""Refusals that are about the session, not about the request: it is gone, there is no room, the gateway stops."""
 
 
 class ActorConfig(Section):
@@ -64,6 +65,9 @@ class EpisodeOrder:
     """The name under which the task's results are counted."""
 
 
+Play: TypeAlias = Callable[[EpisodeOrder], Awaitable[Trajectory]]
+
+
 @dataclass
 class _Recording:
     """What has happened so far, whatever happens next."""
@@ -75,22 +79,27 @@ class _Recording:
     session_id: str = ""
     progress: Progress | None = None
 
-    def see(self, screen: Screenshot) -> None:
+    def add_screen(self, screen: Screenshot) -> None:
         self.pictures.setdefault(screen.sha256, screen.data)
         self.last_picture = screen.sha256
 
-    def add(self, reply: Reply, unreadable: str, reward: float) -> None:
+    def add_turn(self, reply: Reply, refusal: str = "", reward: float = 0.0) -> None:
         for picture in reply.pictures:
             self.pictures.setdefault(picture.sha256, picture.data)
-        readable = reply.action is not None and not unreadable
-        self.turns.append(
-            Turn(
-                tuple(picture.sha256 for picture in reply.pictures), reply.image_sizes, reply.prompt_ids,  # type: ignore[arg-type]
-                reply.token_ids, reply.log_probs, reply.versions, reply.text,  # type: ignore[arg-type]
-                encode(reply.action) if readable and reply.action is not None else None,
-                "" if readable else (unreadable or reply.unreadable), reward, reply.weights,
-            )
-        )  # fmt: skip
+        turn = Turn(
+            tuple(picture.sha256 for picture in reply.pictures),
+            reply.image_sizes,
+            reply.prompt_ids,  # type: ignore[arg-type]
+            reply.token_ids,  # type: ignore[arg-type]
+            reply.log_probs,  # type: ignore[arg-type]
+            reply.versions,  # type: ignore[arg-type]
+            reply.text,
+            None if refusal or reply.action is None else encode(reply.action),
+            refusal,
+            reward,
+            reply.weights,
+        )
+        self.turns.append(turn)
 
 
 class TaskRunner:
@@ -103,16 +112,16 @@ class TaskRunner:
         config: ActorConfig | None = None,
         *,
         failed: Callable[[Trajectory], None] = lambda trajectory: None,
-        wall: Callable[[], float] = time.time,
     ) -> None:
+        """`failed` is given the trajectory of every session that broke and is tried again."""
         self._open, self._agent, self._config = open_session, agent, config or ActorConfig()
-        self._failed, self._wall = failed, wall
+        self._failed = failed
 
     async def run_episode(self, order: EpisodeOrder) -> Trajectory:
         """Play it; the trajectory says how it ended. `SessionRefused` when the task itself makes no sense."""
         attempt = 0
         while True:
-            started = self._wall()
+            started = time.time()
             recording = _Recording()
             try:
                 outcome, reason = await self._play(order, recording)
@@ -122,10 +131,10 @@ class TaskRunner:
                 if refusal.code not in _NO_SESSION:
                     raise
                 outcome, reason = Outcome.ENVIRONMENT_FAILED, str(refusal)
-            made = self._trajectory(order, recording, outcome, reason, attempt, started)
+            trajectory = self._build_trajectory(order, recording, outcome, reason, attempt, started)
             if outcome is not Outcome.ENVIRONMENT_FAILED or attempt == self._config.retries:
-                return made
-            self._failed(made)
+                return trajectory
+            self._failed(trajectory)
             attempt += 1
 
     async def _play(self, order: EpisodeOrder, recording: _Recording) -> tuple[Outcome, str]:
@@ -133,23 +142,21 @@ class TaskRunner:
         recording.session_id = str(getattr(session, "session_id", ""))
         try:
             spec = recording.spec = await session.reset(order.task)
-            recording.see(screen := await session.screenshot())
-            told = (
-                spec.instruction if not self._config.task_prompt else f"{self._config.task_prompt}\n{spec.instruction}"
-            )
-            dialogue = self._agent.begin(_retold(spec, told), seed=order.seed)
-            return await self._steps(session, spec, dialogue, screen, recording)
+            recording.add_screen(screen := await session.screenshot())
+            if self._config.task_prompt:
+                spec = replace(spec, instruction=f"{self._config.task_prompt}\n{spec.instruction}")
+            dialogue = self._agent.begin(spec, seed=order.seed)
+            return await self._take_steps(session, dialogue, screen, recording)
         finally:
             await session.close()
 
-    async def _steps(
-        self, session: Session, spec: TaskSpec, dialogue: Dialogue, screen: Screenshot, recording: _Recording
+    async def _take_steps(
+        self, session: Session, dialogue: Dialogue, screen: Screenshot, recording: _Recording
     ) -> tuple[Outcome, str]:
         acts, unread, earned = 0, 0, 0.0
         for _ in range(self._config.max_steps_per_episode):
             reply = await dialogue.reply(screen)
-            refusal = reply.unreadable
-            step = None
+            refusal, step = reply.unreadable, None
             if reply.action is not None:
                 try:
                     step = await session.act(reply.action, step=acts + 1)
@@ -159,40 +166,45 @@ class TaskRunner:
                     # Such as a point outside the screen: the model's mistake, and nothing happened.
                     refusal = str(invalid)
             if step is None:
-                recording.add(reply, refusal, 0.0)
+                recording.add_turn(reply, refusal)
                 unread += 1
                 if unread == self._config.max_unreadable:
                     return Outcome.UNREADABLE, refusal
                 continue
             acts, unread, screen = acts + 1, 0, step.screenshot
-            recording.add(reply, "", step.progress.reward - earned)
-            recording.see(screen)
+            recording.add_turn(reply, reward=step.progress.reward - earned)
+            recording.add_screen(screen)
             recording.progress, earned = step.progress, step.progress.reward
             if step.progress.done:
-                return _ending(step.progress)
+                return _outcome(step.progress)
         return Outcome.TRUNCATED, f"{self._config.max_steps_per_episode} replies"
 
-    def _trajectory(
+    def _build_trajectory(
         self, order: EpisodeOrder, recording: _Recording, outcome: Outcome, reason: str, attempt: int, started: float
     ) -> Trajectory:
-        asked = {"task": order.task.task, "seed": order.task.seed, "params": dict(order.task.params)}
+        request = {"task": order.task.task, "seed": order.task.seed, "params": dict(order.task.params)}
         return Trajectory(
-            episode_id=order.episode_id, task=asked if recording.spec is None else recording.spec.facts(),
-            turns=tuple(recording.turns), outcome=outcome, pictures=recording.pictures, reason=reason,
-            group=order.group, attempt=attempt, session_id=recording.session_id, temperature=self._agent.temperature,
-            codec=self._agent.codec, last_picture=recording.last_picture, started_at=started,
-            seconds=self._wall() - started, detail={} if recording.progress is None else recording.progress.detail,
-        )  # fmt: skip
+            episode_id=order.episode_id,
+            task=request if recording.spec is None else recording.spec.facts(),
+            turns=tuple(recording.turns),
+            outcome=outcome,
+            pictures=recording.pictures,
+            reason=reason,
+            group=order.group,
+            attempt=attempt,
+            session_id=recording.session_id,
+            temperature=self._agent.temperature,
+            codec=self._agent.codec,
+            last_picture=recording.last_picture,
+            started_at=started,
+            seconds=time.time() - started,
+            detail={} if recording.progress is None else recording.progress.detail,
+        )
 
 
-def _ending(progress: Progress) -> tuple[Outcome, str]:
+def _outcome(progress: Progress) -> tuple[Outcome, str]:
     if progress.success:
         return Outcome.SUCCESS, ""
     if progress.truncated:
         return Outcome.TRUNCATED, "the task's step limit"
     return Outcome.FAILURE, ""
-
-
-def _retold(spec: TaskSpec, instruction: str) -> TaskSpec:
-    facts = {**spec.facts(), "instruction": instruction}
-    return spec if instruction == spec.instruction else TaskSpec.from_facts(facts)

@@ -92,8 +92,8 @@ def _with_tasks(config: UiRunConfig, tasks: str) -> UiRunConfig:
     """The configuration with the tasks that were asked for: names separated by commas, known params kept."""
     if not tasks:
         return config
-    from palaestra.actor.task_sampler import TaskChoice
     from palaestra.config import validated
+    from palaestra.sessions.task_sampler import TaskChoice
 
     known = {choice.task: choice for choice in config.tasks}
     chosen = tuple(

@@ -174,7 +174,7 @@ def _train(
 
 
 def _check(data: dict[str, Any], seed: int | None) -> None:
-    from palaestra.train.checking import checked
+    from palaestra.cli.train_check import checked
 
     try:
         print(strict_json(checked(data, seed=seed)))

@@ -12,9 +12,9 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from palaestra.env.cartpole_kernels import LEAN, TRACK, begin_cartpole, step_cartpole
 from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
 from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.kernels.cartpole import LEAN, TRACK, begin_cartpole, step_cartpole
 
 __all__ = ["CompiledCartPole"]
 

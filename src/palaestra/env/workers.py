@@ -17,7 +17,7 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -32,6 +32,7 @@ from palaestra.env.spaces import ActionLayout, empty_observation, write_observat
 from palaestra.env.vector import Ended, MethodForwarding, Observation, Snapshot, StepRow
 from palaestra.env.worker_signals import WorkerSignals
 from palaestra.errors import ConfigError, EnvironmentFault, PalaestraError
+from palaestra.shared_memory import SharedArrays, shared_block
 
 __all__ = ["UNGUARDED_EXIT", "UNGUARDED_REMEDY", "WorkerEnv", "is_picklable", "start_process", "usable_cores"]
 
@@ -85,32 +86,16 @@ class _Plan:
     num_envs: int
     mask_size: int
 
-    def arrays(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-        n = self.num_envs
-        for name, array in _by_name(empty_observation(self.observation_space, (n,))).items():
-            yield f"observation/{name}", array.shape, array.dtype
-        actions = ActionLayout(self.action_space)
-        yield "action", (n, *actions.shape), actions.dtype
-        yield "reward", (n,), np.dtype(np.float32)
-        for flag in ("terminated", "truncated", "valid"):
-            yield flag, (n,), np.dtype(np.bool_)
-        if self.mask_size:
-            yield "action_mask", (n, self.mask_size), np.dtype(np.bool_)
-
-    def size(self) -> int:
-        return sum(_padded(shape, dtype) for _, shape, dtype in self.arrays())
-
-    def lay_over(self, memory: Any) -> tuple[NDArray[Any], StepRow]:
-        """The shared action batch and the shared row."""
-        view, offset, found = memoryview(memory).cast("B"), 0, {}
-        for name, shape, dtype in self.arrays():
-            count = int(np.prod(shape, dtype=np.int64))
-            found[name] = np.frombuffer(view, dtype, count, offset).reshape(shape)
-            offset += _padded(shape, dtype)
-        parts = {name.partition("/")[2]: array for name, array in found.items() if name.startswith("observation/")}
+    def allocate(self, memory: SharedArrays) -> tuple[NDArray[Any], StepRow]:
+        """The action batch and the row, over memory that both processes see."""
+        n, actions = self.num_envs, ActionLayout(self.action_space)
+        like = _by_name(empty_observation(self.observation_space, (n,)))
+        parts = {name: memory(array.shape, array.dtype) for name, array in like.items()}
         observation: Observation = parts if isinstance(self.observation_space, gymnasium.spaces.Dict) else parts[""]
-        flags = (found["terminated"], found["truncated"], found["valid"])
-        return found["action"], StepRow(observation, found["reward"], *flags, found.get("action_mask"))
+        action, reward = memory((n, *actions.shape), actions.dtype), memory((n,), np.float32)
+        terminated, truncated, valid = (memory((n,), np.bool_) for _ in range(3))
+        mask = memory((n, self.mask_size), np.bool_) if self.mask_size else None
+        return action, StepRow(observation, reward, terminated, truncated, valid, mask)
 
 
 class WorkerEnv(MethodForwarding):
@@ -144,8 +129,8 @@ class WorkerEnv(MethodForwarding):
         # Spawned, not forked: a fork copies the locks of the parent's threads in whatever state they are.
         context = multiprocessing.get_context("spawn")
         plan = _Plan(facts.observation_space, facts.action_space, num_envs, facts.mask_size)
-        memory = context.RawArray("B", plan.size())
-        self._action, self._row = plan.lay_over(memory)
+        memory = shared_block(plan.allocate)
+        self._action, self._row = plan.allocate(SharedArrays(memory))
         self._workers: list[_Worker] = []
         edges = np.linspace(0, num_envs, num_processes + 1).round().astype(int).tolist()
         own, *others = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
@@ -340,7 +325,7 @@ def _work(
     env: InProcessEnv | None = None
     asked = 0
     try:
-        action, shared = plan.lay_over(memory)
+        action, shared = plan.allocate(SharedArrays(memory))
         mine, actions = _part_of(shared, share), action[share]
         env = InProcessEnv(make, share.stop - share.start, first_index=share.start, mask_size=plan.mask_size)
         signals.answer(asked, silent=True)
@@ -404,11 +389,6 @@ def _share_of(snapshot: Snapshot, share: slice) -> Snapshot:
 
 def _by_name(observation: Observation) -> dict[str, NDArray[Any]]:
     return observation if isinstance(observation, dict) else {"": observation}
-
-
-def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return -(-size // _ALIGN) * _ALIGN
 
 
 def _unguarded_error(code: int | None) -> ConfigError | None:

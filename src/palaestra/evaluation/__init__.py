@@ -1,7 +1,8 @@
 """How good a policy is: held-out play, intervals, paired comparisons, HTML reports and the trajectory viewer."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from palaestra.evaluation.play import Evaluation, evaluate
@@ -20,17 +21,11 @@ __all__ = [
     "write_viewer",
 ]
 
-_MODULES = {
-    "play": ("Evaluation", "evaluate"),
-    "report": ("comparison_page", "evaluation_page", "write_page"),
-    "screens": ("ScreenComparison", "ScreenEvaluation"),
-    "viewer": ("write_viewer",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Scoring recorded episodes and drawing pages need no torch; only playing does.
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"palaestra.evaluation.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Scoring recorded episodes and drawing pages need no torch; only playing does.
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    dict.fromkeys(("Evaluation", "evaluate"), "play")
+    | dict.fromkeys(("comparison_page", "evaluation_page", "write_page"), "report")
+    | dict.fromkeys(("ScreenComparison", "ScreenEvaluation"), "screens")
+    | {"write_viewer": "viewer"},
+)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.actor.acting import refuse_impossible
@@ -74,7 +73,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
         raise ConfigError("episodes", episodes, "must be at least 1")
     check_fit(policy, env)
     player: Any = policy
-    device = device_of(policy)
+    distribution, device = player.distribution, device_of(policy)
     N = env.num_envs
     row = allocate_row(env.observation_space, N, env.mask_size)
     env.reset(seed, row)
@@ -84,14 +83,16 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
     played: list[list[Ended]] = [[] for _ in range(N)]
     with eval_mode(policy):
         while any(len(done) < share for done, share in zip(played, shares, strict=True)):
-            noise = None if deterministic else move_to(device, _draw_noise(player.distribution, rng, N))
-            mask = None
+            noise = mask = None
+            if not deterministic:
+                draw: Any = rng.random if distribution.noise_kind == "uniform" else rng.standard_normal
+                noise = move_to(device, draw((N, distribution.noise_size), dtype=np.float32))
             if row.action_mask is not None:
-                refuse_impossible(player.distribution, row.action_mask, row.terminated | row.truncated)
+                refuse_impossible(distribution, row.action_mask, row.terminated | row.truncated)
                 mask = move_to(device, row.action_mask)
             with torch.inference_mode():
                 acted = player.act(move_to(device, row.observation), noise, mask=mask)
-            for ended in env.step(player.distribution.to_env(acted.action.cpu().numpy()), row):
+            for ended in env.step(distribution.to_env(acted.action.cpu().numpy()), row):
                 if len(played[ended.index]) < shares[ended.index]:
                     played[ended.index].append(ended)
     ordered = [episode for done in played for episode in done]
@@ -101,9 +102,3 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
         tuple(episode.length for episode in ordered),
         solved if len(solved) == len(ordered) else None,
     )
-
-
-def _draw_noise(distribution: Any, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
-    draw: Any = rng.random if distribution.noise_kind == "uniform" else rng.standard_normal
-    noise: NDArray[np.float32] = draw((n, distribution.noise_size), dtype=np.float32)
-    return noise

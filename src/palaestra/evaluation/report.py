@@ -5,7 +5,6 @@ Every number stands in a table; intervals are drawn beside it. Readable on paper
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -13,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from palaestra.evaluation.screens import PairCounts, ScreenComparison, ScreenEvaluation, TaskScore
+from palaestra.files.atomic import write_bytes
 
 __all__ = ["comparison_page", "evaluation_page", "write_page"]
 
@@ -33,9 +33,7 @@ def comparison_page(comparison: ScreenComparison, title: str, *, a: str, b: str)
 def write_page(page: str, path: Path) -> None:
     """Write it, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(page, encoding="utf-8", errors="replace")
-    os.replace(temporary, path)
+    write_bytes(path, page.encode(errors="replace"), durable=False)
 
 
 def _render_page(title: str, parts: Iterable[str]) -> str:
@@ -79,10 +77,8 @@ def _summary(evaluation: ScreenEvaluation) -> str:
 
 
 def _task_table(evaluation: ScreenEvaluation) -> str:
-    head = [
-        "task", "solved", "rate", "95 % interval", "", "mean reward", "mean steps", "truncated", "unreadable",
-        "unread turns", "screen failed",
-    ]  # fmt: skip
+    head = ["task", "solved", "rate", "95 % interval", "", "mean reward", "mean steps"]
+    head += ["truncated", "unreadable", "unread turns", "screen failed"]
     rows = [_task_row(task, score) for task, score in evaluation.per_task.items()]
     note = (
         "By task. The bar runs from 0 to 100 %: the rate and its 95 % interval (Wilson). Truncated: episodes that "
@@ -93,14 +89,12 @@ def _task_table(evaluation: ScreenEvaluation) -> str:
 
 
 def _task_row(task: str, score: TaskScore) -> list[str]:
-    low, high = score.ci95
-    rate = score.success_rate
-    return [
-        escape(task), f"{score.successes} of {score.episodes}", _percent(rate), f"{100 * low:.1f} – {_percent(high)}",
-        "" if rate is None else _bar(rate, low, high, 0.0), _number(score.mean_return), _number(score.mean_length),
-        _percent(score.truncated_share), _percent(score.unreadable_share), _percent(score.unreadable_turns),
-        str(score.environment_failed),
-    ]  # fmt: skip
+    rate, (low, high) = score.success_rate, score.ci95
+    solved, interval = f"{score.successes} of {score.episodes}", f"{100 * low:.1f} – {_percent(high)}"
+    bar = "" if rate is None else _bar(rate, low, high, 0.0)
+    means = map(_number, (score.mean_return, score.mean_length))
+    shares = map(_percent, (score.truncated_share, score.unreadable_share, score.unreadable_turns))
+    return [escape(task), solved, _percent(rate), interval, bar, *means, *shares, str(score.environment_failed)]
 
 
 def _comparison_parts(comparison: ScreenComparison, a: str, b: str) -> list[str]:
@@ -140,14 +134,14 @@ def _pairs_row(task: str, pairs: PairCounts) -> list[str]:
 
 def _table(note: str, head: Sequence[str], rows: Iterable[Sequence[str]], foot: Sequence[str] | None = None) -> str:
     """A table of cells that are HTML already. Each cell names its column, for pages too narrow for columns."""
-    columns = "".join(f"<th scope=col>{cell}</th>" for cell in head)
 
     def line(row: Sequence[str]) -> str:
         cells = zip(head, row, strict=True)
         return "<tr>" + "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells) + "</tr>"
 
+    columns = "".join(f"<th scope=col>{cell}</th>" for cell in head)
     last = "" if foot is None else f"<tfoot>{line(foot)}</tfoot>"
-    body = "".join(line(row) for row in rows)
+    body = "".join(map(line, rows))
     return f"<p class=note>{note}</p><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody>{last}</table>"
 
 

@@ -16,11 +16,13 @@ __all__ = [
     "difference_interval",
     "mcnemar",
     "mean_passes",
-    "normal_quantile",
     "pass_at_k",
     "pass_hat_k",
     "wilson_interval",
 ]
+
+_Z = NormalDist().inv_cdf((1 + 0.95) / 2)
+"""A normal distribution has 95 % of its mass within so many standard deviations."""
 
 
 def confidence_interval(numbers: Sequence[float]) -> tuple[float, float]:
@@ -35,22 +37,14 @@ def confidence_interval(numbers: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def normal_quantile(confidence: float) -> float:
-    """How many standard deviations either side hold this share of a normal distribution; 1.96 for 0.95."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence = {confidence!r}: must lie between 0 and 1.")
-    return NormalDist().inv_cdf((1 + confidence) / 2)
-
-
-def wilson_interval(c: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share; within 0 and 1, and never of no width. (0, 1) when nothing was tried."""
+def wilson_interval(c: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share; within 0 and 1, and never of no width. (0, 1) when nothing was tried."""
     _check_counts(n, c)
     if n == 0:
         return 0.0, 1.0
-    z = normal_quantile(confidence)
-    scale = n + z * z
-    middle = (c + z * z / 2) / scale
-    half = z * math.sqrt(c * (n - c) / n + z * z / 4) / scale
+    scale = n + _Z * _Z
+    middle = (c + _Z * _Z / 2) / scale
+    half = _Z * math.sqrt(c * (n - c) / n + _Z * _Z / 4) / scale
     # At either end the bound is exact; rounding would leave a difference of 1e-17.
     return (0.0 if c == 0 else middle - half), (1.0 if c == n else middle + half)
 
@@ -104,8 +98,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, tail / (1 << pairs) * 2)
 
 
-def difference_interval(only_a: int, only_b: int, pairs: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Tango's interval (1998) of the share that A solved minus the share that B solved; (-1, 1) without pairs.
+def difference_interval(only_a: int, only_b: int, pairs: int) -> tuple[float, float]:
+    """Tango's 95 % interval (1998) of the share that A solved minus the share that B solved; (-1, 1) without pairs.
 
     It inverts the score test of a paired difference: it stays within -1 and 1, keeps a width when A and B always agree,
     and holds its level at small counts. It can differ from the exact test on the border of significance.
@@ -114,9 +108,9 @@ def difference_interval(only_a: int, only_b: int, pairs: int, *, confidence: flo
         raise ValueError(f"{only_a} + {only_b} of {pairs} pairs: the parts must be within the whole.")
     if pairs == 0:
         return -1.0, 1.0
-    z, middle = normal_quantile(confidence), (only_a - only_b) / pairs
-    low = _find_difference(only_a, only_b, pairs, z, -1.0, middle)
-    return low, _find_difference(only_a, only_b, pairs, -z, middle, 1.0)
+    middle = (only_a - only_b) / pairs
+    low = _find_difference(only_a, only_b, pairs, _Z, -1.0, middle)
+    return low, _find_difference(only_a, only_b, pairs, -_Z, middle, 1.0)
 
 
 def _find_difference(b: int, c: int, n: int, score: float, low: float, high: float) -> float:

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory, Turn
-from palaestra.experience.trajectory_export import picture_file_name
+from palaestra.experience.trajectory_archive import picture_file_name
 
 __all__ = ["MAX_BYTES", "TokenTexts", "Vocabulary", "action_words", "episode_json", "list_row", "write_viewer"]
 
@@ -68,12 +68,11 @@ def write_viewer(
     # In the same directory, so that the finished files can be renamed into place.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         working = Path(temporary)
-        page = _Page(working / "pictures", Vocabulary(texts))
         with (working / "page").open("w", encoding="utf-8", errors="replace") as out:
-            page.begin(out, title)
+            page = _Page(out, title, working / "pictures", Vocabulary(texts))
             for trajectory in trajectories:
-                page.add(out, trajectory)
-            inside = page.end(out, title, beside=beside.name, max_bytes=max_bytes)
+                page.add(trajectory)
+            inside = page.end(beside=beside.name, max_bytes=max_bytes)
         if beside.is_dir():
             shutil.rmtree(beside)
         if not inside:
@@ -127,15 +126,13 @@ class Vocabulary:
 class _Page:
     """A page being written: text straight to the file, pictures to a directory until their place is known."""
 
-    def __init__(self, directory: Path, vocabulary: Vocabulary) -> None:
+    def __init__(self, out: IO[str], title: str, directory: Path, vocabulary: Vocabulary) -> None:
         directory.mkdir()
-        self.directory, self._vocabulary = directory, vocabulary
+        self._out, self._title, self.directory, self._vocabulary = out, title, directory, vocabulary
         self.rows: list[dict[str, Any]] = []
         self.places: dict[str, int] = {}
         self._files: list[str] = []
         self._encoded_bytes = 0
-
-    def begin(self, out: IO[str], title: str) -> None:
         digest = base64.b64encode(hashlib.sha256(_asset("viewer.js").encode()).digest()).decode()
         # A page opened from disk has no origin of its own to name, hence file:.
         policy = (
@@ -144,22 +141,22 @@ class _Page:
         top = _asset("viewer.html").replace("{{style}}", _asset("viewer.css")).replace("{{policy}}", policy)
         out.write(top.replace("{{title}}", escape(title)))
 
-    def add(self, out: IO[str], trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory) -> None:
         for sha, data in trajectory.pictures.items():
             if sha not in self.places:
                 self.places[sha] = len(self._files)
                 self._files.append(picture_file_name(data))
                 (self.directory / self._files[-1]).write_bytes(data)
                 self._encoded_bytes += (len(data) + 2) // 3 * 4 + 64
-        out.write(_block(f"t{len(self.rows)}", episode_json(trajectory, self._vocabulary, self.places)))
+        self._out.write(_block(f"t{len(self.rows)}", episode_json(trajectory, self._vocabulary, self.places)))
         self.rows.append(list_row(trajectory))
 
-    def end(self, out: IO[str], title: str, *, beside: str, max_bytes: int) -> bool:
+    def end(self, *, beside: str, max_bytes: int) -> bool:
         """Decide where the pictures go, and finish; returns whether they are inside."""
-        facts = {
-            "title": title, "episodes": self.rows, "words": self._vocabulary.words, "by_id": self._vocabulary.by_id,
-            "pictures": [name.rpartition(".")[2] for name in self._files], "beside": "", "files": [],
-        }  # fmt: skip
+        out = self._out
+        facts: dict[str, Any] = {"title": self._title, "episodes": self.rows}
+        facts |= {"words": self._vocabulary.words, "by_id": self._vocabulary.by_id}
+        facts |= {"pictures": [name.rpartition(".")[2] for name in self._files], "beside": "", "files": []}
         script = f"<script>{_asset('viewer.js')}</script>\n"
         text_bytes = out.tell() + len(_block("facts", facts)) + len(script.encode())
         inside = text_bytes + self._encoded_bytes <= max_bytes

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from palaestra.experience.buffer import ArraySpec, RolloutBuffer
-from palaestra.experience.columns import Columns
+from palaestra.experience.buffer import RolloutBuffer
+from palaestra.experience.columns import ArraySpec, Columns
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.lazy import lazy_attributes
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palaestra.errors import ExperienceError
-from palaestra.experience.columns import NO_FINGERPRINT, Columns
+from palaestra.experience.columns import ArraySpec, Columns, ObservationSpec
 from palaestra.memory import check_fits
 
 if TYPE_CHECKING:
@@ -26,21 +25,13 @@ if TYPE_CHECKING:
 
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["ArraySpec", "Memory", "ObservationSpec", "RolloutBuffer"]
+__all__ = ["Memory", "RolloutBuffer"]
+
+_RECORDED = ("action", "log_prob", "value", "next_value", "reward", "terminated", "truncated")
+"""Columns with an array of their own in every buffer."""
 
 Memory: TypeAlias = Callable[[tuple[int, ...], Any], NDArray[Any]]
 """Gives a zeroed array of a shape and type: `numpy.zeros`, or one that lies in shared memory."""
-
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """Shape (of one step of one environment) and type of an array."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-ObservationSpec: TypeAlias = ArraySpec | Mapping[str, ArraySpec]
 
 
 class RolloutBuffer:
@@ -59,14 +50,13 @@ class RolloutBuffer:
     ) -> None:
         """`chunk`: actions per decision; above 1 each has its log-probability, and `duration` counts those executed."""
         T, N = num_steps, num_envs
+        step = {"num_envs": N, "observation": observation, "action": action, "mask_size": mask_size, "chunk": chunk}
         if memory is np.zeros:
-            needed = self.bytes_needed(T, N, observation, action, mask_size=mask_size, chunk=chunk)
+            needed = self.bytes_needed(T, **step)
             remedy = "Make it shorter, or use fewer environments"
             check_fits("num_steps", T, {f"a rollout of {T:,} steps x {N} environments": needed}, remedy)
         self.num_steps, self.num_envs = T, N
-        self.made_for: dict[str, Any] = {
-            "num_envs": N, "observation": observation, "action": action, "mask_size": mask_size, "chunk": chunk
-        }  # fmt: skip
+        self.made_for: dict[str, Any] = step
         """The arguments of one step, to tell whether it fits another environment or policy."""
         self.observation = _allocate(observation, (T + 1, N), memory)
         self.action: NDArray[Any] = memory((T, N, *action.shape), action.dtype)
@@ -94,7 +84,7 @@ class RolloutBuffer:
 
     @classmethod
     def bytes_needed(cls, num_steps: int, *args: Any, **kwargs: Any) -> int:
-        """What a buffer of this size takes; nothing is allocated to find out."""
+        """The size of such a buffer, computed without allocating it."""
         sizes: list[int] = []
 
         def count_bytes(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -110,12 +100,7 @@ class RolloutBuffer:
             raise ExperienceError(
                 f"RolloutBuffer.add: all {self.num_steps} steps are filled. Call get() and reset() before adding more."
             )
-        source: Any = transition
-        given = {str(key): source[key] for key in source.keys()}
-        if "reward" not in given:
-            raise ExperienceError("RolloutBuffer.add: no reward given, and it tells how many steps there are.")
-        reward = _array(given["reward"])
-        steps = reward.shape[0] if reward.ndim == 2 else 1
+        given, steps = read_steps(transition, "RolloutBuffer.add")
         if self.position + steps > self.num_steps:
             raise ExperienceError(
                 f"RolloutBuffer.add: {steps} steps do not fit into the {self.num_steps - self.position} left of "
@@ -163,17 +148,13 @@ class RolloutBuffer:
 
     def _clear(self, rows: slice) -> None:
         """What a step does not mention must not be what an earlier rollout left behind."""
-        for column in (self.action, self.log_prob, self.value, self.next_value, self.terminated, self.truncated):
-            column[rows] = 0
-        self.policy_version[rows] = 0
-        self.policy_fingerprint[rows] = NO_FINGERPRINT
+        for array in self._arrays():
+            array[rows] = 0
         self.valid[rows] = True
         if self.action_mask is not None:
             self.action_mask[rows] = True
         if self.duration is not None:
             self.duration[rows] = self.chunk
-        for part in self.observation.values() if isinstance(self.observation, dict) else [self.observation]:
-            part[rows] = 0
 
     def reset(self) -> None:
         """Forget the contents; memory is kept and will be overwritten."""
@@ -187,28 +168,22 @@ class RolloutBuffer:
     def columns(self) -> Columns:
         """The filled steps as plain tensors that share this buffer's memory."""
         t, n = self.position, self.num_envs
-        columns: Columns = {
-            "observation": _tensors(self.observation, t),
-            "action": torch.from_numpy(self.action[:t]),
-            "log_prob": torch.from_numpy(self.log_prob[:t]),
-            "value": torch.from_numpy(self.value[:t]),
-            "next_value": torch.from_numpy(self.next_value[:t]),
-            "reward": torch.from_numpy(self.reward[:t]),
-            "terminated": torch.from_numpy(self.terminated[:t]),
-            "truncated": torch.from_numpy(self.truncated[:t]),
-            # The same number along an axis, or counted along it: views that cost no memory.
-            "policy_version": torch.from_numpy(self.policy_version[:t]).unsqueeze(1).expand(t, n),
-            "policy_fingerprint": torch.from_numpy(self.policy_fingerprint[:t]).unsqueeze(1).expand(t, n),
-            "reward_scale": torch.tensor(self.reward_scale, dtype=torch.float32).expand(t, n),
-            "stream": (self.first_stream + torch.arange(n)).expand(t, n),
-            "env_step": (self.first_env_step + torch.arange(t)).unsqueeze(1).expand(t, n),
-        }
+        tensor, arrays = torch.from_numpy, vars(self)
+        columns: Columns = {"observation": _tensors(self.observation, t)}
+        for name in _RECORDED:
+            columns[name] = tensor(arrays[name][:t])
+        # The same number along an axis, or counted along it: views that cost no memory.
+        columns["policy_version"] = tensor(self.policy_version[:t]).unsqueeze(1).expand(t, n)
+        columns["policy_fingerprint"] = tensor(self.policy_fingerprint[:t]).unsqueeze(1).expand(t, n)
+        columns["reward_scale"] = torch.tensor(self.reward_scale, dtype=torch.float32).expand(t, n)
+        columns["stream"] = (self.first_stream + torch.arange(n)).expand(t, n)
+        columns["env_step"] = (self.first_env_step + torch.arange(t)).unsqueeze(1).expand(t, n)
         if not self.valid[:t].all():
-            columns["valid"] = torch.from_numpy(self.valid[:t])
+            columns["valid"] = tensor(self.valid[:t])
         if self.action_mask is not None:
-            columns["action_mask"] = torch.from_numpy(self.action_mask[:t])
+            columns["action_mask"] = tensor(self.action_mask[:t])
         if self.duration is not None:
-            columns["duration"] = torch.from_numpy(self.duration[:t])
+            columns["duration"] = tensor(self.duration[:t])
         return columns
 
     def get(self, flatten: bool = False) -> Rollout | TensorDict:
@@ -218,9 +193,14 @@ class RolloutBuffer:
         rollout = Rollout.from_columns(self.columns())
         return rollout.reshape(-1) if flatten else rollout
 
-    def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        return sum(array.nbytes for array in self._arrays())
+
+def read_steps(transition: Any, place: str) -> tuple[dict[str, Any], int]:
+    """A transition by key, and how many steps it holds."""
+    given = {str(key): transition[key] for key in transition.keys()}
+    if "reward" not in given:
+        raise ExperienceError(f"{place}: no reward given, and it tells how many steps there are.")
+    shape = _array(given["reward"]).shape
+    return given, shape[0] if len(shape) == 2 else 1
 
 
 def _allocate(spec: ObservationSpec, leading: tuple[int, int], memory: Memory) -> Any:
@@ -245,7 +225,7 @@ def _per_step(key: str, value: Any, steps: int) -> NDArray[Any]:
 
 def _tensors(observation: Any, t: int) -> Any:
     if isinstance(observation, dict):
-        return {name: torch.from_numpy(column[:t]) for name, column in observation.items()}
+        return {name: torch.from_numpy(part[:t]) for name, part in observation.items()}
     return torch.from_numpy(observation[:t])
 
 

@@ -1,13 +1,30 @@
-"""A rollout as plain tensors: what stays when TensorDict is taken away."""
+"""The columns of a rollout: what they are called, what they look like, and whether a policy can learn from them.
+
+Compiled kernels check no bounds, so an observation that is too wide or an action that does not exist would be read from
+(and written to) memory that belongs to something else. `check_columns` refuses every column, shape, type and number
+that does not fit before a kernel reads it. It costs a few passes over memory per rollout, knows the spaces as a
+`RolloutSpec` and nothing of policies, and changes nothing.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
-__all__ = ["NO_FINGERPRINT", "PLURALS", "UNKNOWN_VERSION", "Columns"]
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palaestra.errors import ExperienceError, NonFiniteError
+
+__all__ = ["ArraySpec", "Columns", "ObservationSpec", "RolloutSpec", "check_columns", "possible_actions"]
 
 Columns: TypeAlias = dict[str, Any]
-"""Tensors by key, `[T, N, ...]`, with the keys of a `Rollout`; `observation` may be a dict of tensors."""
+"""A rollout as plain tensors `[T, N, ...]`, by the keys of a `Rollout`; `observation` may be a dict of tensors."""
 
 NO_FINGERPRINT = 0
 """The `policy_fingerprint` of a step for which none was recorded."""
@@ -16,15 +33,226 @@ UNKNOWN_VERSION = -1
 """The `policy_version` of a step that came without one; it counts as a step of the present weights."""
 
 PLURALS = {
-    "observations": "observation",
-    "actions": "action",
-    "rewards": "reward",
-    "values": "value",
-    "next_values": "next_value",
-    "log_probs": "log_prob",
-    "action_masks": "action_mask",
-    "dones": "done",
-    "advantages": "advantage",
-    "returns": "target",
+    **{f"{name}s": name for name in ("observation", "action", "reward", "value", "next_value", "log_prob")},
+    **{"action_masks": "action_mask", "dones": "done", "advantages": "advantage", "returns": "target"},
 }
 """How other libraries call the columns; a `Rollout` is read by these names as well, and stores none of them."""
+
+REQUIRED = "observation action log_prob value next_value reward terminated truncated policy_version".split()
+
+_TYPES = {
+    **dict.fromkeys(("log_prob", "value", "next_value", "reward"), torch.float32),
+    **dict.fromkeys(("reward_scale", "weight", "advantage", "target"), torch.float32),
+    **dict.fromkeys(("terminated", "truncated", "valid"), torch.bool),
+    **dict.fromkeys(("policy_version", "policy_fingerprint", "stream", "env_step"), torch.int64),
+}
+"""Columns `[T, N]` and their types."""
+
+_NUMBERS = (*(key for key, dtype in _TYPES.items() if dtype is torch.float32), "action")
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape (of one step of one environment) and type of an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+ObservationSpec: TypeAlias = ArraySpec | Mapping[str, ArraySpec]
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """What the columns of a rollout look like for one policy in one environment."""
+
+    observation: ObservationSpec
+    action: ArraySpec
+    choices: tuple[int, ...] | None = None
+    """How many values each number of an action can take, counted from 0; None: any finite number."""
+    mask_size: int = 0
+    """Length of an action mask; 0: these actions cannot be masked."""
+    needs_mask: bool = False
+    """Whether the environment masks actions, so that a rollout without masks is incomplete."""
+    chunk: int = 1
+    """Actions per decision."""
+    bounds: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
+    """Lowest and highest value of discrete observations, by column ("observation" or "observation/key")."""
+
+
+def check_columns(columns: Columns, spec: RolloutSpec) -> None:
+    """Raise `ExperienceError` (or `NonFiniteError`) about the first column that does not fit."""
+    shape = _leading_shape(columns)
+    for key, dtype in _TYPES.items():
+        if key in columns or key in REQUIRED:
+            _check_type(key, columns[key], shape, dtype)
+    parts = _observation_parts(columns["observation"], spec)
+    for key, value, part in parts:
+        _check_type(key, value, (*shape, *part.shape), _torch_type(part.dtype))
+    _check_type("action", columns["action"], (*shape, *spec.action.shape), _torch_type(spec.action.dtype))
+    numbers = [(key, columns[key]) for key in _NUMBERS if key in columns]
+    numbers += [(key, value) for key, value, _ in parts]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for key, value in numbers:
+            if value.dtype is torch.float32:
+                _check_finite(key, value)
+    _check_ranges(columns, parts, spec)
+    _check_mask(columns, spec, shape)
+    _check_duration(columns, spec, shape)
+
+
+def _leading_shape(columns: Columns) -> tuple[int, int]:
+    reward = columns["reward"]
+    _check_dense("reward", reward, torch.float32)
+    if reward.ndim == 1:
+        raise ExperienceError(
+            f"learn: the rollout is flat ([{len(reward)}] instead of [T, N]), and advantages need to know which step "
+            "follows which. Pass what get() returns without flatten=True."
+        )
+    if reward.ndim != 2:
+        raise ExperienceError(f"learn: reward has shape {tuple(reward.shape)}, expected [T, N]: steps, environments.")
+    if reward.numel() == 0:
+        raise ExperienceError(f"learn: the rollout holds no step (its reward has shape {list(reward.shape)}).")
+    return int(reward.shape[0]), int(reward.shape[1])
+
+
+def _check_type(key: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse what is not a dense tensor of this shape and type."""
+    _check_dense(key, value, dtype)
+    if value.shape != shape:
+        raise ExperienceError(
+            f"learn: {key} has shape {list(value.shape)}, expected {list(shape)} (steps, environments, and then what "
+            "the spaces of this policy say). Was the rollout collected in another environment?"
+        )
+    if value.dtype is not dtype:
+        name = str(dtype).removeprefix("torch.")
+        raise ExperienceError(f"learn: {key} is {_kind(value)}, expected {name}. Convert it: .to(torch.{name}).")
+
+
+def _check_dense(key: str, value: Any, dtype: torch.dtype) -> None:
+    """Refuse nested, sparse and meta tensors first: some of them have no shape to ask for."""
+    if not isinstance(value, Tensor):
+        raise ExperienceError(f"learn: {key} is a {type(value).__name__}. Every column must be a torch.Tensor.")
+    if value.is_nested or value.is_meta or value.layout is not torch.strided:
+        kind = f"a nested tensor of {_kind(value)}" if value.is_nested else _kind(value)
+        name = str(dtype).removeprefix("torch.")
+        raise ExperienceError(f"learn: {key} is {kind}, expected a dense tensor of {name} whose numbers are there.")
+
+
+def _kind(value: Tensor) -> str:
+    parts = [str(value.dtype), str(value.layout), str(value.device)]
+    return " ".join(part.removeprefix("torch.") for part in parts)
+
+
+def _observation_parts(observation: Any, spec: RolloutSpec) -> list[tuple[str, Any, ArraySpec]]:
+    """Name, value and description of each part of an observation, of which there is one unless it is nested."""
+    if isinstance(spec.observation, ArraySpec):
+        if isinstance(observation, Mapping):
+            raise ExperienceError(
+                f"learn: observation has parts ({', '.join(map(str, observation))}), and this policy sees one array."
+            )
+        return [("observation", observation, spec.observation)]
+    names = set(spec.observation)
+    if not isinstance(observation, Mapping) or set(observation) != names:
+        got = ", ".join(map(str, observation)) if isinstance(observation, Mapping) else "one array"
+        raise ExperienceError(f"learn: observation holds {got}, and this policy sees {', '.join(sorted(names))}.")
+    return [(f"observation/{name}", observation[name], part) for name, part in spec.observation.items()]
+
+
+def _check_ranges(columns: Columns, parts: list[tuple[str, Any, ArraySpec]], spec: RolloutSpec) -> None:
+    for key, value, _ in parts:
+        bounds = spec.bounds.get(key)
+        if bounds is not None:
+            _check_range(key, _array(value), *bounds)
+    if spec.choices is None:
+        return
+    action = _array(columns["action"])
+    # As unsigned numbers negative ones are huge, so one comparison does for the usual case.
+    if action.dtype != np.int64 or int(action.view(np.uint64).max()) >= min(spec.choices):
+        high = np.array(spec.choices).reshape(spec.action.shape) - 1
+        _check_range("action", action, np.zeros_like(high), high)
+
+
+def _check_mask(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> None:
+    if "action_mask" not in columns:
+        if spec.needs_mask:
+            raise ExperienceError(
+                "learn: the environment masks actions, and the rollout has no action_mask. Keep the column, or add one "
+                "that is True wherever the action was allowed."
+            )
+        return
+    if not spec.mask_size or spec.choices is None:
+        raise ExperienceError("learn: the rollout has an action_mask, and actions of this policy cannot be masked.")
+    _check_type("action_mask", columns["action_mask"], (*shape, spec.mask_size), torch.bool)
+    mask = _array(columns["action_mask"])
+    if sum(spec.choices) != spec.mask_size:
+        return
+    action = _array(columns["action"]).reshape(*shape, -1)
+    starts = np.cumsum([0, *spec.choices[:-1]])
+    possible = possible_actions(mask, spec.choices)
+    allowed = np.take_along_axis(mask, action + starts, axis=-1).all(-1)
+    ignored = ~_array(columns["valid"]) if "valid" in columns else np.zeros(shape, np.bool_)
+    for right, what in ((possible, "allows no action"), (allowed, "forbids the action that was taken")):
+        if at := _find_first(~(right | ignored)):
+            raise ExperienceError(
+                f"learn: action_mask {what} at step {at[0]} of environment {at[1]}. Fix the code that recorded it."
+            )
+
+
+def possible_actions(mask: NDArray[np.bool_], choices: tuple[int, ...] | None) -> NDArray[np.bool_]:
+    """Where the masks `[..., k]` leave at least one value for each of the choices of an action."""
+    if choices is None or sum(choices) != mask.shape[-1]:  # switches, which may all be off
+        return np.ones(mask.shape[:-1], np.bool_)
+    each: NDArray[np.bool_] = np.logical_or.reduceat(mask, np.cumsum([0, *choices[:-1]]), axis=-1)
+    return np.asarray(each.all(-1))
+
+
+def _check_duration(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> None:
+    if (spec.chunk > 1) != ("duration" in columns):
+        raise ExperienceError(
+            f"learn: the policy decides on {spec.chunk} action{'s' if spec.chunk > 1 else ''} at a time, and the "
+            f"rollout {'has' if 'duration' in columns else 'has no'} duration. Was it collected with another policy?"
+        )
+    if "duration" in columns:
+        duration = columns["duration"]
+        _check_type("duration", duration, shape, torch.int32)
+        _check_range("duration", _array(duration), np.array(0), np.array(spec.chunk))
+
+
+def _check_finite(key: str, tensor: Tensor) -> None:
+    if tensor.is_cpu:
+        array = tensor.numpy()
+        # The sum of squares is finite only if every number is; overflow aside, which the exact search then rules out.
+        finite = math.isfinite(np.vdot(array, array))
+    else:
+        finite = bool(torch.isfinite(tensor).all())
+    if not finite and (at := _find_first(~np.isfinite(_array(tensor)))):
+        raise NonFiniteError(
+            f"learn: {key} is not finite ({_array(tensor)[at]}) at step {at[0]} of environment {at[1]}; nothing was "
+            "learned. Check what the environment (or the saved rollout) returns."
+        )
+
+
+def _check_range(key: str, array: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> None:
+    if array.min() >= low.max() and array.max() <= high.min():
+        return
+    if at := _find_first((array < low) | (array > high)):
+        lowest, highest = (np.broadcast_to(bound, array.shape[2:])[at[2:]] for bound in (low, high))
+        raise ExperienceError(
+            f"learn: {key} is {array[at]} at step {at[0]} of environment {at[1]}, and must lie between {lowest} and "
+            f"{highest} for this policy. Was the rollout collected in another environment?"
+        )
+
+
+def _find_first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
+    """The position of the first True; empty when there is none."""
+    return next((tuple(int(i) for i in at) for at in np.argwhere(wrong)), ())
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return tensor.numpy() if tensor.is_cpu else tensor.cpu().numpy()
+
+
+@cache
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -8,9 +8,8 @@ its group has left (it was declared lost, or is one too many) leaves alone, at o
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -75,12 +74,6 @@ def whole_groups(trajectories: Sequence[Trajectory], size: int) -> tuple[list[Tr
     return batch, rest
 
 
-@dataclass
-class _Pending:
-    members: list[Trajectory] = field(default_factory=list)
-    lost: int = 0
-
-
 class Groups:
     """Collects groups of `size` episodes."""
 
@@ -88,61 +81,62 @@ class Groups:
         if size < 1:
             raise ExperienceError(f"groups of {size}: a group has at least one member.")
         self.size = size
-        self._pending: OrderedDict[str, _Pending] = OrderedDict()
+        self._waiting: dict[str, list[Trajectory]] = {}
+        self._lost: Counter[str] = Counter()
         self._left: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Trajectories that wait for the rest of their group."""
-        return sum(len(group.members) for group in self._pending.values())
+        return sum(map(len, self._waiting.values()))
 
     def add(self, trajectory: Trajectory) -> list[Trajectory]:
         """Take one in; the whole group when it is complete now, else nothing."""
         name = group_name(trajectory)
         if self.size == 1 or name in self._left:
             return [trajectory]
-        self._pending.setdefault(name, _Pending()).members.append(trajectory)
+        self._waiting.setdefault(name, []).append(trajectory)
         return self._release_if_complete(name)
 
     def lose(self, group: str, count: int = 1) -> list[Trajectory]:
         """`count` members of this group will not come; the others when they are complete now."""
         if self.size == 1 or group in self._left:
             return []
-        self._pending.setdefault(group, _Pending()).lost += count
+        self._waiting.setdefault(group, [])
+        self._lost[group] += count
         return self._release_if_complete(group)
 
     def drain(self) -> list[list[Trajectory]]:
         """Everything that still waits, as the incomplete groups it is in; nothing waits afterwards."""
-        waiting = [group.members for group in self._pending.values() if group.members]
-        self._pending.clear()
-        return waiting
+        groups = [members for members in self._waiting.values() if members]
+        self.restore([], {})
+        return groups
 
     def waiting(self) -> list[Trajectory]:
         """What waits, in the order it came in within each group; it goes on waiting. For a checkpoint."""
-        return [member for group in self._pending.values() for member in group.members]
+        return [member for members in self._waiting.values() for member in members]
 
     def losses(self) -> dict[str, int]:
         """How many members of each incomplete group are known to be lost. For a checkpoint."""
-        return {name: group.lost for name, group in self._pending.items() if group.lost}
+        return {name: self._lost[name] for name in self._waiting if self._lost[name]}
 
     def restore(self, waiting: Sequence[Trajectory], losses: Mapping[str, int]) -> None:
         """Wait for the same members as when `waiting` and `losses` were taken."""
-        self._pending.clear()
+        self._waiting = {name: [] for name in (*map(group_name, waiting), *losses)}
+        self._lost = Counter({name: int(count) for name, count in losses.items()})
         for trajectory in waiting:
-            self._pending.setdefault(group_name(trajectory), _Pending()).members.append(trajectory)
-        for name, count in losses.items():
-            self._pending.setdefault(name, _Pending()).lost = int(count)
+            self._waiting[group_name(trajectory)].append(trajectory)
 
     def _release_if_complete(self, name: str) -> list[Trajectory]:
-        group = self._pending[name]
-        if len(group.members) + group.lost < self.size:
+        if len(self._waiting[name]) + self._lost[name] < self.size:
             return []
-        del self._pending[name]
+        members = self._waiting.pop(name)
+        del self._lost[name]
         # Without a name of its own it was collected by its start, which may well be played again.
-        if all(member.group for member in group.members):
+        if all(member.group for member in members):
             self._left[name] = None
         if len(self._left) > REMEMBERED:
             self._left.popitem(last=False)
-        return group.members
+        return members
 
 
 def pack_trajectories(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, Tensor]:

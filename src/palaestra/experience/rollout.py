@@ -29,9 +29,7 @@ __all__ = ["Rollout", "combine_rollouts"]
 SCHEMA = 1
 FEWEST_STEPS_TO_COMPARE = 16
 """Rollouts with fewer steps than this may well be equal by chance."""
-REQUIRED = (
-    "observation", "action", "log_prob", "value", "next_value", "reward", "terminated", "truncated", "policy_version",
-)  # fmt: skip
+_COMPARED = ("observation", "action", "reward")
 
 
 class Rollout(TensorDict):  # type: ignore[no-untyped-call]
@@ -134,10 +132,10 @@ def _rebuild(entries: dict[str, Any], shape: tuple[int, ...]) -> Rollout:
 torch.serialization.add_safe_globals([_rebuild])
 
 
-def _fingerprint(flat: dict[str, Tensor], shape: str) -> str:
+def _fingerprint(flat: dict[str, Tensor], shape: str = "") -> str:
     digest = hashlib.sha256(shape.encode())
     for key in sorted(flat):
-        value = flat[key].contiguous()
+        value = flat[key].detach().cpu().contiguous()
         digest.update(f"{key}:{value.dtype}:{tuple(value.shape)};".encode())
         digest.update(value.view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     return digest.hexdigest()
@@ -158,11 +156,10 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
         if set(extra) - {"valid", "policy_fingerprint"}:
             raise ExperienceError(f"combine_rollouts: only some of the rollouts have {', '.join(extra)}.")
         rollouts = [_fill_missing(rollout, extra) for rollout in rollouts]
-    ordered = (
-        sorted(rollouts, key=lambda rollout: int(rollout.get("env_step")[0, 0])) if _same_streams(rollouts) else []
-    )
-    if ordered and all(_follows(a, b) for a, b in pairwise(ordered)):
-        return _joined(ordered, dim=0)
+    if _same_streams(rollouts):
+        ordered = sorted(rollouts, key=lambda rollout: int(rollout.get("env_step")[0, 0]))
+        if all(torch.equal(a.get("env_step")[-1] + 1, b.get("env_step")[0]) for a, b in pairwise(ordered)):
+            return _join(ordered, dim=0)
     lengths = sorted({rollout.batch_size[0] for rollout in rollouts})
     if len(lengths) > 1:
         raise ExperienceError(
@@ -170,10 +167,10 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
             "Collect the same n_steps from each, or pass the list to learn() as it is."
         )
     _warn_about_copies(rollouts)
-    return _joined(rollouts, dim=1)
+    return _join(rollouts, dim=1)
 
 
-def _joined(rollouts: Sequence[Rollout], dim: int) -> Rollout:
+def _join(rollouts: Sequence[Rollout], dim: int) -> Rollout:
     joined: Any = torch.cat([TensorDict(dict(r.items()), batch_size=r.batch_size) for r in rollouts], dim=dim)
     return Rollout(dict(joined.items()), batch_size=joined.batch_size)
 
@@ -185,23 +182,18 @@ def _fill_missing(rollout: Rollout, keys: Sequence[str]) -> Rollout:
         return rollout
     whole = Rollout(dict(rollout.items()), batch_size=rollout.batch_size)
     for key in missing:
-        filling = torch.ones(shape, dtype=torch.bool) if key == "valid" else torch.full(shape, NO_FINGERPRINT)
-        whole.set(key, filling)
+        whole.set(key, torch.full(shape, True if key == "valid" else NO_FINGERPRINT))
     return whole
 
 
 def _warn_about_copies(rollouts: Sequence[Rollout]) -> None:
     """Collectors with one seed play the same episodes: side by side they count twice and add nothing."""
-    seen: dict[bytes, int] = {}
+    seen: dict[str, int] = {}
     for number, rollout in enumerate(rollouts):
         if rollout.numel() < FEWEST_STEPS_TO_COMPARE:
             continue
-        digest = hashlib.sha256()
-        for key in ("observation", "action", "reward"):
-            value = rollout.get(key)
-            for part in value.values(True, True) if isinstance(value, TensorDict) else [value]:
-                digest.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        first = seen.setdefault(digest.digest(), number)
+        compared = [item for item in rollout._leaves().items() if item[0].split("/")[0] in _COMPARED]
+        first = seen.setdefault(_fingerprint(dict(compared)), number)
         if first != number:
             warnings.warn(
                 f"combine_rollouts: rollouts {first} and {number} are the same, step by step, so they count twice and "
@@ -216,7 +208,3 @@ def _same_streams(rollouts: Sequence[Rollout]) -> bool:
     if any("stream" not in r.keys() or "env_step" not in r.keys() for r in rollouts):
         return False
     return all(torch.equal(r.get("stream")[0], first.get("stream")[0]) for r in rollouts)
-
-
-def _follows(earlier: Rollout, later: Rollout) -> bool:
-    return torch.equal(earlier.get("env_step")[-1] + 1, later.get("env_step")[0])

@@ -1,19 +1,22 @@
 """`Trajectory`: one episode of a model that operates a screen, with proof of where every token came from.
 
 A turn is one look and one answer: the pictures it was shown (by their SHA-256), the exact prompt token ids, the tokens
-it sampled, the log-probability and the policy version of each. Learning reads these and re-tokenises nothing. What is
-recorded cannot be edited: arrays are read-only, and a digest over everything is kept in the file.
+it sampled, the log-probability and the policy version of each. What is recorded cannot be edited: arrays are read-only,
+and a digest over everything is kept in the file.
+
+The policy and the learner stand in different layers and meet here: the learner asks about a recorded turn
+(`TurnInput`), the policy answers for exactly its tokens (`TokenLogProbs`, `ParsedReply`). Nothing is re-tokenised.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +26,18 @@ from safetensors import SafetensorError
 from palaestra.errors import ExperienceError
 from palaestra.files.atomic import write_bytes
 
-__all__ = ["SCHEMA", "Outcome", "Trajectory", "Turn"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SCHEMA", "Outcome", "ParsedReply", "TokenLogProbs", "Trajectory", "Turn", "TurnInput", "turn_inputs"]
 
 SCHEMA = 2
 """2: turns name the weights they were drawn from, and rewards are what the environment paid and nothing else."""
 READABLE = (1, 2)
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+ARRAYS = {"prompt_ids": np.int32, "token_ids": np.int32, "log_probs": np.float32, "versions": np.int32}
+"""The arrays of a turn."""
 
 
 class Outcome(StrEnum):
@@ -72,9 +80,7 @@ class Turn:
     """Fingerprint of the weights that the tokens were drawn from; empty when it was not recorded."""
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("prompt_ids", np.int32), ("token_ids", np.int32), ("log_probs", np.float32), ("versions", np.int32),
-        ):  # fmt: skip
+        for name, kind in ARRAYS.items():
             array = np.array(getattr(self, name), kind)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
@@ -87,6 +93,11 @@ class Turn:
             raise ValueError(f"{len(self.pictures)} pictures and {len(self.image_sizes)} sizes")
         if (self.action is None) != bool(self.unreadable):
             raise ValueError("a turn has an action, or the reason why it has none")
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the arrays, as plain JSON."""
+        facts = {name: getattr(self, name) for name in _TURN_FACTS}
+        return facts | {"action": None if self.action is None else dict(self.action)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,13 +148,24 @@ class Trajectory:
     @property
     def versions(self) -> tuple[int, int]:
         """The oldest and the newest weights that acted; (-1, -1) when none did."""
-        found = [int(version) for turn in self.turns for version in turn.versions]
-        return (min(found), max(found)) if found else (-1, -1)
+        versions = [int(version) for turn in self.turns for version in turn.versions]
+        return min(versions, default=-1), max(versions, default=-1)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything about the episode that is neither an array nor a turn, as plain JSON."""
+        facts = {name: getattr(self, name) for name in _EPISODE_FACTS}
+        return facts | {"task": dict(self.task), "detail": dict(self.detail), "outcome": self.outcome.value}
 
     def to_bytes(self) -> bytes:
         """One self-contained document: tensors and JSON, no code."""
-        arrays = dict(self._arrays())
-        written = json.dumps(asdict(_Facts.of(self)), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for name in ARRAYS:
+            parts = [getattr(turn, name) for turn in self.turns]
+            arrays[name] = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        arrays |= {f"picture.{sha}": np.frombuffer(data, np.uint8) for sha, data in sorted(self.pictures.items())}
+        turns = [turn.facts() | {"prompt": len(turn.prompt_ids), "tokens": len(turn.token_ids)} for turn in self.turns]
+        facts = {"schema": SCHEMA, "episode": self.facts(), "turns": turns}
+        written = json.dumps(facts, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         return safetensors.numpy.save(arrays, {"trajectory": written, "digest": _digest(arrays, written)})
 
     @classmethod
@@ -163,7 +185,7 @@ class Trajectory:
             )
         if _digest(arrays, head["trajectory"]) != head.get("digest"):
             raise ExperienceError(f"{place} is not what was written: its digest differs.")
-        return _rebuilt(facts, arrays)
+        return _rebuild(facts, arrays)
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -176,44 +198,9 @@ class Trajectory:
         """Read it back."""
         return cls.from_bytes(path.read_bytes(), place=str(path))
 
-    def _arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        for name in ("prompt_ids", "token_ids", "log_probs", "versions"):
-            parts = [getattr(turn, name) for turn in self.turns]
-            yield name, np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        for sha, data in sorted(self.pictures.items()):
-            yield f"picture.{sha}", np.frombuffer(data, np.uint8)
 
-
-@dataclass(frozen=True)
-class _Facts:
-    """Everything about a trajectory that is not an array."""
-
-    schema: int
-    episode: dict[str, Any]
-    turns: list[dict[str, Any]]
-
-    @classmethod
-    def of(cls, trajectory: Trajectory) -> _Facts:
-        episode = {
-            name: getattr(trajectory, name)
-            for name in (
-                "episode_id", "reason", "group", "attempt", "session_id", "temperature", "codec", "last_picture",
-                "started_at", "seconds",
-            )
-        }  # fmt: skip
-        episode |= {
-            "task": dict(trajectory.task), "detail": dict(trajectory.detail), "outcome": trajectory.outcome.value,
-        }  # fmt: skip
-        turns = [
-            {
-                "pictures": turn.pictures, "image_sizes": turn.image_sizes, "text": turn.text,
-                "action": None if turn.action is None else dict(turn.action), "unreadable": turn.unreadable,
-                "reward": turn.reward, "weights": turn.weights, "prompt": len(turn.prompt_ids),
-                "tokens": len(turn.token_ids),
-            }
-            for turn in trajectory.turns
-        ]  # fmt: skip
-        return cls(SCHEMA, episode, turns)
+_TURN_FACTS = "pictures image_sizes text action unreadable reward weights".split()
+_EPISODE_FACTS = "episode_id reason group attempt session_id temperature codec last_picture started_at seconds".split()
 
 
 def _digest(arrays: Mapping[str, npt.NDArray[Any]], facts: str) -> str:
@@ -224,30 +211,61 @@ def _digest(arrays: Mapping[str, npt.NDArray[Any]], facts: str) -> str:
     return total.hexdigest()
 
 
-def _rebuilt(facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Trajectory:
+def _rebuild(facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Trajectory:
     turns, prompt, token = [], 0, 0
-    for known in facts["turns"]:
-        known = dict(known)
-        if facts["schema"] == 1 and known["action"] is None:
+    for turn in facts["turns"]:
+        if facts["schema"] == 1 and turn["action"] is None:
             # Schema 1 wrote the learner's penalty for an unreadable reply where the environment's reward belongs.
-            known["reward"] = 0.0
-        prompt_end, token_end = prompt + known.pop("prompt"), token + known.pop("tokens")
-        turns.append(
-            Turn(
-                pictures=tuple(known.pop("pictures")), image_sizes=_pairs(known.pop("image_sizes")),
-                prompt_ids=arrays["prompt_ids"][prompt:prompt_end], token_ids=arrays["token_ids"][token:token_end],
-                log_probs=arrays["log_probs"][token:token_end], versions=arrays["versions"][token:token_end], **known,
-            )
-        )  # fmt: skip
-        prompt, token = prompt_end, token_end
+            turn["reward"] = 0.0
+        rows = {"prompt_ids": slice(prompt, prompt + turn.pop("prompt"))}
+        rows |= dict.fromkeys(("token_ids", "log_probs", "versions"), slice(token, token + turn.pop("tokens")))
+        turn["pictures"] = tuple(turn["pictures"])
+        turn["image_sizes"] = tuple((int(width), int(height)) for width, height in turn["image_sizes"])
+        turn |= {name: arrays[name][part] for name, part in rows.items()}
+        turns.append(Turn(**turn))
+        prompt, token = rows["prompt_ids"].stop, rows["token_ids"].stop
     pictures = {
         name.removeprefix("picture."): data.tobytes() for name, data in arrays.items() if name.startswith("picture.")
     }
-    episode = dict(facts["episode"])
-    return Trajectory(
-        turns=tuple(turns), pictures=pictures, outcome=Outcome(episode.pop("outcome")), **episode
-    )  # fmt: skip
+    episode = facts["episode"] | {"outcome": Outcome(facts["episode"]["outcome"])}
+    return Trajectory(turns=tuple(turns), pictures=pictures, **episode)
 
 
-def _pairs(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((int(width), int(height)) for width, height in sizes)
+@dataclass(frozen=True, eq=False)
+class TurnInput:
+    """One recorded turn with everything needed to compute its log-probabilities again."""
+
+    turn: Turn
+    pictures: Mapping[str, bytes] = field(repr=False)
+    """Encoded pictures by SHA-256; at least those that the turn names."""
+    temperature: float = 1.0
+    """What the tokens were sampled at."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLogProbs:
+    """What a policy says about the sampled tokens of B turns, the longest of which has G."""
+
+    log_probs: Tensor
+    """`[B, G]` of the recorded token ids, at the temperature they were sampled at; 0 where padded."""
+    mask: Tensor
+    """`[B, G]` bool: True where there is a token, from the left."""
+    entropy: Tensor | None = None
+    """`[B, G]` nats, of the distribution each token was drawn from; 0 where padded. None unless asked for."""
+    values: Tensor | None = None
+    """`[B]`, read at the last prompt token. None unless asked for."""
+
+
+class ParsedReply(NamedTuple):
+    """What the tokens of a recorded turn mean to a policy."""
+
+    text: str
+    action: Mapping[str, Any] | None
+    """As `Turn.action`; None when the text is no action."""
+    image_size: tuple[int, int]
+    """Width and height at which this model sees the screen that the turn answers."""
+
+
+def turn_inputs(trajectory: Trajectory) -> list[TurnInput]:
+    """The turns of an episode, in order, each with the pictures of the whole."""
+    return [TurnInput(turn, trajectory.pictures, trajectory.temperature) for turn in trajectory.turns]

@@ -4,13 +4,14 @@
                  index.jsonl                        one line per trajectory, or {"removed": file}; only appended to
 
 The files are the truth and the index is a convenience: a line that is torn, lost or wrong is found by looking at the
-directory, told from the file itself, and written again by the next writer. Files that are not ours are left alone.
-Writers take turns through a lock; readers lock nothing.
+directory, read from the file itself, and written again by the next writer. Files that are not ours are left alone.
+Writers take turns through a lock; readers lock nothing. `export_trajectories` writes them for other programs.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -22,9 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from palaestra.errors import ConfigError, ExperienceError
-from palaestra.experience.trajectory import Outcome, Trajectory
+from palaestra.experience.trajectory import ARRAYS, SCHEMA, Outcome, Trajectory
+from palaestra.files.atomic import new_file
 
-__all__ = ["ArchiveSize", "Entry", "TrajectoryArchive", "archives_in", "entries_in"]
+__all__ = [
+    *("ArchiveSize", "Entry", "TrajectoryArchive", "archives_in", "entries_in"),
+    *("export_trajectories", "picture_file_name"),
+]
 
 INDEX, LOCK = "index.jsonl", ".index.lock"
 _OURS = re.compile(r"(\d{8,})_[\w.-]*\.safetensors", re.ASCII)
@@ -118,27 +123,21 @@ class _Index:
     highest: int = 0
     """The largest number that any file ever had."""
 
-    def take(self, line: bytes) -> None:
-        """Believe one line, or ignore it: whatever it said can be told from the files."""
-        try:
+    def read(self, line: bytes) -> None:
+        """Believe one line, or ignore it: whatever it said can be read from the files."""
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
             facts = json.loads(line)
-            if "removed" in facts:
-                # A name from outside the pattern could lead out of the directory, and this one gets removed.
-                if _OURS.fullmatch(facts["removed"]):
-                    self.forget(facts["removed"])
-            else:
-                entry = Entry.from_facts(facts)
-                self.remember(entry)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return
+            if "removed" not in facts:
+                self.remember(Entry.from_facts(facts))
+            # A name from outside the pattern could lead out of the directory, and this one gets removed.
+            elif _OURS.fullmatch(facts["removed"]):
+                self.forget(facts["removed"])
 
     def remember(self, entry: Entry) -> None:
-        """It is there."""
         self.listed[entry.file] = entry
         self.highest = max(self.highest, _number(entry.file))
 
     def forget(self, name: str) -> None:
-        """It was removed on purpose."""
         self.removed.add(name)
         self.listed.pop(name, None)
         self.highest = max(self.highest, _number(name))
@@ -177,7 +176,7 @@ class TrajectoryArchive:
         if newest < 0 or successes < 0:
             raise ConfigError("archive.keep", min(newest, successes), "must not be negative")
         if not self.directory.is_dir():
-            return ArchiveSize(0, 0)
+            return _size_of([])
         with self._turn():
             old = self.entries()[: -newest or None]
             solved = [entry for entry in old if entry.success]
@@ -188,7 +187,7 @@ class TrajectoryArchive:
             for entry in gone:
                 self._index.forget(entry.file)
                 (self.directory / entry.file).unlink(missing_ok=True)
-        return ArchiveSize(len(gone), sum(entry.bytes for entry in gone))
+        return _size_of(gone)
 
     # ------------------------------------------------------------------ reading
 
@@ -207,32 +206,23 @@ class TrajectoryArchive:
     def load(self, entries: Iterable[Entry] | None = None) -> Iterator[Trajectory]:
         """The trajectories themselves, one at a time. What is gone or damaged by then is left out."""
         for entry in self.entries() if entries is None else entries:
-            trajectory = self._loaded(entry.file)
+            trajectory = self._load(entry.file)
             if trajectory is not None:
                 yield trajectory
 
     def size(self) -> ArchiveSize:
         """How many there are, and what they take on disk."""
-        found = self.entries()
-        return ArchiveSize(len(found), sum(entry.bytes for entry in found))
+        return _size_of(self.entries())
 
     def __len__(self) -> int:
         return len(self.entries())
-
-    # ------------------------------------------------------------------ how
 
     def _present(self) -> list[Entry]:
         """What the directory holds, described by the index where that can be believed and by the files elsewhere."""
         with self._alone:
             self._read_index()
-            found = []
-            for name, size in sorted(self._files(), key=lambda pair: (_number(pair[0]), pair[0])):
-                known = self._index.listed.get(name)
-                if known is None or known.bytes != size:
-                    known = self._told_by_itself(name, size)
-                if known is not None:
-                    found.append(known)
-            return found
+            files = sorted(self._files(), key=lambda pair: (_number(pair[0]), pair[0]))
+            return [entry for name, size in files if (entry := self._describe(name, size)) is not None]
 
     def _files(self) -> Iterator[tuple[str, int]]:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.directory) as directory:
@@ -242,24 +232,25 @@ class TrajectoryArchive:
                     with suppress(FileNotFoundError):
                         yield file.name, file.stat().st_size
 
-    def _told_by_itself(self, name: str, size: int) -> Entry | None:
-        if name in self.damaged:
-            return None
-        trajectory = self._loaded(name)
+    def _describe(self, name: str, size: int) -> Entry | None:
+        entry = self._index.listed.get(name)
+        if entry is not None and entry.bytes == size:
+            return entry
+        trajectory = None if name in self.damaged else self._load(name)
         if trajectory is None:
             return None
         entry = Entry.of(trajectory, file=name, size=size)
         self._index.remember(entry)
         return entry
 
-    def _loaded(self, name: str) -> Trajectory | None:
+    def _load(self, name: str) -> Trajectory | None:
         try:
             return Trajectory.load(self.directory / name)
         except FileNotFoundError:
-            return None
+            pass
         except (ExperienceError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             self.damaged[name] = str(error)
-            return None
+        return None
 
     def _read_index(self) -> bytes:
         """Take in the lines added since the last look; gives what is left over behind the last whole one."""
@@ -274,7 +265,7 @@ class TrajectoryArchive:
             self._index = _Index(highest=self._index.highest)
             return b""
         for line in lines:
-            self._index.take(line)
+            self._index.read(line)
             self._index.read_to += len(line) + 1
         return rest
 
@@ -292,10 +283,9 @@ class TrajectoryArchive:
 
     def _write(self, lines: list[dict[str, Any]], first: bytes = b"") -> None:
         data = first + b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
-        if not data:
-            return
-        with (self.directory / INDEX).open("ab") as file:
-            file.write(data)
+        if data:
+            with (self.directory / INDEX).open("ab") as file:
+                file.write(data)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -318,9 +308,13 @@ class TrajectoryArchive:
                 os.close(fd)
 
 
+def _size_of(entries: Sequence[Entry]) -> ArchiveSize:
+    return ArchiveSize(len(entries), sum(entry.bytes for entry in entries))
+
+
 def _number(name: str) -> int:
-    found = _OURS.fullmatch(name)
-    return int(found[1]) if found else 0
+    match = _OURS.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def _slug(text: str) -> str:
@@ -354,3 +348,47 @@ def entries_in(archives: Sequence[TrajectoryArchive]) -> tuple[list[tuple[Trajec
 
 def _is_archive(path: Path) -> bool:
     return path.is_dir() and ((path / INDEX).is_file() or any(_OURS.fullmatch(file.name) for file in path.iterdir()))
+
+
+_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8": "jpeg"}
+
+
+def picture_file_name(data: bytes) -> str:
+    """SHA-256 and the kind of picture: `png`, `jpeg`, `webp`, or `bin` for anything else."""
+    kinds = (kind for signature, kind in _SIGNATURES.items() if data.startswith(signature))
+    kind = "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else next(kinds, "bin")
+    return f"{hashlib.sha256(data).hexdigest()}.{kind}"
+
+
+def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> int:
+    """Write `trajectories.jsonl` and `pictures/` into a new or empty directory; returns how many trajectories."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        remedy = "Name a directory that does not exist yet"
+        raise ConfigError("output", str(directory), "is there and not empty", remedy)
+    try:
+        (directory / "pictures").mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError("output", str(directory), f"cannot be written ({error.strerror})") from None
+    count = 0
+    with new_file(directory / "trajectories.jsonl", durable=False) as out:
+        for trajectory in trajectories:
+            count += 1
+            names = {}
+            for sha, data in trajectory.pictures.items():
+                names[sha] = f"pictures/{picture_file_name(data)}"
+                if not (directory / names[sha]).exists():
+                    (directory / names[sha]).write_bytes(data)
+            out.write(json.dumps(_export_facts(trajectory, names), separators=(",", ":")).encode() + b"\n")
+    return count
+
+
+def _export_facts(trajectory: Trajectory, names: Mapping[str, str]) -> dict[str, Any]:
+    """Everything about a trajectory as plain JSON; `names` gives the file of each picture."""
+    turns = [
+        turn.facts()
+        | {name: getattr(turn, name).tolist() for name in ARRAYS}
+        | {"pictures": [names.get(sha) for sha in turn.pictures]}
+        for turn in trajectory.turns
+    ]
+    episode = trajectory.facts() | {"reward": trajectory.total_reward()}
+    return {"schema": SCHEMA, **episode, "last_picture": names.get(trajectory.last_picture), "turns": turns}

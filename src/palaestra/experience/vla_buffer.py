@@ -4,24 +4,26 @@ Used step by step in one thread it is a circular buffer: `add` overwrites the ol
 gives the steps it holds, oldest first. A collector in the background fills longer segments and waits for the reader.
 
 All memory is allocated at the start. A segment is `[segment_length, num_envs]`, each column one environment's unbroken
-stream, so advantages never cross environments or the seam of the ring. What is being read is never overwritten: a full
-ring makes the writer wait (`block`), or lose the oldest unread segment, counted in `dropped_steps`
-(`overwrite_oldest`). Threads may share it; two processes share its memory, and one of them keeps the books.
+stream, so advantages never cross environments or the seam of the ring. Each segment lies in a slot, which goes free ->
+filling -> full -> reading -> free. What is being read is never overwritten: a full ring makes the writer wait
+(`block`), or lose the oldest unread segment, counted in `dropped_steps` (`overwrite_oldest`). Threads may share it; two
+processes share its memory, and one of them keeps the books.
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 from palaestra.errors import ConfigError, ExperienceError
-from palaestra.experience.buffer import ArraySpec, Memory, ObservationSpec, RolloutBuffer
-from palaestra.experience.slots import Overflow, Slots
+from palaestra.experience.buffer import Memory, RolloutBuffer, read_steps
+from palaestra.experience.columns import ArraySpec, ObservationSpec
 from palaestra.memory import check_fits
 
 if TYPE_CHECKING:
@@ -29,7 +31,12 @@ if TYPE_CHECKING:
 
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["VLABuffer", "check_whole_segments"]
+__all__ = ["Overflow", "VLABuffer", "check_whole_segments"]
+
+Overflow: TypeAlias = Literal["block", "overwrite_oldest"]
+"""What happens when a new segment finds no room: wait for the reader, or lose the oldest unread one (counted)."""
+
+SlotState: TypeAlias = Literal["free", "filling", "full", "reading"]
 
 
 class VLABuffer:
@@ -52,22 +59,24 @@ class VLABuffer:
 
         `overflow="block"` makes `add` wait for a reader in another thread instead of overwriting.
         """
-        length = segment_length
-        _check_sizes(buffer_size, length, num_envs, overflow)
-        self.segment_length, self.num_envs = length, num_envs
-        count, shape = buffer_size // length, (num_envs, observation, action)
+        _check_sizes(buffer_size, segment_length, num_envs, overflow)
+        self.segment_length, self.num_envs = segment_length, num_envs
+        count, shape = buffer_size // segment_length, (segment_length, num_envs, observation, action)
         if memory is np.zeros:
-            needed = count * RolloutBuffer.bytes_needed(length, *shape, mask_size=mask_size, chunk=chunk)
+            needed = count * RolloutBuffer.bytes_needed(*shape, mask_size=mask_size, chunk=chunk)
             parts = {f"{buffer_size:,} steps x {num_envs} environments": needed}
             check_fits("VLABuffer(buffer_size)", buffer_size, parts, "Make it smaller, or use fewer environments")
-        self.segments = [
-            RolloutBuffer(length, *shape, mask_size=mask_size, chunk=chunk, memory=memory) for _ in range(count)
-        ]
-        self.slots = Slots(len(self.segments), overflow)
+        options: dict[str, Any] = {"mask_size": mask_size, "chunk": chunk, "memory": memory}
+        self.segments = [RolloutBuffer(*shape, **options) for _ in range(count)]
+        self.overflow: Overflow = overflow
+        self.states: list[SlotState] = ["free"] * count
+        self.full: deque[int] = deque()
+        """Slots that wait to be read, oldest first."""
+        self._free = list(range(count))  # a heap: the lowest number is filled first
         self.changed = threading.Condition()
         """Held while the books are read or changed, and notified after; waits end when a slot changes hands."""
-        self.discarded_steps = 0
-        """Steps thrown away other than by overwriting: too old, or of a segment that was never finished."""
+        self.dropped_steps = 0
+        """Steps over all environments that were recorded and never read: overwritten, too old, or unfinished."""
         self._filling: int | None = None
         self._added = 0
 
@@ -77,19 +86,19 @@ class VLABuffer:
         return self.segment_length * len(self.segments)
 
     @property
-    def dropped_steps(self) -> int:
-        """Steps over all environments that were recorded and never read."""
-        return self.slots.overwritten * self.segment_length * self.num_envs + self.discarded_steps
-
-    @property
     def unread_steps(self) -> int:
         """Steps over all environments that wait to be read."""
         return len(self) * self.segment_length * self.num_envs
 
+    @property
+    def num_busy(self) -> int:
+        """How many slots are not free."""
+        return len(self.segments) - len(self._free)
+
     def __len__(self) -> int:
         """Whole segments that wait to be read."""
         with self.changed:
-            return self.slots.num_full
+            return len(self.full)
 
     def is_full(self) -> bool:
         """Whether every segment is whole and unread."""
@@ -102,19 +111,14 @@ class VLABuffer:
 
         On a full ring that blocks, waits until a reader makes room: for ever, or `timeout` seconds.
         """
-        source: Any = transition
-        given = {str(key): source[key] for key in source.keys()}
-        if "reward" not in given:
-            raise ExperienceError("VLABuffer.add: no reward given, and it tells how many steps there are.")
-        several = np.ndim(given["reward"]) == 2
-        steps = len(given["reward"]) if several else 1
+        given, steps = read_steps(transition, "VLABuffer.add")
         done = 0
         while done < steps:
             if self._filling is None:
                 self._filling = self._begin(timeout)
             segment = self.segments[self._filling]
             part = min(steps - done, segment.num_steps - segment.position)
-            segment.add(_steps(given, done, done + part) if several else given)
+            segment.add(given if part == steps else _slice(given, done, done + part))
             done += part
             self._added += part
             if segment.is_full():
@@ -159,85 +163,74 @@ class VLABuffer:
         rollout = Rollout.from_columns(columns)
         return rollout.reshape(-1) if flatten else rollout
 
-    @contextmanager
-    def reading(self) -> Iterator[RolloutBuffer]:
-        """The oldest whole segment in place, uncopied; it is not overwritten before the block ends."""
-        slot = self.take()
-        if slot is None:
-            raise ExperienceError("VLABuffer.reading: no segment is whole yet. Ask is_full() or len() first.")
-        try:
-            yield self.segments[slot]
-        finally:
-            self.release(slot)
-
     # ------------------------------------------------------------------ segment by segment, for a collector
 
     def claim(self, timeout: float | None = 0.0) -> int | None:
         """A slot to fill; None when there is none within `timeout` seconds (None waits for ever)."""
         with self.changed:
-            found: list[int] = []
-
-            def claimed() -> bool:
-                slot = self.slots.claim()
-                if slot is not None:
-                    found.append(slot)
-                return slot is not None
-
-            self.changed.wait_for(claimed, timeout)
-            return found[0] if found else None
+            if timeout != 0.0:  # even the shortest wait lets go of the lock, which a caller may hold for a reason
+                self.changed.wait_for(lambda: self._free or (self.full and self.overflow != "block"), timeout)
+            if self._free:
+                slot = heapq.heappop(self._free)
+            elif self.full and self.overflow != "block":
+                slot = self.full.popleft()
+                self.dropped_steps += self.segment_length * self.num_envs
+            else:
+                return None
+            self.states[slot] = "filling"
+            return slot
 
     def commit(self, slot: int) -> None:
         """The segment is whole; a reader may take it."""
         with self.changed:
-            self.slots.commit(slot)
-            self.changed.notify_all()
+            self._move(slot, "filling", "full")
+            self.full.append(slot)
 
     def abandon(self, slot: int, steps: int) -> None:
         """The segment will not be finished: its `steps` (over all environments) are counted as dropped."""
         with self.changed:
-            self.slots.abandon(slot)
-            self.discarded_steps += steps
-            self.changed.notify_all()
+            self._move(slot, "filling", "free")
+            self.dropped_steps += steps
 
     def take(self, first_env_step: int | None = None) -> int | None:
         """The oldest whole segment's slot, protected until `release`; None if there is none (starting there)."""
         with self.changed:
-            slot = self.slots.oldest()
-            if slot is None or first_env_step not in (None, self.segments[slot].first_env_step):
+            if not self.full or first_env_step not in (None, self.segments[self.full[0]].first_env_step):
                 return None
-            return self.slots.take()
+            slot = self.full.popleft()
+            self.states[slot] = "reading"
+            return slot
 
-    def release(self, slot: int) -> None:
-        """The reader has done with the segment."""
+    def release(self, slot: int, *, dropped: bool = False) -> None:
+        """The reader has done with the segment, or (`dropped`) has no use for it: then it is counted."""
         with self.changed:
-            self.slots.release(slot)
-            self.changed.notify_all()
+            self._move(slot, "reading", "free")
+            if dropped:
+                self.dropped_steps += self.segment_length * self.num_envs
 
     def requeue(self, slot: int) -> None:
         """The reader did not get to use the segment: it is unread again, and the oldest."""
         with self.changed:
-            self.slots.requeue(slot)
-            self.changed.notify_all()
+            self._move(slot, "reading", "full")
+            self.full.appendleft(slot)
 
-    def discard(self, slot: int) -> None:
-        """The reader has no use for the segment it took: counted as dropped."""
-        with self.changed:
-            self.slots.release(slot)
-            self.discarded_steps += self.segment_length * self.num_envs
-            self.changed.notify_all()
-
-    def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        return sum(segment.nbytes() for segment in self.segments)
+    def _move(self, slot: int, before: SlotState, after: SlotState) -> None:
+        if self.states[slot] != before:
+            raise ExperienceError(
+                f"slot {slot} of the ring is {self.states[slot]}, so it cannot go from {before} to {after}. Claim, "
+                "commit, take and release in this order, once each."
+            )
+        self.states[slot] = after
+        if after == "free":
+            heapq.heappush(self._free, slot)
+        self.changed.notify_all()
 
 
 def check_whole_segments(buffer_size: int, length: int, *, place: str) -> None:
     """Refuse a ring that does not hold segments of `length` steps, at least one and no part of one."""
     if buffer_size < length:
-        raise ConfigError(
-            place, buffer_size, f"is smaller than one segment of {length} steps",
-            f"Give at least {length}; {2 * length} lets collecting go on while learning",
-        )  # fmt: skip
+        remedy = f"Give at least {length}; {2 * length} lets collecting go on while learning"
+        raise ConfigError(place, buffer_size, f"is smaller than one segment of {length} steps", remedy)
     if buffer_size % length:
         below = buffer_size // length * length
         reason = f"does not hold whole segments of {length} steps"
@@ -253,10 +246,8 @@ def _check_sizes(buffer_size: int, length: int, num_envs: int, overflow: str) ->
         raise ConfigError("VLABuffer(overflow)", overflow, "is not 'block' or 'overwrite_oldest'")
 
 
-def _steps(given: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-    def part(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: column[start:stop] for name, column in value.items()}
-        return value[start:stop]
-
-    return {key: part(value) for key, value in given.items()}
+def _slice(given: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+    return {
+        key: _slice(value, start, stop) if isinstance(value, Mapping) else value[start:stop]
+        for key, value in given.items()
+    }

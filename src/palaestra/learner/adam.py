@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from palaestra.learner.kernels import adam_step
+from palaestra.kernels.ppo import adam_step
 from palaestra.policy.flat import FlatParameters
 
 __all__ = ["Adam"]
@@ -40,9 +40,9 @@ class Adam:
         """
         new = Adam(flat, self.eps, compiled=self._wants_kernel)
         for group, part in flat.groups.items():
-            if group not in self.flat.groups or not _same(flat.members(group), self.flat.members(group)):
+            old = self.flat.groups.get(group)
+            if old is None or [id(p) for p in flat.members(group)] != [id(p) for p in self.flat.members(group)]:
                 continue
-            old = self.flat.groups[group]
             new.first[part].copy_(self.first[old])
             new.second[part].copy_(self.second[old])
             new.steps[group] = self.steps[group]
@@ -70,7 +70,3 @@ class Adam:
         second.mul_(BETA_2).addcmul_(gradient, gradient, value=1.0 - BETA_2)
         denominator = second.sqrt().div_(math.sqrt(1.0 - BETA_2**t)).add_(self.eps)
         weights.addcdiv_(first, denominator, value=-rate / (1.0 - BETA_1**t))
-
-
-def _same(one: Sequence[object], other: Sequence[object]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

@@ -28,26 +28,19 @@ class RolloutConfig(Section):
 
     learning_rate: float = Field(default=3e-4, gt=0, le=3e38)
     """Step size of Adam. Too high and `approx_kl` jumps and returns collapse; too low and nothing moves."""
-
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """`linear` falls to 0 at the end of training: a steadier finish, for runs whose length is known."""
-
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount: how much a reward is worth one step later. 1/(1-gamma) steps is roughly how far the agent looks."""
-
     n_epochs: int = Field(default=10, ge=1)
     """Passes over each rollout. More squeezes out more until `clip_fraction` says the data is used up."""
-
     batch_size: int = Field(default=64, ge=1)
     """Samples per gradient step. Must divide rollout_length x num_envs."""
-
     max_grad_norm: float | None = Field(default=0.5, gt=0)
     """Gradients longer than this are shortened to it. null: never."""
-
     grad_clip: Literal["separate", "global"] = "separate"
     """`separate`: actor and critic each by their own norm, so a large value error cannot silence the policy.
     `global`: by their common norm, as the reference implementations do."""
-
     adam_eps: float = Field(default=1e-5, gt=0, le=1)
     """Adam's epsilon. The reference implementations use 1e-5, not torch's 1e-8."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from palaestra.errors import ExperienceError, NonFiniteError
 from palaestra.experience.columns import Columns
-from palaestra.learner import kernels as k
+from palaestra.kernels import ppo as k
 from palaestra.learner.adam import Adam
 from palaestra.learner.batch import TrainBatch
 from palaestra.policy.compiled import CompiledActorCritic
@@ -29,51 +29,29 @@ F32 = np.float32
 
 def compiled_gae(rollout: Columns, reward: Tensor, *, discount: float, lam: float) -> Tensor:
     """`learner.returns.gae` for tensors on the CPU."""
-    _check_shapes(rollout, reward)
-    advantage = np.empty(tuple(reward.shape), F32)
-    k.gae_columns(
-        *(np.ascontiguousarray(t.numpy()) for t in (reward, rollout["value"], rollout["next_value"])),
-        *(np.ascontiguousarray(rollout[key].numpy()) for key in ("terminated", "truncated")),
-        F32(discount),
-        F32(lam),
-        advantage,
-    )
+    columns, advantage = _read_arrays(rollout, reward), np.empty(tuple(reward.shape), F32)
+    k.gae_columns(*columns, F32(discount), F32(lam), advantage)
     return torch.from_numpy(advantage)
 
 
-def _check_shapes(rollout: Columns, *others: Tensor) -> None:
-    """The kernels read every array as far as the first one reaches."""
-    columns = [rollout[key] for key in ("value", "next_value", "terminated", "truncated")]
-    shape = others[0].shape
-    if len(shape) != 2 or any(column.shape != shape for column in (*columns, *others)):
-        shapes = [list(column.shape) for column in (*others, *columns)]
-        raise ExperienceError(f"advantages: columns of shapes {shapes} do not belong to one rollout [T, N].")
-
-
 def compiled_vtrace(
-    rollout: Columns,
-    reward: Tensor,
-    log_ratio: Tensor,
-    *,
-    discount: float,
-    lam: float,
-    rho_bar: float,
-    c_bar: float,
+    rollout: Columns, reward: Tensor, log_ratio: Tensor, *, discount: float, lam: float, rho_bar: float, c_bar: float
 ) -> tuple[Tensor, Tensor]:
     """`learner.returns.vtrace` for tensors on the CPU."""
-    _check_shapes(rollout, reward, log_ratio)
+    columns = _read_arrays(rollout, reward, log_ratio)
     advantage, target = np.empty(tuple(reward.shape), F32), np.empty(tuple(reward.shape), F32)
-    k.vtrace_columns(
-        *(np.ascontiguousarray(t.numpy()) for t in (reward, rollout["value"], rollout["next_value"], log_ratio)),
-        *(np.ascontiguousarray(rollout[key].numpy()) for key in ("terminated", "truncated")),
-        F32(discount),
-        F32(lam),
-        F32(rho_bar),
-        F32(c_bar),
-        advantage,
-        target,
-    )
+    k.vtrace_columns(*columns, F32(discount), F32(lam), F32(rho_bar), F32(c_bar), advantage, target)
     return torch.from_numpy(advantage), torch.from_numpy(target)
+
+
+def _read_arrays(rollout: Columns, reward: Tensor, *others: Tensor) -> list[NDArray[Any]]:
+    """In the kernels' order, all of one shape: they read every array as far as the first one reaches."""
+    ends = rollout["terminated"], rollout["truncated"]
+    columns = (reward, rollout["value"], rollout["next_value"], *others, *ends)
+    if reward.ndim != 2 or any(column.shape != reward.shape for column in columns):
+        shapes = [list(column.shape) for column in columns]
+        raise ExperienceError(f"advantages: columns of shapes {shapes} do not belong to one rollout [T, N].")
+    return [np.ascontiguousarray(column.numpy()) for column in columns]
 
 
 class CompiledPPO:
@@ -85,10 +63,7 @@ class CompiledPPO:
         wanted = threads if threads is not None else min(2, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="palaestra-critic") if wanted > 1 else None
         self._groups = {name: self._group(name) for name in ("actor", "critic")}
-        self._work = {
-            "actor": self._memory(int(net.actor_sizes[-1])),
-            "critic": self._memory(1),
-        }
+        self._work = {"actor": self._memory(int(net.actor_sizes[-1])), "critic": self._memory(1)}
 
     def _group(self, name: str) -> tuple[NDArray[np.float32], ...]:
         flat, part = self.net.flat, self.net.flat.groups[name]
@@ -115,11 +90,8 @@ class CompiledPPO:
         policy_data = (action, _column(batch["log_prob"]), _column(batch["advantage"]), weight)
         value_data = (_column(batch["target"]), _column(batch["value"]))
         shuffles = np.ascontiguousarray(order.numpy())
-        settings = self._settings(rate, clip_range)
-        if self._config.grad_clip == "separate":
-            sums, taken = self._apart(observation, policy_data, value_data, shuffles, settings)
-        else:
-            sums, taken = self._together(observation, policy_data, value_data, shuffles, settings)
+        run = self._apart if self._config.grad_clip == "separate" else self._together
+        sums, taken = run(observation, policy_data, value_data, shuffles, self._settings(rate, clip_range))
         self._adam.steps["actor"] += taken[0]
         self._adam.steps["critic"] += taken[1]
         if sums[k.BROKEN_AT]:

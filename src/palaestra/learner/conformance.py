@@ -17,7 +17,7 @@ import torch
 from palaestra.errors import CollectorFailed
 from palaestra.experience.columns import Columns
 from palaestra.learner.algorithm import RolloutAlgorithm
-from palaestra.learner.batch import map_entry, num_samples
+from palaestra.learner.batch import list_parts, map_entry, num_samples
 from palaestra.learner.protocol import Learner
 
 __all__ = ["check_learner", "check_rollout_algorithm"]
@@ -69,11 +69,11 @@ def check_rollout_algorithm(algorithm: RolloutAlgorithm, policy: Any, rollout: C
     before = {key: map_entry(entry, torch.clone) for key, entry in rollout.items()}
     batch = algorithm.prepare_batch(policy, rollout, None, compiled=False)
     for key, entry in before.items():
-        pairs = zip(_parts(entry), _parts(rollout[key]), strict=True)
+        pairs = zip(list_parts(entry), list_parts(rollout[key]), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs), f"prepare must not change {key} of the rollout"
     size = num_samples(batch)
     for key, entry in batch.items():
-        assert all(len(part) == size for part in _parts(entry)), f"{key} has not one row for each of {size} samples"
+        assert all(len(part) == size for part in list_parts(entry)), f"{key} has not one row for each of {size} samples"
     losses = algorithm.losses(policy, batch, clip_range=algorithm.clip_range(0.0))
     total = losses.policy + losses.value
     assert total.shape == (), f"the loss has shape {tuple(total.shape)}, and must be one number"
@@ -82,7 +82,3 @@ def check_rollout_algorithm(algorithm: RolloutAlgorithm, policy: Any, rollout: C
     gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     assert any(one is not None and bool(one.any()) for one in gradients), "no gradient reaches any weight"
     assert algorithm.learning_rate(0.0) >= algorithm.learning_rate(1.0) > 0, "the learning rate must stay above 0"
-
-
-def _parts(entry: Any) -> list[torch.Tensor]:
-    return list(entry.values()) if isinstance(entry, dict) else [entry]

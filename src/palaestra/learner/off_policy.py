@@ -1,10 +1,9 @@
 """Learning from what an older policy did: its steps evaluated by the policy that is about to learn.
 
-Three policies are told apart. The *behaviour* policy acted and left its log-probabilities; the *proximal* policy is the
-one at the start of this update; the *current* one moves during it. PPO clips current against proximal, and each
-sample counts as much as the proximal policy was likelier than the behaviour policy to act so, up to a limit. Steps of
-the proximal policy itself keep their recorded numbers untouched, so fresh experience is learned from exactly as by
-plain PPO. Edits nothing: what it changes, it copies.
+Three policies are told apart: the *behaviour* policy acted and left its log-probabilities, the *proximal* one is where
+this update starts, the *current* one moves. PPO clips current against proximal; a sample counts by how much likelier
+the proximal policy was to act so. Its own steps keep their recorded numbers, so fresh experience is learned from
+exactly as by plain PPO. Edits nothing: what it changes, it copies.
 """
 
 from __future__ import annotations

@@ -30,40 +30,29 @@ class PPOConfig(RolloutConfig):
 
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Between one-step bootstrapping (0: biased, calm) and whole returns (1: unbiased, noisy)."""
-
     clip_range: float = Field(default=0.2, gt=0, lt=1)
     """Half-width of the interval around ratio 1 where a sample still pushes. Wider learns faster and breaks sooner."""
-
     clip_range_schedule: Literal["constant", "linear"] = "constant"
     """`linear` narrows the interval to 0 at the end of training."""
-
     value_clip: float | None = Field(default=0.2, gt=0)
     """How far a value may move from its old estimate per rollout. null: not limited. See docs/algorithms.md."""
-
     normalize_advantage: bool = True
     """Give each minibatch advantages of mean 0 and variance 1, so that the step does not depend on reward scale."""
-
     entropy_coef: float = Field(default=0.01, ge=0, le=1e6)
     """Reward for staying undecided. Raise it when `entropy` falls to 0 before the task is solved."""
-
     value_coef: float = Field(default=0.5, ge=0, le=1e6)
     """Weight of the value error against the policy objective."""
-
     target_kl: float | None = Field(default=None, gt=0)
     """Stop improving the policy (not the value) on this rollout once a minibatch's KL exceeds 1.5 times this."""
-
     correction: Literal["none", "decoupled", "vtrace"] = "decoupled"
     """For experience of older weights: `decoupled` clips around today's policy and weighs each sample by how likely
     that policy was to act so; `vtrace` cuts the traces of unlikely actions as well; `none` is plain PPO. Fresh
     experience is learned from alike, bit for bit. See docs/async.md."""
-
     weight_limit: float = Field(default=10.0, ge=1, le=1e6)
     """`decoupled`: the most a sample of older weights may count. Higher is less biased and noisier; at 2 a policy that
     moves fast loses a tenth of its weight, and learns worse (docs/benchmarks.md)."""
-
     rho_bar: float = Field(default=1.0, gt=0, le=1e6)
     """`vtrace`: limit of the weight of a step's own surprise, and of its sample in the objective."""
-
     c_bar: float = Field(default=1.0, gt=0, le=1e6)
     """`vtrace`: limit of the weight that passes later surprises back."""
 
@@ -84,21 +73,12 @@ class PPO(RolloutAlgorithm):
         """Advantages and value targets, unless given, beside the flattened rollout."""
         if advantage is None:
             advantage = self.advantages(rollout)
-        return flatten_rollout(
-            rollout, advantage=advantage, target=advantage + rollout["value"] if target is None else target
-        )
+        target = advantage + rollout["value"] if target is None else target
+        return flatten_rollout(rollout, advantage=advantage, target=target)
 
     def advantages(self, rollout: Columns) -> Tensor:
         """Generalised advantages `[T, N]`."""
-        return gae(
-            scale_reward(rollout),
-            rollout["value"],
-            rollout["next_value"],
-            terminated=rollout["terminated"],
-            truncated=rollout["truncated"],
-            discount=self.config.gamma,
-            lam=self.config.gae_lambda,
-        )
+        return gae(scale_reward(rollout), **_trace(rollout), **self._discounts())
 
     def losses(self, policy: Any, batch: TrainBatch, *, clip_range: float) -> Losses:
         """The objective on one minibatch."""
@@ -137,21 +117,16 @@ class PPO(RolloutAlgorithm):
 
     def prepare_batch(self, policy: Any, rollout: Columns, stale: Tensor | None, *, compiled: bool) -> TrainBatch:
         """`prepare`, with compiled advantages where that gives the same, and stale steps corrected."""
-        cls, c = type(self), self.config
+        cls = type(self)
         if "advantage" in rollout:  # computed elsewhere
             return self.prepare(rollout, rollout["advantage"], rollout.get("target"))
         compiled = compiled and rollout["reward"].device.type == "cpu"
         # A subclass with advantages of its own knows best what to do with old experience.
-        if (
-            stale is not None
-            and c.correction != "none"
-            and cls.prepare is PPO.prepare
-            and cls.advantages is PPO.advantages
-        ):
+        ours = cls.prepare is PPO.prepare and cls.advantages is PPO.advantages
+        if stale is not None and self.config.correction != "none" and ours:
             return self._prepare_stale(policy, rollout, stale, compiled=compiled)
         if cls is PPO and compiled:
-            advantage = compiled_gae(rollout, scale_reward(rollout), discount=c.gamma, lam=c.gae_lambda)
-            return self.prepare(rollout, advantage)
+            return self.prepare(rollout, compiled_gae(rollout, scale_reward(rollout), **self._discounts()))
         return self.prepare(rollout)
 
     def _prepare_stale(self, policy: Any, rollout: Columns, stale: Tensor, *, compiled: bool) -> TrainBatch:
@@ -159,20 +134,21 @@ class PPO(RolloutAlgorithm):
         c = self.config
         current, log_weight = reevaluate(policy, rollout, stale)
         reward, weight = scale_reward(current), log_weight.exp()
-        settings: dict[str, Any] = {"discount": c.gamma, "lam": c.gae_lambda}
-        columns: dict[str, Any] = {key: current[key] for key in ("value", "next_value", "terminated", "truncated")}
-        if c.correction == "vtrace":
-            settings |= {"rho_bar": c.rho_bar, "c_bar": c.c_bar}
-            if compiled:
-                advantage, target = compiled_vtrace(current, reward, log_weight, **settings)
-            else:
-                advantage, target = vtrace(reward, log_ratio=log_weight, **columns, **settings)
-            current["weight"] = weight.clamp(max=c.rho_bar)
+        settings = self._discounts()
+        if c.correction == "decoupled":
+            advantage = (
+                compiled_gae(current, reward, **settings) if compiled else gae(reward, **_trace(current), **settings)
+            )
+            return self.prepare({**current, "weight": weight.clamp(max=c.weight_limit)}, advantage)
+        settings |= {"rho_bar": c.rho_bar, "c_bar": c.c_bar}
+        if compiled:
+            advantage, target = compiled_vtrace(current, reward, log_weight, **settings)
         else:
-            advantage = compiled_gae(current, reward, **settings) if compiled else gae(reward, **columns, **settings)
-            target = advantage + current["value"]
-            current["weight"] = weight.clamp(max=c.weight_limit)
-        return self.prepare(current, advantage, target)
+            advantage, target = vtrace(reward, log_ratio=log_weight, **_trace(current), **settings)
+        return self.prepare({**current, "weight": weight.clamp(max=c.rho_bar)}, advantage, target)
+
+    def _discounts(self) -> dict[str, Any]:
+        return {"discount": self.config.gamma, "lam": self.config.gae_lambda}
 
     def compiled_update(self, net: CompiledActorCritic, adam: Adam) -> CompiledUpdate | None:
         """For PPO itself: a subclass may compute something else."""
@@ -200,3 +176,8 @@ class PPO(RolloutAlgorithm):
     def clip_range(self, progress: float) -> float:
         """Clip interval after `progress` (0 to 1) of the training."""
         return self.config.clip_range * remaining(self.config.clip_range_schedule, progress)
+
+
+def _trace(rollout: Columns) -> dict[str, Any]:
+    """The columns that advantages are computed along, beside the reward."""
+    return {key: rollout[key] for key in ("value", "next_value", "terminated", "truncated")}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from palaestra.experience.columns import Columns
 
-__all__ = ["discounted_returns", "explained_variance", "gae", "scale_reward", "vtrace"]
+__all__ = ["explained_variance", "gae", "scale_reward", "vtrace"]
 
 REWARD_LIMIT = 10.0
 """Scaled rewards are clipped here, as in the reference implementations; unscaled ones never are."""
@@ -66,19 +66,6 @@ def vtrace(
         carry = rho[t] * delta[t] + keep[t] * c[t] * carry
         target[t] = value[t] + carry
     return advantage, target
-
-
-def discounted_returns(
-    reward: Tensor, last_value: Tensor, *, terminated: Tensor, truncated: Tensor, next_value: Tensor, discount: float
-) -> Tensor:
-    """Monte Carlo returns: rewards to the end of the episode, then the value where it was cut short or still runs."""
-    total = torch.empty_like(reward)
-    carry = last_value
-    for t in reversed(range(len(reward))):
-        future = torch.where(truncated[t], next_value[t], carry)
-        carry = reward[t] + discount * torch.where(terminated[t], torch.zeros_like(future), future)
-        total[t] = carry
-    return total
 
 
 def explained_variance(prediction: Tensor, target: Tensor) -> float:

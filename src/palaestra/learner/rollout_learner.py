@@ -7,6 +7,7 @@ leaves weights and optimiser as they were before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,10 @@ from torch import Tensor, nn
 
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.columns import Columns
-from palaestra.experience.rollout_check import RolloutSpec, check_columns
+from palaestra.experience.columns import Columns, RolloutSpec, check_columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.algorithm import CompiledUpdate, RolloutAlgorithm
-from palaestra.learner.batch import TrainBatch, join_batches, num_samples
-from palaestra.learner.input import move_columns, read_columns
+from palaestra.learner.batch import join_batches, move_columns, num_samples, read_columns
 from palaestra.learner.off_policy import stale_steps, staleness_metrics
 from palaestra.learner.update import locate_failure, run_epochs
 from palaestra.policy.actor_critic import ActorCritic
@@ -74,24 +73,30 @@ class RolloutLearner:
         """
         columns = [read_columns(rollout) for rollout in rollouts]
         flat = FlatParameters.refresh(self.policy)
-        device = flat.vector.device
         for one in columns:
             check_columns(one, self._spec)
-        columns = [move_columns(one, device) for one in columns]
+        columns = [move_columns(one, flat.vector.device) for one in columns]
         fingerprint = policy_fingerprint(self.policy)
         stale = [stale_steps(one, self.version, fingerprint) for one in columns]
-        batch = join_batches(
-            [
-                self.algorithm.prepare_batch(self.policy, one, steps, compiled=self._compiled)
-                for one, steps in zip(columns, stale, strict=True)
-            ]
-        )
+        prepare = partial(self.algorithm.prepare_batch, self.policy, compiled=self._compiled)
+        batch = join_batches([prepare(one, steps) for one, steps in zip(columns, stale, strict=True)])
         size = num_samples(batch)
         if size == 0:
             raise ExperienceError("learn: the rollout holds no valid step.")
         progress = self._progress(size)
         rate, clip_range = self.algorithm.learning_rate(progress), self.algorithm.clip_range(progress)
-        metrics = self._run(batch, columns, flat, poll, rate=rate, clip_range=clip_range)
+        plain = partial(run_epochs, self.policy, self.algorithm, self.optimizer(flat), poll=poll)
+        run = self._compiled_update(columns, flat) or plain
+        undo, order = self._undo_point(flat), self._shuffles(size)
+        try:
+            metrics = run(batch, order.to(flat.vector.device), rate=rate, clip_range=clip_range)
+        except CollectorFailed:
+            undo()
+            raise
+        except NonFiniteError as error:
+            failure = locate_failure(self.policy, batch, str(error))
+            undo()
+            raise failure from None
         metrics |= {"learning_rate": rate, "clip_range": clip_range, **self.algorithm.describe(batch, metrics)}
         if self._scaled_rewards and "reward_scale" in columns[-1]:
             metrics["reward_scale"] = float(columns[-1]["reward_scale"].reshape(-1)[-1])
@@ -129,12 +134,8 @@ class RolloutLearner:
         """Refuse a state of another policy, before anything changes."""
         adam, first = self.optimizer(), state.tensors["adam.first"]
         if first.shape != adam.first.shape or set(state.facts["adam_steps"]) != set(adam.steps):
-            raise CheckpointError(
-                "checkpoint",
-                place,
-                f"has {first.numel()} trained numbers, this policy has {adam.first.numel()}",
-                "Use the configuration it was trained with",
-            )
+            reason = f"has {first.numel()} trained numbers, this policy has {adam.first.numel()}"
+            raise CheckpointError("checkpoint", place, reason, "Use the configuration it was trained with")
 
     def optimizer(self, flat: FlatParameters | None = None) -> Adam:
         """Adam of the policy's parameters as they lie now."""
@@ -146,40 +147,8 @@ class RolloutLearner:
         self._adam.eps = self.algorithm.config.adam_eps  # the algorithm may have been replaced
         return self._adam
 
-    def _run(
-        self,
-        batch: TrainBatch,
-        columns: list[Columns],
-        flat: FlatParameters,
-        poll: Callable[[], None] | None,
-        *,
-        rate: float,
-        clip_range: float,
-    ) -> dict[str, float]:
-        """Every epoch of an update, or none: weights and optimiser are put back when it fails."""
-        undo, fast, order = self._undo(flat), self._compiled_update(columns, flat), self._shuffles(num_samples(batch))
-        try:
-            if fast is not None:
-                return fast.learn(batch, order, rate=rate, clip_range=clip_range)
-            return run_epochs(
-                self.policy,
-                self.algorithm,
-                self.optimizer(flat),
-                batch,
-                order.to(flat.vector.device),
-                rate=rate,
-                clip_range=clip_range,
-                poll=poll,
-            )
-        except CollectorFailed:
-            undo()
-            raise
-        except NonFiniteError as error:
-            failure = locate_failure(self.policy, batch, str(error))
-            undo()
-            raise failure from None
-
-    def _compiled_update(self, columns: list[Columns], flat: FlatParameters) -> CompiledUpdate | None:
+    def _compiled_update(self, columns: list[Columns], flat: FlatParameters) -> Callable[..., dict[str, float]] | None:
+        """The algorithm's update in compiled kernels; None when they cannot run this policy on these columns."""
         if not self._compiled or why_not_compiled(self.policy) is not None:
             return None
         if any("action_mask" in one for one in columns):
@@ -189,16 +158,13 @@ class RolloutLearner:
         if known is None or known.net.flat is not flat or self._fast_algorithm is not self.algorithm:
             self._fast_algorithm = self.algorithm
             self._fast = self.algorithm.compiled_update(CompiledActorCritic(self.policy), self.optimizer(flat))
-        return self._fast
+        return None if self._fast is None else self._fast.learn
 
     def _shuffles(self, size: int) -> Tensor:
-        epochs = self.algorithm.config.n_epochs
-        order = np.empty((epochs, size), np.int64)
-        for epoch in range(epochs):
-            order[epoch] = self._shuffle.permutation(size)
-        return torch.from_numpy(order)
+        epochs = range(self.algorithm.config.n_epochs)
+        return torch.from_numpy(np.stack([self._shuffle.permutation(size) for _ in epochs]))
 
-    def _undo(self, flat: FlatParameters) -> Callable[[], None]:
+    def _undo_point(self, flat: FlatParameters) -> Callable[[], None]:
         """A function that puts weights, optimiser and shuffles back to what they are now."""
         adam = self.optimizer(flat)
         vectors = (flat.vector, adam.first, adam.second)

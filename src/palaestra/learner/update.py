@@ -7,7 +7,8 @@ visit the samples alike. Diagnostics stay tensors until the end: reading one num
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,48 +18,23 @@ from palaestra.errors import ConfigError, NonFiniteError
 from palaestra.learner.adam import Adam
 from palaestra.learner.algorithm import RolloutAlgorithm, RolloutConfig
 from palaestra.learner.batch import TrainBatch, evaluate_actions, minibatch
-from palaestra.policy.flat import FlatParameters
 
 __all__ = ["locate_failure", "run_epochs"]
 
 
-class _Tally:
-    """Sums of the metrics of each minibatch; the policy may have seen fewer of them than the critic."""
+class _Means:
+    """Means by name of what minibatches report: the policy may see fewer of them than the critic."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
-        self.policy_minibatches = 0
-        self.minibatches = 0
-        self.stopped_at: int | None = None
+        self._counts: Counter[str] = Counter()
 
-    def _add(self, name: str, number: Tensor | float) -> None:
+    def add(self, name: str, number: Tensor | float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + number
+        self._counts[name] += 1
 
-    def policy(self, metrics: Mapping[str, Tensor]) -> None:
-        self.policy_minibatches += 1
-        for name, number in metrics.items():
-            if name != "value_loss":
-                self._add(name, number)
-
-    def value(self, metrics: Mapping[str, Tensor]) -> None:
-        self.minibatches += 1
-        if "value_loss" in metrics:
-            self._add("value_loss", metrics["value_loss"])
-
-    def norm(self, group: str, number: float) -> None:
-        self._add("grad_norm" if group == "policy" else f"{group}_grad_norm", number)
-
-    def metrics(self) -> dict[str, float]:
-        policy_steps = self.policy_minibatches - (self.stopped_at is not None)
-        over = {"value_loss": self.minibatches, "critic_grad_norm": self.minibatches, "grad_norm": self.minibatches}
-        over |= {"actor_grad_norm": policy_steps}
-        result = {
-            name: float(total) / max(1, over.get(name, self.policy_minibatches)) for name, total in self._sums.items()
-        }
-        result["minibatches"] = float(self.minibatches)
-        if self.stopped_at is not None:
-            result["policy_stopped_at"] = float(self.stopped_at)
-        return result
+    def compute(self) -> dict[str, float]:
+        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
 
 
 def run_epochs(
@@ -76,72 +52,63 @@ def run_epochs(
 
     `poll` is called before each minibatch and may raise: a failure need not wait for the end of a long update.
     """
-    config = algorithm.config
-    flat = FlatParameters.of(policy)
-    # Only parts that share nothing can go on without each other.
-    separable = "actor" in flat.groups
+    config, flat = algorithm.config, adam.flat
     scales: dict[str, float] = getattr(policy, "learning_rate_scales", {})
-    parts = {group: flat.trainable(group) for group in flat.groups}
-    live = [group for group in flat.groups if parts[group]]
-    if not live:
-        raise ConfigError(
-            "policy", "no trainable parameter", "every weight is frozen, so there is nothing to learn",
-            "Set requires_grad=True on what should learn",
-        )  # fmt: skip
-    improving = True
-    tally = _Tally()
-    for epoch in order:
-        for rows in epoch.split(config.batch_size):
-            if poll is not None:
-                poll()
-            losses = algorithm.losses(policy, minibatch(batch, rows), clip_range=clip_range)
-            if improving:
-                tally.policy(losses.metrics)
-                if algorithm.has_moved_enough(losses.metrics):
-                    tally.stopped_at = tally.policy_minibatches
-                    improving = False
-                    live = ["critic"] if separable and parts["critic"] else []
-            if not live:
-                return tally.metrics()
-            flat.gradient.zero_()
-            (losses.policy + losses.value if improving else losses.value).backward()
-            tally.value(losses.metrics)
-            rates = {group: rate * scales.get(group, 1.0) for group in live}
-            _step(flat, adam, {group: parts[group] for group in live}, config, rates, tally)
-    return tally.metrics()
+    parts = {group: trainable for group in flat.groups if (trainable := flat.trainable(group))}
+    if not parts:
+        reason = "every weight is frozen, so there is nothing to learn"
+        raise ConfigError("policy", "no trainable parameter", reason, "Set requires_grad=True on what should learn")
+    means, minibatches, stopped_at = _Means(), 0, 0
+    for rows in (rows for epoch in order for rows in epoch.split(config.batch_size)):
+        if poll is not None:
+            poll()
+        losses = algorithm.losses(policy, minibatch(batch, rows), clip_range=clip_range)
+        if not stopped_at:
+            for name, number in losses.metrics.items():
+                if name != "value_loss":
+                    means.add(name, number)
+            if algorithm.has_moved_enough(losses.metrics):
+                stopped_at = minibatches + 1
+                # Only parts that share nothing can go on without each other.
+                parts = {group: own for group, own in parts.items() if group == "critic" and "actor" in flat.groups}
+        if not parts:
+            break
+        flat.gradient.zero_()
+        (losses.value if stopped_at else losses.policy + losses.value).backward()
+        minibatches += 1
+        if "value_loss" in losses.metrics:
+            means.add("value_loss", losses.metrics["value_loss"])
+        rates = {group: rate * scales.get(group, 1.0) for group in parts}
+        for name, norm in _step(adam, parts, rates, config, minibatches).items():
+            means.add(name, norm)
+    stop = {"policy_stopped_at": float(stopped_at)} if stopped_at else {}
+    return {**means.compute(), "minibatches": float(minibatches), **stop}
 
 
 def _step(
-    flat: FlatParameters,
-    adam: Adam,
-    parts: dict[str, list[slice]],
-    config: RolloutConfig,
-    rates: dict[str, float],
-    tally: _Tally,
-) -> None:
-    """One optimiser step of the groups in `parts`, which says what of each is not frozen."""
+    adam: Adam, parts: dict[str, list[slice]], rates: dict[str, float], config: RolloutConfig, number: int
+) -> dict[str, float]:
+    """The `number`th step, of what is not frozen of each group in `parts`; the norms of their gradients."""
+    flat, limit = adam.flat, config.max_grad_norm
     gradients = {group: flat.gradient[flat.groups[group]] for group in parts}
     squares = {group: float(torch.dot(gradient, gradient)) for group, gradient in gradients.items()}
     whole = sum(squares.values())
     if not math.isfinite(whole):
-        raise NonFiniteError(f"gradient is not finite at minibatch {tally.minibatches} of this update")
-    apart = config.grad_clip == "separate" and "actor" in flat.groups
-    if "actor" not in flat.groups:
-        tally.norm("policy", math.sqrt(whole))
+        raise NonFiniteError(f"gradient is not finite at minibatch {number} of this update")
+    separable = "actor" in flat.groups
     for group, square in squares.items():
-        if "actor" in flat.groups:
-            tally.norm(group, math.sqrt(square))
-        norm = math.sqrt(square if apart else whole)
-        limit = config.max_grad_norm
+        norm = math.sqrt(square if separable and config.grad_clip == "separate" else whole)
         adam.step(group, parts[group], rates[group], 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+    if not separable:
+        return {"grad_norm": math.sqrt(whole)}
+    return {f"{group}_grad_norm": math.sqrt(square) for group, square in squares.items()}
 
 
 def locate_failure(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError:
     """Say which boundary a non-finite number came from: experience, network or optimiser."""
     for key in (key for key in ("observation", "target", "advantage", "log_prob") if key in batch):
-        entry = batch[key]
-        parts = entry.items() if isinstance(entry, dict) else [(key, entry)]
-        for name, part in parts:
+        parts = batch[key] if isinstance(batch[key], dict) else {key: batch[key]}
+        for name, part in parts.items():
             if part.is_floating_point() and not bool(torch.isfinite(part).all()):
                 row = int((~torch.isfinite(part.reshape(len(part), -1)).all(-1)).nonzero()[0])
                 return NonFiniteError(

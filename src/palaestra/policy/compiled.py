@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.errors import ExperienceError
-from palaestra.policy import kernels
+from palaestra.kernels import network as kernels
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.device import device_of
 from palaestra.policy.distribution import Categorical, Gaussian
@@ -165,3 +165,18 @@ class CompiledActorCritic:
 
 def _too_wide(shape: tuple[int, ...], inputs: int) -> str:
     return f"act: observations have shape {list(shape)}, and this policy sees rows of {inputs} numbers."
+
+
+def device_notices(policy: nn.Module) -> list[str]:
+    """What a person should know about the device a policy trains on; nothing about the CPU."""
+    device = device_of(policy)
+    if device.type == "cpu":
+        return []
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    notices = [f"The policy acts and learns on {device}{name}."]
+    if why_never_compiled(policy) is None:
+        notices.append(
+            "The compiled kernels run on the CPU only and are not used. For a network this small trainer.device=cpu is "
+            "faster."
+        )
+    return notices

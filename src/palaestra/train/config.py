@@ -45,53 +45,38 @@ class TrainerConfig(AsyncConfig):
 
     total_timesteps: int | None = Field(default=None, ge=1)
     """Steps over all environments together. Give this or `iterations`; 100,000 when neither is given."""
-
     iterations: int | None = Field(default=None, ge=1)
     """The same length counted in rollouts."""
-
     rollout_length: int = Field(default=2048, ge=1)
     """Steps in each environment per update. Longer sees more before each change and changes less often."""
-
     buffer_size: int | None = Field(default=None, ge=1)
     """Alone: another name for `rollout_length`, as the specifications write it. Beside `rollout_length`, in
     asynchronous collection: steps per environment that the ring holds, a multiple of it."""
-
     buffer_type: Literal["standard", "vla"] = "standard"
     """`standard` collects, then learns. `vla` is another name for asynchronous collection."""
-
     collection: Literal["synchronous", "asynchronous"] = "synchronous"
     """`synchronous` collects, then learns, in turn. `asynchronous` collects in the background while learning, for
     policies whose inference is slow (docs/async.md)."""
-
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """Everything random follows from it: same seed, same numbers, on the same machine."""
-
     log_interval: int = Field(default=1, ge=1)
     """Updates between two lines of telemetry."""
-
     checkpoint_every: int | None = Field(default=None, ge=1)
     """Updates between checkpoints. null: by time alone."""
-
     checkpoint_seconds: float = Field(default=60.0, gt=0)
     """Write a checkpoint when the last one is older than this. One is always written at the start and at the end."""
-
     keep_checkpoints: int = Field(default=5, ge=1)
     """How many of the newest checkpoints to keep; the best one is kept as well."""
-
     eval_every: int | None = Field(default=None, ge=1)
     """Updates between evaluations on separate environments. null: none while training."""
-
     eval_episodes: int = Field(default=10, ge=1)
     """Episodes per evaluation."""
-
     device: str = Field(default="auto", pattern=DEVICE_PATTERN)
     """Where the policy acts and learns: `cpu`, `cuda`, `cuda:1`, …; `auto`: the first GPU there is, or the CPU.
     Environments and rollouts stay on the CPU (docs/devices.md). Small networks are fastest on `cpu`."""
-
     compiled: Literal["auto", "on", "off"] = "auto"
     """Compiled kernels for small networks on the CPU: `auto` where they fit, `off` never, `on` refuses to start without
     them."""
-
     torch_threads: int | None = Field(default=None, ge=1)
     """Threads of torch while training, in a collector process too. null: 1 for small networks and for a collector
     process, torch's own choice for large networks."""
@@ -109,7 +94,6 @@ class RunConfig(Section):
 
     name: str = Field(default="", max_length=80)
     """Start of the run id; the environment's name when empty."""
-
     env: EnvConfig
     policy: PolicyConfig = PolicyConfig()
     algorithm: dict[str, Any] = Field(default_factory=dict)

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from palaestra.actor.inference import start_rollout_workers
 from palaestra.actor.pool import play_all
-from palaestra.actor.rollout_workers import start_rollout_workers
 from palaestra.actor.task_runner import EpisodeOrder
-from palaestra.actor.task_sampler import TaskChoice, held_out
 from palaestra.experience.trajectory import Trajectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories.reward import reward_warnings
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.sampler import LocalSampler
 from palaestra.sessions.provider import SessionAddress, load_tasks, open_provider
+from palaestra.sessions.task_sampler import TaskChoice, held_out
 from palaestra.train.ui_config import UiRunConfig, ui_config_from
 
 __all__ = ["build_policy", "check_tasks", "load_ui_policy", "play_held_out"]
@@ -71,8 +71,8 @@ def play_held_out(
                 workers.play,
                 orders,
                 concurrent=config.actor_pool.target_concurrent_actors,
-                present=workers.present,
-                heard=lambda order, trajectory: heard(trajectory),
+                set_players=workers.inference.set_players,
+                on_finished=lambda order, trajectory: heard(trajectory),
             )
 
     with asyncio.Runner() as runner:
@@ -82,10 +82,7 @@ def play_held_out(
 def build_policy(config: UiRunConfig) -> VLMPolicy:
     """The model that the configuration names, with the grammar that its actors speak."""
     return VLMPolicy.from_config(
-        config.model,
-        seed=config.trainer.seed,
-        codec=config.actor.codec,
-        describe_grammar=config.actor.describe_grammar,
+        config.model, seed=config.trainer.seed, codec=config.actor.codec, describe_grammar=config.actor.describe_grammar
     )
 
 

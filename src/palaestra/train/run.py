@@ -9,12 +9,15 @@ and with, `palaestra.train.vector` and `palaestra.train.screens` wire.
 from __future__ import annotations
 
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from safetensors import SafetensorError
 
@@ -24,19 +27,15 @@ from palaestra.files.checkpoint import Kind, checkpoints_in
 from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
 from palaestra.learner.protocol import Learner
-from palaestra.telemetry import (
-    CheckpointSaved,
-    EpisodeSummary,
-    Telemetry,
-    TelemetryConfig,
-    TrainingStep,
-    open_telemetry,
-)
-from palaestra.telemetry.event import LogLine, PhaseChanged
+from palaestra.telemetry import Telemetry, open_telemetry
+from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 from palaestra.telemetry.sinks import check_telemetry
-from palaestra.train.interruption import Interruption
 from palaestra.transport.publisher import WeightPublisher
 from palaestra.transport.source import Batch, ExperienceSource, Timing
+
+if TYPE_CHECKING:
+    from palaestra.train.config import RunConfig
+    from palaestra.train.ui_config import UiRunConfig
 
 __all__ = ["Outcome", "Schedule", "Update", "Wiring", "run_updates", "train"]
 
@@ -74,19 +73,25 @@ def run_updates(
         yield Update(batch, metrics | source.metrics(batch, timing))
 
 
+class Intervals(Protocol):
+    """The keys of a section `trainer` that say when something is due."""
+
+    eval_every: int | None
+    checkpoint_every: int | None
+    checkpoint_seconds: float
+    keep_checkpoints: int
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How long a run is, and when it reports, evaluates and saves."""
 
+    every: Intervals
     total: int
     unit: Literal["steps", "updates"]
     """What `total` and the progress display count."""
     score_metric: str
     """What the best checkpoint is chosen by."""
-    eval_every: int | None
-    checkpoint_every: int | None
-    checkpoint_seconds: float
-    keep_checkpoints: int
     log_interval: int = 1
     keep_first: bool = False
     """Whether the checkpoint from before training is kept for comparison."""
@@ -144,17 +149,8 @@ class Outcome:
     interrupted: bool
 
 
-class RunConfiguration(Protocol):
-    """What `train` reads of a configuration itself."""
-
-    telemetry: TelemetryConfig
-
-    def resolved(self) -> dict[str, Any]:
-        """Every value as plain JSON."""
-
-
 def train(
-    config: RunConfiguration,
+    config: RunConfig | UiRunConfig,
     wire: Callable[[ExitStack], Wiring],
     *,
     root: Path,
@@ -230,7 +226,7 @@ class _Run:
     ) -> None:
         self._wiring, self._schedule, self._progress = wiring, wiring.schedule, wiring.source.progress
         self._resolved, self._run, self._attempt, self._telemetry = resolved, run, attempt, telemetry
-        self._interruption = Interruption()
+        self._interruption = _Interruption()
         self._final: dict[str, float] = {}
         self._best = -float("inf")
         self._best_path: Path | None = None
@@ -241,7 +237,7 @@ class _Run:
         """Train to the end, or until an interruption."""
         wiring, stop = self._wiring, self._interruption
         try:
-            with stop.watching(self._warn):
+            with stop.watch(self._warn):
                 self._save(None)
                 wiring.open(self._attempt, self._telemetry, lambda: stop.requested)
                 try:
@@ -266,8 +262,8 @@ class _Run:
         return self._interruption.requested or done >= self._schedule.total
 
     def _after(self, update: Update) -> None:
-        schedule, metrics, number = self._schedule, update.metrics, self._progress.updates
-        if _is_due(schedule.eval_every, number):
+        every, metrics, number = self._schedule.every, update.metrics, self._progress.updates
+        if _is_due(every.eval_every, number):
             metrics |= self._wiring.evaluate()
         self._final = metrics
         for text in self._wiring.warnings(metrics):
@@ -277,10 +273,10 @@ class _Run:
             EpisodeSummary(e.env_step, first + i, e.env_index, e.episode_return, e.length)
             for i, e in enumerate(update.batch.episodes)
         )
-        if _is_due(schedule.log_interval, number):
+        if _is_due(self._schedule.log_interval, number):
             self._telemetry.emit(TrainingStep(number, self._progress.steps, metrics))
-        overdue = time.monotonic() - self._saved_at > schedule.checkpoint_seconds
-        if overdue or _is_due(schedule.checkpoint_every, number) or _is_due(schedule.eval_every, number):
+        overdue = time.monotonic() - self._saved_at > every.checkpoint_seconds
+        if overdue or _is_due(every.checkpoint_every, number) or _is_due(every.eval_every, number):
             self._save(self._score(metrics))
 
     def _warn(self, text: str) -> None:
@@ -323,9 +319,39 @@ class _Run:
 
     def _remove_old(self) -> None:
         kept = checkpoints_in(self._attempt.checkpoints)
-        for path in kept[int(self._schedule.keep_first) : -self._schedule.keep_checkpoints]:
+        for path in kept[int(self._schedule.keep_first) : -self._schedule.every.keep_checkpoints]:
             if path != self._best_path:
                 shutil.rmtree(path)
+
+
+class _Interruption:
+    """Whether Ctrl-C, SIGTERM or a closed terminal asked the run to finish its update, save and stop."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def watch(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Catch the signals inside the block; a second one has its usual effect. Puts the handlers back afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals reach the main thread alone
+            return
+
+        def first(number: int, frame: FrameType | None) -> None:
+            self.requested = True
+            for each in caught:
+                signal.signal(each, signal.SIG_DFL)
+            report("Stopping: this update is finished and saved first. Ctrl-C again leaves at once.")
+
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # A signal found ignored (nohup, a job in the background) stays ignored: whoever started us meant it.
+        caught = [each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {each: signal.signal(each, first) for each in caught}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
 
 def _is_due(every: int | None, update: int) -> bool:

@@ -15,15 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.actor.episode_source import (
-    BackgroundPlayer,
-    EpisodeOrders,
-    EpisodeSource,
-    Player,
-    SynchronousPlayer,
-)
-from palaestra.actor.rollout_workers import RolloutWorkers, start_rollout_workers
-from palaestra.actor.task_sampler import TaskSampler
+from palaestra.actor.episode_source import BackgroundPlayer, EpisodeOrders, EpisodeSource, Player, SynchronousPlayer
+from palaestra.actor.inference import RolloutWorkers, start_rollout_workers
 from palaestra.errors import ConfigError
 from palaestra.evaluation.screens import ScreenEvaluation
 from palaestra.experience.trajectory import Trajectory
@@ -37,6 +30,7 @@ from palaestra.policy.vlm.module_policy import as_vlm_policy
 from palaestra.policy.vlm.sampler import LocalSampler, Sampler
 from palaestra.policy.vlm.sampler_process import ProcessSampler
 from palaestra.sessions.provider import SessionAddress, find_sessions, open_provider
+from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
@@ -110,16 +104,8 @@ class _ScreenRun:
         self.publisher = SamplerPublisher(policy, None)
         self._failures_reported = 0
         self._archive: TrajectoryArchive | None = None
-        self.schedule = Schedule(
-            total=t.num_training_steps,
-            unit="updates",
-            score_metric="eval_success_rate" if t.eval_every else "success_rate",
-            eval_every=t.eval_every,
-            checkpoint_every=t.checkpoint_every,
-            checkpoint_seconds=t.checkpoint_seconds,
-            keep_checkpoints=t.keep_checkpoints,
-            keep_first=True,
-        )
+        score = "eval_success_rate" if t.eval_every else "success_rate"
+        self.schedule = Schedule(t, t.num_training_steps, "updates", score, keep_first=True)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler; the player starts sessions with the first batch."""
@@ -132,11 +118,7 @@ class _ScreenRun:
         sampler = self._start_sampler()
         self.publisher.publish(self.learner.version, self.learner.weights())
         self.source.open(
-            self._start_player(sampler),
-            version=self.learner.version,
-            stop=stop,
-            record=self._record,
-            finished=report,
+            self._start_player(sampler), version=self.learner.version, stop=stop, record=self._record, finished=report
         )
 
     def _start_sampler(self) -> Sampler:

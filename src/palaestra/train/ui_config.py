@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from palaestra.actor.task_runner import ActorConfig
-from palaestra.actor.task_sampler import SamplerConfig, TaskChoice
 from palaestra.config import Section, validated
 from palaestra.document import set_value
 from palaestra.errors import ConfigError
@@ -25,6 +24,7 @@ from palaestra.learner.trajectories.update import UpdateConfig
 from palaestra.policy.vlm.config import ModelConfig
 from palaestra.sessions.environment_config import EnvironmentConfig, check_environment
 from palaestra.sessions.query_tasks import ROWS_TASK
+from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice
 from palaestra.telemetry import TelemetryConfig
 from palaestra.train.config import make_algorithm, read_algorithm
 

@@ -17,9 +17,7 @@ from torch import nn
 from palaestra.actor.acting import Compiled
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
 from palaestra.actor.collector import Collector
-from palaestra.actor.fit import check_fit, rollout_spec
-from palaestra.actor.memory_estimate import check_memory
-from palaestra.actor.reward_scale import RewardScale
+from palaestra.actor.fit import check_fit, check_memory, rollout_spec
 from palaestra.actor.synchronous import SynchronousSource
 from palaestra.env.catalogue import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
@@ -31,8 +29,8 @@ from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint
 from palaestra.learner.rollout_learner import RolloutLearner
 from palaestra.policy.build import build_policy
-from palaestra.policy.compiled import why_never_compiled
-from palaestra.policy.device import Device, choose_device, device_of
+from palaestra.policy.compiled import device_notices
+from palaestra.policy.device import Device, choose_device
 from palaestra.policy.flat import FlatParameters
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.telemetry import Telemetry
@@ -79,8 +77,7 @@ class VectorTraining:
         self.source: SynchronousSource | AsynchronousSource
         self.publisher: SameMemory | BoardPublisher
         if asynchronous is None:
-            scale = None if discount is None else RewardScale(env.num_envs, discount)
-            collector = Collector(env, policy, seed=seed, compiled=compiled, reward_scale=scale)
+            collector = Collector(env, policy, seed=seed, compiled=compiled, discount=discount)
             self.source, self.publisher = SynchronousSource(collector), SameMemory()
         else:
             self.source = AsynchronousSource(
@@ -162,16 +159,8 @@ class _VectorRun(VectorTraining):
     def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv) -> None:
         super().__init__(policy, env, make_algorithm(config.algorithm, "rollouts"), **training_settings(config))
         t, self._config, self._failures_reported = config.trainer, config, 0
-        self.schedule = Schedule(
-            total=config.total_timesteps,
-            unit="steps",
-            score_metric="eval_return" if t.eval_every else "episode_return",
-            eval_every=t.eval_every,
-            checkpoint_every=t.checkpoint_every,
-            checkpoint_seconds=t.checkpoint_seconds,
-            keep_checkpoints=t.keep_checkpoints,
-            log_interval=t.log_interval,
-        )
+        score = "eval_return" if t.eval_every else "episode_return"
+        self.schedule = Schedule(t, config.total_timesteps, "steps", score, log_interval=t.log_interval)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Plan the rollouts."""
@@ -265,21 +254,6 @@ def policy_for(config: RunConfig, env: VectorEnv, device: torch.device, *, pretr
         pretrained=pretrained,
         device=device,
     )
-
-
-def device_notices(policy: nn.Module) -> list[str]:
-    """What a person should know about the device a policy trains on; nothing about the CPU."""
-    device = device_of(policy)
-    if device.type == "cpu":
-        return []
-    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    notices = [f"The policy acts and learns on {device}{name}."]
-    if why_never_compiled(policy) is None:
-        notices.append(
-            "The compiled kernels run on the CPU only and are not used. For a network this small trainer.device=cpu is "
-            "faster."
-        )
-    return notices
 
 
 def evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:

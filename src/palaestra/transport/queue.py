@@ -52,11 +52,12 @@ class SegmentQueue:
     def open(self, version: int, num_segments: int) -> None:
         """Let up to `num_segments` be begun, the learner being at `version`. Unread ones are learned from first."""
         with self.ring.changed:
-            for slot in self.ring.slots.being_read():  # by a learner that was interrupted, and will not come back
-                self.ring.release(slot)
+            for slot, state in enumerate(self.ring.states):
+                if state == "reading":  # by a learner that was interrupted, and will not come back
+                    self.ring.release(slot)
             self._failure, self._open = None, True
-            self._left = num_segments - self.ring.slots.num_full
-            self._next_update = version + self.ring.slots.num_full
+            self._left = num_segments - len(self.ring)
+            self._next_update = version + len(self.ring)
             self._first_version = version
             self.ring.changed.notify_all()
 
@@ -82,14 +83,14 @@ class SegmentQueue:
                 return True
             if self._left <= 0:  # more may be wanted yet, when something turns out to be too stale
                 return False
-            if ring.slots.overflow == "block" and ring.slots.num_busy > self._max_staleness:
+            if ring.overflow == "block" and ring.num_busy > self._max_staleness:
                 return False
-            lost_before = ring.slots.overwritten
-            slot = ring.slots.claim()
+            dropped_before = ring.dropped_steps
+            slot = ring.claim()
             if slot is None:
                 return False
             # What was overwritten will not be learned from, so another has to be begun in its place.
-            self._left += ring.slots.overwritten - lost_before
+            self._left += ring.dropped_steps > dropped_before
             exact = max(self._first_version, self._next_update - self._max_staleness) if self._reproducible else None
             self._left -= 1
             self._next_update += 1
@@ -130,17 +131,17 @@ class SegmentQueue:
     def take(self, version: int, timeout: float) -> Taken | None:
         """The oldest segment that is not too stale for a learner at `version`; None if none comes in time, or ever."""
         with self.ring.changed:
-            while self.ring.changed.wait_for(lambda: self._failure or self.ring.slots.num_full, timeout):
+            while self.ring.changed.wait_for(lambda: self._failure or len(self.ring), timeout):
                 if self._failure is not None:
                     return None
                 slot = self.ring.take()
                 assert slot is not None
                 report = self._reports.pop(slot)
                 if version - int(self.ring.segments[slot].policy_version.min()) <= self._max_staleness:
-                    return Taken(slot, report, self.ring.slots.num_full)
+                    return Taken(slot, report, len(self.ring))
                 self._left += 1
                 self._next_update -= 1
-                self.ring.discard(slot)
+                self.ring.release(slot, dropped=True)
         return None
 
     def requeue(self, slot: int, report: Any) -> None:

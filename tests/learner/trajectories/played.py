@@ -3,10 +3,10 @@
 import asyncio
 import itertools
 
+from palaestra.actor.agent import VlmAgent
 from palaestra.actor.inference import BatchedInference
 from palaestra.actor.pool import play_all
 from palaestra.actor.task_runner import ActorConfig, EpisodeOrder, TaskRunner
-from palaestra.actor.vlm_agent import VlmAgent
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
 from palaestra.policy.vlm.sampler import LocalSampler
 from palaestra.sessions.fake import FakeSession
@@ -24,7 +24,6 @@ def build_policy():
 def play_groups(policy, seeds, *, temperature=1.0):
     """One group for each seed."""
     numbers = itertools.count()
-    grammar = policy.grammar
 
     async def open_session():
         session = FakeSession()
@@ -33,7 +32,7 @@ def play_groups(policy, seeds, *, temperature=1.0):
 
     async def played():
         inference = BatchedInference(LocalSampler(policy, threads=1), temperature=temperature, lockstep=True)
-        agent = VlmAgent(inference.ask, grammar.codec, grammar.rule, temperature=temperature, system=grammar.described)
+        agent = VlmAgent(inference.ask, policy.grammar, temperature=temperature)
         runner = TaskRunner(open_session, agent, ActorConfig(max_steps_per_episode=2))
         orders = [
             EpisodeOrder(f"e{seed}-{member}", TaskRequest("fake/button", seed), 100 * seed + member, f"g{seed}")
@@ -41,7 +40,7 @@ def play_groups(policy, seeds, *, temperature=1.0):
             for member in range(SIZE)
         ]
         try:
-            return await play_all(runner.run_episode, orders, concurrent=len(orders), present=inference.present)
+            return await play_all(runner.run_episode, orders, concurrent=len(orders), set_players=inference.set_players)
         finally:
             await inference.close()
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.learner.trajectories.policy_gradient import group_advantages, step_gae
+from palaestra.learner.trajectories.built_in import group_advantages, step_gae
 
 numbers = st.floats(-10, 10)
 

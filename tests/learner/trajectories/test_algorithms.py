@@ -6,8 +6,7 @@ import torch
 from tests.learner.trajectories.toy import END, episode, paid, turn
 
 from palaestra.errors import ConfigError, ExperienceError
-from palaestra.experience.trajectory import Outcome
-from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.experience.trajectory import Outcome, TokenLogProbs
 from palaestra.learner.table import ALGORITHMS, build_algorithm, config_of
 from palaestra.learner.trajectories import (
     GRPO,

@@ -44,11 +44,11 @@ def test_what_is_not_proven_is_refused_with_a_reason(made, reason, detail):
 
 
 def test_sampler_and_learner_may_differ_by_rounding_and_not_by_weights():
-    config = ProofConfig(mean_disagreement=0.05, max_disagreement=1.0)
-    assert why_disagreeing(Disagreement(0.05, 1.0, 10), config) is None
-    assert why_disagreeing(Disagreement(9.0, 9.0, 0), config) is None
-    said = why_disagreeing(Disagreement(0.06, 0.5, 10), config)
+    bounds = ProofConfig(mean_disagreement=0.05, max_disagreement=1.0).bounds(half_precision=True)
+    assert why_disagreeing(Disagreement(0.05, 1.0, 10), bounds) is None
+    assert why_disagreeing(Disagreement(9.0, 9.0, 0), bounds) is None
+    said = why_disagreeing(Disagreement(0.06, 0.5, 10), bounds)
     assert "0.06 on average (allowed 0.05)" in said
     assert "did not reach the sampler" in said
     assert "different pictures" in said
-    assert "at most by 1.5" in why_disagreeing(Disagreement(0.01, 1.5, 10), config)
+    assert "at most by 1.5" in why_disagreeing(Disagreement(0.01, 1.5, 10), bounds)

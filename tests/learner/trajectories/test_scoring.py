@@ -8,14 +8,14 @@ from tests.learner.trajectories.toy import TablePolicy, episode, play, turn
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO
 from palaestra.learner.trajectories.proof import ProofConfig
-from palaestra.learner.trajectories.scoring import score_batch
+from palaestra.learner.trajectories.scoring import ScoredBatch
 
 
 def look(policy, algorithm, episodes, checked_turns=None, microbatch=3, version=0):
     """The turns, the scored batch, and what was compared."""
     proof = ProofConfig(checked_turns=checked_turns)
-    found = score_batch(policy, algorithm, episodes, version=version, microbatch=microbatch, proof=proof)
-    return found.turns, found, found.agreement.disagreement()
+    found = ScoredBatch(policy, algorithm, episodes, version=version, microbatch=microbatch, proof=proof)
+    return found.turns, found, found.disagreement()
 
 
 def episodes_of(policy, count=6, **more):

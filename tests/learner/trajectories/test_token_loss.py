@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.learner.trajectories.algorithm import token_weights
-from palaestra.learner.trajectories.policy_gradient import importance_weights, k3, surrogate
+from palaestra.learner.trajectories.built_in import importance_weights, k3, surrogate
 
 LOG2 = math.log(2.0)
 

@@ -9,9 +9,9 @@ import torch
 from tests.learner.trajectories.toy import TablePolicy, paid, play, twin
 
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
-from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.experience.trajectory import TokenLogProbs
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, UpdateConfig
-from palaestra.learner.trajectories.scoring import build_token_batch, score_batch
+from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch
 from palaestra.learner.trajectories.update import TokenUpdater
 
 ALGORITHMS = [
@@ -38,7 +38,7 @@ def prepared(algorithm, seed=0):
         replace(one, turns=(*one.turns[:-1], replace(one.turns[-1], reward=float(number % 2))))
         for number, one in enumerate(made)
     ]
-    batch = score_batch(policy, algorithm, made, version=2, microbatch=4)
+    batch = ScoredBatch(policy, algorithm, made, version=2, microbatch=4)
     values = None
     if algorithm.needs_values:
         found = iter(batch.rows)

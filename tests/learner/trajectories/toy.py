@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from palaestra.experience.trajectory import Outcome, Trajectory, Turn
-from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory, Turn
 
 VOCABULARY, NUMBERS, END, BEGIN = 12, 10, 10, 11
 LONGEST = 3

@@ -1,10 +1,9 @@
 """Learning from trajectories: rejection sampling, GRPO and PPO on the tokens of a model that operates a screen."""
 
 from palaestra.learner.trajectories.algorithm import Loss, TrajectoryAlgorithm
-from palaestra.learner.trajectories.built_in import GRPO, RejectionSampling, TrajectoryPPO
+from palaestra.learner.trajectories.built_in import GRPO, PolicyGradient, RejectionSampling, TrajectoryPPO
 from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.policy import TrajectoryPolicy
-from palaestra.learner.trajectories.policy_gradient import PolicyGradient
 from palaestra.learner.trajectories.update import UpdateConfig
 
 __all__ = [

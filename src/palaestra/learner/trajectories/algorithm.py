@@ -1,7 +1,6 @@
 """`TrajectoryAlgorithm`: what to learn from and what to minimise, and the numbers that a loss reads and returns.
 
-A subclass writes two methods: `advantages`, how good each episode was, and `loss`, what a microbatch contributes to the
-objective. Everything else has a default. docs/algorithms.md shows a whole one in twenty lines.
+A subclass writes two methods, `advantages` and `loss`; docs/algorithms.md shows a whole one in twenty lines.
 """
 
 from __future__ import annotations
@@ -17,20 +16,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from palaestra.config import Section, validated
-from palaestra.experience.trajectory import Trajectory
-from palaestra.experience.turn_input import TokenLogProbs
+from palaestra.experience.trajectory import TokenLogProbs, Trajectory
 from palaestra.learner.trajectories.reward import Rewards
 
-__all__ = [
-    "Loss",
-    "Normaliser",
-    "Numbers",
-    "Sample",
-    "TokenBatch",
-    "TrajectoryAlgorithm",
-    "token_counts",
-    "token_weights",
-]
+__all__ = ["Loss", "Normaliser", "Numbers", "Sample", "TokenBatch", "TrajectoryAlgorithm", "token_counts"]
 
 Normaliser: TypeAlias = Literal["tokens", "trajectory", "constant"]
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.floating]
@@ -150,8 +139,10 @@ class TrajectoryAlgorithm:
         ]
 
     def weigh_tokens(self, trajectories: Sequence[Trajectory]) -> Sequence[float]:
-        """What a token of each trajectory counts in the update: by default all alike."""
-        return token_weights(token_counts(trajectories), "tokens")
+        """What a token of each trajectory counts: by the `normaliser` of the settings, alike when they have none."""
+        normaliser: Normaliser = getattr(self.config, "normaliser", "tokens")
+        constant = getattr(self.config, "normaliser_tokens", 1.0)
+        return token_weights(token_counts(trajectories), normaliser, constant=constant)
 
 
 def token_counts(trajectories: Sequence[Trajectory]) -> list[int]:
@@ -162,12 +153,8 @@ def token_counts(trajectories: Sequence[Trajectory]) -> list[int]:
 def token_weights(tokens: Sequence[int], normaliser: Normaliser, *, constant: float = 1.0) -> list[float]:
     """How much each token of every trajectory counts, given how many tokens each trajectory has.
 
-    - `tokens`: 1 / all tokens of the update. Every token counts alike.
-    - `trajectory`: 1 / (n |tau|), every trajectory counts alike. Wrong for agents, as AsyncWebRL argues: failures run
-      to the step limit and are longer, so each of their tokens is pushed down less than a success's token is pushed
-      up, and wandering is hardly punished.
-    - `constant`: 1 / (n k) with one k for the whole training. Long failures are punished for each token they spend, and
-      unlike `tokens` an update full of long episodes does not take a smaller step per token than one of short ones.
+    `tokens`: 1 / all tokens of the update; `trajectory`: 1 / (n |tau|); `constant`: 1 / (n k) with one k for the whole
+    training. docs/algorithms.md says what each does to long failures.
     """
     if normaliser == "trajectory":
         return [1.0 / (len(tokens) * own) for own in tokens]

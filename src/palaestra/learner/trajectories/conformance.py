@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.experience.trajectory import Outcome, Trajectory, Turn
-from palaestra.experience.turn_input import TokenLogProbs, TurnInput, turn_inputs
-from palaestra.learner.trajectories.algorithm import Loss, Sample, TrajectoryAlgorithm, token_counts
+from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory, Turn, TurnInput, turn_inputs
+from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import KeepsReference, SeparateValueHead, TrajectoryPolicy, trainable_weights
-from palaestra.learner.trajectories.reward import RewardConfig, Rewards, learned_rewards
+from palaestra.learner.trajectories.reward import RewardConfig, learned_rewards
 from palaestra.learner.trajectories.scoring import Row, build_token_batch
 
 __all__ = ["check_trajectory_algorithm", "check_trajectory_policy"]
@@ -44,10 +43,9 @@ def check_trajectory_policy(
     assert whole.log_probs.shape == shape, f"log_probs has shape {tuple(whole.log_probs.shape)}, not {shape}"
     assert whole.mask.shape == shape, "the mask has another shape than the log-probabilities"
     for row, length in enumerate(lengths):
-        assert bool(whole.mask[row, :length].all()), (
-            f"row {row} has {length} tokens, and not all of them are in the mask"
-        )
-        assert not bool(whole.mask[row, length:].any()), f"row {row} has {length} tokens, and more in the mask"
+        what = f"row {row} has {length} tokens"
+        assert bool(whole.mask[row, :length].all()), f"{what}, and not all of them are in the mask"
+        assert not bool(whole.mask[row, length:].any()), f"{what}, and more in the mask"
         assert not bool(whole.log_probs[row, length:].any()), "log-probabilities must be 0 where padded"
     assert bool(torch.isfinite(whole.log_probs).all()), "a log-probability is not finite"
     assert float(whole.log_probs.max()) <= tolerance, "a log-probability is above 0"
@@ -56,28 +54,24 @@ def check_trajectory_policy(
         assert whole.entropy.shape == shape, "entropy has another shape than the log-probabilities"
         assert not bool((whole.entropy * ~whole.mask).any()), "entropy must be 0 where padded"
     assert not whole.log_probs.requires_grad, "grad=False must not record a graph"
-    _check_each_alone(policy, turns, whole.log_probs, tolerance)
-    if fresh:
-        _check_agreement(turns, whole.log_probs, tolerance)
+    for row, each in enumerate(turns):
+        _check_turn(policy, each, whole.log_probs[row], tolerance, fresh=fresh, name=f"turn {row}")
     reference = policy.reference_log_probs(turns) if isinstance(policy, KeepsReference) else None
     assert reference is None or reference.shape == shape, "the reference has another shape than the log-probabilities"
     _check_gradients(policy, turns, with_values=with_values)
 
 
-def _check_each_alone(policy: TrajectoryPolicy, turns: list[TurnInput], together: Tensor, tolerance: float) -> None:
-    for row, each in enumerate(turns):
-        alone = policy.log_probs([each], grad=False)
-        assert alone.values is None, "values were not asked for"
-        assert alone.entropy is None, "entropy was not asked for"
-        apart = float((alone.log_probs[0] - together[row, : alone.log_probs.shape[1]]).abs().max())
-        assert apart <= tolerance, f"turn {row} differs by {apart:.2g} alone and in company: padding leaks into it"
-
-
-def _check_agreement(turns: list[TurnInput], found: Tensor, tolerance: float) -> None:
-    for row, each in enumerate(turns):
-        recorded = torch.tensor(each.turn.log_probs, device=found.device)
-        apart = float((found[row, : len(recorded)] - recorded).abs().max())
-        assert apart <= tolerance, f"turn {row} was recorded with log-probabilities that differ by {apart:.2g}"
+def _check_turn(
+    policy: TrajectoryPolicy, each: TurnInput, found: Tensor, tolerance: float, *, fresh: bool, name: str
+) -> None:
+    alone = policy.log_probs([each], grad=False)
+    assert alone.values is None, "values were not asked for"
+    assert alone.entropy is None, "entropy was not asked for"
+    apart = float((alone.log_probs[0] - found[: alone.log_probs.shape[1]]).abs().max())
+    assert apart <= tolerance, f"{name} differs by {apart:.2g} alone and in company: padding leaks into it"
+    recorded = torch.tensor(each.turn.log_probs, device=found.device)
+    apart = float((found[: len(recorded)] - recorded).abs().max())
+    assert apart <= tolerance or not fresh, f"{name} was recorded with log-probabilities that differ by {apart:.2g}"
 
 
 def _check_gradients(policy: TrajectoryPolicy, turns: list[TurnInput], *, with_values: bool) -> None:
@@ -92,9 +86,8 @@ def _check_gradients(policy: TrajectoryPolicy, turns: list[TurnInput], *, with_v
     assert head <= set(weights.values()), "value_parameters must be among trainable_parameters"
     body = [parameter for parameter in weights.values() if parameter not in head]
     pushed = torch.autograd.grad(now.log_probs.sum(), body, retain_graph=True, allow_unused=True)
-    assert any(part is not None and bool(part.any()) for part in pushed), (
-        "no gradient reaches any weight from the tokens"
-    )
+    is_pushed = any(part is not None and bool(part.any()) for part in pushed)
+    assert is_pushed, "no gradient reaches any weight from the tokens"
     if not with_values:
         return
     assert now.values is not None, "asked for values, it gave none"
@@ -109,10 +102,20 @@ def check_trajectory_algorithm(make_algorithm: Callable[[], TrajectoryAlgorithm]
     group = _sample_group(max(4, make_algorithm().group_size))
     rewards = [learned_rewards(one, RewardConfig()) for one in group]
     before = repr(group), [earned.copy() for earned in rewards]
-    chosen = _check_selection(make_algorithm, group, rewards)
-    earned = [rewards[int(one.episode_id)] for one in chosen]
-    samples = _check_samples(make_algorithm, chosen, earned)
-    _check_loss(make_algorithm, chosen, samples)
+    chosen, again = (list(make_algorithm().select(group, rewards)) for _ in range(2))
+    names = [one.episode_id for one in chosen]
+    assert names, "select keeps nothing of a group of successes and failures"
+    assert names == [one.episode_id for one in again], "select must give the same for the same group"
+    assert len(set(names)) == len(names), "select gives an episode twice"
+    assert set(names) <= {one.episode_id for one in group}, "select gives an episode that is not in the group"
+    assert all(one.learnable for one in chosen), "select keeps an episode whose screen broke"
+    earned = [rewards[int(name)] for name in names]
+    values = [np.linspace(0.1, 0.5, len(one)) for one in chosen] if make_algorithm().needs_values else None
+    samples, others = (make_algorithm().samples(chosen, earned, values=values) for _ in range(2))
+    assert samples, "samples gives nothing for episodes that it selected"
+    assert samples == others, "samples must give the same for the same episodes"
+    _check_samples(samples, turns=sum(len(one) for one in chosen), has_values=values is not None)
+    _check_loss(make_algorithm(), chosen, samples)
     assert repr(group) == before[0], "it changed a trajectory"
     assert all(np.array_equal(*pair) for pair in zip(rewards, before[1], strict=True)), "it changed the rewards"
 
@@ -138,44 +141,21 @@ def _sample_group(size: int) -> list[Trajectory]:
     return [*group[:-1], replace(group[-1], outcome=Outcome.ENVIRONMENT_FAILED)]
 
 
-def _check_selection(
-    make_algorithm: Callable[[], TrajectoryAlgorithm], group: list[Trajectory], rewards: Rewards
-) -> list[Trajectory]:
-    chosen, again = (list(make_algorithm().select(group, rewards)) for _ in range(2))
-    names = [one.episode_id for one in chosen]
-    assert names, "select keeps nothing of a group of successes and failures"
-    assert names == [one.episode_id for one in again], "select must give the same for the same group"
-    assert len(set(names)) == len(names), "select gives an episode twice"
-    assert set(names) <= {one.episode_id for one in group}, "select gives an episode that is not in the group"
-    assert all(one.learnable for one in chosen), "select keeps an episode whose screen broke"
-    return chosen
-
-
-def _check_samples(
-    make_algorithm: Callable[[], TrajectoryAlgorithm], chosen: list[Trajectory], rewards: Rewards
-) -> list[Sample]:
-    values = [np.linspace(0.1, 0.5, len(one)) for one in chosen] if make_algorithm().needs_values else None
-    samples, again = (make_algorithm().samples(chosen, rewards, values=values) for _ in range(2))
-    assert samples, "samples gives nothing for episodes that it selected"
-    assert samples == again, "samples must give the same for the same episodes"
-    turns = sum(len(one) for one in chosen)
+def _check_samples(samples: Sequence[Sample], *, turns: int, has_values: bool) -> None:
     for sample in samples:
         assert 0 <= sample.turn < turns, f"a sample of turn {sample.turn}, and there are {turns}"
         numbers = sample.advantage, sample.weight, sample.value_target or 0.0
         assert all(np.isfinite(numbers)), f"a number of the sample of turn {sample.turn} is not finite"
-        assert values is None or sample.value_target is not None, "needs_values, and a sample has no value_target"
-    return samples
+        assert not has_values or sample.value_target is not None, "needs_values, and a sample has no value_target"
 
 
-def _check_loss(
-    make_algorithm: Callable[[], TrajectoryAlgorithm], chosen: list[Trajectory], samples: list[Sample]
-) -> None:
-    algorithm, tokens = make_algorithm(), sum(token_counts(chosen))
+def _check_loss(algorithm: TrajectoryAlgorithm, chosen: list[Trajectory], samples: list[Sample]) -> None:
+    tokens = sum(token_counts(chosen))
     turns = [each.turn for one in chosen for each in turn_inputs(one)]
     recorded = [torch.tensor(turn.log_probs) for turn in turns]
     rows = [Row(own, torch.ones_like(own), value=0.2, reference=own - 0.1) for own in recorded]
 
-    def measure(some: Sequence[Sample]) -> tuple[Loss, Tensor]:
+    def measure(some: Sequence[Sample]) -> tuple[dict[str, float], Tensor]:
         shares = {"token_share": 1 / tokens, "turn_share": 1 / len(samples)}
         batch = build_token_batch(some, rows, **shares, device=torch.device("cpu"))
         kept = {name: part.clone() for name, part in vars(batch).items() if isinstance(part, Tensor)}
@@ -190,16 +170,13 @@ def _check_loss(
         (slope,) = torch.autograd.grad(loss.total, log_probs)
         assert bool(torch.isfinite(slope).all()), "the gradient of a log-probability is not finite"
         assert not bool(slope[~batch.mask].any()), "a padded position has a gradient: multiply by batch.weight"
-        loss = Loss(loss.total.detach(), loss.metrics)
-        return loss, torch.cat([slope[row, : len(turns[one.turn].token_ids)] for row, one in enumerate(some)])
+        numbers = {"loss": loss.total.detach(), **loss.metrics}
+        slopes = [slope[row, : len(turns[one.turn].token_ids)] for row, one in enumerate(some)]
+        return {name: float(number) for name, number in numbers.items()}, torch.cat(slopes)
 
     (whole, slope), parts = measure(samples), [measure([sample]) for sample in samples]
     hint = "the losses of microbatches must add up to the loss of the whole: sum over batch.weight, take no mean"
-    _assert_close(sum(float(part.total) for part, _ in parts), float(whole.total), hint)
+    for name, number in whole.items():
+        added = sum(part[name] for part, _ in parts)
+        assert abs(added - number) <= 1e-5 * max(1.0, abs(number)), f"metric {name}: {hint}"
     assert torch.allclose(slope, torch.cat([own for _, own in parts]), atol=1e-6), hint
-    for name, number in whole.metrics.items():
-        _assert_close(sum(float(part.metrics[name]) for part, _ in parts), float(number), f"metric {name}: {hint}")
-
-
-def _assert_close(one: float, other: float, message: str) -> None:
-    assert abs(one - other) <= 1e-5 * max(1.0, abs(other)), message

@@ -2,8 +2,6 @@
 
 Proof, one pass without gradients, samples, and the update, in this order; whatever is refused on the way changes
 nothing. It owns the version of the weights, the optimiser, the shuffles and the replay, and remembers earlier versions.
-It collects nothing, publishes nothing and writes no file: `state` gives everything but the weights as tensors and JSON,
-and a learner that loads it continues bit for bit.
 """
 
 from __future__ import annotations
@@ -11,18 +9,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.errors import CheckpointError, ConfigError, ExperienceError
+from palaestra.errors import CheckpointError, ExperienceError
 from palaestra.experience.groups import split_groups
 from palaestra.experience.trajectory import Trajectory
 from palaestra.learner.returns import explained_variance
-from palaestra.learner.trajectories.admission import Admission
 from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import (
     Fingerprinted,
@@ -31,11 +27,11 @@ from palaestra.learner.trajectories.policy import (
     TrajectoryPolicy,
     trainable_weights,
 )
-from palaestra.learner.trajectories.proof import Expected, ProofConfig
+from palaestra.learner.trajectories.proof import Admission, Expected, ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig
-from palaestra.learner.trajectories.scoring import BatchRefused, ScoredBatch, score_batch
-from palaestra.learner.trajectories.update import LearningRate, TokenUpdater, UpdateConfig, choose_learning_rate, pace
+from palaestra.learner.trajectories.scoring import BatchRefused, ScoredBatch
+from palaestra.learner.trajectories.update import Poll, TokenUpdater, UpdateConfig, choose_learning_rate, pace
 from palaestra.transport.source import State
 
 __all__ = ["TrajectoryLearner"]
@@ -65,7 +61,6 @@ class TrajectoryLearner:
         kept_versions: int = 1,
         version: int = 0,
         seed: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`lora` says whether an adapter is trained; it decides the learning rate when the config gives none.
 
@@ -79,13 +74,13 @@ class TrajectoryLearner:
         self.n_updates = 0
         self.last_refusal = ""
         """Why the last batch was refused; empty when it was not."""
-        self.rate = self._choose_rate(lora)
+        self.rate = choose_learning_rate(lora=lora, supervised=algorithm.supervised, given=self.config.learning_rate)
         self._admission = Admission(algorithm, self.replay, self.reward)
         self._updater = TokenUpdater(policy, algorithm, self.config, rate=self.rate.rate)
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
-        self._clock = clock
         self._refused_in_a_row = 0
-        self._version = version
+        self.version = version
+        """Of the weights as they are: counts updates that changed them."""
         self._fingerprints: dict[int, str] | None = {} if isinstance(policy, Fingerprinted) else None
         """Of the weights of every version."""
         self._kept_versions = self._bound_kept(kept_versions)
@@ -93,14 +88,9 @@ class TrajectoryLearner:
         """The weights of the last versions."""
         self._remember_weights()
 
-    @property
-    def version(self) -> int:
-        """Of the weights as they are: counts updates that changed them."""
-        return self._version
-
     def reset_version(self, version: int) -> None:
         """The policy's weights were replaced, and are known as `version` now."""
-        self._version = version
+        self.version = version
         self._kept.clear()
         self._remember_weights()
 
@@ -112,12 +102,11 @@ class TrajectoryLearner:
         """What of a complete group is worth learning from; nothing when another should be sampled in its place."""
         return self._admission.admit(group, self._expected())
 
-    def update(self, batch: Sequence[Trajectory], *, poll: Callable[[], None] | None = None) -> dict[str, float]:
+    def update(self, batch: Sequence[Trajectory], *, poll: Poll = None) -> dict[str, float]:
         """Improve the policy on these; what has not been through `admit` goes through it first, by groups.
 
-        Trajectories stay as they are. When nothing is worth learning from, or the batch is refused, the metrics say so
-        (`trajectories_learned` is 0) and neither weights nor version change. `poll` is called before each minibatch;
-        when it raises, weights, optimiser and random streams are as they were.
+        When nothing is worth learning from, or the batch is refused, the metrics say so (`trajectories_learned` is 0)
+        and neither weights nor version change. When `poll` raises, all is as it was.
         """
         shuffles, dropout = self._rng.bit_generator.state, torch.get_rng_state()
         try:
@@ -131,10 +120,10 @@ class TrajectoryLearner:
         """Everything the next number depends on, except the policy's weights."""
         facts = {
             "n_updates": self.n_updates,
-            "version": self._version,
+            "version": self.version,
             "refused_in_a_row": self._refused_in_a_row,
             "shuffle": self._rng.bit_generator.state,
-            "admitted": self._admission.facts(),
+            "admitted": dict(self._admission.admitted),
             "fingerprints": {str(version): known for version, known in (self._fingerprints or {}).items()},
             "parameters": [list(parameter.shape) for parameter in self._updater.parameters],
         }
@@ -152,91 +141,80 @@ class TrajectoryLearner:
             raise CheckpointError("checkpoint.parameters", len(facts["parameters"]), reason, remedy)
         self._updater.restore(tensors)
         self.replay.restore(tensors)
-        self._admission.load_facts(facts["admitted"])
+        self._admission.finish_update(())
+        self._admission.admitted = dict(facts["admitted"])
         self._rng.bit_generator.state = facts["shuffle"]
-        self.n_updates, self._version = int(facts["n_updates"]), int(facts["version"])
-        self._refused_in_a_row = int(facts["refused_in_a_row"])
+        self.n_updates, self._refused_in_a_row = int(facts["n_updates"]), int(facts["refused_in_a_row"])
         if self._fingerprints is not None:
             self._fingerprints = {int(version): str(known) for version, known in facts.get("fingerprints", {}).items()}
-        self._kept.clear()
-        self._remember_weights()
+        self.reset_version(int(facts["version"]))
         torch.set_rng_state(tensors["torch_rng"])
 
-    def _update(self, batch: Sequence[Trajectory], poll: Callable[[], None] | None) -> dict[str, float]:
-        began = self._clock()
-        chosen = self._choose_trajectories(batch)
-        if not chosen:
-            self.last_refusal = self._admission.counts.why_all_refused()
-            return self._refuse([], began) if self.last_refusal else self._report([], began)
-        scored = score_batch(
-            self.policy,
-            self.algorithm,
-            chosen,
-            version=self._version,
-            microbatch=self.config.microbatch_turns,
-            proof=self.proof,
-            past_weights=self._kept,
-            in_passing=self._compares_while_learning,
-        )
-        rewards = self._admission.rewards(chosen)
-        samples = self.algorithm.samples(chosen, rewards, values=self._values_by_episode(chosen, scored))
+    def _update(self, batch: Sequence[Trajectory], poll: Poll) -> dict[str, float]:
+        began, chosen = time.perf_counter(), self._choose_trajectories(batch)
+        scored: ScoredBatch | None = None
+        learned: dict[str, float] | None = None
+        self.last_refusal = "" if chosen else self._admission.why_all_refused()
+        if chosen:
+            # Then the first pass with gradients gives the log-probabilities of the policy before it has learned.
+            one_step = self.config.epochs == 1 and self.config.minibatches == 1
+            scored = ScoredBatch(
+                self.policy,
+                self.algorithm,
+                chosen,
+                version=self.version,
+                microbatch=self.config.microbatch_turns,
+                proof=self.proof,
+                past_weights=self._kept,
+                in_passing=one_step and bool(getattr(self.policy, "exact_gradients", False)),
+            )
+            try:
+                learned = self._learn(chosen, scored, poll)
+            except BatchRefused as refusal:
+                self.last_refusal = str(refusal)
+            else:
+                self._refused_in_a_row = 0
+        if self.last_refusal:
+            self._refused_in_a_row += 1
+            _log.warning("batch refused: %s", self.last_refusal)
+        metrics = self._report(chosen, time.perf_counter() - began, scored, learned)
+        if self.last_refusal and self._refused_in_a_row >= self.proof.refusals_in_a_row:
+            remedy = "raise proof.mean_disagreement or proof.max_disagreement" if scored else "see docs/algorithms.md"
+            raise ExperienceError(
+                f"{self._refused_in_a_row} batches in a row were refused at version {self.version}; the last: "
+                f"{self.last_refusal} Nothing was learned from them. If this is meant to be so, {remedy}."
+            )
+        return metrics
+
+    def _learn(self, chosen: Sequence[Trajectory], scored: ScoredBatch, poll: Poll) -> dict[str, float] | None:
+        """Metrics of the update; None when the algorithm found nothing to learn. `BatchRefused` changes nothing."""
+        values = None
+        if self.algorithm.needs_values:
+            borders = np.cumsum([len(one) for one in chosen])[:-1]
+            values = np.split(np.array([row.value for row in scored.rows], np.float64), borders)
+        samples = self.algorithm.samples(chosen, self._admission.rewards(chosen), values=values)
         share = pace(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
         self._updater.set_pace(share)
-        metrics: dict[str, float] | None = None
-        try:
-            scored.agreement.check()
-            if samples:
-                metrics = self._updater.run(samples, scored, self._rng, poll=poll)
-        except BatchRefused as refusal:
-            self.last_refusal = str(refusal)
-            return self._refuse(chosen, began, scored)
-        self.last_refusal, self._refused_in_a_row = "", 0
-        if metrics is not None:
-            metrics |= {"learning_rate": self.rate.rate * share, **self._sample_metrics(samples, scored)}
-            self.n_updates += 1
-            self._version += 1
-            self._remember_weights()
-        return self._report(chosen, began, scored, metrics)
-
-    @property
-    def _compares_while_learning(self) -> bool:
-        """Whether the first pass with gradients gives the log-probabilities of the policy before it has learned."""
-        one_step = self.config.epochs == 1 and self.config.minibatches == 1
-        return one_step and bool(getattr(self.policy, "exact_gradients", False))
+        scored.check()
+        if not samples:
+            return None
+        metrics = self._updater.run(samples, scored, self._rng, poll=poll)
+        self.n_updates += 1
+        self.version += 1
+        self._remember_weights()
+        return metrics | {"learning_rate": self.rate.rate * share, **self._sample_metrics(samples, scored)}
 
     def _choose_trajectories(self, batch: Sequence[Trajectory]) -> list[Trajectory]:
         admitted = [one for one in batch if self._admission.is_admitted(one)]
         others = split_groups([one for one in batch if not self._admission.is_admitted(one)])
         chosen = admitted + [one for group in others for one in self.admit(group)]
         if self.algorithm.supervised:
-            chosen += self.replay.draw(chosen, version=self._version, rng=self._rng)
+            chosen += self.replay.draw(chosen, version=self.version, rng=self._rng)
         return chosen
-
-    def _values_by_episode(
-        self, chosen: Sequence[Trajectory], scored: ScoredBatch
-    ) -> list[np.ndarray[Any, Any]] | None:
-        if not self.algorithm.needs_values:
-            return None
-        values = np.array([row.value for row in scored.rows], np.float64)
-        return np.split(values, np.cumsum([len(one) for one in chosen])[:-1])
-
-    def _refuse(
-        self, chosen: Sequence[Trajectory], began: float, scored: ScoredBatch | None = None
-    ) -> dict[str, float]:
-        self._refused_in_a_row += 1
-        _log.warning("batch refused: %s", self.last_refusal)
-        metrics = self._report(chosen, began, scored)
-        if self._refused_in_a_row >= self.proof.refusals_in_a_row:
-            remedy = "raise proof.mean_disagreement or proof.max_disagreement" if scored else "see docs/algorithms.md"
-            raise ExperienceError(
-                f"{self._refused_in_a_row} batches in a row were refused at version {self._version}; the last: "
-                f"{self.last_refusal} Nothing was learned from them. If this is meant to be so, {remedy}."
-            )
-        return metrics
 
     def _expected(self) -> Expected:
         return Expected(
-            version=self._version,
+            version=self.version,
             fingerprints=self._fingerprints,
             foreign_weights=self.proof.foreign_weights,
             temperature=self.temperature,
@@ -248,11 +226,11 @@ class TrajectoryLearner:
     def _remember_weights(self) -> None:
         """Note the fingerprint of the weights as they are, and keep a copy for when they are an earlier version's."""
         if self._fingerprints is not None and isinstance(self.policy, Fingerprinted):
-            self._fingerprints[self._version] = self.policy.fingerprint
+            self._fingerprints[self.version] = self.policy.fingerprint
             while len(self._fingerprints) > VERSIONS_KNOWN:
                 del self._fingerprints[min(self._fingerprints)]
         if self._kept_versions > 0:
-            self._kept[self._version] = {name: weight.detach().cpu().clone() for name, weight in self.weights().items()}
+            self._kept[self.version] = {name: weight.detach().cpu().clone() for name, weight in self.weights().items()}
             for version in sorted(self._kept)[: -1 - self._kept_versions]:
                 del self._kept[version]
 
@@ -269,14 +247,6 @@ class TrajectoryLearner:
             )
             _log.warning(text, kept, wanted, KEPT_BYTES // 2**20)
         return kept
-
-    def _choose_rate(self, lora: bool | None) -> LearningRate:
-        given = self.config.learning_rate
-        if given is None and lora is None:
-            reason = "cannot be chosen without knowing what is trained"
-            remedy = "Say lora=True or lora=False, or give a learning rate"
-            raise ConfigError("trainer.learning_rate", None, reason, remedy)
-        return choose_learning_rate(lora=bool(lora), supervised=self.algorithm.supervised, given=given)
 
     def _sample_metrics(self, samples: Sequence[Sample], scored: ScoredBatch) -> dict[str, float]:
         rows = [scored.rows[sample.turn] for sample in samples]
@@ -299,28 +269,23 @@ class TrajectoryLearner:
         return metrics
 
     def _report(
-        self,
-        chosen: Sequence[Trajectory],
-        began: float,
-        scored: ScoredBatch | None = None,
-        learned_metrics: Mapping[str, float] | None = None,
+        self, chosen: list[Trajectory], seconds: float, scored: ScoredBatch | None, update: dict[str, float] | None
     ) -> dict[str, float]:
-        """The metrics of a call of `update`; without `learned_metrics` nothing was learned."""
-        seconds = self._clock() - began
-        learned = [] if learned_metrics is None else chosen
+        """The metrics of a call of `update`; without those of an `update` nothing was learned."""
+        learned = [] if update is None else chosen
         tokens = sum(token_counts(learned))
         metrics = {
-            **(learned_metrics or {}),
-            **self._admission.counts.metrics(grouped=self.algorithm.group_size > 1),
+            **(update or {}),
+            **self._admission.metrics(),
             "update": float(self.n_updates),
-            "policy_version": float(self._version),
+            "policy_version": float(self.version),
             "trajectories_learned": float(len(learned)),
             "tokens_learned": float(tokens),
             "learn_seconds": seconds,
             "batches_refused": float(self._refused_in_a_row),
         }
         if scored is not None:
-            found = scored.agreement.disagreement()
+            found = scored.disagreement()
             metrics |= {
                 "staleness": scored.staleness,
                 "staleness_max": scored.staleness_max,
@@ -331,9 +296,7 @@ class TrajectoryLearner:
                 "unchecked_share": 1.0 - found.tokens / max(1, sum(token_counts(chosen))),
             }
         if learned:
-            metrics |= {
-                "tokens_per_second": tokens / max(seconds, 1e-9),
-                "replay_share": self._admission.count_replayed(learned) / len(learned),
-            }
+            metrics["tokens_per_second"] = tokens / max(seconds, 1e-9)
+            metrics["replay_share"] = self._admission.count_replayed(learned) / len(learned)
         self._admission.finish_update(chosen)
         return {name: number for name, number in metrics.items() if not math.isnan(number)}

@@ -11,19 +11,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from palaestra.experience.trajectory import Trajectory
-from palaestra.experience.turn_input import ParsedReply, TokenLogProbs, TurnInput
+from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
 
-__all__ = [
-    "Fingerprinted",
-    "KeepsReference",
-    "ReadsReplies",
-    "ScoresPastWeights",
-    "SeparateValueHead",
-    "Trainable",
-    "TrajectoryPolicy",
-    "trainable_weights",
-]
+__all__ = ["Fingerprinted", "KeepsReference", "ReadsReplies", "ScoresPastWeights", "TrajectoryPolicy"]
 
 
 class TrajectoryPolicy(Protocol):
@@ -41,7 +31,6 @@ class TrajectoryPolicy(Protocol):
 
         Values may be None unless the algorithm learns them, the entropy unless its loss reads it.
         """
-        ...
 
 
 @runtime_checkable
@@ -50,7 +39,6 @@ class Trainable(Protocol):
 
     def trainable_parameters(self) -> Iterable[nn.Parameter]:
         """What is learned, always in the same order."""
-        ...
 
 
 @runtime_checkable
@@ -59,7 +47,6 @@ class SeparateValueHead(Protocol):
 
     def value_parameters(self) -> Iterable[nn.Parameter]:
         """Those of the trained parameters that only the value depends on."""
-        ...
 
 
 @runtime_checkable
@@ -68,7 +55,6 @@ class KeepsReference(Protocol):
 
     def reference_log_probs(self, turns: Sequence[TurnInput]) -> Tensor | None:
         """`[B, G]` as `log_probs`, under those weights; None when they are not kept after all."""
-        ...
 
 
 @runtime_checkable
@@ -78,7 +64,6 @@ class Fingerprinted(Protocol):
     @property
     def fingerprint(self) -> str:
         """Of the weights that learn, as they are now."""
-        ...
 
 
 @runtime_checkable
@@ -87,7 +72,6 @@ class ReadsReplies(Protocol):
 
     def read_replies(self, trajectory: Trajectory) -> Sequence[ParsedReply]:
         """Every turn of the episode, from its token ids alone."""
-        ...
 
 
 @runtime_checkable
@@ -96,7 +80,6 @@ class ScoresPastWeights(Protocol):
 
     def past_log_probs(self, turns: Sequence[TurnInput], learned: Mapping[str, Tensor], /) -> Tensor:
         """`[B, G]` under earlier values of the trained weights, by name; never differentiated."""
-        ...
 
 
 def trainable_weights(policy: TrajectoryPolicy) -> dict[str, nn.Parameter]:

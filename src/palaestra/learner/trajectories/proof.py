@@ -1,17 +1,19 @@
-"""What has to hold of an episode before anything is learned from it.
+"""What has to hold of an episode before anything is learned from it, and what gets into an update (`Admission`).
 
 One trajectory is refused by itself (`why_refused`), a group when its members did not start alike or are copies
 (`why_group_refused`); each refusal has a reason that is counted and a sentence to read. Whether the log-probabilities
-are those of the recorded weights is asked in `scoring`. Decides only; the learner acts. `docs/algorithms.md` says
-what all of it together proves and what it does not.
+are those of the recorded weights is asked in `scoring`. `docs/algorithms.md` says what all of it together proves and
+what it does not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -21,11 +23,14 @@ from pydantic import Field
 
 from palaestra.config import Section
 from palaestra.errors import ExperienceError
-from palaestra.experience.trajectory import Outcome, Trajectory, Turn
-from palaestra.experience.turn_input import ParsedReply
-from palaestra.learner.trajectories.reward import RewardConfig, reward_range_of
+from palaestra.experience.trajectory import Outcome, ParsedReply, Trajectory, Turn
+from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
+from palaestra.learner.trajectories.replay import SuccessReplay
+from palaestra.learner.trajectories.reward import RewardConfig, Rewards, all_alike, learned_rewards, reward_range_of
 
-__all__ = ["Expected", "ProofConfig", "Reason", "Refusal", "why_group_refused", "why_refused"]
+__all__ = ["Admission", "Expected", "ProofConfig", "Reason", "Refusal", "why_group_refused", "why_refused"]
+
+_log = logging.getLogger(__name__)
 
 ABOVE_ZERO = 1e-4
 """Rounding may lift the log-probability of a certain token this far above 0."""
@@ -104,128 +109,121 @@ class Expected:
 
 def why_refused(trajectory: Trajectory, expected: Expected) -> Refusal | None:
     """Why nothing may be learned from it; None when nothing speaks against it."""
+    return next(_find_problems(trajectory, expected), None)
+
+
+def _find_problems(trajectory: Trajectory, expected: Expected) -> Iterator[Refusal]:
+    """The first one counts; what comes after it may rely on what it denies, and is not asked for."""
     if trajectory.outcome is Outcome.ENVIRONMENT_FAILED:
-        return Refusal(Reason.ENVIRONMENT, f"the screen broke ({trajectory.reason or 'no reason given'})")
+        yield Refusal(Reason.ENVIRONMENT, f"the screen broke ({trajectory.reason or 'no reason given'})")
     if not trajectory.turns:
-        return Refusal(Reason.EMPTY, "it has no turns")
+        yield Refusal(Reason.EMPTY, "it has no turns")
     wanted = expected.temperature
     if wanted is not None and trajectory.temperature != wanted:
         text = f"it was sampled at temperature {trajectory.temperature:g}, and this run samples at {wanted:g}"
-        return Refusal(Reason.TEMPERATURE, text)
+        yield Refusal(Reason.TEMPERATURE, text)
     for number, turn in enumerate(trajectory.turns):
-        problem = _turn_problem(turn, expected)
-        if problem is not None:
-            return Refusal(problem.reason, f"turn {number}: {problem.detail}")
-    return (
-        _picture_problem(trajectory)
-        or _reward_problem(trajectory, expected.reward)
-        or _text_problem(trajectory, expected)
-    )
-
-
-def _turn_problem(turn: Turn, expected: Expected) -> Refusal | None:
-    if len(turn.token_ids) == 0 or len(turn.prompt_ids) == 0:
-        return Refusal(Reason.EMPTY, "no prompt or no sampled token")
-    for ids in (turn.prompt_ids, turn.token_ids):
-        lowest, highest = int(ids.min()), int(ids.max())
-        if lowest < 0 or (expected.vocabulary is not None and highest >= expected.vocabulary):
-            return Refusal(Reason.TEXT, f"token {lowest if lowest < 0 else highest} is not in the vocabulary")
-    low, high = int(turn.versions.min()), int(turn.versions.max())
-    if low < 0 or high > expected.version:
-        text = f"tokens of versions {low} to {high}, but there are only versions 0 to {expected.version}"
-        return Refusal(Reason.VERSION, text)
-    if not bool(np.isfinite(turn.log_probs).all()) or float(turn.log_probs.max()) > ABOVE_ZERO:
-        return Refusal(Reason.LOG_PROB, "a log-probability is not finite or above 0")
-    if not turn.pictures:
-        return Refusal(Reason.PICTURE, "it names no picture")
-    if any(width < 1 or height < 1 for width, height in turn.image_sizes):
-        return Refusal(Reason.PICTURE, "the size at which a picture was seen is not known")
-    return None if expected.fingerprints is None else _weights_problem(turn, expected)
-
-
-def _weights_problem(turn: Turn, expected: Expected) -> Refusal | None:
-    """A turn is drawn by one set of weights, which the learner has published under the version it names."""
-    low, high = int(turn.versions.min()), int(turn.versions.max())
-    if low != high:
-        return Refusal(Reason.WEIGHTS, f"its tokens are of versions {low} to {high}; a turn is drawn by one")
-    published = (expected.fingerprints or {}).get(low)
-    if expected.foreign_weights and (published is None or not turn.weights):
-        return None
-    remedy = "proof.foreign_weights=true accepts it"
-    if not turn.weights:
-        return Refusal(Reason.WEIGHTS, f"it does not name the weights it was drawn from; {remedy}")
-    if published is None:
-        return Refusal(Reason.WEIGHTS, f"version {low} was not published by this learner; {remedy}")
-    if turn.weights != published:
-        text = f"it was drawn from weights {turn.weights[:12]}, and version {low} was published as {published[:12]}"
-        return Refusal(Reason.WEIGHTS, text)
-    return None
-
-
-def _picture_problem(trajectory: Trajectory) -> Refusal | None:
+        for problem in _find_turn_problems(turn, expected):
+            yield Refusal(problem.reason, f"turn {number}: {problem.detail}")
     for number, turn in enumerate(trajectory.turns):
         for sha in turn.pictures:
             if sha not in trajectory.pictures:
-                return Refusal(Reason.PICTURE, f"turn {number}: picture {sha[:12]} is missing")
+                yield Refusal(Reason.PICTURE, f"turn {number}: picture {sha[:12]} is missing")
     for sha, data in trajectory.pictures.items():
         if hashlib.sha256(data).hexdigest() != sha:
-            return Refusal(Reason.PICTURE, f"picture {sha[:12]} is not what was recorded under that SHA-256")
-    return None
+            yield Refusal(Reason.PICTURE, f"picture {sha[:12]} is not what was recorded under that SHA-256")
+    yield from (Refusal(Reason.REWARD, text) for text in _find_reward_problems(trajectory, expected.reward))
+    if expected.read_replies is not None:
+        yield from _find_text_problems(trajectory, expected.read_replies)
 
 
-def _reward_problem(trajectory: Trajectory, config: RewardConfig) -> Refusal | None:
+def _find_turn_problems(turn: Turn, expected: Expected) -> Iterator[Refusal]:
+    if len(turn.token_ids) == 0 or len(turn.prompt_ids) == 0:
+        yield Refusal(Reason.EMPTY, "no prompt or no sampled token")
+    for ids in (turn.prompt_ids, turn.token_ids):
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or (expected.vocabulary is not None and highest >= expected.vocabulary):
+            yield Refusal(Reason.TEXT, f"token {lowest if lowest < 0 else highest} is not in the vocabulary")
+    low, high = int(turn.versions.min()), int(turn.versions.max())
+    if low < 0 or high > expected.version:
+        text = f"tokens of versions {low} to {high}, but there are only versions 0 to {expected.version}"
+        yield Refusal(Reason.VERSION, text)
+    if not bool(np.isfinite(turn.log_probs).all()) or float(turn.log_probs.max()) > ABOVE_ZERO:
+        yield Refusal(Reason.LOG_PROB, "a log-probability is not finite or above 0")
+    if not turn.pictures:
+        yield Refusal(Reason.PICTURE, "it names no picture")
+    if any(width < 1 or height < 1 for width, height in turn.image_sizes):
+        yield Refusal(Reason.PICTURE, "the size at which a picture was seen is not known")
+    if expected.fingerprints is not None:
+        yield from _find_weight_problems(turn, expected, expected.fingerprints)
+
+
+def _find_weight_problems(turn: Turn, expected: Expected, fingerprints: Mapping[int, str]) -> Iterator[Refusal]:
+    """A turn is drawn by one set of weights, which the learner has published under the version it names."""
+    low, high = int(turn.versions.min()), int(turn.versions.max())
+    if low != high:
+        yield Refusal(Reason.WEIGHTS, f"its tokens are of versions {low} to {high}; a turn is drawn by one")
+    published = fingerprints.get(low)
+    if expected.foreign_weights and (published is None or not turn.weights):
+        return
+    remedy = "proof.foreign_weights=true accepts it"
+    if not turn.weights:
+        yield Refusal(Reason.WEIGHTS, f"it does not name the weights it was drawn from; {remedy}")
+    if published is None:
+        yield Refusal(Reason.WEIGHTS, f"version {low} was not published by this learner; {remedy}")
+    elif turn.weights != published:
+        text = f"it was drawn from weights {turn.weights[:12]}, and version {low} was published as {published[:12]}"
+        yield Refusal(Reason.WEIGHTS, text)
+
+
+def _find_reward_problems(trajectory: Trajectory, config: RewardConfig) -> Iterator[str]:
     """Rewards lie within what the task pays, and are those of the outcome."""
+    declared = trajectory.task.get("reward_range")
     try:
         low, high = reward_range_of(trajectory, config)
     except (TypeError, ValueError):
-        text = f"its task declares the reward range {trajectory.task['reward_range']!r}, which is not two numbers"
-        return Refusal(Reason.REWARD, text)
+        yield f"its task declares the reward range {declared!r}, which is not two numbers"
+        return
     paid = 0.0
     for number, turn in enumerate(trajectory.turns):
         if not isinstance(turn.reward, int | float) or not math.isfinite(turn.reward):
-            return Refusal(Reason.REWARD, f"turn {number}: its reward is {turn.reward!r}")
+            yield f"turn {number}: its reward is {turn.reward!r}"
         if turn.action is None and turn.reward != 0:
-            text = f"turn {number}: nothing was done, and the environment is said to have paid {turn.reward:g} for it"
-            return Refusal(Reason.REWARD, text)
+            yield f"turn {number}: nothing was done, and the environment is said to have paid {turn.reward:g} for it"
         paid += turn.reward
         if not low - ROUNDING <= paid <= high + ROUNDING:
-            text = f"turn {number}: paid {paid:g} in all, and the task pays from {low:g} to {high:g}"
-            if trajectory.task.get("reward_range") is None:
-                text += " (reward.assumed_range; the task declares none)"
-            return Refusal(Reason.REWARD, text)
-    if trajectory.success:
-        # A task that declares no range may pay a solved episode less than the most, but not nothing.
-        least = high if trajectory.task.get("reward_range") is not None else ROUNDING * 2
-        if paid < least - ROUNDING:
-            return Refusal(Reason.REWARD, f"it ended as a success and was paid {paid:g}, and solving pays {high:g}")
-    elif paid > high - ROUNDING:
-        text = f"it ended as {trajectory.outcome.value} and was paid {paid:g}, which only a success is"
-        return Refusal(Reason.REWARD, text)
-    return None
+            source = "" if declared is not None else " (reward.assumed_range; the task declares none)"
+            yield f"turn {number}: paid {paid:g} in all, and the task pays from {low:g} to {high:g}{source}"
+    # A task that declares no range may pay a solved episode less than the most, but not nothing.
+    least = high if declared is not None else ROUNDING * 2
+    if trajectory.success and paid < least - ROUNDING:
+        yield f"it ended as a success and was paid {paid:g}, and solving pays {high:g}"
+    if not trajectory.success and paid > high - ROUNDING:
+        yield f"it ended as {trajectory.outcome.value} and was paid {paid:g}, which only a success is"
 
 
-def _text_problem(trajectory: Trajectory, expected: Expected) -> Refusal | None:
+def _find_text_problems(
+    trajectory: Trajectory, read_replies: Callable[[Trajectory], Sequence[ParsedReply]]
+) -> Iterator[Refusal]:
     """Tokens say the text, and the text says the action."""
-    if expected.read_replies is None:
-        return None
     try:
-        replies = expected.read_replies(trajectory)
+        replies = read_replies(trajectory)
     except ExperienceError as error:
-        return Refusal(Reason.PICTURE, str(error))
+        yield Refusal(Reason.PICTURE, str(error))
+        return
     for number, (turn, read) in enumerate(zip(trajectory.turns, replies, strict=True)):
         if turn.text != read.text:
             text = f"turn {number}: its tokens say {_short(read.text)}, and its text is {_short(turn.text)}"
-            return Refusal(Reason.TEXT, text)
+            yield Refusal(Reason.TEXT, text)
         # A session may refuse an action that can be read; then there is none, and the reason says so.
-        if turn.action is not None and _plain(turn.action) != _plain(read.action):
-            text = f"turn {number}: its text says {_short(_plain(read.action))}, and its action is "
-            return Refusal(Reason.TEXT, text + _short(_plain(turn.action)))
+        read_action, action = _plain(read.action), _plain(turn.action)
+        if turn.action is not None and action != read_action:
+            text = f"turn {number}: its text says {_short(read_action)}, and its action is {_short(action)}"
+            yield Refusal(Reason.TEXT, text)
         if turn.image_sizes[-1] != read.image_size:
             seen, wanted = (" x ".join(map(str, size)) for size in (turn.image_sizes[-1], read.image_size))
-            return Refusal(
-                Reason.PICTURE, f"turn {number}: its screen was seen at {seen}, and this model sees {wanted}"
-            )
-    return None
+            text = f"turn {number}: its screen was seen at {seen}, and this model sees {wanted}"
+            yield Refusal(Reason.PICTURE, text)
 
 
 def _plain(action: Mapping[str, Any] | None) -> str:
@@ -240,10 +238,8 @@ def why_group_refused(group: Sequence[Trajectory]) -> str | None:
     """Why these episodes cannot be compared with each other; None when they can."""
     first = group[0]
     for other in group[1:]:
-        for name, one, another in (
-            ("task", first.task, other.task), ("temperature", first.temperature, other.temperature),
-            ("codec", first.codec, other.codec),
-        ):  # fmt: skip
+        for name in ("task", "temperature", "codec"):
+            one, another = getattr(first, name), getattr(other, name)
             if one != another:
                 return f"{_pair(first, other)} have another {name} ({_difference(one, another)})"
         mine, theirs = first.turns[0], other.turns[0]
@@ -284,3 +280,111 @@ def _difference(one: Any, other: Any) -> str:
         key = min(key for key in {**one, **other} if one.get(key) != other.get(key))
         return f"{key} {one.get(key)!r} and {other.get(key)!r}"
     return f"{one!r} and {other!r}"
+
+
+class Admission:
+    """Decides what of a group is learned from: what is proven, and of that what the algorithm selects.
+
+    The source of episodes offers groups through it, the learner trajectories that have not been offered yet. Its counts
+    are reported with the next update and then start anew.
+    """
+
+    def __init__(self, algorithm: TrajectoryAlgorithm, replay: SuccessReplay, reward: RewardConfig) -> None:
+        self._algorithm, self._replay, self._reward = algorithm, replay, reward
+        self.admitted: dict[str, bool] = {}
+        """By name, those admitted and not yet learned from; whether they came from replay."""
+        self.finish_update(())
+
+    def finish_update(self, learned: Sequence[Trajectory]) -> None:
+        """Forget what the update learned from, and start counting anew."""
+        for one in learned:
+            self.admitted.pop(_name(one), None)
+        self._counts: Counter[str] = Counter()
+        self._refused: Counter[Reason] = Counter()
+        self._earned = 0.0
+        self._last_refusal = ""
+        """The sentence of the last one that was not a broken screen."""
+
+    def rewards(self, trajectories: Sequence[Trajectory]) -> Rewards:
+        """What each turn of them earns for learning."""
+        return [learned_rewards(one, self._reward) for one in trajectories]
+
+    def admit(self, group: Sequence[Trajectory], expected: Expected) -> list[Trajectory]:
+        """What of a complete group is worth learning from; nothing when another should be sampled instead."""
+        self._counts["offered"] += len(group)
+        proven = self._prove_group([one for one in group if self._prove(one, expected)])
+        rewards = self.rewards(proven)
+        self._earned += float(sum(earned.sum() for earned in rewards))
+        kept = list(self._algorithm.select(proven, rewards))
+        if not kept and self._algorithm.group_size > 1:
+            filled = self._replay.fill_group(proven, version=expected.version)
+            if len(filled) > 1 and why_group_refused(filled) is None:
+                kept = list(self._algorithm.select(filled, self.rewards(filled)))
+        self._counts["groups"] += 1
+        self._counts["short"] += not kept and len(proven) < 2
+        self._counts["alike"] += not kept and len(proven) >= 2 and all_alike(rewards)
+        for one in proven:
+            self._replay.add(one)
+        fresh = {_name(one) for one in proven}
+        self.admitted |= {_name(one): _name(one) not in fresh for one in kept}
+        self._counts["admitted"] += sum(_name(one) in fresh for one in kept)
+        return kept
+
+    def is_admitted(self, trajectory: Trajectory) -> bool:
+        """Whether it has been admitted and not been learned from yet."""
+        return _name(trajectory) in self.admitted
+
+    def count_replayed(self, trajectories: Sequence[Trajectory]) -> int:
+        """How many of these came from replay: as a member of a group, or added to the update without being admitted."""
+        return sum(self.admitted.get(_name(one), True) for one in trajectories)
+
+    def why_all_refused(self) -> str:
+        """Why every episode was refused, broken screens aside; empty when some were not."""
+        broken = self._refused[Reason.ENVIRONMENT]
+        refused = self._refused.total() - broken
+        if not refused or refused + broken < self._counts["offered"]:
+            return ""
+        return f"all {refused} episodes whose screen held were refused, the last because {self._last_refusal}."
+
+    def metrics(self) -> dict[str, float]:
+        """What was offered since the last update, and what became of it."""
+        counts, refused = self._counts, self._refused.total()
+        metrics = {
+            "trajectories_offered": float(counts["offered"]),
+            "accepted_share": counts["admitted"] / max(1, counts["offered"]),
+            "trajectories_refused": float(refused),
+        }
+        metrics |= {f"refused_{reason.value}": float(self._refused[reason]) for reason in Reason}
+        if counts["offered"] > refused:
+            metrics["reward_mean"] = self._earned / (counts["offered"] - refused)
+        if self._algorithm.group_size > 1:
+            metrics["zero_variance_share"] = counts["alike"] / max(1, counts["groups"])
+            metrics["short_group_share"] = counts["short"] / max(1, counts["groups"])
+        return metrics
+
+    def _prove_group(self, members: list[Trajectory]) -> list[Trajectory]:
+        """The members, or none when they cannot be compared with each other."""
+        is_compared = self._algorithm.group_size > 1 and len(members) > 1
+        why = why_group_refused(members) if is_compared else None
+        if why is None:
+            return members
+        self._refused[Reason.GROUP] += len(members)
+        self._last_refusal = why
+        _log.warning("group %s of %d episodes is not learned from: %s", members[0].group, len(members), why)
+        return []
+
+    def _prove(self, trajectory: Trajectory, expected: Expected) -> bool:
+        refusal = why_refused(trajectory, expected)
+        if refusal is None:
+            return True
+        self._refused[refusal.reason] += 1
+        if refusal.reason is not Reason.ENVIRONMENT:
+            self._last_refusal = f"{trajectory.episode_id}: {refusal.detail}"
+        # A screen that breaks is everyday; everything else means that something is wrong with the recording.
+        level = logging.INFO if refusal.reason is Reason.ENVIRONMENT else logging.WARNING
+        _log.log(level, "episode %s is not learned from: %s", trajectory.episode_id, refusal.detail)
+        return False
+
+
+def _name(trajectory: Trajectory) -> str:
+    return f"{trajectory.group} {trajectory.episode_id}"

@@ -1,8 +1,7 @@
 """`SuccessReplay`: recent successes, kept for starts at which the policy fails or has become rare.
 
-Bounded per start and per task, newest first, and nothing older than `max_age` versions is ever given out. What is given
-out keeps its tokens, log-probabilities and versions: a policy gradient weighs its tokens as stale ones. Knows no
-policy; what to do with a success that it offers is the algorithm's business.
+Bounded per start and per task, and nothing older than `max_age` versions is ever given out. What is given out keeps its
+tokens, log-probabilities and versions: a policy gradient weighs its tokens as stale ones.
 """
 
 from __future__ import annotations
@@ -52,14 +51,10 @@ class SuccessReplay:
     def __len__(self) -> int:
         return sum(len(kept) for kept in self._kept.values())
 
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody will ever ask for what is stored."""
-        return self.config.fill_groups or self.config.share > 0
-
     def add(self, trajectory: Trajectory) -> None:
-        """Keep it if it is a success and somebody may want it."""
-        if not (self.wanted and trajectory.success and trajectory.learnable):
+        """Keep it if it is a success and the settings use what is kept."""
+        is_used = self.config.fill_groups or self.config.share > 0
+        if not (is_used and trajectory.success and trajectory.learnable):
             return
         kept = self._kept.setdefault(task_name(trajectory), [])
         kept.append(trajectory)
@@ -71,12 +66,9 @@ class SuccessReplay:
 
     def forget(self, version: int) -> None:
         """Drop what is too old for the policy of this version."""
-        for name, kept in list(self._kept.items()):
-            young = [one for one in kept if version - one.versions[0] <= self.config.max_age]
-            if young:
-                self._kept[name] = young
-            else:
-                del self._kept[name]
+        oldest = version - self.config.max_age
+        young = {name: [one for one in kept if one.versions[0] >= oldest] for name, kept in self._kept.items()}
+        self._kept = {name: kept for name, kept in young.items() if kept}
 
     def fill_group(self, group: Sequence[Trajectory], *, version: int) -> list[Trajectory]:
         """The group, its oldest member replaced by the newest success of the same start if all of them failed."""

@@ -8,7 +8,7 @@ So an unfinished episode is charged as much as a mistake, and keeps the credit t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,13 @@ from pydantic import Field
 from palaestra.config import Section
 from palaestra.experience.trajectory import Outcome, Trajectory
 
-__all__ = ["Ending", "RewardConfig", "Rewards", "ending_of", "learned_rewards", "reward_range_of", "reward_warnings"]
+__all__ = ["RewardConfig", "Rewards", "all_alike", "ending_of", "learned_rewards", "reward_range_of", "reward_warnings"]
 
-Ending: TypeAlias = Literal["success", "failure", "truncated", "terminated_early", "unreadable"]
 Rewards: TypeAlias = Sequence[npt.NDArray[np.float64]]
 """For each trajectory, the reward of each of its turns."""
 
-_GIVES_UP = ("terminate", "answer")
+ALIKE = 1e-8
+"""Rewards closer than this are the same: what is left is rounding, and dividing by it would make a signal of noise."""
 
 
 class RewardConfig(Section):
@@ -53,16 +53,12 @@ def reward_range_of(trajectory: Trajectory, config: RewardConfig) -> tuple[float
     return float(low), float(high)
 
 
-def ending_of(trajectory: Trajectory) -> Ending:
-    """How it ended; an agent that gave up is distinguished from a task that failed."""
-    if trajectory.outcome is Outcome.SUCCESS:
-        return "success"
-    if trajectory.outcome is Outcome.TRUNCATED:
-        return "truncated"
-    if trajectory.outcome is Outcome.UNREADABLE:
-        return "unreadable"
+def ending_of(trajectory: Trajectory) -> str:
+    """`success`, `failure`, `truncated`, `unreadable`; `terminated_early` when the agent itself ended it unsolved."""
+    if trajectory.outcome in (Outcome.SUCCESS, Outcome.TRUNCATED, Outcome.UNREADABLE):
+        return trajectory.outcome.value
     last: Any = trajectory.turns[-1].action if trajectory.turns else None
-    return "terminated_early" if last is not None and last.get("kind") in _GIVES_UP else "failure"
+    return "terminated_early" if last is not None and last.get("kind") in ("terminate", "answer") else "failure"
 
 
 def learned_rewards(trajectory: Trajectory, config: RewardConfig) -> npt.NDArray[np.float64]:
@@ -70,15 +66,14 @@ def learned_rewards(trajectory: Trajectory, config: RewardConfig) -> npt.NDArray
     rewards = np.array([turn.reward for turn in trajectory.turns], np.float64)
     if not len(rewards):
         return rewards
-    total = _total(rewards, ending_of(trajectory), config, reward_range_of(trajectory, config)[0])
-    rewards[-1] += total - float(rewards.sum())
+    rewards[-1] += _total(rewards, trajectory, config) - float(rewards.sum())
     unread = np.array([turn.action is None for turn in trajectory.turns])
     return rewards + config.unreadable_reply * unread
 
 
-def _total(rewards: npt.NDArray[np.float64], ending: Ending, config: RewardConfig, low: float) -> float:
+def _total(rewards: npt.NDArray[np.float64], trajectory: Trajectory, config: RewardConfig) -> float:
     """What the episode earns in all, unreadable replies aside."""
-    paid = float(rewards.sum())
+    paid, ending = float(rewards.sum()), ending_of(trajectory)
     if ending == "success" or (ending == "failure" and config.failure is None):
         return paid
     if ending == "failure":
@@ -86,13 +81,19 @@ def _total(rewards: npt.NDArray[np.float64], ending: Ending, config: RewardConfi
         # `reward.failure` replaces the charge in the last turn; the credit before it is kept, as in an unfinished one.
         return config.failure + max(paid - min(float(rewards[-1]), 0.0), 0.0)
     given: float | None = getattr(config, ending)
-    charge = _mistake(config, low) if given is None else given
+    charge = _mistake(config, reward_range_of(trajectory, config)[0]) if given is None else given
     # What the environment has charged already counts, so that one mistake is not charged twice.
     return min(paid, charge + max(paid, 0.0))
 
 
 def _mistake(config: RewardConfig, low: float) -> float:
     return min(low, 0.0) if config.failure is None else config.failure
+
+
+def all_alike(rewards: Rewards) -> bool:
+    """Whether episodes with these rewards all earned the same, so that none is better than another."""
+    earned = [float(own.sum()) for own in rewards]
+    return max(earned) - min(earned) <= ALIKE
 
 
 def reward_warnings(config: RewardConfig, low: float, *, task: str) -> list[str]:

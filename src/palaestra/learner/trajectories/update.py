@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
-from palaestra.experience.turn_input import TurnInput
+from palaestra.experience.trajectory import TurnInput
 from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
-from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, order_by_prompt, prompt_key
+from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, prompt_key, split_microbatches
 
 __all__ = ["LearningRate", "TokenUpdater", "UpdateConfig", "choose_learning_rate", "pace", "split_minibatches"]
+
+Poll: TypeAlias = Callable[[], None] | None
+"""Called before each minibatch; when it raises, the update is undone."""
 
 LEAST = 0.1
 """Of the rate, once it has decayed: fine enough to settle, and not nothing for a run that is prolonged."""
@@ -72,16 +75,19 @@ _RATES = {(True, True): 2e-4, (False, True): 1e-5, (True, False): 1e-5, (False, 
 direction is far noisier than that of a likelihood, about a tenth of what imitation bears."""
 
 
-def choose_learning_rate(*, lora: bool, supervised: bool, given: float | None = None) -> LearningRate:
+def choose_learning_rate(*, lora: bool | None, supervised: bool, given: float | None = None) -> LearningRate:
     """The rate that was given, or else the usual one for what is trained (`lora`) and how (`supervised`)."""
     if given is not None:
         return LearningRate(given, f"learning rate {given:g}, as configured")
+    if lora is None:
+        reason = "cannot be chosen without knowing what is trained"
+        remedy = "Say lora=True or lora=False, or give a learning rate"
+        raise ConfigError("trainer.learning_rate", None, reason, remedy)
     rate = _RATES[lora, supervised]
     what = "a LoRA adapter" if lora else "the full weights"
     how = "imitation of accepted episodes" if supervised else "a policy gradient"
-    return LearningRate(
-        rate, f"learning rate {rate:g}, the usual start for {how} on {what}; set trainer.learning_rate to change it"
-    )
+    text = f"learning rate {rate:g}, the usual start for {how} on {what}; set trainer.learning_rate to change it"
+    return LearningRate(rate, text)
 
 
 def pace(update: int, *, warmup: int, decay: int | None) -> float:
@@ -108,8 +114,10 @@ class TokenUpdater:
         self._rates = [own for _, own in groups]
         self._adamw = torch.optim.AdamW(
             [{"params": group, "lr": own} for group, own in groups],
-            betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps, weight_decay=config.weight_decay,
-        )  # fmt: skip
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+        )
 
     def set_pace(self, factor: float) -> None:
         """Multiply every rate; 1 is full pace."""
@@ -117,18 +125,9 @@ class TokenUpdater:
             group["lr"] = rate * factor
 
     def run(
-        self,
-        samples: Sequence[Sample],
-        batch: ScoredBatch,
-        rng: np.random.Generator,
-        *,
-        poll: Callable[[], None] | None = None,
+        self, samples: Sequence[Sample], batch: ScoredBatch, rng: np.random.Generator, *, poll: Poll = None
     ) -> dict[str, float]:
-        """Learn from the samples; means over the epochs of the metrics of the loss.
-
-        Whatever ends it half way leaves weights and optimiser as they were; `poll`, which is called before each
-        minibatch, may raise.
-        """
+        """Learn from the samples; means over the epochs of the metrics of the loss. `poll` may raise."""
         epochs, steps_per_epoch = self._config.epochs, min(self._config.minibatches, len(samples))
         steps = epochs * steps_per_epoch
         # A single step is taken after everything was found finite, and needs no copy of the weights to go back to.
@@ -146,7 +145,7 @@ class TokenUpdater:
                         for name, number in metrics.items():
                             sums[name] = sums.get(name, 0.0) + number
                     if first:
-                        batch.agreement.check()
+                        batch.check()
                     norms.append(self._step())
         except BaseException as error:
             if undo is not None:
@@ -167,17 +166,16 @@ class TokenUpdater:
         self, chosen: list[Sample], batch: ScoredBatch, every: Sequence[Sample], scale: int, *, first: bool
     ) -> list[dict[str, float]]:
         """Add the gradient of a minibatch, microbatch by microbatch, and return the metrics of each."""
-        algorithm, size = self._algorithm, self._config.microbatch_turns
+        algorithm, turns = self._algorithm, [batch.turns[sample.turn] for sample in chosen]
         tokens = sum(len(batch.turns[sample.turn].turn.token_ids) for sample in every)
         shares = {"token_share": 1.0 / tokens, "turn_share": 1.0 / len(every)}
         needs = {"with_values": algorithm.needs_values, "with_entropy": algorithm.needs_entropy}
-        order = order_by_prompt([batch.turns[sample.turn] for sample in chosen])
         metrics = []
-        for start in range(0, len(order), size):
-            some = [chosen[index] for index in order[start : start + size]]
-            now = self._policy.log_probs([batch.turns[sample.turn] for sample in some], **needs, grad=True)
+        for part in split_microbatches(turns, self._config.microbatch_turns):
+            some = [chosen[place] for place in part]
+            now = self._policy.log_probs([turns[place] for place in part], **needs, grad=True)
             if first:
-                batch.add_first_pass(some, now.log_probs, algorithm)
+                batch.add_first_pass(some, now.log_probs)
             loss = algorithm.loss(build_token_batch(some, batch.rows, **shares, device=now.log_probs.device), now)
             total = float(loss.total.detach())
             if not math.isfinite(total):
@@ -223,21 +221,23 @@ class TokenUpdater:
             if name.startswith("adamw."):
                 _, number, part = name.split(".")
                 found.setdefault(int(number), {})[part] = tensor
+        state: dict[Tensor, dict[str, Tensor]] = {}
         for index, parts in found.items():
-            wanted = self.parameters[index].shape if index < len(self.parameters) else None
-            if any(tensor.shape != wanted for part, tensor in parts.items() if part != "step"):
+            own = self.parameters[index] if index < len(self.parameters) else None
+            if own is None or any(tensor.shape != own.shape for part, tensor in parts.items() if part != "step"):
+                shape = "none" if own is None else tuple(own.shape)
                 raise CheckpointError(
-                    f"checkpoint.adamw.{index}", {part: tuple(tensor.shape) for part, tensor in parts.items()},
-                    f"does not fit this policy, whose parameter has {'none' if wanted is None else tuple(wanted)}",
+                    f"checkpoint.adamw.{index}",
+                    {part: tuple(tensor.shape) for part, tensor in parts.items()},
+                    f"does not fit this policy, whose parameter has {shape}",
                     "Use the configuration it was trained with",
-                )  # fmt: skip
-        self._adamw.state.clear()
-        for index, parts in found.items():
-            own = self.parameters[index]
-            self._adamw.state[own] = {
+                )
+            state[own] = {
                 part: tensor.clone() if part == "step" else tensor.to(own.device, own.dtype, copy=True)
                 for part, tensor in parts.items()
             }
+        self._adamw.state.clear()
+        self._adamw.state.update(state)
 
 
 def split_minibatches(

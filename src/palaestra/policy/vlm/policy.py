@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.errors import ConfigError, EnvironmentFailed, ExperienceError
-from palaestra.experience.trajectory import Trajectory
-from palaestra.experience.turn_input import ParsedReply, TokenLogProbs, TurnInput
+from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
 from palaestra.policy.codecs.codec import Understood
 from palaestra.policy.codecs.grammar import Grammar, build_grammar
 from palaestra.policy.codecs.reply_reader import ReplyReader

@@ -18,8 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from palaestra.errors import ExperienceError
-from palaestra.experience.trajectory import Turn
-from palaestra.experience.turn_input import TokenLogProbs, TurnInput
+from palaestra.experience.trajectory import TokenLogProbs, Turn, TurnInput
 from palaestra.policy.vlm.network import Network
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prefix import distinct, run_prompts

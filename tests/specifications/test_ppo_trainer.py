@@ -8,8 +8,8 @@ from palaestra.env.toy import Gate
 from palaestra.errors import ConfigError
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
+from palaestra.specifications.ppo_trainer import TASK_ROLLOUTS, PPOTrainer
 from palaestra.train import Trainer
-from palaestra.train.ppo_trainer import TASK_ROLLOUTS, PPOTrainer
 
 
 def trainer(cls=PPOTrainer, *args, **settings):

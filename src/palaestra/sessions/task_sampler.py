@@ -1,17 +1,15 @@
 """Which task comes next: evenly, by how often each still fails, or up a ladder of difficulty.
 
-A sampler is asked for a task and told how it went. It keeps its own random stream and can be put away and taken up
-again exactly. Seeds of tasks to train on and of those held out for evaluation never meet: `TRAINING_SEEDS` and
-`HELD_OUT` are different numbers.
+A sampler draws tasks and is given their results; it has a random stream of its own and continues exactly from a saved
+state. Seeds of tasks to train on and of those held out for evaluation never meet: `TRAINING_SEEDS` and `HELD_OUT` are
+different numbers.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
@@ -61,29 +59,8 @@ class SamplerConfig(Section):
     """Train on this many seeds per task, again and again. null: every draw is a new one."""
 
 
-@dataclass
-class _Record:
-    """How a task has gone lately."""
-
-    window: int
-    results: deque[bool] = field(init=False)
-    episodes: int = 0
-
-    def __post_init__(self) -> None:
-        self.results = deque(maxlen=self.window)
-
-    def add(self, success: bool) -> None:
-        self.results.append(success)
-        self.episodes += 1
-
-    @property
-    def rate(self) -> float:
-        """Success over the window; 0 before anything is known, so that the unknown counts as unsolved."""
-        return sum(self.results) / len(self.results) if self.results else 0.0
-
-
 class TaskSampler:
-    """Draws tasks and learns how they went."""
+    """Draws tasks by how they went lately."""
 
     def __init__(self, choices: Sequence[TaskChoice], config: SamplerConfig, *, seed: int) -> None:
         keys = [choice.key for choice in choices]
@@ -98,7 +75,7 @@ class TaskSampler:
         self.config = config
         self.rung = 0
         """`curriculum`: the task being learned; earlier ones are passed."""
-        self._records = {key: _Record(config.window) for key in keys}
+        self._results: dict[str, deque[bool]] = {key: deque(maxlen=config.window) for key in keys}
         self._rng = random.Random(f"tasks {seed}")
 
     def draw(self) -> tuple[TaskChoice, TaskRequest]:
@@ -109,12 +86,11 @@ class TaskSampler:
 
     def report(self, key: str, success: bool) -> None:
         """An episode of the task with this key is over; environment failures are not reported."""
-        self._records[key].add(success)
-        if self.config.name == "curriculum":
-            record = self._records[self.choices[self.rung].key]
-            enough = len(record.results) == self.config.window and record.rate >= self.config.advance_at
-            if enough and self.rung < len(self.choices) - 1:
-                self.rung += 1
+        self._results[key].append(success)
+        if self.config.name == "curriculum" and self.rung < len(self.choices) - 1:
+            current = self.choices[self.rung].key
+            is_full = len(self._results[current]) == self.config.window
+            self.rung += is_full and self._rate(current) >= self.config.advance_at
 
     def shares(self) -> Iterator[float]:
         """How often each task is drawn, in any scale."""
@@ -123,33 +99,35 @@ class TaskSampler:
 
     def success(self) -> Mapping[str, float]:
         """Success of each task over its window."""
-        return {key: record.rate for key, record in self._records.items() if record.episodes}
+        return {key: self._rate(key) for key, results in self._results.items() if results}
+
+    def _rate(self, key: str) -> float:
+        """Success over the window; 0 before anything is known, so that the unknown counts as unsolved."""
+        return sum(self._results[key]) / max(1, len(self._results[key]))
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain JSON."""
         kind, numbers, gauss = self._rng.getstate()
         return {
-            "rng": [kind, list(numbers), gauss], "rung": self.rung,
-            "records": {key: [record.episodes, list(record.results)] for key, record in self._records.items()},
-        }  # fmt: skip
+            "rng": [kind, list(numbers), gauss],
+            "rung": self.rung,
+            "records": {key: [len(results), list(results)] for key, results in self._results.items()},
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from there; tasks that were not known then begin from nothing."""
-        state = json.loads(json.dumps(state))
         kind, numbers, gauss = state["rng"]
         self._rng.setstate((kind, tuple(numbers), gauss))
         self.rung = min(int(state["rung"]), len(self.choices) - 1)
-        for key, (episodes, results) in state["records"].items():
-            if key in self._records:
-                record = self._records[key]
-                record.episodes = episodes
-                record.results = deque(results, maxlen=record.window)
+        for key, (_, results) in state["records"].items():
+            if key in self._results:
+                self._results[key] = deque(results, maxlen=self.config.window)
 
     def _interest(self, place: int, choice: TaskChoice) -> float:
         if self.config.name == "uniform":
             return 1.0
         if self.config.name == "error_weighted":
-            return max(self.config.floor, 1.0 - self._records[choice.key].rate)
+            return max(self.config.floor, 1.0 - self._rate(choice.key))
         if place > self.rung:
             return 0.0
         if self.rung == 0:

@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-from palaestra.kernel import compiled
-from palaestra.policy.kernels import backward_mlp, forward_mlp, log_softmax_row
+from palaestra.kernels.compile import compiled
+from palaestra.kernels.network import backward_mlp, forward_mlp, log_softmax_row
 
 __all__ = ["adam_step", "gae_columns", "train_joint", "train_policy", "train_value"]
 

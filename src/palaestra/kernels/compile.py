@@ -20,6 +20,9 @@ def compiled(function: Any) -> Any:
 
     Reassociation is allowed (it is what lets sums use vector registers) but not-a-number keeps its meaning: a
     diverging network must be noticed, and the usual `fastmath=True` would let the compiler assume it never happens.
+
+    A kernel is inlined into every kernel that calls it. Otherwise the caller's object code holds a copy of it that is
+    optimised once more and rounds differently, and which copy runs depends on what the process loaded before.
     """
     before = _config.CACHE_DIR
     _config.CACHE_DIR = str(_cache_directory())
@@ -30,6 +33,7 @@ def compiled(function: Any) -> Any:
             nogil=True,
             cache=True,
             boundscheck=False,
+            forceinline=True,
         )(function)
     finally:
         _config.CACHE_DIR = before
@@ -38,9 +42,8 @@ def compiled(function: Any) -> Any:
 @cache
 def _cache_directory() -> Path:
     # numba notices a change in the file of a kernel but not in the kernels it calls, so the key is all of them.
-    package = Path(__file__).parent
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted([Path(__file__), *package.glob("*/*kernels.py")]):
+    for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "palaestra" / "kernels" / digest.hexdigest()[:16]

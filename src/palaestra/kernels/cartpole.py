@@ -1,7 +1,7 @@
 """CartPole's equations, compiled: the dynamics, bounds and rewards of Gymnasium's CartPole-v1 in float64.
 
 Each environment carries its own random stream (splitmix64, one 64-bit word), so that N environments in one kernel are
-as independent, and as easy to put on disk, as N objects. `env.compiled_cartpole` and `actor.kernels` drive it.
+as independent, and as easy to put on disk, as N objects. `env.compiled_cartpole` and `kernels.rollout` drive it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from palaestra.kernel import compiled
+from palaestra.kernels.compile import compiled
 
 __all__ = ["begin_cartpole", "step_cartpole"]
 

@@ -3,7 +3,7 @@
 Pure functions of arrays: no randomness (noise comes in), no allocation on the hot path (scratch comes in), no Python
 objects, no GIL. Weights are read in torch's own layout (`weight[out, in]`, then `bias[out]`, layer after layer in one
 flat float32 vector), so the very memory of a torch module is what runs here and nothing is copied or kept in step.
-`policy.compiled` decides which policies qualify and drives this module; `learner.kernels` builds on it.
+`policy.compiled` decides which policies qualify and drives this module; `kernels.ppo` builds on it.
 
 A kernel is one loop nest on purpose: the length of `forward_mlp` is the cost of not paying dispatch per layer.
 """
@@ -15,7 +15,7 @@ import math
 import numba
 import numpy as np
 
-from palaestra.kernel import compiled
+from palaestra.kernels.compile import compiled
 
 __all__ = [
     "act_categorical",

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from palaestra.actor.task_sampler import HELD_OUT, TRAINING_SEEDS, SamplerConfig, TaskChoice, TaskSampler, held_out
 from palaestra.errors import ConfigError
+from palaestra.sessions.task_sampler import HELD_OUT, TRAINING_SEEDS, SamplerConfig, TaskChoice, TaskSampler, held_out
 
 EASY, MIDDLE, HARD = (TaskChoice(task="click_target/button", params={"difficulty": rung}) for rung in (1, 2, 3))
 

@@ -6,9 +6,9 @@ same bit for bit.
 
 from __future__ import annotations
 
-from palaestra.env.cartpole_kernels import step_cartpole
-from palaestra.kernel import compiled
-from palaestra.policy.kernels import act_categorical
+from palaestra.kernels.cartpole import step_cartpole
+from palaestra.kernels.compile import compiled
+from palaestra.kernels.network import act_categorical
 
 __all__ = ["rollout_cartpole"]
 

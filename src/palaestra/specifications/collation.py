@@ -32,17 +32,17 @@ def collate_trajectories(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """
     turns = [turn for one in trajectories for turn in one.turns]
     lengths = np.array([len(one) for one in trajectories], np.int64)
-    token_ids, token_mask = _padded([turn.token_ids for turn in turns], np.int64)
-    prompt_ids, prompt_mask = _padded([turn.prompt_ids for turn in turns], np.int64, at_start=True)
+    token_ids, token_mask = _pad([turn.token_ids for turn in turns], np.int64)
+    prompt_ids, prompt_mask = _pad([turn.prompt_ids for turn in turns], np.int64, at_start=True)
     return {
-        "images": _stacked([_picture(one, turn) for one in trajectories for turn in one.turns]),
+        "images": _stack([_picture(one, turn) for one in trajectories for turn in one.turns]),
         "actions": [None if turn.action is None else dict(turn.action) for turn in turns],
         "rewards": np.array([turn.reward for turn in turns], np.float32),
         "prompts": [str(one.task.get("instruction", "")) for one in trajectories for _ in one.turns],
         "generated_texts": [turn.text for turn in turns],
         "token_ids": token_ids,
         "token_mask": token_mask,
-        "log_probs": _padded([turn.log_probs for turn in turns], np.float32)[0],
+        "log_probs": _pad([turn.log_probs for turn in turns], np.float32)[0],
         "prompt_ids": prompt_ids,
         "prompt_mask": prompt_mask,
         "trajectory_lengths": lengths,
@@ -57,13 +57,13 @@ def _picture(trajectory: Trajectory, turn: Turn) -> NDArray[np.uint8]:
         return np.array(image.convert("RGB"))
 
 
-def _stacked(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:
+def _stack(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:
     if len({image.shape for image in images}) > 1:
         return images
     return np.stack(images) if images else np.zeros((0, 0, 0, 3), np.uint8)
 
 
-def _padded(rows: list[NDArray[Any]], dtype: Any, *, at_start: bool = False) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def _pad(rows: list[NDArray[Any]], dtype: Any, *, at_start: bool = False) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """The rows as one array as wide as the longest, zeros at the end (or the start), and where the rows are."""
     width = max((len(row) for row in rows), default=0)
     values, mask = np.zeros((len(rows), width), dtype), np.zeros((len(rows), width), np.bool_)

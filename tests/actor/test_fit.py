@@ -6,12 +6,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from palaestra.actor.memory_estimate import policy_bytes
+from palaestra.actor.fit import policy_bytes
+from palaestra.cli.train_check import checked
 from palaestra.env.toy import Countdown
 from palaestra.errors import ConfigError
-from palaestra.experience.buffer import ArraySpec, RolloutBuffer
+from palaestra.experience import ArraySpec, RolloutBuffer
 from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
-from palaestra.train.checking import checked
 from palaestra.train.config import config_from
 from palaestra.train.trainer import Trainer
 from palaestra.train.vector import train
@@ -62,7 +62,7 @@ def test_a_run_that_cannot_fit_is_refused_before_its_directory_exists(tmp_path):
 
 def test_a_gpu_has_a_limit_of_its_own(monkeypatch):
     trainer = _trainer()
-    monkeypatch.setattr("palaestra.actor.memory_estimate.device_of", lambda policy: torch.device("cuda:0"))
+    monkeypatch.setattr("palaestra.actor.fit.device_of", lambda policy: torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1_000_000))
     trainer.training.check_memory(16)
     with pytest.raises(ConfigError, match=r"the policy .*a rollout .* and 1\.0 MB is there\. .*trainer\.device=cpu"):
