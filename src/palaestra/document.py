@@ -18,7 +18,7 @@ import yaml
 from palaestra.errors import ConfigError
 from palaestra.strict_json import unique_keys
 
-__all__ = ["is_ui_document", "overridden", "read_assignment", "read_document", "set_value"]
+__all__ = ["is_ui_document", "move_keys", "overridden", "read_assignment", "read_document", "set_value"]
 
 _LONGEST = 1 << 20
 _DEEPEST = 64
@@ -247,3 +247,18 @@ def set_value(data: dict[str, Any], key: str, value: Any) -> None:
 def is_ui_document(data: Mapping[str, Any]) -> bool:
     """Whether a configuration speaks of a model that operates screens rather than of an environment."""
     return "model" in data and "env" not in data
+
+
+def move_keys(data: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    """A copy in which the keys of `places` (`section.key`) stand where they are read."""
+    moved: dict[str, Any] = copy.deepcopy(dict(data))
+    for old, new in places.items():
+        (section, key), (there, name) = old.split("."), new.split(".")
+        if not isinstance(moved.get(section), dict) or key not in moved[section]:
+            continue
+        value = moved[section].pop(key)
+        known = moved.get(there) or {}
+        if isinstance(known, Mapping) and known.get(name, value) != value:
+            raise ConfigError(old, value, f"{new} says {known[name]!r}", "Give one of them")
+        set_value(moved, new, value)
+    return moved

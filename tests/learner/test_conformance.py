@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from palaestra.env import as_vector_env
-from palaestra.learner import PPO, RolloutAlgorithm, flatten_rollout
+from palaestra.errors import ConfigError
+from palaestra.learner import PPO, RolloutAlgorithm, evaluate_actions, flatten_rollout
 from palaestra.learner.conformance import check_learner, check_rollout_algorithm
 from palaestra.learner.table import build_algorithm
 from palaestra.policy import ActorCritic, PolicyConfig
@@ -82,8 +83,6 @@ def test_an_algorithm_of_ones_own_learns_cartpole_by_its_address():
 
 
 def test_an_algorithm_without_a_loss_is_refused_by_name():
-    from palaestra.errors import ConfigError
-
     with pytest.raises(ConfigError, match=r"is no algorithm on rollouts: it has no loss\(policy, batch\)"):
         build_algorithm(f"{__name__}:Unfinished")
 
@@ -91,3 +90,20 @@ def test_an_algorithm_without_a_loss_is_refused_by_name():
 class Unfinished(RolloutAlgorithm):
     def prepare(self, rollout):
         return flatten_rollout(rollout)
+
+
+class Vector(Own):
+    def loss(self, policy, batch):
+        return evaluate_actions(policy, batch)[0]
+
+
+class Detached(Own):
+    def loss(self, policy, batch):
+        return super().loss(policy, batch).detach()
+
+
+@pytest.mark.parametrize(("broken", "gave"), [(Vector, r"shape \[16\]"), (Detached, "Tensor")])
+def test_a_loss_that_cannot_be_minimised_is_refused_by_name(broken, gave):
+    trainer = _trainer(broken(batch_size=16))
+    with pytest.raises(ConfigError, match=rf"algorithm = '{broken.__name__}': its loss gave {gave}, which cannot be"):
+        trainer.learn(trainer.collect_rollouts(16))

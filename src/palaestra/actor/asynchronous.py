@@ -122,6 +122,7 @@ class AsynchronousSource:
         acting = twin(policy) if config.collector == "thread" else policy
         self.collector = Collector(env, acting, seed=seed, compiled=compiled, discount=discount)
         """The thread's own, acting on a copy; with a process, one for `collect_rollouts` in this process."""
+        self._lend("")
 
     @property
     def default_segments(self) -> int:
@@ -148,6 +149,7 @@ class AsynchronousSource:
         self.publisher.board.clear()
         self._suspected_at, self._version, self._begun = None, version, False
         self._running = True
+        self._lend("a collector in the background has the environments until train() ends")
         self._queue.open(version, num_segments)
 
     def stop(self) -> bool:
@@ -156,7 +158,16 @@ class AsynchronousSource:
             return True
         self._queue.close()
         self._running = not self._worker.stop()
+        if not self._running:
+            self._lend("")
         return not self._running
+
+    def _lend(self, reason: str) -> None:
+        """Let methods of the environments be called, or say why not: a process has environments of its own."""
+        env: Any = self._env
+        if self._config.collector == "process":
+            reason = "the collector process has environments of its own. Collect synchronously, or in a thread"
+        env.in_use = reason and f"{reason}, and would not see the change."
 
     def close(self) -> None:
         """End collection."""

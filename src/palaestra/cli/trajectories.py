@@ -131,7 +131,7 @@ def export_command(
     """Write trajectories.jsonl and the pictures as files."""
     chosen = _chosen(where, task, outcome, version, limit, wanted=True)
 
-    from palaestra.experience.trajectory_archive import export_trajectories
+    from palaestra.cli.trajectory_export import export_trajectories
 
     count = export_trajectories(chosen.load(), output)
     chosen.print_warnings()

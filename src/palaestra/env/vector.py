@@ -18,6 +18,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from palaestra.errors import EnvironmentFault
+
 __all__ = ["Ended", "MethodForwarding", "Observation", "Snapshot", "StepRow", "VectorEnv"]
 
 Observation: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
@@ -100,6 +102,9 @@ class MethodForwarding:
     `hasattr` tells whether the environments have one. Attributes that are no methods are read with `call`.
     """
 
+    in_use = ""
+    """Why methods of the environments cannot be called now: a collector in the background has them."""
+
     def has_method(self, name: str) -> bool:
         """Whether each environment has a method of this name, its own or a wrapper's."""
         raise NotImplementedError
@@ -110,4 +115,6 @@ class MethodForwarding:
             if name.startswith("_") or not self.has_method(name):
                 what = f"neither {type(self).__name__} nor the environments in it have a method {name!r}"
                 raise AttributeError(what, name=name, obj=self)
+            if self.in_use:
+                raise EnvironmentFault(f"env.{name}: {self.in_use}")
             return partial(self.call, name)

@@ -5,7 +5,7 @@
 
 The files are the truth and the index is a convenience: a line that is torn, lost or wrong is found by looking at the
 directory, read from the file itself, and written again by the next writer. Files that are not ours are left alone.
-Writers take turns through a lock; readers lock nothing. `export_trajectories` writes them for other programs.
+Writers take turns through a lock; readers lock nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from palaestra.errors import ConfigError, ExperienceError
-from palaestra.experience.trajectory import ARRAYS, SCHEMA, Outcome, Trajectory
-from palaestra.files.atomic import new_file
+from palaestra.experience.trajectory import Outcome, Trajectory
 
-__all__ = [
-    *("ArchiveSize", "Entry", "TrajectoryArchive", "archives_in", "entries_in"),
-    *("export_trajectories", "picture_file_name"),
-]
+__all__ = ["ArchiveSize", "Entry", "TrajectoryArchive", "archives_in", "entries_in", "picture_file_name"]
 
 INDEX, LOCK = "index.jsonl", ".index.lock"
 _OURS = re.compile(r"(\d{8,})_[\w.-]*\.safetensors", re.ASCII)
@@ -358,37 +354,3 @@ def picture_file_name(data: bytes) -> str:
     kinds = (kind for signature, kind in _SIGNATURES.items() if data.startswith(signature))
     kind = "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else next(kinds, "bin")
     return f"{hashlib.sha256(data).hexdigest()}.{kind}"
-
-
-def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> int:
-    """Write `trajectories.jsonl` and `pictures/` into a new or empty directory; returns how many trajectories."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        remedy = "Name a directory that does not exist yet"
-        raise ConfigError("output", str(directory), "is there and not empty", remedy)
-    try:
-        (directory / "pictures").mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError("output", str(directory), f"cannot be written ({error.strerror})") from None
-    count = 0
-    with new_file(directory / "trajectories.jsonl", durable=False) as out:
-        for trajectory in trajectories:
-            count += 1
-            names = {}
-            for sha, data in trajectory.pictures.items():
-                names[sha] = f"pictures/{picture_file_name(data)}"
-                if not (directory / names[sha]).exists():
-                    (directory / names[sha]).write_bytes(data)
-            out.write(json.dumps(_export_facts(trajectory, names), separators=(",", ":")).encode() + b"\n")
-    return count
-
-
-def _export_facts(trajectory: Trajectory, names: Mapping[str, str]) -> dict[str, Any]:
-    """Everything about a trajectory as plain JSON; `names` gives the file of each picture."""
-    turns = [
-        turn.facts()
-        | {name: getattr(turn, name).tolist() for name in ARRAYS}
-        | {"pictures": [names.get(sha) for sha in turn.pictures]}
-        for turn in trajectory.turns
-    ]
-    episode = trajectory.facts() | {"reward": trajectory.total_reward()}
-    return {"schema": SCHEMA, **episode, "last_picture": names.get(trajectory.last_picture), "turns": turns}

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from palaestra.config import Section, validated
+from palaestra.errors import ConfigError
 from palaestra.experience.columns import Columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.batch import TrainBatch
@@ -95,6 +96,10 @@ class RolloutAlgorithm:
     def losses(self, policy: Any, batch: TrainBatch, *, clip_range: float) -> Losses:
         """The loss in the parts that are reported, and clipped, apart."""
         loss = self.loss(policy, batch)
+        if not (isinstance(loss, Tensor) and loss.shape == () and loss.requires_grad):
+            gave = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) and loss.shape else type(loss).__name__
+            reason = f"its loss gave {gave}, which cannot be minimised"
+            raise ConfigError("algorithm", type(self).__name__, reason, "Give one number with a gradient")
         return Losses(loss, torch.zeros_like(loss), {"policy_loss": loss.detach()})
 
     def prepare_batch(self, policy: Any, rollout: Columns, stale: Tensor | None, *, compiled: bool) -> TrainBatch:

@@ -100,8 +100,6 @@ class Trainer:
         self.last_episodes: list[Episode] = []
         self._buffer_size = buffer_size
 
-    # ------------------------------------------------------------------ the three calls
-
     def collect_rollouts(self, n_steps: int) -> Rollout:
         """Act for `n_steps` steps in every environment and return what happened, in memory of its own."""
         if n_steps < 1:
@@ -167,8 +165,6 @@ class Trainer:
                 training.source.close()
         return history
 
-    # ------------------------------------------------------------------ checkpoints
-
     def save_checkpoint(self, path: str | Path, *, about: Mapping[str, Any] | None = None) -> str:
         """Write everything needed to continue exactly here; returns the checkpoint's SHA-256."""
         training = self.training
@@ -186,8 +182,6 @@ class Trainer:
         """Continue from a checkpoint. True when the environments stand exactly where they stood, too."""
         with refuse_malformed(Path(path)):
             return self.training.load(load_checkpoint(Path(path), kind="vector"))
-
-    # ------------------------------------------------------------------ what it is made of
 
     @property
     def algorithm(self) -> RolloutAlgorithm:

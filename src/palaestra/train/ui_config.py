@@ -6,7 +6,6 @@ The sections of the specification (`model`, `trainer`, `actor`, `actor_pool`, `e
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,13 +14,14 @@ from pydantic import Field
 
 from palaestra.actor.task_runner import ActorConfig
 from palaestra.config import Section, validated
-from palaestra.document import set_value
+from palaestra.document import move_keys
 from palaestra.errors import ConfigError
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.update import UpdateConfig
 from palaestra.policy.vlm.config import ModelConfig
+from palaestra.policy.vlm.sampler import InferenceConfig
 from palaestra.sessions.environment_config import EnvironmentConfig, check_environment
 from palaestra.sessions.query_tasks import ROWS_TASK
 from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice
@@ -79,20 +79,6 @@ class ActorPoolConfig(Section):
 
     target_concurrent_actors: int = Field(default=2, ge=1, le=10_000)
     """Episodes at the same time. Each is a browser page; more fill the batches of inference better."""
-
-
-class InferenceConfig(Section):
-    """How answers are made."""
-
-    max_batch: int = Field(default=64, ge=1)
-    """Answers per batch. More are faster until memory is full."""
-    backend: Literal["thread", "process"] = "thread"
-    """`thread` shares the frozen weights with the learner; `process` has a copy, and a core, of its own. Only
-    asynchronous collection gains from the latter."""
-    torch_threads: int = Field(default=1, ge=1)
-    """Threads of torch that answer."""
-    restarts: int = Field(default=3, ge=0)
-    """`process`: how many times in a row, without an answer in between, a sampler process that died is replaced."""
 
 
 class EvaluationConfig(Section):
@@ -163,7 +149,7 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
     """The checked configuration from plain data."""
     # `actor:` with nothing behind it says nothing.
     data = {key: value for key, value in data.items() if value is not None}
-    data = _with_moved_keys(data)
+    data = move_keys(data, MOVED)
     data["algorithm"] = read_algorithm(data.get("algorithm") or {}, "trajectories", "rejection_sampling")
     environment = data.get("environment")
     if isinstance(environment, Mapping) and environment.get("dialect") == "query":
@@ -174,21 +160,6 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
     config = validated(UiRunConfig, data)
     _check_across(config)
     return config
-
-
-def _with_moved_keys(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with the keys of `MOVED` where they are read."""
-    moved: dict[str, Any] = copy.deepcopy(dict(data))
-    for old, new in MOVED.items():
-        (section, key), (there, name) = old.split("."), new.split(".")
-        if not isinstance(moved.get(section), dict) or key not in moved[section]:
-            continue
-        value = moved[section].pop(key)
-        known = moved.get(there) or {}
-        if isinstance(known, Mapping) and known.get(name, value) != value:
-            raise ConfigError(old, value, f"{new} says {known[name]!r}", "Give one of them")
-        set_value(moved, new, value)
-    return moved
 
 
 def _check_across(config: UiRunConfig) -> None:

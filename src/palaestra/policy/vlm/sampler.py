@@ -7,14 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
+from pydantic import Field
 
+from palaestra.config import Section
 from palaestra.policy.vlm.prompt import Conversation, Prompt
 from palaestra.policy.vlm.sampling import Sampled, SampleRequest
 
-__all__ = ["Answer", "LocalSampler", "Question", "Sampler", "answer_questions"]
+__all__ = ["Answer", "InferenceConfig", "LocalSampler", "Question", "Sampler", "answer_questions"]
+
+
+class InferenceConfig(Section):
+    """How answers are made."""
+
+    max_batch: int = Field(default=64, ge=1)
+    """Answers per batch. More are faster until memory is full."""
+    backend: Literal["thread", "process"] = "thread"
+    """`thread` shares the frozen weights with the learner; `process` has a copy, and a core, of its own. Only
+    asynchronous collection gains from the latter."""
+    torch_threads: int = Field(default=1, ge=1)
+    """Threads of torch that answer."""
+    restarts: int = Field(default=3, ge=0)
+    """`process`: how many times in a row, without an answer in between, a sampler process that died is replaced."""
 
 
 @dataclass(frozen=True)
