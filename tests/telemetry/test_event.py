@@ -196,7 +196,7 @@ def test_the_package_shows_at_most_ten_names_and_declares_them_all():
     import palaestra.telemetry as package
 
     visible = {n for n, v in vars(package).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
-    assert visible - {"TYPE_CHECKING", "Any"} <= set(package.__all__)
+    assert visible - {"TYPE_CHECKING", "lazy_attributes"} <= set(package.__all__)
     assert all(getattr(package, name) is not None for name in package.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         package.Nothing  # noqa: B018
