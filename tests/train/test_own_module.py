@@ -73,6 +73,8 @@ def test_a_module_of_ones_own_plays_learns_and_resumes(gateway, tmp_path):
     again.load(first.checkpoint / "policy")
     assert torch.equal(again.module.scores, learned)
     assert again.version == 2
+    with pytest.raises(CheckpointError, match=r"holds a module of one's own \(Clicker\). Go on in Python: train_ui"):
+        train_ui(settings(3), root=tmp_path, run_id="-", resume=first.run)
 
 
 def test_a_module_without_log_probs_is_refused_before_a_run_exists(gateway, tmp_path):

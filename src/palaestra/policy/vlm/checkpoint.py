@@ -164,6 +164,13 @@ def _verify(path: Path) -> dict[str, Any]:
     try:
         raw = (path / MANIFEST).read_bytes()
         facts: dict[str, Any] = json.loads(raw)
+        if facts.get("kind") == "module":
+            raise CheckpointError(
+                PLACE,
+                str(path),
+                f"holds a module of one's own ({facts.get('class')})",
+                "Go on in Python: train_ui(config, policy=module, resume=…)",
+            )
         files = read_digests(raw)
         schema, _ = int(facts["schema"]), Architecture(**facts["architecture"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
