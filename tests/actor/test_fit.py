@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 
 from palaestra.actor.fit import policy_bytes
-from palaestra.cli.train_check import checked
+from palaestra.cli.train_check import check_config
 from palaestra.env.toy import Countdown
 from palaestra.errors import ConfigError
 from palaestra.experience import ArraySpec, RolloutBuffer
@@ -72,7 +72,7 @@ def test_a_gpu_has_a_limit_of_its_own(monkeypatch):
 def test_the_check_before_a_launch_counts_all_environments():
     data = {"env": {"id": "CartPole-v1", "num_envs": 1000}, "trainer": {"rollout_length": 10**9}}
     with pytest.raises(ConfigError, match="x 1000 environments"):
-        checked(data)
+        check_config(data)
 
 
 def test_a_network_that_cannot_fit_is_refused_before_its_weights_are_drawn(tmp_path, monkeypatch):

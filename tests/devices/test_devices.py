@@ -15,7 +15,7 @@ import gymnasium
 import pytest
 import torch
 
-from palaestra.cli.train_check import checked
+from palaestra.cli.train_check import check_config
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import device_notices
@@ -88,7 +88,7 @@ def test_a_model_on_screens_on_a_missing_gpu_is_refused_by_the_check_before_a_la
     pytest.importorskip("transformers")
     _pretend(monkeypatch, count=0)
     with pytest.raises(ConfigError, match=r"model\.device = 'cuda:0': torch sees no GPU"):
-        checked({"model": {"name": "tiny", "device": "cuda:0"}})
+        check_config({"model": {"name": "tiny", "device": "cuda:0"}})
 
 
 def test_every_constructor_takes_a_device_and_moves_the_policy():

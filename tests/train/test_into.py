@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from palaestra.cli.train_check import checked
+from palaestra.cli.train_check import check_config
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint
@@ -86,7 +86,7 @@ def test_a_warm_start_begins_with_the_weights_and_counts_from_nothing(tmp_path):
 def test_a_check_tells_what_would_be_trained_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    found = checked({**DATA, "env": {"id": "CartPole-v1", "num_envs": 512, "vectorization": "workers"}}, seed=7)
+    found = check_config({**DATA, "env": {"id": "CartPole-v1", "num_envs": 512, "vectorization": "workers"}}, seed=7)
 
     assert (found["env_id"], found["algorithm"], found["total_steps"]) == ("CartPole-v1", "ppo", 128)
     assert found["resolved"]["trainer"]["seed"] == 7
@@ -109,13 +109,13 @@ def test_a_check_tells_what_would_be_trained_and_writes_nothing(tmp_path, monkey
 )
 def test_a_check_refuses_what_training_would_refuse(change, place):
     with pytest.raises(ConfigError) as refused:
-        checked({**DATA, **change})
+        check_config({**DATA, **change})
     assert refused.value.place == place
 
 
 def test_a_check_of_screens_names_the_task(tmp_path):
     pytest.importorskip("transformers")
 
-    found = checked({"model": {"name": "tiny"}, "tasks": [{"task": "data_entry/form"}]})
+    found = check_config({"model": {"name": "tiny"}, "tasks": [{"task": "data_entry/form"}]})
 
     assert (found["env_id"], found["total_steps"]) == ("data_entry/form", None)

@@ -13,15 +13,15 @@ from palaestra.document import is_ui_document
 from palaestra.errors import ConfigError
 from palaestra.telemetry.sinks import check_telemetry
 
-__all__ = ["checked"]
+__all__ = ["check_config"]
 
 
-def checked(data: Mapping[str, Any], *, seed: int | None = None) -> dict[str, Any]:
+def check_config(data: Mapping[str, Any], *, seed: int | None = None) -> dict[str, Any]:
     """The resolved configuration with the names that a run is listed by; `ConfigError` for what cannot be trained."""
-    return _checked_screens(data, seed) if is_ui_document(data) else _checked_environment(data, seed)
+    return _check_screens(data, seed) if is_ui_document(data) else _check_environment(data, seed)
 
 
-def _checked_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     from palaestra.runs.runners.programs.probe import signature
     from palaestra.train.config import config_from
     from palaestra.train.trainer import build_trainer
@@ -55,7 +55,7 @@ def _registered(env_id: str, limit: int | None) -> dict[str, Any]:
     return {"entry_point": str(spec.entry_point or ""), "max_episode_steps": limit or spec.max_episode_steps}
 
 
-def _checked_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+def _check_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     if find_spec("transformers") is None:
         raise ConfigError("model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'")
     from palaestra.policy.device import choose_device

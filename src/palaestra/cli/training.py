@@ -174,10 +174,10 @@ def _train(
 
 
 def _check(data: dict[str, Any], seed: int | None) -> None:
-    from palaestra.cli.train_check import checked
+    from palaestra.cli.train_check import check_config
 
     try:
-        print(strict_json(checked(data, seed=seed)))
+        print(strict_json(check_config(data, seed=seed)))
     except ConfigError as error:
         # The caller is a program, which needs the parts rather than the sentence.
         parts = {"place": error.place, "value": error.value, "reason": error.reason, "remedy": error.remedy}
