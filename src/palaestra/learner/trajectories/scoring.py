@@ -111,7 +111,7 @@ class ScoredBatch:
         self._bounds = proof.bounds(half_precision=bool(getattr(policy, "half_precision", True)))
         self.turns = [each for one in trajectories for each in turn_inputs(one)]
         """Trajectory after trajectory; `Sample.turn` counts them."""
-        recorded = [_recorded(each.turn) for each in self.turns]
+        recorded = [_behaviour_log_probs(each.turn) for each in self.turns]
         self.rows = [Row(own, torch.ones_like(own)) for own in recorded]
         """One for each turn."""
         self._places = [(one.episode_id, number) for one in trajectories for number in range(len(one.turns))]
@@ -169,7 +169,7 @@ class ScoredBatch:
         turn, row, limit = self.turns[position].turn, self.rows[position], self._algorithm.weight_limit
         stale = torch.tensor(turn.versions) != self.version
         if not self._algorithm.supervised and bool(stale.any()):
-            behaviour = _recorded(turn)
+            behaviour = _behaviour_log_probs(turn)
             row.proximal = torch.where(stale, own, behaviour)
             row.importance = importance_weights(row.proximal, behaviour, stale, limit=limit)
             row.capped = int((row.proximal - behaviour > math.log(limit)).sum())
@@ -181,7 +181,7 @@ class ScoredBatch:
         of_version = torch.from_numpy(turn.versions == version)
         if not bool(of_version.any()):
             return 0.0
-        distances = (log_probs - _recorded(turn))[of_version].abs()
+        distances = (log_probs - _behaviour_log_probs(turn))[of_version].abs()
         self._distances[position, version] = distances
         return float(distances.max())
 
@@ -304,7 +304,7 @@ def _spread(positions: list[int], count: int | None) -> list[int]:
     return [positions[place] for place in np.linspace(0, len(positions) - 1, count).round().astype(int)]
 
 
-def _recorded(turn: Turn) -> Tensor:
+def _behaviour_log_probs(turn: Turn) -> Tensor:
     """The recorded log-probabilities, in memory of their own."""
     return torch.tensor(turn.log_probs, dtype=torch.float32)
 
