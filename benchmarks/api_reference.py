@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.files.home import Home
-from palaestra.runs.api.app import build_api
-from palaestra.runs.reading import RunReading
+from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.table import registered_runners
+from palaestra.runs.service.app import build_api
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor import Supervisor
+from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 
 PAGE = Path(__file__).parents[1] / "docs" / "http-api.md"
@@ -107,7 +107,7 @@ def description() -> dict[str, Any]:
         home = Home(Path(directory) / "var" / "training")
         registry = open_registry(home)
         supervisor = Supervisor(home, registry, registered_runners())
-        app = build_api(supervisor, RunReading(home), registry, TensorBoards(home), asyncio.Event())
+        app = build_api(supervisor, RunReader(home), registry, TensorBoards(home), asyncio.Event())
         registry.close()
         return app.openapi()
 

@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 from palaestra.files.home import Home
-from palaestra.runs.facts import observe
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import LifeRecord
+from palaestra.runs.record import RunEvent
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.state.facts import observe
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.supervisor.supervisor import Supervisor, SupervisorConfig
 from palaestra.telemetry.event import Record
 
 RUNS, PER_SECOND = 8, 1_000
@@ -45,9 +45,9 @@ def echo(**config: object) -> RunSpec:
     return RunSpec(runner="echo", config=dict(config))
 
 
-async def reaches(supervisor: Supervisor, run_id: str, *phases: Phase) -> LifeRecord:
+async def reaches(supervisor: Supervisor, run_id: str, *phases: Phase) -> RunEvent:
     async for item in supervisor.subscribe(run_id):
-        if isinstance(item.item, LifeRecord) and item.item.phase in phases:
+        if isinstance(item.item, RunEvent) and item.item.phase in phases:
             return item.item
     raise RuntimeError(f"{run_id} ended otherwise")
 

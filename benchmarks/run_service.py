@@ -25,12 +25,12 @@ from benchmarks import machine, run_life
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.ingest.series.reader import SeriesReader
-from palaestra.runs.ingest.series.writer import SeriesWriter
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import EventFiles, JournalFile, Source
 from palaestra.runs.runners import programs
+from palaestra.runs.series.reader import SeriesReader
+from palaestra.runs.series.writer import SeriesWriter
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry.event import Record, TrainingStep
 from palaestra.telemetry.journal import Cursor, Journal

@@ -33,7 +33,7 @@ def start(palaestra, home, monkeypatch):
 # Not pydantic: typer itself loads it.
 FORBIDDEN = [
     "numpy", "torch", "http.client", "rich", "yaml", "fastapi", "uvicorn", "gymnasium", "asyncio", "palaestra.config",
-    "palaestra.runs.supervisor", "palaestra.runs.client", "palaestra.train",
+    "palaestra.runs.supervisor.supervisor", "palaestra.runs.client.client", "palaestra.train",
 ]  # fmt: skip
 
 REFUSED = {
@@ -116,7 +116,7 @@ def test_a_bad_setting_of_the_service_is_refused_with_the_nearest(palaestra):
 
 def test_who_serves_others_is_warned_on_the_terminal(palaestra, monkeypatch):
     facts = {"url": "http://127.0.0.1:1", "pid": 1, "warning": "the service listens without encryption"}
-    monkeypatch.setattr("palaestra.runs.service.run_service", lambda config, home, told: told(facts))
+    monkeypatch.setattr("palaestra.runs.service.server.run_service", lambda config, home, told: told(facts))
     for words in ((), ("--json",)):
         said = palaestra("serve", "host=0.0.0.0", *words)
         assert said.err.startswith("warning: the service listens without encryption.\n")

@@ -10,7 +10,7 @@ from palaestra.cli.runs_table import note
 from palaestra.runs import TrainerService
 from palaestra.runs.ingest.event_file import EventFileTail
 from palaestra.runs.ingest.event_record import read_event
-from palaestra.runs.life import LifeLog
+from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import read_run
 from palaestra.runs.store.registry import Registry, reading_registry
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
@@ -42,7 +42,7 @@ def test_a_diverged_run_does_not_read_as_its_last_finite_number(palaestra, home,
     assert [str(point.value) for point in recent[name]] == ["nan", "nan"]
     assert [str(metrics[name]) for metrics in streamed][-4:] == ["5.0", "nan", "nan", "nan"]
     assert [alarm.code for alarm in record.alarms] == ["non_finite"]
-    assert [one.reason for one in LifeLog(home.run(record.run_id)).read() if one.happening == "alarm"] == [
+    assert [one.reason for one in RunEventLog(home.run(record.run_id)).read() if one.happening == "alarm"] == [
         record.reason
     ]
     assert read_run(home.run(record.run_id)).alarms == record.alarms

@@ -7,10 +7,10 @@ import sys
 import time
 from dataclasses import replace
 
-from palaestra.runs.child import Child
-from palaestra.runs.facts import end_facts
 from palaestra.runs.phase import ending_of
+from palaestra.runs.process.child import Child
 from palaestra.runs.runner import LaunchPlan, Place
+from palaestra.runs.state.facts import end_facts
 
 PATIENCE_S = 60.0
 

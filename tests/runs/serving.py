@@ -13,7 +13,7 @@ import threading
 
 from palaestra.files.atomic import read_json
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.service import ServiceConfig, serve
+from palaestra.runs.service.server import ServiceConfig, serve
 
 SETTINGS = {"min_free_disk_mb": 0, "max_running": 8, "alarm_every_s": 0.1}
 
@@ -21,7 +21,7 @@ SETTINGS = {"min_free_disk_mb": 0, "max_running": 8, "alarm_every_s": 0.1}
 @contextlib.contextmanager
 def service(home, **settings):
     """A service process, and what it said when it answered."""
-    command = [sys.executable, "-m", "palaestra.runs.service", json.dumps({**SETTINGS, **settings})]
+    command = [sys.executable, "-m", "palaestra.runs.service.server", json.dumps({**SETTINGS, **settings})]
     environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     try:

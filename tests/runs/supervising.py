@@ -6,11 +6,11 @@ import json
 
 from tests.runs.attempts import PATIENCE_S, until
 
-from palaestra.runs.life import LifeLog
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.supervisor.supervisor import Supervisor, SupervisorConfig
 from palaestra.telemetry.journal import JournalReader
 
 _LONGEST_S = 180.0
@@ -75,7 +75,7 @@ async def ends(supervisor, run_id):
 
 
 def happenings(home, run_id):
-    return [record.happening for record in LifeLog(home.run(run_id)).read()]
+    return [record.happening for record in RunEventLog(home.run(run_id)).read()]
 
 
 def journal(home, run_id, attempt=1):

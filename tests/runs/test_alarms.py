@@ -1,8 +1,8 @@
 """Alarms come when they should, once, and go."""
 
-from palaestra.runs.alarms import Limits, Signs, Watch, alarms, lasting_alarms, noticed, still_the_same
-from palaestra.runs.ingest.non_finite import NonFinite
 from palaestra.runs.record import Alarm
+from palaestra.runs.state.alarms import Limits, Signs, Watch, alarms, lasting_alarms, noticed, still_the_same
+from palaestra.runs.state.non_finite import NonFinite
 
 LIMITS = Limits(stall_after_s=60.0, no_episode_steps=1000)
 

@@ -13,12 +13,12 @@ from tests.runs.serving import end_service, service, service_thread
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
 from palaestra.files.atomic import read_json
 from palaestra.runs import TrainerService, client, connect
-from palaestra.runs.connect import end_service as stop_service
-from palaestra.runs.connect import ensure_service, find_service
-from palaestra.runs.orchestrator import TrainerOrchestrator
+from palaestra.runs.client.connect import end_service as stop_service
+from palaestra.runs.client.connect import ensure_service, find_service
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import LifeRecord
+from palaestra.runs.record import RunEvent
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 
 
@@ -34,7 +34,7 @@ def test_a_run_is_started_followed_and_read(trainer):
     steps = [item.event for item in events if isinstance(getattr(item, "event", None), TrainingStep)]
     assert [step.metrics["m0"] for step in steps] == [float(u) for u in range(1, 31)]
     assert sum(isinstance(getattr(item, "event", None), EpisodeSummary) for item in events) == 3
-    happened = [item.happening for item in events if isinstance(item, LifeRecord)]
+    happened = [item.happening for item in events if isinstance(item, RunEvent)]
     assert happened == ["note", "launched", "first_sign", "succeeded"]
     assert trainer.run(run_id).phase is Phase.SUCCEEDED
     recent = trainer.recent_metrics(run_id, 5)
@@ -144,7 +144,7 @@ def test_a_stream_goes_on_across_a_killed_service_and_tells_everything_once(home
 
 
 def test_a_state_directory_that_an_orchestrator_holds_is_named(home, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.connect._HOLDER_S", 0.0)
+    monkeypatch.setattr("palaestra.runs.client.connect._HOLDER_S", 0.0)
     with TrainerOrchestrator(home), pytest.raises(StateHeld, match=f"is held by process {os.getpid()}"):
         ensure_service(home)
 
@@ -182,7 +182,7 @@ def test_the_environment_of_the_client_says_who_trains_whatever_that_of_the_serv
 HOLDER = """
 import sys
 from palaestra.files.home import Home
-from palaestra.runs.service_lock import ServiceLock
+from palaestra.runs.store.lock import ServiceLock
 with ServiceLock(Home.default()) as lock:
     lock.serving("http://127.0.0.1:1")
     print("held", flush=True)
@@ -226,7 +226,7 @@ def test_an_orchestrator_is_not_ended_for_a_service(home):
 
 
 def test_a_token_that_the_service_does_not_take_is_told_with_the_file_and_the_way_out(home, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.connect._HOLDER_S", 0.0)
+    monkeypatch.setattr("palaestra.runs.client.connect._HOLDER_S", 0.0)
     with service(home) as said:
         token = home.token.read_text()
         home.token.write_text("0" * 64)

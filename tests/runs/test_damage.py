@@ -15,12 +15,12 @@ from palaestra.cli.runs_table import note
 from palaestra.config import validated
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused
 from palaestra.files.atomic import read_json
-from palaestra.runs.facts import observe
-from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
-from palaestra.runs.reading import RunReading
+from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.state.event_log import RunEventLog
+from palaestra.runs.state.facts import observe
 from palaestra.runs.store.rebuild import read_run
 from palaestra.telemetry import Journal
 
@@ -94,7 +94,7 @@ def test_a_fault_while_launching_refuses_the_run_and_frees_its_slot(home):
     record = asyncio.run(body())
     assert record.phase is Phase.REFUSED
     assert "could not be started (UnicodeEncodeError" in record.reason
-    assert LifeLog(home.run(record.run_id)).read()[-1].phase is Phase.REFUSED
+    assert RunEventLog(home.run(record.run_id)).read()[-1].phase is Phase.REFUSED
 
 
 def test_a_request_that_fails_half_way_leaves_nothing_behind(home, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_request_that_fails_half_way_leaves_nothing_behind(home, monkeypatch):
     async def body():
         async with supervising(home) as supervisor:
             with monkeypatch.context() as broken:
-                broken.setattr(LifeLog, "append", unable)
+                broken.setattr(RunEventLog, "append", unable)
                 with pytest.raises(PermissionError):
                     await supervisor.submit(echo(steps=1))
             assert supervisor.idle
@@ -160,7 +160,7 @@ def test_a_run_that_cannot_be_read_keeps_neither_the_service_nor_the_others(home
     assert rows[good].phase is Phase.SUCCEEDED
     assert {rows[huge].phase, rows[spec].phase} == {Phase.REFUSED}
     assert f"{unreadable}: left alone, because it cannot be read: IsADirectoryError" in caplog.text
-    listed = {run.run_id for run in RunReading(home).runs()}
+    listed = {run.run_id for run in RunReader(home).runs()}
     assert {huge, spec, good} <= listed
 
 
@@ -222,7 +222,7 @@ def test_an_attempt_that_ran_and_of_which_nothing_is_known_is_lost_and_not_run_a
 
 
 def test_what_is_written_waits_for_a_registry_that_somebody_holds_and_says_so(home, caplog, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.run_book._TRY_AGAIN_S", 0.05)
+    monkeypatch.setattr("palaestra.runs.supervisor.state_writer._TRY_AGAIN_S", 0.05)
     monkeypatch.setattr("palaestra.runs.store.database._BUSY_S", 0.05)
 
     async def body():
@@ -310,7 +310,7 @@ def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
     async def _pretending(work):
         # The journal is held by this very process, which is not the service for once.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("palaestra.runs.survivors.os.getpid", lambda: 0)
+            patch.setattr("palaestra.runs.process.survivors.os.getpid", lambda: 0)
             return await work
 
     assert asyncio.run(body()).attempt == 3
@@ -410,9 +410,9 @@ def test_a_registry_that_is_removed_under_the_service_is_made_anew(home, caplog)
             await until(lambda: supervisor.known(live).env_step == 70, "the numbers")
             home.registry.unlink()
             await until(lambda: home.registry.exists(), "the registry")
-            await until(lambda: {run.run_id for run in RunReading(home).runs()} == {over.run_id, live}, "the rows")
-            await until(lambda: RunReading(home).run(live).env_step == 70, "the numbers of what runs")
-            assert RunReading(home).run(over.run_id).ended == over.ended
+            await until(lambda: {run.run_id for run in RunReader(home).runs()} == {over.run_id, live}, "the rows")
+            await until(lambda: RunReader(home).run(live).env_step == 70, "the numbers of what runs")
+            assert RunReader(home).run(over.run_id).ended == over.ended
 
     asyncio.run(body())
     assert "the registry was removed; it was rebuilt from 2 run directories" in caplog.text

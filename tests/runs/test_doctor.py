@@ -7,15 +7,15 @@ import pytest
 from tests.runs.serving import service
 
 from palaestra.files.atomic import read_json
-from palaestra.runs.doctor import examine
-from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.runners import table
+from palaestra.runs.service.doctor import examine
+from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 
 
 @pytest.fixture
 def findings(home, monkeypatch):
     """Findings by their check, the last of each; without runners, whose interpreters take their time to answer."""
-    monkeypatch.setattr("palaestra.runs.doctor.registered_runners", dict)
+    monkeypatch.setattr("palaestra.runs.service.doctor.registered_runners", dict)
     return lambda: {one.check: one for one in examine(home)}
 
 

@@ -11,9 +11,9 @@ from tests.runs.attempts import attempt_in, ending, launched, plan_of, said, unt
 from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_json
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.child import Child
-from palaestra.runs.facts import exception_line, last_lines
 from palaestra.runs.phase import Happening
+from palaestra.runs.process.child import Child
+from palaestra.runs.state.facts import exception_line, last_lines
 
 
 def _end_of(home, code, **options):

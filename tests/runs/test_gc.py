@@ -8,7 +8,7 @@ from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.supervising import echo, ends, supervising
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.runs.checkpoints.catalogue import Catalogue
+from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.checkpoints.deploying import Deployment, _exchanged, in_use
 from palaestra.runs.checkpoints.hashing import digest_path
 
@@ -87,7 +87,7 @@ def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
     policy = {"archive_after_days": 0, "keep_checkpoints": 1}
 
     async def body():
-        async with supervising(home, catalogue=Catalogue, retention=policy) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue, retention=policy) as supervisor:
             run_id = await _ended(supervisor)
             checkpoints = home.run(run_id).attempt(1).path / "checkpoints"
             for number in (1, 2):

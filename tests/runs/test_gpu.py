@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from palaestra.runs.gpu import Gpu, detected_gpus
+from palaestra.runs.process.gpu import Gpu, detected_gpus
 
 
 def _answering(text, returncode=0):

@@ -1,39 +1,39 @@
 """The life of a run on disk."""
 
-from palaestra.runs.life import LifeLog, elapsed, phase_of
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import LifeRecord
+from palaestra.runs.record import RunEvent
+from palaestra.runs.state.event_log import RunEventLog, elapsed, phase_of
 
 
 def _happened(happening, phase, time=1.0, attempt=1, **more):
-    return LifeRecord(seq=0, time=time, attempt=attempt, happening=happening, phase=phase, **more)
+    return RunEvent(seq=0, time=time, attempt=attempt, happening=happening, phase=phase, **more)
 
 
 def test_happenings_are_numbered_and_read_back_in_order(home):
     run = home.run("a")
     run.path.mkdir(parents=True)
-    log = LifeLog(run)
+    log = RunEventLog(run)
     first = log.append(_happened("launched", Phase.STARTING, facts={"gpus": ["0"]}))
-    second = LifeLog(run).append(_happened("failed", Phase.FAILED, reason="exit code 1", code="exit"))
+    second = RunEventLog(run).append(_happened("failed", Phase.FAILED, reason="exit code 1", code="exit"))
     assert (first.seq, second.seq) == (1, 2)
-    assert LifeLog(run).read() == [first, second]
-    assert LifeLog(run).read(after=1) == [second]
-    assert phase_of(LifeLog(run).read()) is Phase.FAILED
+    assert RunEventLog(run).read() == [first, second]
+    assert RunEventLog(run).read(after=1) == [second]
+    assert phase_of(RunEventLog(run).read()) is Phase.FAILED
 
 
 def test_a_run_without_a_life_waits(home):
-    assert LifeLog(home.run("none")).read() == []
+    assert RunEventLog(home.run("none")).read() == []
     assert phase_of([]) is Phase.QUEUED
 
 
 def test_a_torn_line_is_skipped_counted_and_ended(home):
     run = home.run("a")
     run.path.mkdir(parents=True)
-    LifeLog(run).append(_happened("launched", Phase.STARTING))
+    RunEventLog(run).append(_happened("launched", Phase.STARTING))
     whole = run.life.read_bytes()
     for cut in range(1, len(whole)):
         run.life.write_bytes(whole + whole[:cut].rstrip(b"\n"))
-        log = LifeLog(run)
+        log = RunEventLog(run)
         added = log.append(_happened("first_sign", Phase.RUNNING))
         records = log.read()
         assert records[-1] == added
@@ -43,7 +43,7 @@ def test_a_torn_line_is_skipped_counted_and_ended(home):
 def test_lines_of_a_later_schema_or_with_an_unknown_phase_are_counted_not_believed(home):
     run = home.run("a")
     run.path.mkdir(parents=True)
-    log = LifeLog(run)
+    log = RunEventLog(run)
     log.append(_happened("launched", Phase.STARTING))
     line = run.life.read_text()
     run.life.write_text(

@@ -6,9 +6,9 @@ from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused, StateHel
 from palaestra.runs import Phase, TrainerOrchestrator
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
-from palaestra.runs.service_lock import ServiceLock
+from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.registry import reading_registry
-from palaestra.runs.supervisor import SupervisorConfig
+from palaestra.runs.supervisor.supervisor import SupervisorConfig
 from palaestra.telemetry import TrainingStep
 
 CONFIG = SupervisorConfig(min_free_disk_mb=0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.runs.queue import Launch, Running, Slots, Waiting, never_fits, next_launches, why_waiting
+from palaestra.runs.supervisor.queue import Launch, Running, Slots, Waiting, never_fits, next_launches, why_waiting
 
 
 def _ids(*arguments, **options):

@@ -9,12 +9,12 @@ import pytest
 from tests.runs.supervising import echo, ends, happenings, journal, reaches, supervising
 
 from palaestra.errors import ConfigError, LaunchRefused
-from palaestra.runs.checkpoints.catalogue import Catalogue
-from palaestra.runs.life import LifeLog, outcomes
+from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.phase import Phase
-from palaestra.runs.resuming import ResumeRequest, changed_spec
 from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.state.event_log import RunEventLog, outcomes
 from palaestra.runs.store.rebuild import read_run
+from palaestra.runs.supervisor.resume import ResumeRequest, changed_spec
 from palaestra.telemetry.event import TrainingStep
 
 
@@ -36,7 +36,7 @@ def updates(home, run_id, attempt):
 
 def test_a_damaged_newest_checkpoint_is_passed_over_for_an_earlier_one(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             damage(home, run_id, 300)
             queued = await supervisor.resume(run_id, request=ResumeRequest(changes={"steps": 40}))
@@ -52,7 +52,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_an_earlier_one(home):
 
 def test_a_damaged_checkpoint_that_is_wanted_is_refused_and_the_run_stays_succeeded(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             damage(home, run_id, 300)
             before = supervisor.known(run_id), happenings(home, run_id)
@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_that_is_wanted_is_refused_and_the_run_stays_succee
 
 def test_a_torn_file_that_nobody_announced_is_recognised_too(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             newest = home.run(run_id).attempt(1).path / "checkpoints" / "step_9999.zip"
             with zipfile.ZipFile(newest, "w") as archive:
@@ -86,7 +86,7 @@ def test_a_torn_file_that_nobody_announced_is_recognised_too(home):
 
 def test_a_file_that_merely_lies_among_checkpoints_is_not_gone_on_from(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             (home.run(run_id).attempt(1).path / "checkpoints" / "normaliser.pkl").write_bytes(b"numbers")
             return (await supervisor.resume(run_id, request=ResumeRequest(changes={"steps": 40}))).reason
@@ -96,7 +96,7 @@ def test_a_file_that_merely_lies_among_checkpoints_is_not_gone_on_from(home):
 
 def test_a_succeeded_run_with_nothing_left_to_do_is_refused_with_the_command_that_helps(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             remedy = f"Give it more: palaestra runs resume {run_id} steps=60, or go back with --checkpoint ID"
             with pytest.raises(LaunchRefused, match=f"has taken 300 of 300 steps. {remedy}"):
@@ -122,7 +122,7 @@ def test_a_succeeded_run_with_nothing_left_to_do_is_refused_with_the_command_tha
 
 def test_an_earlier_checkpoint_takes_the_run_back_to_its_step(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             (wanted,) = [row for row in supervisor.registry.checkpoints() if row.env_step == 100]
             for name in (f"{wanted.checkpoint_id}0", "nothing"):
@@ -139,7 +139,7 @@ def test_an_earlier_checkpoint_takes_the_run_back_to_its_step(home):
 @pytest.mark.parametrize("how", ["stopped while it waits", "damaged while it waits"])
 def test_a_resume_that_never_begins_leaves_the_outcome_as_it_was(home, how):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             before = supervisor.known(run_id)
             await supervisor.drain(True)
@@ -162,12 +162,12 @@ def test_a_resume_that_never_begins_leaves_the_outcome_as_it_was(home, how):
     # The directory alone tells the same, and forgets what the resume would have changed.
     assert read_run(home.run(after.run_id)) == after
     assert happenings(home, after.run_id)[-2:] == ["resumed", "resume_cancelled"]
-    assert outcomes(LifeLog(home.run(after.run_id)).read())[1].phase is Phase.SUCCEEDED
+    assert outcomes(RunEventLog(home.run(after.run_id)).read())[1].phase is Phase.SUCCEEDED
 
 
 def test_an_attempt_that_fails_says_that_an_earlier_one_succeeded(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             await supervisor.resume(run_id, request=ResumeRequest(changes={"steps": 40, "then": "exit:3"}))
             return await ends(supervisor, run_id)
@@ -177,7 +177,7 @@ def test_an_attempt_that_fails_says_that_an_earlier_one_succeeded(home):
         Phase.FAILED,
         "exit code 3: echo: told to exit with 3; attempt 1 succeeded",
     )
-    ended = outcomes(LifeLog(home.run(record.run_id)).read())
+    ended = outcomes(RunEventLog(home.run(record.run_id)).read())
     assert {number: one.phase for number, one in ended.items()} == {1: Phase.SUCCEEDED, 2: Phase.FAILED}
 
 
@@ -198,7 +198,7 @@ def test_another_environment_is_another_run(home):
             return replace(super().plan(spec, place, machine), env_id=f"Echo-v{spec.config.get('metrics', 0)}")
 
     async def body():
-        async with supervising(home, catalogue=Catalogue, runners={"echo": Roaming()}) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue, runners={"echo": Roaming()}) as supervisor:
             run_id = await done(supervisor)
             with pytest.raises(LaunchRefused, match=r"was trained in Echo-v0\. Start a new run with --warm-start"):
                 await supervisor.resume(run_id, request=ResumeRequest(changes={"metrics": 1, "steps": 40}))

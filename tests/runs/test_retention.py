@@ -12,11 +12,20 @@ import pytest
 
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.files.atomic import write_json
-from palaestra.runs.archiving import pack, purgeable, shorten_log, surplus_of, throw_away, thrown_away, undelete, unpack
-from palaestra.runs.life import LifeLog
+from palaestra.runs.archive.packing import (
+    pack,
+    purgeable,
+    shorten_log,
+    surplus_of,
+    throw_away,
+    thrown_away,
+    undelete,
+    unpack,
+)
+from palaestra.runs.archive.retention import RetentionPolicy, expired_runs, surplus_checkpoints
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import CheckpointRecord, LifeRecord, RunRecord
-from palaestra.runs.retention import RetentionPolicy, doomed, surplus_checkpoints
+from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
+from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import rebuild
 from palaestra.runs.store.registry import Registry
 
@@ -49,7 +58,7 @@ RUNS = [
 
 
 def _doomed(**policy):
-    return [(doom.run_id, doom.action) for doom in doomed(RUNS, RetentionPolicy(**policy), NOW)]
+    return [(doom.run_id, doom.action) for doom in expired_runs(RUNS, RetentionPolicy(**policy), NOW)]
 
 
 def test_by_default_nothing_goes():
@@ -76,14 +85,14 @@ def test_a_run_that_goes_on_or_is_not_ours_never_goes():
 
 
 def test_a_spared_run_counts_and_stays():
-    assert [doom.run_id for doom in doomed(RUNS, RetentionPolicy(max_total_gb=6.0), NOW)] == ["old"]
-    assert [doom.run_id for doom in doomed(RUNS, RetentionPolicy(max_total_gb=6.0), NOW, {"old"})] == ["mid"]
+    assert [doom.run_id for doom in expired_runs(RUNS, RetentionPolicy(max_total_gb=6.0), NOW)] == ["old"]
+    assert [doom.run_id for doom in expired_runs(RUNS, RetentionPolicy(max_total_gb=6.0), NOW, {"old"})] == ["mid"]
     policy = RetentionPolicy(archive_after_days=0, keep_last=0, delete_archived_after_days=0)
-    assert [doom.run_id for doom in doomed(RUNS, policy, NOW, {"old", "packed"})] == ["mid", "new"]
+    assert [doom.run_id for doom in expired_runs(RUNS, policy, NOW, {"old", "packed"})] == ["mid", "new"]
 
 
 def test_every_doom_says_why():
-    (doom,) = doomed(RUNS, RetentionPolicy(archive_after_days=30), NOW)
+    (doom,) = expired_runs(RUNS, RetentionPolicy(archive_after_days=30), NOW)
     assert (doom.why, doom.bytes) == ("ended 50 days ago; runs are kept open 30", 4 << 30)
 
 
@@ -92,7 +101,7 @@ def ended(home):
     run = home.run("e-1")
     run.attempt(1).work.mkdir(parents=True)
     write_json(run.spec, {"schema_version": 1, "runner": "echo", "tags": ["t"]})
-    LifeLog(run).append(LifeRecord(0, 1.0, 1, "succeeded", Phase.SUCCEEDED, "done", "exit"))
+    RunEventLog(run).append(RunEvent(0, 1.0, 1, "succeeded", Phase.SUCCEEDED, "done", "exit"))
     (run.attempt(1).work / "weights").write_bytes(b"\0\1" * 5000)
     return RunRecord(run_id="e-1", runner="echo", agent_id="echo", env_id="", phase=Phase.SUCCEEDED, tags=("t",))
 
@@ -187,7 +196,7 @@ def test_of_several_that_were_thrown_away_the_last_comes_back(home, ended):
         write_json(home.run("e-1").spec, {"schema_version": 1, "runner": "echo", "seed": number})
         throw_away(home, ended, NOW)
         home.run("e-1").path.mkdir()
-        LifeLog(home.run("e-1")).append(LifeRecord(0, 1.0, 1, "succeeded", Phase.SUCCEEDED, "done", "exit"))
+        RunEventLog(home.run("e-1")).append(RunEvent(0, 1.0, 1, "succeeded", Phase.SUCCEEDED, "done", "exit"))
     shutil.rmtree(home.run("e-1").path)
     assert [undelete(home, "e-1").seed, len(list((home.path / "trash").iterdir()))] == [11, 11]
 

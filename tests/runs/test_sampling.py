@@ -9,7 +9,7 @@ from tests.runs.supervising import echo, reaches, supervising
 
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.phase import Phase
-from palaestra.runs.sampling import Peaks, Sample, Sampler, read_peaks, read_samples
+from palaestra.runs.process.resource_usage import Peaks, Sample, Sampler, read_peaks, read_samples
 
 
 def test_a_busy_trainer_is_seen_to_be_busy_and_large(home):

@@ -9,9 +9,9 @@ from tests.runs.attempts import until
 from tests.runs.killed_service import killed_service
 from tests.runs.supervising import echo, happenings, journal, what_echo_said
 
-from palaestra.runs.ingest.series.run_series import RunSeries
-from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Phase
+from palaestra.runs.series.run_series import RunSeries
+from palaestra.runs.state.event_log import RunEventLog, phase_of
 from palaestra.runs.store.registry import reading_registry
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 
@@ -66,7 +66,7 @@ def _check_everything_once(home, run_id):
     points = {name.rpartition("/")[2]: info.points for name, info in series.names().items()}
     assert (points["m0"], points["m1"], points["return"]) == (STEPS, STEPS, STEPS // 10)
     assert happenings(home, run_id) == ["note", "launched", "first_sign", "adopted", "succeeded"]
-    assert phase_of(LifeLog(home.run(run_id)).read()) is Phase.SUCCEEDED
+    assert phase_of(RunEventLog(home.run(run_id)).read()) is Phase.SUCCEEDED
 
 
 def test_eight_runs_are_re_adopted_with_every_metric_once_and_no_phase_changed(home):

@@ -11,11 +11,11 @@ import sys
 import pytest
 
 from palaestra.errors import StateHeld
-from palaestra.runs.service_lock import ServiceLock
+from palaestra.runs.store.lock import ServiceLock
 
 HOLD = """
 from palaestra.files.home import Home
-from palaestra.runs.service_lock import ServiceLock
+from palaestra.runs.store.lock import ServiceLock
 with ServiceLock(Home.default()) as lock:
     lock.serving('http://127.0.0.1:1')
     print('held', flush=True)

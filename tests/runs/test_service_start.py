@@ -5,8 +5,8 @@ import json
 import pytest
 
 from palaestra.errors import ConfigError, ServiceUnreachable
-from palaestra.runs import service
-from palaestra.runs.connect import ensure_service
+from palaestra.runs.client.connect import ensure_service
+from palaestra.runs.service import server as service
 from palaestra.runs.wire import error_of
 
 
@@ -32,7 +32,7 @@ def test_a_service_that_dies_without_a_word_is_not_called_slow(home, monkeypatch
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'libfoo.so: cannot open shared object file' >&2\nexit 3\n")
     python.chmod(0o755)
-    monkeypatch.setattr("palaestra.runs.connect.sys.executable", str(python))
+    monkeypatch.setattr("palaestra.runs.client.connect.sys.executable", str(python))
     told = r"did not start \(exit code 3\)\. Its log is .*; it ends with: libfoo.so: cannot open shared object file"
     with pytest.raises(ServiceUnreachable, match=told):
         ensure_service(home)

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from palaestra.runs.ingest.series import reader as reader_module
-from palaestra.runs.ingest.series.points import read_records
-from palaestra.runs.ingest.series.reader import SeriesReader
-from palaestra.runs.ingest.series.writer import SeriesWriter
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
+from palaestra.runs.series import reader as reader_module
+from palaestra.runs.series.points import read_records
+from palaestra.runs.series.reader import SeriesReader
+from palaestra.runs.series.writer import SeriesWriter
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry.event import Record, TrainingStep
 from palaestra.telemetry.journal import Cursor
@@ -111,7 +111,9 @@ def test_the_newest_of_ten_thousand_runs_are_found_without_looking_at_the_others
 def test_what_follows_a_run_is_loaded_without_numpy_or_a_web_server():
     code = """
 import sys
-from palaestra.runs.ingest import metric_point, progress, ring, stdout_tail
+from palaestra.runs.ingest import ring, stdout_tail
+from palaestra.runs.series import metric_point
+from palaestra.runs.state import progress
 from palaestra.runs.store import registry
 heavy = ("numpy", "torch", "fastapi", "uvicorn", "httpx", "rich", "yaml")
 sys.exit(str([name for name in heavy if name in sys.modules] or ""))

@@ -8,7 +8,7 @@ import signal
 from tests.runs.attempts import attempt_in, ending, launched, said, until, within
 
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.child import Child
+from palaestra.runs.process.child import Child
 
 _FAMILY = """
 import os, signal, sys, time
@@ -129,7 +129,7 @@ def test_without_a_warden_everything_is_found_by_label_and_descent(home):
 
 
 def test_a_warden_that_is_stuck_does_not_save_the_run(home, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.child._MARGIN_S", -5.0)
+    monkeypatch.setattr("palaestra.runs.process.child._MARGIN_S", -5.0)
     attempt = attempt_in(home)
 
     async def body():

@@ -13,13 +13,13 @@ from tests.runs.supervising import echo, ends, happenings, journal, leaving, rea
 
 from palaestra.errors import ConsentNeeded, IllegalTransition, LaunchRefused, UnknownRun
 from palaestra.files.atomic import write_json
-from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
-from palaestra.runs.reading import RunReading
-from palaestra.runs.record import LifeRecord
+from palaestra.runs.reader import RunReader
+from palaestra.runs.record import RunEvent
 from palaestra.runs.runner import Finding, RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import rebuild
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry.event import TrainingStep
@@ -72,7 +72,7 @@ def test_a_failed_run_remembers_its_last_lines(home):
     record = asyncio.run(body())
     assert (record.phase, record.code) == (Phase.FAILED, "exit")
     assert record.reason.startswith("exit code 3")
-    facts = LifeLog(home.run(record.run_id)).read()[-1].facts
+    facts = RunEventLog(home.run(record.run_id)).read()[-1].facts
     assert (facts["returncode"], facts["env_step"], facts["leftovers"]) == (3, 20, 0)
 
 
@@ -168,10 +168,10 @@ def test_a_run_that_waits_says_why_to_whoever_looks(home):
             running = await supervisor.submit(echo(steps=1, then="hang"))
             await reaches(supervisor, running.run_id, Phase.RUNNING)
             waiting = (await supervisor.submit(echo(steps=1))).run_id
-            for look in (supervisor.known, RunReading(home).run):
+            for look in (supervisor.known, RunReader(home).run):
                 assert look(waiting).reason == "waits for a slot (1 of 1 in use)"
             await supervisor.drain(True)
-            for look in (supervisor.known, RunReading(home).run):
+            for look in (supervisor.known, RunReader(home).run):
                 assert look(waiting).reason == "the service is draining: palaestra runs drain --off"
             assert supervisor.registry.get(waiting).reason == ""
             await supervisor.stop(running.run_id)
@@ -180,7 +180,7 @@ def test_a_run_that_waits_says_why_to_whoever_looks(home):
     run_id = asyncio.run(body())
     data = json.loads((home.service / "queue.json").read_text())
     write_json(home.service / "queue.json", {**data, "by": {"pid": 1, "started": 0, "boot_id": "another"}})
-    assert RunReading(home).run(run_id).reason == "waits for a service; palaestra serve starts one"
+    assert RunReader(home).run(run_id).reason == "waits for a service; palaestra serve starts one"
 
     async def next_service():
         async with supervising(home) as supervisor:
@@ -463,7 +463,7 @@ def test_a_stop_that_the_service_did_not_live_to_make_is_made_by_the_next(home):
             return run_id
 
     run_id = asyncio.run(first())
-    LifeLog(home.run(run_id)).append(LifeRecord(0, 1.0, 1, "stop_asked", Phase.STOPPING, code="operator"))
+    RunEventLog(home.run(run_id)).append(RunEvent(0, 1.0, 1, "stop_asked", Phase.STOPPING, code="operator"))
 
     async def second():
         async with supervising(home) as supervisor:
@@ -482,7 +482,7 @@ def test_a_launch_that_was_cut_short_is_made_again_under_the_same_number(home):
     run_id = asyncio.run(first())
     run = home.run(run_id)
     run.attempt(1).work.mkdir(parents=True)
-    LifeLog(run).append(LifeRecord(0, 1.0, 1, "launched", Phase.STARTING))
+    RunEventLog(run).append(RunEvent(0, 1.0, 1, "launched", Phase.STARTING))
 
     async def second():
         async with supervising(home) as supervisor:
@@ -675,7 +675,7 @@ def test_arguments_and_output_are_the_trainers_own(home):
 def test_checkpoints_are_told_to_the_catalogue_once_announced_and_looked_for_at_the_end(home):
     seen, scanned = [], []
 
-    class Catalogue:
+    class CheckpointCatalogue:
         def seen(self, run, attempt, records):
             seen.extend((run.run_id, attempt.number, record.event.env_step) for record in records)
 
@@ -683,7 +683,7 @@ def test_checkpoints_are_told_to_the_catalogue_once_announced_and_looked_for_at_
             scanned.append((run.run_id, attempt.number, patterns))
 
     async def body():
-        async with supervising(home, catalogue=Catalogue()) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue()) as supervisor:
             run_id = (await supervisor.submit(echo(steps=30, checkpoint_every=10))).run_id
             await ends(supervisor, run_id)
             return run_id
@@ -694,7 +694,7 @@ def test_checkpoints_are_told_to_the_catalogue_once_announced_and_looked_for_at_
 
 
 def test_a_traceback_in_the_output_of_a_run_that_goes_on_is_an_alarm(home, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.alarms.TRACEBACK_AFTER_S", 0.1)
+    monkeypatch.setattr("palaestra.runs.state.alarms.TRACEBACK_AFTER_S", 0.1)
 
     async def body():
         async with supervising(home) as supervisor:

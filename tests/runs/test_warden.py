@@ -11,8 +11,8 @@ import sys
 from tests.runs.attempts import attempt_in, launched, said, until, within
 
 from palaestra.proc import ProcessIdentity, boot_id, labelled
-from palaestra.runs import warden
-from palaestra.runs.facts import LABEL, observe
+from palaestra.runs.process import watchdog as warden
+from palaestra.runs.state.facts import LABEL, observe
 
 
 def test_an_end_is_written_down_with_its_cost(home):

@@ -16,7 +16,7 @@ __all__ = ["doctor", "finding_lines"]
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
     """Look at this machine: what works, what would fail, and what mends it. Exit code 1 when something must be."""
     from palaestra.files.home import Home
-    from palaestra.runs.doctor import examine
+    from palaestra.runs.service.doctor import examine
 
     found = [asdict(finding) for finding in examine(Home.default())]
     if as_json:

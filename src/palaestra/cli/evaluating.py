@@ -122,7 +122,7 @@ def _named(run: str | None, deployed: str | None) -> str:
 
 
 def _check_video(video: Path, frames: int, *, long: bool, screens: bool) -> None:
-    from palaestra.runs.media.encoder import check_video_file
+    from palaestra.runs.video.encoder import check_video_file
 
     if screens:
         raise ConfigError("--video", str(video), "films environments", "palaestra trajectories shows screens")

@@ -14,8 +14,8 @@ from palaestra.env.catalogue import COMPILED
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.recipe import EnvRecipe
 from palaestra.errors import ConfigError, PalaestraError
-from palaestra.runs.media.clip import ClipReport
-from palaestra.runs.media.encoder import Encoder
+from palaestra.runs.video.clip import ClipReport
+from palaestra.runs.video.encoder import Encoder
 from palaestra.train import evaluate_checkpoint
 
 __all__ = ["film"]

@@ -13,7 +13,7 @@ from palaestra.cli.terminal import printable, strict_json
 from palaestra.errors import ConfigError, ConsentNeeded
 
 if TYPE_CHECKING:
-    from palaestra.runs.client import Prepared, TrainerService
+    from palaestra.runs.client.client import Prepared, TrainerService
     from palaestra.runs.record import RunRecord
     from palaestra.runs.spec import RunSpec
 
@@ -183,7 +183,7 @@ def tensorboard(
         print(strict_json({"url": url}) if as_json else url)
         return
     from palaestra.files.home import Home
-    from palaestra.runs.connect import find_service
+    from palaestra.runs.client.connect import find_service
 
     # None is open where no service runs, and none is started to hear that.
     open_there = find_service(Home.default()) is not None
@@ -226,7 +226,7 @@ def gc(
     The policy is part of the service's settings, for example retention: {keep_last: 100} in var/training/service.yaml.
     """
     from palaestra.cli.runs_table import sized
-    from palaestra.runs.service_config import settings_changed
+    from palaestra.runs.service.config import settings_changed
 
     service = _service()
     found = service.ask("POST", "/gc", {"dry_run": not yes})
@@ -293,7 +293,7 @@ def _watched(service: TrainerService, run_id: str, as_json: bool) -> None:
 
 
 def _service() -> TrainerService:
-    from palaestra.runs.client import TrainerService
+    from palaestra.runs.client.client import TrainerService
 
     return TrainerService()
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from palaestra.cli.runs_table import why
 from palaestra.cli.terminal import printable
-from palaestra.runs.record import LifeRecord
+from palaestra.runs.record import RunEvent
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 
 if TYPE_CHECKING:
-    from palaestra.runs.client import TrainerService
+    from palaestra.runs.client.client import TrainerService
     from palaestra.runs.record import RunRecord
     from palaestra.runs.tools.wandb import Tracking
 
@@ -31,7 +31,7 @@ def followed(service: TrainerService, run_id: str) -> RunRecord:
     if record.phase == "queued":
         _tell(waiting(record))
     for item in service.stream_events(run_id):
-        if isinstance(item, LifeRecord):
+        if isinstance(item, RunEvent):
             if item.happening not in _QUIET:
                 reason = why(item.happening, item.reason)
                 _tell(f"{item.happening.replace('_', ' ')}{': ' + reason if reason else ''}")

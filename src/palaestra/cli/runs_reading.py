@@ -15,7 +15,7 @@ from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
     from palaestra.runs.phase import Phase
-    from palaestra.runs.reading import RunReading
+    from palaestra.runs.reader import RunReader
 
 __all__ = ["compare", "export_tensorboard", "list_runs", "logs", "show", "videos"]
 
@@ -89,13 +89,13 @@ def logs(
 ) -> None:
     """Print what a run printed."""
     from palaestra.files.home import Home
-    from palaestra.runs.reading import RunReading
+    from palaestra.runs.reader import RunReader
 
     if as_json and follow:
         raise ConfigError("--json", True, "one document cannot go on", "Leave --follow out")
     record = asked(lambda reading: reading.run(run))
     run_id = record.run_id
-    reading = RunReading(Home.default())
+    reading = RunReader(Home.default())
     if record.phase == "queued":
         from palaestra.cli.runs_followed import waiting
 
@@ -145,7 +145,7 @@ def export_tensorboard(
     as_json: Json = False,
 ) -> None:
     """Write the curves of a run of any trainer as TensorBoard event files."""
-    from palaestra.runs.exporting import export_run
+    from palaestra.runs.tensorboard_export import export_run
 
     target = None if into is None else into.resolve()
     report = asked(lambda reading: export_run(reading, run, target))
@@ -170,13 +170,13 @@ def videos(
 
     from palaestra.cli.runs_shown import slowed
     from palaestra.cli.runs_table import sized
-    from palaestra.runs.media.clip import clips_of
-    from palaestra.runs.media.recording import film_pace
+    from palaestra.runs.video.clip import clips_of
+    from palaestra.runs.video.recording import film_pace
 
     paths = asked(lambda reading: reading.paths(run))
     if record or checkpoint is not None:
         from palaestra.files.home import Home
-        from palaestra.runs.filming import film_run
+        from palaestra.runs.video.filming import film_run
 
         film_run(Home.default(), paths, checkpoint, frames)
     clips = clips_of(paths)
@@ -190,28 +190,28 @@ def videos(
     if pace is not None:
         print(slowed(pace))
     if not clips:
-        from palaestra.runs.filming import how_to_film
+        from palaestra.runs.video.filming import how_to_film
 
         record_ = asked(lambda reading: reading.run(run))
         films = bool(asked(lambda reading: reading.document(run, "spec")).get("video"))
         print(f"No clips. {how_to_film(record_, films_itself=films)}")
 
 
-def asked(question: Callable[[RunReading], _T]) -> _T:
+def asked(question: Callable[[RunReader], _T]) -> _T:
     """The answer that the state directory gives; a damaged registry is rebuilt first."""
     from palaestra.files.home import Home
-    from palaestra.runs.reading import RunReading
+    from palaestra.runs.reader import RunReader
     from palaestra.runs.store.database import RegistryCorrupt
 
     home = Home.default()
     try:
-        return question(RunReading(home))
+        return question(RunReader(home))
     except RegistryCorrupt as error:
-        from palaestra.runs.connect import ensure_service
+        from palaestra.runs.client.connect import ensure_service
 
         print(f"{error}; it is being rebuilt from the run directories", file=sys.stderr)
         ensure_service(home)
-        return question(RunReading(home))
+        return question(RunReader(home))
 
 
 def _phase(word: str) -> Phase:

@@ -12,13 +12,13 @@ from palaestra.cli.terminal import printable, shortened
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.listing import all_checkpoints
-from palaestra.runs.life import elapsed, outcomes
-from palaestra.runs.media.clip import Pace
-from palaestra.runs.media.recording import film_pace
-from palaestra.runs.reading import RunReading
+from palaestra.runs.process.resource_usage import Peaks, Sample, read_peaks, read_samples
+from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
-from palaestra.runs.sampling import Peaks, Sample, read_peaks, read_samples
+from palaestra.runs.state.event_log import elapsed, outcomes
 from palaestra.runs.tools.wandb import tracking_of
+from palaestra.runs.video.clip import Pace
+from palaestra.runs.video.recording import film_pace
 from palaestra.runs.wire import checkpoint_data, life_data, run_data
 from palaestra.strict_json import json_number
 
@@ -31,7 +31,7 @@ _LONGEST_NAME = 60
 _LONGEST_LINE = 1000
 
 
-def shown_data(reading: RunReading, name: str) -> dict[str, Any]:
+def shown_data(reading: RunReader, name: str) -> dict[str, Any]:
     """Everything `runs show` knows, as plain data."""
     record = reading.run(name)
     if record.archived or not reading.home.run(record.run_id).path.is_dir():
@@ -47,7 +47,7 @@ def shown_data(reading: RunReading, name: str) -> dict[str, Any]:
     }
 
 
-def shown(reading: RunReading, name: str) -> list[str]:
+def shown(reading: RunReader, name: str) -> list[str]:
     """Lines for a terminal."""
     record = reading.run(name)
     lines = aligned([(title, text) for title, text in _facts(reading, record) if text])
@@ -64,7 +64,7 @@ def shown(reading: RunReading, name: str) -> list[str]:
     return lines
 
 
-def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
+def _facts(reading: RunReader, record: RunRecord) -> list[tuple[str, str]]:
     paths = reading.home.run(record.run_id)
     took = elapsed(record.started, record.ended, time.time())
     agent = record.agent_id if record.agent_id != record.runner else ""
@@ -98,7 +98,7 @@ def _facts(reading: RunReading, record: RunRecord) -> list[tuple[str, str]]:
     ]
 
 
-def _earlier_attempts(reading: RunReading, record: RunRecord) -> str:
+def _earlier_attempts(reading: RunReader, record: RunRecord) -> str:
     """How the attempts before this one ended."""
     if record.attempt < 2 or not reading.home.run(record.run_id).path.is_dir():
         return ""
@@ -106,7 +106,7 @@ def _earlier_attempts(reading: RunReading, record: RunRecord) -> str:
     return "; ".join(f"attempt {number} {one.phase}" for number, one in ended if number < record.attempt)
 
 
-def _tracking(reading: RunReading, record: RunRecord) -> str:
+def _tracking(reading: RunReader, record: RunRecord) -> str:
     if record.archived:
         return record.tracking_url
     found = tracking_of(reading.home.run(record.run_id), record.tracking_url)
@@ -115,7 +115,7 @@ def _tracking(reading: RunReading, record: RunRecord) -> str:
     return found.url or ("uploaded to W&B" if found.state == "uploaded" else "")
 
 
-def _filming(reading: RunReading, record: RunRecord) -> str:
+def _filming(reading: RunReader, record: RunRecord) -> str:
     pace = None if record.archived else film_pace(reading.home.run(record.run_id))
     return "" if pace is None else slowed(pace)
 
@@ -128,7 +128,7 @@ def slowed(pace: Pace) -> str:
     )
 
 
-def _machine(reading: RunReading, record: RunRecord) -> str:
+def _machine(reading: RunReader, record: RunRecord) -> str:
     if not record.attempt or record.archived:
         return ""
     attempt = reading.home.run(record.run_id).attempt(record.attempt)
@@ -151,13 +151,13 @@ def _use_at_exit(attempt: Attempt) -> str:
     return f"at most {rss_kb / 1024:,.0f} MB in one process" if isinstance(rss_kb, int | float) else ""
 
 
-def _life(reading: RunReading, record: RunRecord) -> list[str]:
+def _life(reading: RunReader, record: RunRecord) -> list[str]:
     life = reading.life(record.run_id)[-_LAST_HAPPENINGS:]
     rows = [(f"  {_at(one.time)}", one.happening.replace("_", " "), why(one.happening, one.reason)) for one in life]
     return ["", "What happened:", *aligned(rows)] if rows else []
 
 
-def _numbers(reading: RunReading, record: RunRecord) -> list[str]:
+def _numbers(reading: RunReader, record: RunRecord) -> list[str]:
     recent = {name: points[-1] for name, points in reading.recent_metrics(record.run_id, 1).items() if points}
     rows = [
         (f"  {shortened(name, _LONGEST_NAME)}", _number(point.value, ".6g"))
@@ -167,7 +167,7 @@ def _numbers(reading: RunReading, record: RunRecord) -> list[str]:
     return ["", "Last numbers:", *aligned(rows, right=[False, True]), *more] if rows else []
 
 
-def _checkpoints(reading: RunReading, record: RunRecord) -> list[str]:
+def _checkpoints(reading: RunReader, record: RunRecord) -> list[str]:
     found = all_checkpoints(reading.home, run_id=record.run_id)
     rows = [
         (f"  {one.checkpoint_id}", one.shown_step, sized(one.size_bytes), "best" if one.best else "", one.path)

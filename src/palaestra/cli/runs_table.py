@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from palaestra.cli.terminal import printable, shortened
-from palaestra.runs.life import elapsed
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LASTING_ALARMS, RunRecord
+from palaestra.runs.state.event_log import elapsed
 
 __all__ = ["aligned", "became", "duration", "note", "one_line", "run_table", "sized", "steps", "why"]
 

@@ -36,7 +36,7 @@ def serve(
     if stop:
         _end(Home.default(), as_json)
         return
-    from palaestra.runs.service import run_service, service_config
+    from palaestra.runs.service.server import run_service, service_config
 
     given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
     home = Home.default()
@@ -57,7 +57,7 @@ def serve(
 
 
 def _end(home: Home, as_json: bool) -> None:
-    from palaestra.runs.connect import end_service
+    from palaestra.runs.client.connect import end_service
 
     pid = end_service(home)
     if as_json:

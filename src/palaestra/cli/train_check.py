@@ -22,7 +22,7 @@ def check_config(data: Mapping[str, Any], *, seed: int | None = None) -> dict[st
 
 
 def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    from palaestra.runs.runners.programs.probe import signature
+    from palaestra.runs.process.probe import signature
     from palaestra.train.config import config_from
     from palaestra.train.trainer import build_trainer
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from palaestra.runs.client import TrainerService
-    from palaestra.runs.orchestrator import TrainerOrchestrator
+    from palaestra.runs.client.client import TrainerService
     from palaestra.runs.phase import Phase
     from palaestra.runs.record import RunRecord
     from palaestra.runs.runner import Finding, LaunchPlan, Runner, RunnerCapabilities
     from palaestra.runs.spec import RunSpec
+    from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 
 __all__ = [
     "Finding",
@@ -39,7 +39,7 @@ __getattr__, __dir__ = lazy_attributes(
         "RunSpec": "spec",
         "Runner": "runner",
         "RunnerCapabilities": "runner",
-        "TrainerOrchestrator": "orchestrator",
-        "TrainerService": "client",
+        "TrainerOrchestrator": "supervisor.orchestrator",
+        "TrainerService": "client.client",
     },
 )

@@ -9,8 +9,8 @@ from typing import Any
 
 from palaestra.errors import ConfigError
 from palaestra.files.atomic import read_json
-from palaestra.runs.life import elapsed
-from palaestra.runs.reading import RunReading
+from palaestra.runs.reader import RunReader
+from palaestra.runs.state.event_log import elapsed
 from palaestra.runs.wire import plain, run_data
 
 __all__ = ["compare"]
@@ -23,7 +23,7 @@ _MOST = 50
 _OF_THE_RUN = ("runner", "script", "env_id", "seed", "python", "gpus", "warm_start", "track", "video", "thin_every")
 
 
-def compare(reading: RunReading, names: Sequence[str]) -> dict[str, Any]:
+def compare(reading: RunReader, names: Sequence[str]) -> dict[str, Any]:
     """Rows, differing keys of the configurations, and what every metric was in the end, as plain data.
 
     That is the mean of the last 100 episodes, and of the last 10 updates for everything else.
@@ -78,7 +78,7 @@ def _configuration(run: Any, attempt: Any) -> dict[str, Any]:
     return {**{key: spec[key] for key in _OF_THE_RUN if key in spec}, **flattened(resolved)}
 
 
-def _last_numbers(reading: RunReading, run_id: str) -> dict[str, float | None]:
+def _last_numbers(reading: RunReader, run_id: str) -> dict[str, float | None]:
     found = {}
     for name, points in reading.recent_metrics(run_id, _LAST_EPISODES).items():
         if name not in _COUNTERS:

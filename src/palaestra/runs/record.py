@@ -8,11 +8,11 @@ from typing import Any
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.phase import Phase
 
-__all__ = ["LASTING_ALARMS", "Alarm", "CheckpointRecord", "LifeRecord", "RunRecord"]
+__all__ = ["LASTING_ALARMS", "Alarm", "CheckpointRecord", "RunEvent", "RunRecord"]
 
 
 @dataclass(frozen=True)
-class LifeRecord:
+class RunEvent:
     """One line of life.jsonl: something happened to a run."""
 
     seq: int

@@ -23,7 +23,7 @@ from palaestra.errors import (
 )
 from palaestra.proc import ProcessIdentity
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import Alarm, CheckpointRecord, LifeRecord, RunRecord
+from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord
 from palaestra.secret import Redactor
 from palaestra.strict_json import json_number, optional_number, read_numbers
 
@@ -74,15 +74,15 @@ def run_of(data: Mapping[str, Any]) -> RunRecord:
     )
 
 
-def life_data(record: LifeRecord) -> dict[str, Any]:
+def life_data(record: RunEvent) -> dict[str, Any]:
     """A happening as JSON data."""
     data: dict[str, Any] = plain(dataclasses.asdict(record))
     return data
 
 
-def life_of(data: Mapping[str, Any]) -> LifeRecord:
+def life_of(data: Mapping[str, Any]) -> RunEvent:
     """The happening that was written so."""
-    return LifeRecord(**{**_known(LifeRecord, data), "phase": Phase(data["phase"])})
+    return RunEvent(**{**_known(RunEvent, data), "phase": Phase(data["phase"])})
 
 
 def checkpoint_data(record: CheckpointRecord) -> dict[str, Any]:

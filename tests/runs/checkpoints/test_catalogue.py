@@ -12,13 +12,13 @@ from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.supervising import echo, ends, journal, reaches, supervising
 
-from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.checkpoints.catalogue import Catalogue, checkpoints_of
+from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue, checkpoints_of
 from palaestra.runs.checkpoints.hashing import Verifier, verify
 from palaestra.runs.checkpoints.steps import step_in_file
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry.event import CheckpointSaved, Record, TrainingStep, encode
@@ -39,7 +39,7 @@ def said(path, *, env_step=40, sha256="", best=False, metric=None, seq=1):
 def test_a_run_of_the_supervisor_has_its_checkpoints_catalogued(home):
     async def body():
         async with supervising(home) as supervisor:
-            supervisor._catalogue = Catalogue(supervisor.registry)
+            supervisor._catalogue = CheckpointCatalogue(supervisor.registry)
             run = await supervisor.submit(echo(steps=40, rate=0, episodes_every=1, checkpoint_every=10))
             await ends(supervisor, run.run_id)
             return supervisor.registry.checkpoints(run_id=run.run_id)
@@ -56,7 +56,7 @@ def test_a_run_of_the_supervisor_has_its_checkpoints_catalogued(home):
 
 def test_saying_it_twice_changes_nothing_and_the_best_is_one(home):
     attempt, registry = place(home)
-    catalogue = Catalogue(registry, clock=lambda: 500.0)
+    catalogue = CheckpointCatalogue(registry, clock=lambda: 500.0)
     first, second = (evil.torch_zip(attempt.work / f"step_{n}.pt") for n in (10, 20))
     records = [said(first, env_step=10, best=True, metric=1.0), said(second, env_step=20, best=True, metric=2.0, seq=2)]
 
@@ -76,7 +76,7 @@ def test_what_lies_outside_of_the_run_is_not_listed(home, tmp_path):
     attempt, registry = place(home)
     outside = evil.torch_zip(tmp_path / "outside.pt")
     (attempt.work / "link.pt").symlink_to(outside)
-    catalogue = Catalogue(registry)
+    catalogue = CheckpointCatalogue(registry)
 
     catalogue.seen(RUN, attempt, [said(outside), said("../../../../../../etc/passwd"), said("link.pt"), said("")])
     catalogue.scan(RUN, attempt, ["*.pt"])
@@ -89,7 +89,7 @@ def test_bytes_that_are_not_what_the_trainer_said_are_marked_as_damaged(home):
     attempt, registry = place(home)
     path = evil.torch_zip(attempt.work / "a.pt")
 
-    Catalogue(registry, clock=lambda: 500.0).seen(RUN, attempt, [said("a.pt", sha256="ab" * 32)])
+    CheckpointCatalogue(registry, clock=lambda: 500.0).seen(RUN, attempt, [said("a.pt", sha256="ab" * 32)])
 
     (row,) = registry.checkpoints()
     assert (row.path, row.checkpoint_id, row.verified) == (str(path), "abababababababab", -500.0)
@@ -105,7 +105,7 @@ def test_unannounced_files_are_found_when_the_attempt_has_ended(home):
     evil.torch_zip(model)
     evil.sb3_zip(attempt.work / "ignored.zip", "x")
 
-    Catalogue(registry).scan(RUN, attempt, ["runs/**/*.cleanrl_model"])
+    CheckpointCatalogue(registry).scan(RUN, attempt, ["runs/**/*.cleanrl_model"])
 
     (row,) = registry.checkpoints()
     # The run had come to step 70 when it was last looked at; the file says nothing of the sort.
@@ -120,8 +120,8 @@ def test_a_pipe_in_the_place_of_a_checkpoint_does_not_hold_up_the_service(home):
     attempt, registry = place(home)
     os.mkfifo(attempt.work / "step_1.pt")
 
-    Catalogue(registry).seen(RUN, attempt, [said("step_1.pt")])
-    Catalogue(registry).scan(RUN, attempt, ["*.pt"])
+    CheckpointCatalogue(registry).seen(RUN, attempt, [said("step_1.pt")])
+    CheckpointCatalogue(registry).scan(RUN, attempt, ["*.pt"])
 
     assert registry.checkpoints() == []
     registry.close()
@@ -129,7 +129,7 @@ def test_a_pipe_in_the_place_of_a_checkpoint_does_not_hold_up_the_service(home):
 
 def test_rows_of_removed_checkpoints_go(home):
     attempt, registry = place(home)
-    catalogue = Catalogue(registry)
+    catalogue = CheckpointCatalogue(registry)
     path = evil.torch_zip(attempt.work / "a.pt")
     catalogue.seen(RUN, attempt, [said(path)])
     path.unlink()
@@ -143,7 +143,7 @@ def test_rows_of_removed_checkpoints_go(home):
 def test_a_lost_registry_gets_the_checkpoints_of_its_runs_back(home):
     async def body():
         async with supervising(home, runners={"echo": EchoRunner()}) as supervisor:
-            supervisor._catalogue = Catalogue(supervisor.registry)
+            supervisor._catalogue = CheckpointCatalogue(supervisor.registry)
             run = await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))
             await ends(supervisor, run.run_id)
             return run.run_id, supervisor.registry.checkpoints()
@@ -153,12 +153,12 @@ def test_a_lost_registry_gets_the_checkpoints_of_its_runs_back(home):
         path.unlink()
     registry = open_registry(home)
 
-    added = Catalogue(registry).catch_up(home)
+    added = CheckpointCatalogue(registry).catch_up(home)
 
     plain = [replace(row, created=0.0) for row in before]
     assert added == 2
     assert [replace(row, created=0.0) for row in registry.checkpoints(run_id=run_id)] == plain
-    assert Catalogue(registry).catch_up(home) == 0
+    assert CheckpointCatalogue(registry).catch_up(home) == 0
     registry.close()
 
 
@@ -171,7 +171,7 @@ def test_announcements_are_read_from_the_journal_when_the_registry_is_lost(home)
             file.write(encode(record.event, record.seq, record.time) + "\n")
             file.write('{"kind": "CheckpointSaved", "half": \n')
 
-    Catalogue(registry).scan(RUN, attempt, ["*.pt"])
+    CheckpointCatalogue(registry).scan(RUN, attempt, ["*.pt"])
 
     assert [(Path(row.path).name, row.env_step, row.best, row.step_source) for row in registry.checkpoints()] == [
         ("b.pt", 11_995, False, "announced"),
@@ -184,7 +184,7 @@ def test_announcements_are_read_from_the_journal_when_the_registry_is_lost(home)
 @pytest.mark.parametrize(("speak", "step", "shown"), [("tensorboard", 400, "400+"), ("stdout", None, "unknown")])
 def test_a_file_without_a_step_has_the_last_one_logged_before_it_if_the_log_has_times(home, speak, step, shown):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run = await supervisor.submit(echo(speak=speak, steps=40, episodes_every=1, until="over"))
             attempt = home.run(run.run_id).attempt(1)
             await reaches(supervisor, run.run_id, Phase.RUNNING)
@@ -210,11 +210,11 @@ def test_a_row_of_an_earlier_version_gets_its_true_step_when_a_service_starts(ho
     with zipfile.ZipFile(sb3, "w") as archive:
         archive.writestr("data", '{"num_timesteps": 11992}')
         archive.writestr("policy.pth", b"")
-    Catalogue(registry).scan(RUN, attempt, [])
+    CheckpointCatalogue(registry).scan(RUN, attempt, [])
     (row,) = registry.checkpoints()
     registry.put_checkpoint(replace(row, env_step=10_623, step_source=""))
 
-    assert Catalogue(registry).catch_up(home) == 0
+    assert CheckpointCatalogue(registry).catch_up(home) == 0
 
     assert registry.checkpoints() == [row]
     assert (row.env_step, row.step_source) == (11_992, "file")
@@ -263,7 +263,7 @@ def test_a_changed_byte_a_missing_file_and_a_cut_one_are_told_apart(home):
 def test_a_verdict_is_remembered_until_something_is_touched(home):
     attempt, registry = place(home)
     path = evil.torch_zip(attempt.work / "step_1.pt")
-    Catalogue(registry).scan(RUN, attempt, ["*.pt"])
+    CheckpointCatalogue(registry).scan(RUN, attempt, ["*.pt"])
     (row,) = registry.checkpoints()
     ticks = iter(range(1, sys.maxsize))
     verifier = Verifier(clock=lambda: float(next(ticks)))
@@ -284,7 +284,7 @@ def _ids(supervisor):
 
 def test_rows_follow_a_run_that_is_packed_thrown_away_and_brought_back(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run = await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))
             await ends(supervisor, run.run_id)
             seen = [_ids(supervisor)]
@@ -302,7 +302,7 @@ def test_rows_follow_a_run_that_is_packed_thrown_away_and_brought_back(home):
 
 def test_surplus_checkpoints_go_when_the_policy_says_so(home):
     async def body():
-        async with supervising(home, catalogue=Catalogue, retention={"keep_checkpoints": 1}) as supervisor:
+        async with supervising(home, catalogue=CheckpointCatalogue, retention={"keep_checkpoints": 1}) as supervisor:
             run = await supervisor.submit(echo(steps=30, rate=0, checkpoint_every=10))
             await ends(supervisor, run.run_id)
             before = sorted((row.env_step, row.path) for row in supervisor.registry.checkpoints())

@@ -22,8 +22,8 @@ from palaestra.runs.checkpoints.importing import (
 )
 from palaestra.runs.checkpoints.listing import checkpoint_named
 from palaestra.runs.phase import Phase
+from palaestra.runs.process.probe import environment
 from palaestra.runs.record import RunRecord
-from palaestra.runs.runners.programs.probe import environment
 
 CARTPOLE = environment("CartPole-v1")["signature"]
 RUN = RunRecord(run_id="r", runner="palaestra", agent_id="palaestra/ppo", env_id="CartPole-v1", phase=Phase.SUCCEEDED)

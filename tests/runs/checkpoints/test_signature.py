@@ -5,7 +5,7 @@ from tests.runs.checkpoints.own import own_checkpoint
 from palaestra.policy.storage import space_facts
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.signature import compatible, signature_of
-from palaestra.runs.runners.programs.probe import environment, space_json
+from palaestra.runs.process.probe import environment, space_json
 
 SPACES = gymnasium.spaces.Dict(
     {

@@ -9,10 +9,10 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.catch_up import catch_up
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.ingest.series.lock import SeriesBusy, SeriesLock
-from palaestra.runs.ingest.series.reader import SeriesReader
-from palaestra.runs.journal_tail import told_by
 from palaestra.runs.runner import JournalFile
+from palaestra.runs.series.lock import SeriesBusy, SeriesLock
+from palaestra.runs.series.reader import SeriesReader
+from palaestra.runs.state.journal_tail import told_by
 from palaestra.telemetry.event import EpisodeSummary, PhaseChanged, TrainingStep
 from palaestra.telemetry.journal import Journal
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from palaestra.runs.ingest.non_finite import NonFiniteMetrics
+from palaestra.runs.state.non_finite import NonFiniteMetrics
 
 
 def _taken(*values, name="loss"):

@@ -10,8 +10,8 @@ import pytest
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.runner import JournalFile, StdoutLines
+from palaestra.runs.series.reader import SeriesReader
 from palaestra.telemetry.event import EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 from palaestra.telemetry.journal import Journal
 

@@ -10,7 +10,7 @@ import pytest
 
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.ingest.series.reader import SeriesReader
+from palaestra.runs.series.reader import SeriesReader
 from palaestra.telemetry.event import TrainingStep
 from palaestra.telemetry.journal import Journal, JournalReader
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.ingest.feed import Feed
-from palaestra.runs.ingest.metric_point import MetricPoint
-from palaestra.runs.ingest.series import reader as reader_module
-from palaestra.runs.ingest.series import writer as writer_module
-from palaestra.runs.ingest.series.commits import last_commit
-from palaestra.runs.ingest.series.points import BUCKET, FAN, LEVELS, POINT, as_buckets, read_records
-from palaestra.runs.ingest.series.pyramid import cover, fanned
-from palaestra.runs.ingest.series.reader import SeriesReader
-from palaestra.runs.ingest.series.run_series import RunSeries
-from palaestra.runs.ingest.series.writer import SeriesWriter
 from palaestra.runs.runner import JournalFile
+from palaestra.runs.series import reader as reader_module
+from palaestra.runs.series import writer as writer_module
+from palaestra.runs.series.commits import last_commit
+from palaestra.runs.series.metric_point import MetricPoint
+from palaestra.runs.series.points import BUCKET, FAN, LEVELS, POINT, as_buckets, read_records
+from palaestra.runs.series.pyramid import cover, fanned
+from palaestra.runs.series.reader import SeriesReader
+from palaestra.runs.series.run_series import RunSeries
+from palaestra.runs.series.writer import SeriesWriter
 from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
 from palaestra.telemetry.journal import Cursor, Journal
 
@@ -290,7 +290,7 @@ def test_a_spike_of_one_step_is_seen_among_a_hundred_thousand_points_for_the_pri
         read += (stop - start) * (72 if level else 24)
         return read_records(directory, index, level, start, stop)
 
-    with patch("palaestra.runs.ingest.series.reader.read_records", counted):
+    with patch("palaestra.runs.series.reader.read_records", counted):
         told = SeriesReader(tmp_path).decimated("loss", 400)
     assert len(told) <= 400
     assert [point.step for point in told if point.value == 99.0] == [54_321]

@@ -9,10 +9,10 @@ import pytest
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.ingest.series.reader import SeriesReader
 from palaestra.runs.ingest.stdout_tail import LONGEST_LINE
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.runner import EventFiles, StdoutLines
+from palaestra.runs.series.reader import SeriesReader
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 from palaestra.telemetry.journal import JournalReader
 

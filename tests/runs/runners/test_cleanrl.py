@@ -12,9 +12,9 @@ from tests.runs.runners.conftest import run
 
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.process.interpreter import choose_python, environment_findings, probe
 from palaestra.runs.runner import Machine
 from palaestra.runs.runners.cleanrl import CleanrlRunner
-from palaestra.runs.runners.interpreter import choose_python, environment_findings, probe
 from palaestra.runs.spec import RunSpec
 from palaestra.telemetry import EpisodeSummary, JournalReader, TrainingStep
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from palaestra.errors import LaunchRefused
-from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
+from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import EpisodeSummary
 
 pytestmark = [

@@ -8,7 +8,6 @@ import pytest
 from tests.runs.runners.test_cleanrl import CHECKOUT, PYTHON, needs_tyro
 from tests.runs.runners.test_sb3 import PYTHON as SB3_PYTHON
 
-from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.phase import Phase
 from palaestra.runs.runner import Finding
 from palaestra.runs.runners.cleanrl import CleanrlRunner
@@ -18,6 +17,7 @@ from palaestra.runs.runners.palaestra import PalaestraRunner
 from palaestra.runs.runners.sb3 import Sb3Runner
 from palaestra.runs.runners.template import ScriptRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import EpisodeSummary, TrainingStep
 
 OWN = str(Path(__file__).with_name("own_script.py"))

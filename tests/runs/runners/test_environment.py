@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.runs.runner import Machine
-from palaestra.runs.runners import interpreter as module
-from palaestra.runs.runners.environment import trainer_environment
-from palaestra.runs.runners.interpreter import (
+from palaestra.runs.process import interpreter as module
+from palaestra.runs.process.environment import trainer_environment
+from palaestra.runs.process.interpreter import (
     Interpreter,
     choose_python,
     environment_findings,
     probe,
     python_findings,
 )
+from palaestra.runs.runner import Machine
 from palaestra.runs.spec import RunSpec
 
 HERE = Interpreter(sys.executable, "this one")

@@ -9,12 +9,12 @@ import pytest
 from tests.runs.supervising import ends, supervising
 
 from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused
-from palaestra.runs.orchestrator import TrainerOrchestrator
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.runners.template import ScriptRunner
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.supervisor import SupervisorConfig
+from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
+from palaestra.runs.supervisor.supervisor import SupervisorConfig
 
 CHECKOUT = str(Path(__file__).parent / "checkout")
 CARTPOLE = {"env": {"id": "CartPole-v1"}}

@@ -4,9 +4,9 @@ import json
 import logging
 
 from palaestra.files.atomic import write_json
-from palaestra.runs.life import LifeLog
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import LifeRecord, RunRecord
+from palaestra.runs.record import RunEvent, RunRecord
+from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import open_registry, read_run, rebuild
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry import Journal
@@ -18,7 +18,7 @@ def _run(home, run_id="echo-1", *happenings, **spec):
     run.path.mkdir(parents=True)
     write_json(run.spec, {"schema_version": 1, "runner": "echo", "seed": 3, "tags": ["t"], "priority": 2, **spec})
     for seq, (happening, phase, more) in enumerate(happenings):
-        LifeLog(run).append(LifeRecord(0, 100.0 + seq, 1, happening, phase, **more))
+        RunEventLog(run).append(RunEvent(0, 100.0 + seq, 1, happening, phase, **more))
     return run
 
 

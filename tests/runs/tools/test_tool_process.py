@@ -10,7 +10,7 @@ from tests.runs.attempts import PATIENCE_S
 
 from palaestra.errors import ConfigError
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.tools.tool_process import ToolProcess
+from palaestra.runs.process.tool_process import ToolProcess
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -21,7 +21,7 @@ time.sleep(1000)
 SERVICE = """
 import re, sys, threading
 from pathlib import Path
-from palaestra.runs.tools.tool_process import ToolProcess
+from palaestra.runs.process.tool_process import ToolProcess
 
 def start():
     tool = ToolProcess([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]))

@@ -2,7 +2,7 @@
 
     appeared ──▶ ready ──▶ failed ──▶ gone        the middle ones may be missing; only ready can come again
 
-News comes one by one from a watch, or all at once from a list after a time in which nothing was heard. A pod that
+EventBus comes one by one from a watch, or all at once from a list after a time in which nothing was heard. A pod that
 failed stays failed, whatever is said about it later; a pod of the same name and another uid is another pod.
 """
 

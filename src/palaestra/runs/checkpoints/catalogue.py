@@ -11,28 +11,45 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from palaestra.files.atomic import read_json
 from palaestra.files.checkpoint import MANIFEST
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.checkpoints.hashing import digest_path
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
 from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.checkpoints.steps import AttemptSteps
 from palaestra.runs.record import CheckpointRecord, RunRecord
+from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry.event import CheckpointSaved, Record
 
-__all__ = ["Catalogue", "attempts_with_checkpoints", "checkpoints_of", "format_of"]
+__all__ = ["CheckpointCatalogue", "CheckpointIndex", "attempts_with_checkpoints", "checkpoints_of", "format_of"]
 
 _MAX_FILES = 10_000
 _RETURNS = "episode/return"
 
 
-class Catalogue:
+class CheckpointIndex(Protocol):
+    """Who keeps the rows of checkpoints. Called from threads, and more than once about the same ones."""
+
+    def seen(self, run: RunRecord, attempt: Attempt, records: Sequence[Record]) -> None:
+        """Checkpoints that a trainer announced."""
+
+    def scan(self, run: RunRecord, attempt: Attempt, patterns: Sequence[str]) -> None:
+        """An attempt has ended; whatever matches the patterns in its working directory is a checkpoint."""
+
+    def catch_up(self, home: Home, enough: Callable[[], bool] = ...) -> int:
+        """The registry was made anew; put everything in that the directories hold."""
+
+    def recall(self, home: Home, run: RunRecord) -> None:
+        """A run was put away or brought back; its rows follow what lies there now."""
+
+
+class CheckpointCatalogue:
     """Keeps the rows of checkpoints true. Threads may share it; saying the same thing twice changes nothing."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float] = time.time) -> None:
@@ -223,7 +240,7 @@ def _with_numbers(row: CheckpointRecord, attempt: Attempt, steps: AttemptSteps) 
 
 def _digest(attempt: Attempt, path: Path, env_step: int | None) -> dict[str, float]:
     """Returns at the moment of a checkpoint: the last, the mean of a hundred, the best of all so far."""
-    from palaestra.runs.ingest.series.reader import SeriesReader
+    from palaestra.runs.series.reader import SeriesReader
 
     series = SeriesReader(attempt.series)
     recent = [] if env_step is None else [point.value for point in series.recent(_RETURNS, 100, env_step + 1)]

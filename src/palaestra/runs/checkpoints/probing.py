@@ -8,8 +8,8 @@ from typing import Any
 
 from palaestra.config import nearest
 from palaestra.errors import UnknownEnvironment
+from palaestra.runs.process.interpreter import choose_python, probe
 from palaestra.runs.runner import Machine
-from palaestra.runs.runners.interpreter import choose_python, probe
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["environment_signature"]

@@ -77,7 +77,7 @@ class AttemptSteps:
 
     @cached_property
     def _logged_steps(self) -> list[tuple[int, float]]:
-        from palaestra.runs.ingest.series.reader import SeriesReader
+        from palaestra.runs.series.reader import SeriesReader
 
         series = SeriesReader(self._attempt.series)
         # A line of output carries the time at which it was read, which may be long after the file was written.

@@ -11,11 +11,11 @@ import time
 
 from palaestra.files.run_directory import Attempt
 from palaestra.proc import boot_id
-from palaestra.runs.attempt_plan import AttemptPlan
 from palaestra.runs.ingest.feed import Feed
-from palaestra.runs.ingest.series.commits import last_commit
-from palaestra.runs.ingest.series.lock import SeriesBusy
 from palaestra.runs.runner import JournalFile
+from palaestra.runs.series.commits import last_commit
+from palaestra.runs.series.lock import SeriesBusy
+from palaestra.runs.state.attempt_plan import AttemptPlan
 
 __all__ = ["catch_up"]
 

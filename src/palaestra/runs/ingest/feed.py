@@ -14,15 +14,15 @@ from typing import Any
 
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.grammar import tracking_url
-from palaestra.runs.ingest.non_finite import NonFiniteMetrics
 from palaestra.runs.ingest.output_watch import OutputWatch
-from palaestra.runs.ingest.progress import Progress
-from palaestra.runs.ingest.series.lock import SeriesLock
-from palaestra.runs.ingest.series.reader import SeriesReader
-from palaestra.runs.ingest.series.writer import SeriesWriter
 from palaestra.runs.ingest.tags import provenance
 from palaestra.runs.ingest.translator import Counts, Translator
 from palaestra.runs.runner import JournalFile, Source
+from palaestra.runs.series.lock import SeriesLock
+from palaestra.runs.series.reader import SeriesReader
+from palaestra.runs.series.writer import SeriesWriter
+from palaestra.runs.state.non_finite import NonFiniteMetrics
+from palaestra.runs.state.progress import Progress
 from palaestra.runs.storable import LARGEST
 from palaestra.telemetry.event import (
     CheckpointSaved,

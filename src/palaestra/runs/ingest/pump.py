@@ -18,9 +18,9 @@ from typing import Self
 
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.feed import Feed
-from palaestra.runs.ingest.progress import Progress
-from palaestra.runs.ingest.series.lock import SeriesBusy
 from palaestra.runs.runner import Source
+from palaestra.runs.series.lock import SeriesBusy
+from palaestra.runs.state.progress import Progress
 from palaestra.telemetry.event import Record
 
 __all__ = ["Publish", "Pump"]

@@ -18,6 +18,16 @@ from typing import Any
 
 from palaestra.config import nearest
 from palaestra.errors import ConfigError
+from palaestra.runs.process.environment import trainer_environment
+from palaestra.runs.process.interpreter import (
+    Interpreter,
+    Probe,
+    choose_python,
+    cuda_findings,
+    environment_findings,
+    probe,
+    python_findings,
+)
 from palaestra.runs.runner import (
     EventFiles,
     Finding,
@@ -29,18 +39,8 @@ from palaestra.runs.runner import (
     StdoutLines,
 )
 from palaestra.runs.runners.cleanrl_args import Script, read_script
-from palaestra.runs.runners.environment import trainer_environment
 from palaestra.runs.runners.flags import argument_schema, escapes, flag_findings, flag_words
 from palaestra.runs.runners.import_scan import ScannedImports, scan_imports
-from palaestra.runs.runners.interpreter import (
-    Interpreter,
-    Probe,
-    choose_python,
-    cuda_findings,
-    environment_findings,
-    probe,
-    python_findings,
-)
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["CleanrlRunner", "tracking_findings"]

@@ -17,13 +17,13 @@ from pathlib import Path
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.child import Child
-from palaestra.runs.facts import observe
 from palaestra.runs.ingest.grammar import GRAMMARS
 from palaestra.runs.ingest.tags import TAGS
 from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.process.child import Child
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Machine, Place, Runner, StdoutLines
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.state.facts import observe
 from palaestra.telemetry.event import Record
 from palaestra.telemetry.journal import JournalReader
 

@@ -14,6 +14,8 @@ from pydantic import Field
 
 from palaestra.config import Section, validated
 from palaestra.errors import ConfigError
+from palaestra.runs.process.environment import trainer_environment
+from palaestra.runs.process.interpreter import choose_python, probe, python_findings
 from palaestra.runs.runner import (
     EventFiles,
     Finding,
@@ -25,8 +27,6 @@ from palaestra.runs.runner import (
     Source,
     StdoutLines,
 )
-from palaestra.runs.runners.environment import trainer_environment
-from palaestra.runs.runners.interpreter import choose_python, probe, python_findings
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["EchoConfig", "EchoRunner"]

@@ -16,11 +16,11 @@ from typing import Any
 
 import palaestra
 from palaestra.errors import ConfigError
-from palaestra.runs.media.encoder import require_encoder
+from palaestra.runs.process.environment import passed_on, trainer_environment
+from palaestra.runs.process.interpreter import Interpreter, choose_python, cuda_findings, probe
 from palaestra.runs.runner import Finding, JournalFile, LaunchPlan, Machine, Place, RunnerCapabilities
-from palaestra.runs.runners.environment import passed_on, trainer_environment
-from palaestra.runs.runners.interpreter import Interpreter, choose_python, cuda_findings, probe
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.video.encoder import require_encoder
 
 __all__ = ["PalaestraRunner", "training_document"]
 

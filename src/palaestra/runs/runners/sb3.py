@@ -14,9 +14,8 @@ from pydantic import Field
 
 from palaestra.config import Section, nearest, validated
 from palaestra.errors import ConfigError
-from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, RunnerCapabilities, StdoutLines
-from palaestra.runs.runners.environment import trainer_environment
-from palaestra.runs.runners.interpreter import (
+from palaestra.runs.process.environment import trainer_environment
+from palaestra.runs.process.interpreter import (
     Interpreter,
     Probe,
     choose_python,
@@ -25,6 +24,7 @@ from palaestra.runs.runners.interpreter import (
     probe,
     python_findings,
 )
+from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, RunnerCapabilities, StdoutLines
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["Sb3Config", "Sb3Runner"]

@@ -11,15 +11,15 @@ from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.proc import ProcessIdentity
-from palaestra.runs.attempt_plan import AttemptPlan
-from palaestra.runs.facts import end_facts, observe
-from palaestra.runs.life import LifeLog, phase_of
 from palaestra.runs.phase import Happening, Phase, ending_of
-from palaestra.runs.record import Alarm, CheckpointRecord, LifeRecord, RunRecord
+from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord
+from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.event_log import RunEventLog, phase_of
+from palaestra.runs.state.facts import end_facts, observe
+from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import ROW_FAULTS, Registry
-from palaestra.runs.unsupervised import read_unsupervised
 from palaestra.secret import Redactor
 from palaestra.strict_json import optional_number
 
@@ -124,7 +124,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
             return read_unsupervised(run)
         # What was asked for is damaged; what happened is still on record.
         spec = {}
-    life = LifeLog(run).read()
+    life = RunEventLog(run).read()
     last = _last_change(life)
     attempts = run.attempts()
     if life:
@@ -175,7 +175,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
     )
 
 
-def _alarms(end: LifeRecord) -> tuple[Alarm, ...]:
+def _alarms(end: RunEvent) -> tuple[Alarm, ...]:
     """Alarms about its numbers that a run ended with."""
     found = end.facts.get("alarms")
     return tuple(
@@ -185,7 +185,7 @@ def _alarms(end: LifeRecord) -> tuple[Alarm, ...]:
     )
 
 
-def _asked(spec: dict[str, Any], life: list[LifeRecord]) -> AttemptPlan:
+def _asked(spec: dict[str, Any], life: list[RunEvent]) -> AttemptPlan:
     """What is known of a run that has no attempt yet."""
     facts = next((record.facts for record in life if "algorithm" in record.facts), {})
     steps = facts.get("total_steps")
@@ -196,7 +196,7 @@ def _asked(spec: dict[str, Any], life: list[LifeRecord]) -> AttemptPlan:
     )
 
 
-def _ended(launched: LifeRecord | None, last: LifeRecord | None) -> float | None:
+def _ended(launched: RunEvent | None, last: RunEvent | None) -> float | None:
     """When the trainer ended, as its warden measured it; else when that was written down."""
     if last is None:
         return None
@@ -207,13 +207,13 @@ def _ended(launched: LifeRecord | None, last: LifeRecord | None) -> float | None
     return launched.time + duration if measured and launched is not None and duration is not None else last.time
 
 
-def _last_change(life: list[LifeRecord]) -> LifeRecord | None:
+def _last_change(life: list[RunEvent]) -> RunEvent | None:
     """What took it to its phase; notes and alarms that came later did not."""
     known = frozenset(Happening)
     return next((record for record in reversed(life) if record.happening in known), None)
 
 
-def _last(life: list[LifeRecord], happening: Happening) -> LifeRecord | None:
+def _last(life: list[RunEvent], happening: Happening) -> RunEvent | None:
     return next((record for record in reversed(life) if record.happening == happening), None)
 
 

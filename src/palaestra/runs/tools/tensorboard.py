@@ -20,7 +20,7 @@ from pathlib import Path
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.runs.tools.tool_process import ToolProcess
+from palaestra.runs.process.tool_process import ToolProcess
 
 __all__ = ["Shown", "TensorBoards", "event_directories"]
 

@@ -1,0 +1,1 @@
+"""Archiving, deleting and restoring runs, and the retention policy."""

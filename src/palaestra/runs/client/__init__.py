@@ -1,0 +1,1 @@
+"""The typed client of the run service, and how it finds or starts one."""

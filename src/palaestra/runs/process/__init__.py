@@ -1,0 +1,1 @@
+"""Processes of runs: the watchdog beside each attempt, child processes, interpreters, resource usage."""

@@ -1,0 +1,1 @@
+"""The run service: an HTTP server around one supervisor."""

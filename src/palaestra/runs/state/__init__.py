@@ -1,0 +1,1 @@
+"""What is known about one run: its event log, facts about its processes, progress, alarms."""

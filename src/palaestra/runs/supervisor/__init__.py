@@ -1,0 +1,1 @@
+"""The supervisor: admits, starts, watches, stops, resumes and adopts runs."""

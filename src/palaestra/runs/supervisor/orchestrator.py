@@ -1,0 +1,156 @@
+"""Runs of any trainer from within one Python process: no service, no HTTP, the same supervision.
+
+    with TrainerOrchestrator() as orchestrator:
+        run_id = orchestrator.launch("palaestra", {"env": {"id": "CartPole-v1"}})
+        for record in orchestrator.stream(run_id):
+            ...
+
+Holds the state directory's lock, so a service and an orchestrator never share one. Runs outlive it, like a service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from palaestra.config import validated
+from palaestra.files.home import Home
+from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
+from palaestra.runs.record import RunRecord
+from palaestra.runs.runner import Runner
+from palaestra.runs.runners.table import add_installed, registered_runners
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.lock import ServiceLock
+from palaestra.runs.store.rebuild import open_registry
+from palaestra.runs.supervisor.resume import ResumeRequest
+from palaestra.runs.supervisor.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.video.checkpoint_recorder import CheckpointRecorder
+from palaestra.telemetry.event import Record
+
+__all__ = ["TrainerOrchestrator"]
+
+_T = TypeVar("_T")
+
+
+class TrainerOrchestrator:
+    """Launches, stops and follows runs. A context; its methods block and may be called from any thread."""
+
+    def __init__(self, home: Home | Path | str | None = None, config: SupervisorConfig | None = None) -> None:
+        if home is None:
+            self._home = Home.default()
+        else:
+            self._home = home if isinstance(home, Home) else Home(Path(home).resolve() / "var" / "training")
+        self._config = config
+        self._runners: dict[str, Runner] = {}
+        self._open = ExitStack()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._supervisor: Supervisor | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(ServiceLock(self._home))
+            registry = open_registry(self._home)
+            stack.callback(registry.close)
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=loop.run_forever, name="palaestra-orchestrator", daemon=True)
+            thread.start()
+            stack.callback(loop.close)
+            stack.callback(thread.join)
+            stack.callback(loop.call_soon_threadsafe, loop.stop)
+            self._loop = loop
+            catalogue = CheckpointRecorder(CheckpointCatalogue(registry), self._home, registry)
+            stack.callback(catalogue.close)
+            runners = self.registered_runners()
+            supervisor = Supervisor(
+                self._home, registry, runners, self._config, catalogue=catalogue, installed=add_installed
+            )
+            stack.callback(lambda: self._wait(supervisor.close()))
+            self._wait(supervisor.start())
+            catalogue.catch_up(self._home)
+            self._supervisor = supervisor
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._supervisor = None
+        self._open.close()
+        self._loop = None
+
+    def register_runner(self, name: str, factory: Callable[[], Runner]) -> None:
+        """Add a trainer of your own under a name; it may replace one of the same name."""
+        runner = factory()
+        self._runners[name] = runner
+        if self._supervisor is not None:
+            self._supervisor.runners[name] = runner
+
+    def registered_runners(self) -> dict[str, Runner]:
+        """Every runner by its name: built in, announced by packages, registered here."""
+        return {**registered_runners(), **self._runners}
+
+    def launch(self, name: str, config: Mapping[str, Any], /, *, consent: bool = False, **spec: Any) -> str:
+        """Queue a run of the named runner and answer its id. `consent` agrees to a command that runs foreign code."""
+        wanted = validated(RunSpec, {"runner": name, "config": dict(config), **spec}, place="spec")
+        supervisor = self._started()
+
+        async def submit() -> RunRecord:
+            plan = (await supervisor.preview(wanted)).plan if consent else None
+            if plan is None:
+                return await supervisor.submit(wanted)
+            return await supervisor.submit(wanted, plan.digest(), plan.place.run_id)
+
+        return self._wait(submit()).run_id
+
+    def stop(self, run_id: str, *, grace_s: float | None = None) -> RunRecord:
+        """End a run. Returns when nothing of it lives."""
+        return self._wait(self._started().stop(run_id, grace_s=grace_s))
+
+    def stream(self, run_id: str) -> Iterator[Record]:
+        """Everything a run measures, from its first record to its last, as it comes; ends with the run."""
+        following = self._wait(self._subscribed(run_id))
+        try:
+            while (record := self._wait(_next_record(following))) is not None:
+                yield record
+        finally:
+            self._wait(_closed(following))
+
+    def run(self, run_id: str) -> RunRecord:
+        """What a run is at the moment. `UnknownRun` when there is none."""
+        return self._started().known(run_id)
+
+    def resume(
+        self, run_id: str, *, checkpoint: str | None = None, changes: Mapping[str, Any] | None = None
+    ) -> RunRecord:
+        """Queue a run that has ended again: from its newest undamaged checkpoint or a given one, with changed keys."""
+        return self._wait(self._started().resume(run_id, request=ResumeRequest(checkpoint, dict(changes or {}))))
+
+    async def _subscribed(self, run_id: str) -> AsyncIterator[Any]:
+        return self._started().subscribe(run_id)
+
+    def _started(self) -> Supervisor:
+        if self._supervisor is None:
+            raise RuntimeError("a TrainerOrchestrator works inside its `with` block")
+        return self._supervisor
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        if self._loop is None:
+            work.close()
+            raise RuntimeError("a TrainerOrchestrator works inside its `with` block")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _next_record(following: AsyncIterator[Any]) -> Record | None:
+    async for item in following:
+        if isinstance(item.item, Record):
+            return item.item
+    return None
+
+
+async def _closed(following: AsyncIterator[Any]) -> None:
+    await following.aclose()  # type: ignore[attr-defined]

@@ -1,0 +1,223 @@
+"""Resuming a run that has ended: from which checkpoint, with which changes, and whether any work is left.
+
+Everything is checked before the run changes. A checkpoint with damaged bytes is skipped or refused, and a request that
+leaves no work to do is refused with a command that adds some. The decision is written into the life of the run, so a
+service that is killed in between continues with the same request.
+"""
+
+from __future__ import annotations
+
+import copy
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palaestra.config import validated
+from palaestra.document import set_value
+from palaestra.errors import ConfigError, LaunchRefused
+from palaestra.files.run_directory import RunDirectory
+from palaestra.runs.checkpoints.catalogue import checkpoints_of
+from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.phase import Happening, Phase
+from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
+from palaestra.runs.runner import LaunchPlan
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.supervisor.admission import read_spec
+
+__all__ = [
+    "ResumePoint",
+    "ResumeRequest",
+    "changed_columns",
+    "changed_spec",
+    "check_work_left",
+    "find_resume_point",
+    "outcome_before",
+    "resumed_spec",
+]
+
+
+@dataclass(frozen=True)
+class ResumeRequest:
+    """The arguments of a resume."""
+
+    checkpoint: str | None = None
+    """Id of the checkpoint, a prefix of the id, its file name or its path; None: the newest undamaged one."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
+
+    @classmethod
+    def pending(cls, life: Iterable[RunEvent]) -> ResumeRequest:
+        """The last request in the life of a run."""
+        facts = next((record.facts for record in reversed(list(life)) if record.happening == Happening.RESUMED), {})
+        wanted = facts.get("checkpoint")
+        return cls(wanted if isinstance(wanted, str) else None, _mapping(facts.get("changes")))
+
+    def facts(self) -> dict[str, Any]:
+        """The request as it is written into the life of the run."""
+        return {"checkpoint": self.checkpoint, "changes": dict(self.changes)}
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint that a resume continues from."""
+
+    checkpoint: CheckpointRecord
+    passed_over: tuple[str, ...] = ()
+    """Newer ones that cannot be used, each with the reason."""
+
+    @property
+    def description(self) -> str:
+        """`resumes from checkpoint 07d57230162763d8 (step 4,096); skipped …`."""
+        text = f"resumes from checkpoint {self.checkpoint.checkpoint_id} (step {self.checkpoint.shown_step})"
+        return f"{text}; skipped {'; '.join(self.passed_over)}" if self.passed_over else text
+
+
+def find_resume_point(
+    run: RunDirectory, record: RunRecord, rows: Sequence[CheckpointRecord], wanted: str | None
+) -> ResumePoint:
+    """The wanted checkpoint, or the newest undamaged one; every byte of it is read. `LaunchRefused` without one.
+
+    `rows` are the run's checkpoints in the registry; files that are not registered yet are considered as well.
+    """
+    known = {row.path: row for row in rows if Path(row.path).exists()}
+    lying = (row for attempt in run.attempts() for row in checkpoints_of(record, attempt, known))
+    found = [*known.values(), *lying]
+    found.sort(key=lambda row: (_is_checkpoint(row), row.attempt, row.created, row.path), reverse=True)
+    if not found:
+        raise LaunchRefused("run", run.run_id, "has no checkpoint to go on from", "Start it anew")
+    if wanted is not None:
+        return ResumePoint(_find_checkpoint(run.run_id, found, wanted))
+    passed_over: list[str] = []
+    for row in found:
+        problem = _problem(row)
+        if not problem:
+            return ResumePoint(row, tuple(passed_over))
+        passed_over.append(f"{row.checkpoint_id} (step {row.shown_step}): {problem}")
+    reason = f"none of its {len(found)} checkpoints can be used ({passed_over[0]})"
+    raise LaunchRefused("run", run.run_id, reason, "Start it anew")
+
+
+def check_work_left(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> None:
+    """Raise `LaunchRefused` when a resume would end at once, or would train in another environment."""
+    run_id = record.run_id
+    if request.changes and plan.env_id != record.env_id:
+        remedy = f"Start a new run with --warm-start {point.checkpoint.checkpoint_id}"
+        raise LaunchRefused("env", plan.env_id, f"run {run_id} was trained in {record.env_id}", remedy)
+    step, total = point.checkpoint.env_step, plan.total_steps
+    done = step is not None and total is not None and step >= total
+    succeeded, unchanged = record.phase is Phase.SUCCEEDED, request.checkpoint is None and not request.changes
+    # A run that failed with all its steps taken may have failed at what comes after them, and goes on with that.
+    if not (succeeded and unchanged) and not (done and (succeeded or request.changes)):
+        return
+    reached = f"checkpoint {point.checkpoint.checkpoint_id} has taken {step:,} of {total:,} steps" if done else ""
+    reason = f"nothing is left to do: {reached or 'it has succeeded'}"
+    raise LaunchRefused("run", run_id, reason, _how_to_train_further(run_id, plan, step))
+
+
+def changed_columns(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> dict[str, Any]:
+    """Columns of the run's row that a resume changes immediately."""
+    columns: dict[str, Any] = {"total_steps": plan.total_steps}
+    step = point.checkpoint.env_step
+    if step is not None and (request.checkpoint is not None or point.passed_over):
+        # The run goes back to that step; later steps are taken and counted again.
+        kept = ("episodes", "episode_return", "tracking_url", "bytes_on_disk")
+        columns |= {"env_step": step, **{name: getattr(record, name) for name in kept}}
+    return columns
+
+
+def resumed_spec(run: RunDirectory, life: Iterable[RunEvent]) -> RunSpec:
+    """The spec of a run with the changes of every resume that began or waits. `ConfigError` if it cannot be read."""
+    spec, waiting = read_spec(run), dict[str, Any]()
+    for record in life:
+        if record.happening == Happening.RESUMED:
+            waiting = _mapping(record.facts.get("changes"))
+        elif record.happening == Happening.RESUME_CANCELLED:
+            waiting = {}
+        elif record.happening == Happening.LAUNCHED:
+            spec, waiting = changed_spec(spec, waiting), {}
+    return changed_spec(spec, waiting)
+
+
+def changed_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
+    """A spec with other values in the runner's configuration. `ConfigError` for a key inside a plain value."""
+    if not changes:
+        return spec
+    config = copy.deepcopy(spec.config)
+    for key, value in changes.items():
+        if not all(key.split(".")):
+            raise ConfigError("changes", key, "is not a key", "Write for example trainer.total_timesteps")
+        set_value(config, key, value)
+    return validated(RunSpec, {**spec.model_dump(), "config": config}, place="spec")
+
+
+def outcome_before(life: Iterable[RunEvent]) -> RunEvent | None:
+    """How the run had ended when it was last resumed; None for one that never was."""
+    outcome: RunEvent | None = None
+    found: RunEvent | None = None
+    for record in life:
+        if record.happening == Happening.RESUMED:
+            found = outcome
+        elif record.happening in frozenset(Happening) and record.phase.ended:
+            outcome = record if record.happening != Happening.RESUME_CANCELLED else outcome
+    return found
+
+
+def _find_checkpoint(run_id: str, found: list[CheckpointRecord], name: str) -> CheckpointRecord:
+    where = str(Path(name).resolve()) if "/" in name else name
+    matches = {
+        row.sha256: row
+        for row in reversed(found)
+        if row.checkpoint_id.startswith(name) or where == row.path or Path(row.path).name == name
+    }
+    if not matches:
+        few = ", ".join(f"{row.checkpoint_id} (step {row.shown_step})" for row in found[:5])
+        raise LaunchRefused("checkpoint", name, f"run {run_id} has no such checkpoint", f"It has {few}")
+    if len(matches) > 1 and not any(Path(row.path).name == name for row in matches.values()):
+        few = ", ".join(row.checkpoint_id for row in matches.values())
+        raise LaunchRefused("checkpoint", name, f"several begin so ({few})", "Write more of the id")
+    row = next(reversed(matches.values()))
+    problem = _problem(row)
+    if problem:
+        good = next((other for other in found if other.sha256 != row.sha256 and not _problem(other)), None)
+        other = f"palaestra runs resume {run_id} --checkpoint {good.checkpoint_id}" if good else "Start the run anew"
+        raise LaunchRefused("checkpoint", row.checkpoint_id, problem, other)
+    return row
+
+
+def _is_checkpoint(row: CheckpointRecord) -> bool:
+    """False for another file beside the checkpoints, such as a normaliser or a replay buffer."""
+    return row.format != "unknown" or row.step_source in ("announced", "name")
+
+
+def _problem(row: CheckpointRecord) -> str:
+    """Why a run cannot continue from a checkpoint; empty when its bytes are as they were saved."""
+    problem = verify(row).problem
+    if problem or not zipfile.is_zipfile(row.path):
+        return problem
+    # The hash of a file that its trainer did not announce was computed later; the zip's own checksums show damage.
+    try:
+        with zipfile.ZipFile(row.path) as archive:
+            torn = archive.testzip()
+    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        return f"cannot be read ({error})"
+    return f"{torn} in it is damaged: its checksum differs" if torn else ""
+
+
+def _how_to_train_further(run_id: str, plan: LaunchPlan, step: int | None) -> str:
+    earlier = "go back with --checkpoint ID (palaestra checkpoints list)"
+    value: Any = plan.resolved
+    for part in plan.steps_key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if not plan.steps_key:
+        return f"Raise the number of steps with KEY=VALUE, or {earlier}"
+    more = "MORE"
+    if isinstance(value, int) and value and plan.total_steps:
+        # The key may count updates of many steps each.
+        more = f"{2 * max(value, (step or 0) * value // plan.total_steps)}"
+    return f"Give it more: palaestra runs resume {run_id} {plan.steps_key}={more}, or {earlier}"
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
