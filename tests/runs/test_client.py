@@ -12,7 +12,8 @@ from tests.runs.serving import end_service, service, service_thread
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
 from palaestra.files.atomic import read_json
-from palaestra.runs import TrainerService, client, connect
+from palaestra.runs import TrainerService
+from palaestra.runs.client import client, connect
 from palaestra.runs.client.connect import end_service as stop_service
 from palaestra.runs.client.connect import ensure_service, find_service
 from palaestra.runs.phase import Phase
