@@ -23,7 +23,7 @@ from palaestra.experience.columns import Columns
 from palaestra.learner.batch import TrainBatch
 from palaestra.learner.ppo import PPO
 from palaestra.policy.build import build_policy
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.train import load_config
 from palaestra.train.trainer import Trainer
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import palaestra.env  # noqa: F401  registers the tables
 from palaestra.env.table import expert_action
-from palaestra.policy.small_vla import SmallVLA
+from palaestra.policy.vla.models import SmallVLA
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "configs" / "vla"
@@ -126,7 +126,7 @@ def write(model: SmallVLA, recipe: Recipe, found: dict[str, float], path: Path) 
     """The weights, with how they were made as metadata."""
     facts = {
         "made_by": "benchmarks/pretrain_vla.py",
-        "class": "palaestra.policy.small_vla:SmallVLA",
+        "class": "palaestra.policy.vla.models:SmallVLA",
         "recipe": asdict(recipe),
         "measured": found,
     }

@@ -42,7 +42,8 @@ def _trainer(w: Workload, arguments: argparse.Namespace) -> Any:
     from palaestra.env.catalogue import EnvConfig, make_env
     from palaestra.errors import ConfigError
     from palaestra.learner.ppo import PPO
-    from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+    from palaestra.policy.actor_critic import ActorCritic
+    from palaestra.policy.config import PolicyConfig
     from palaestra.train.trainer import Trainer
 
     torch.set_num_threads(arguments.threads)

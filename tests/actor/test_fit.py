@@ -11,7 +11,8 @@ from palaestra.cli.train_check import check_config
 from palaestra.env.toy import Countdown
 from palaestra.errors import ConfigError
 from palaestra.experience import ArraySpec, RolloutBuffer
-from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.config import PolicyConfig
 from palaestra.train.config import config_from
 from palaestra.train.trainer import Trainer
 from palaestra.train.vector import train

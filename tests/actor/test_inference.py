@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from palaestra.actor.inference import BatchedInference
+from palaestra.policy.vlm.generation import Sampled
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation, Prompt
 from palaestra.policy.vlm.sampler import Answer, Question
-from palaestra.policy.vlm.sampling import Sampled
 
 PICTURE = Picture(b"", (16, 16))
 

@@ -23,13 +23,13 @@ from palaestra.env.toy import MaskedChoice, MixedSenses, Pixels
 from palaestra.errors import ConfigError
 from palaestra.evaluation import evaluate
 from palaestra.learner.ppo import PPO
-from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import choose_device
-from palaestra.policy.small_vla import SmallVLA
 from palaestra.policy.storage import load_policy, save_policy
 from palaestra.policy.vla import VLAPolicy
-from palaestra.policy.vla_conformance import check_vla_model
-from palaestra.policy.vla_linear import LinearVLA
+from palaestra.policy.vla.conformance import check_vla_model
+from palaestra.policy.vla.models import LinearVLA, SmallVLA
 from palaestra.train.trainer import Trainer
 
 TIMED = ("seconds", "per_second", "utilisation", "queue_depth")

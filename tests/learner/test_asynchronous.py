@@ -17,7 +17,7 @@ from palaestra.env import EnvConfig, make_env
 from palaestra.errors import CollectorFailed, ConfigError, EnvironmentFault
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
-from palaestra.policy.live import twin
+from palaestra.policy.weight_sync import twin
 from palaestra.train import Trainer
 
 ROOMS = "tests.actor.rooms"

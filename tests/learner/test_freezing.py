@@ -14,7 +14,7 @@ from palaestra.env import EnvConfig, make_env
 from palaestra.errors import ConfigError
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.train import Trainer
 
 

@@ -12,7 +12,7 @@ from palaestra.learner.returns import gae
 from palaestra.learner.update import run_epochs
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.policy.compiled import CompiledActorCritic
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 
 SPACES = {
     "discrete": gymnasium.spaces.Discrete(3),

@@ -9,7 +9,7 @@ from torch import nn
 from palaestra.errors import ConfigError
 from palaestra.policy import ActorCritic, PolicyConfig, build_policy
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.network import ImageEncoder
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)

@@ -20,8 +20,8 @@ from torch import nn
 from palaestra.config import validated
 from palaestra.errors import ConfigError
 from palaestra.policy import PolicyConfig, build_policy
-from palaestra.policy.vla import as_tensordict
-from palaestra.policy.vla_conformance import random_observations
+from palaestra.policy.vla.conformance import random_observations
+from palaestra.policy.vla.policy import as_tensordict
 
 OBSERVATION = spaces.Dict(
     {
@@ -32,7 +32,7 @@ OBSERVATION = spaces.Dict(
 )
 ACTION = spaces.Box(-1, 1, (2,), np.float32)
 CHUNK = spaces.Box(-1, 1, (3, 2), np.float32)
-ADAPTER = "palaestra.policy.lerobot_adapter:LeRobotModel"
+ADAPTER = "palaestra.policy.vla.lerobot:LeRobotModel"
 STATS = {"observation.state": {"mean": [1.0] * 4, "std": [2.0] * 4}, "action": {"min": [-3.0, 0.0], "max": [1.0, 0.5]}}
 
 

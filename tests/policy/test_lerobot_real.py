@@ -18,8 +18,8 @@ from gymnasium import spaces
 
 from palaestra.config import validated
 from palaestra.policy import PolicyConfig, build_policy
-from palaestra.policy.flat import FlatParameters
-from palaestra.policy.vla_conformance import random_observations
+from palaestra.policy.flat_parameters import FlatParameters
+from palaestra.policy.vla.conformance import random_observations
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("lerobot") is None, reason="LeRobot is not installed"),
@@ -62,7 +62,7 @@ def _torchvision():
 
 
 def _built(action=CHUNK, observation=OBSERVATION, **section):
-    section = {"model_class": "palaestra.policy.lerobot_adapter:LeRobotModel", **section}
+    section = {"model_class": "palaestra.policy.vla.lerobot:LeRobotModel", **section}
     section.setdefault("model_config", {} if "model_path" in section else {"policy": "act", "config": SMALL})
     config = validated(PolicyConfig, {"name": "vla", "vla_config": section}, place="policy")
     return build_policy(config, observation, action, seed=1)

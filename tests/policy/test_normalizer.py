@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from palaestra.policy import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic
-from palaestra.policy.normalizer import ObservationNormalizer
+from palaestra.policy.network import ObservationNormalizer
 
 numbers = st.floats(-1000, 1000, width=32)
 batches = st.lists(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), min_size=1, max_size=6)

@@ -12,10 +12,10 @@ from safetensors import safe_open
 
 from palaestra.env.table import TableReach
 from palaestra.errors import ConfigError
-from palaestra.policy.actor_critic import PolicyConfig
 from palaestra.policy.build import build_policy
-from palaestra.policy.small_vla import SmallVLA
-from palaestra.policy.vla_conformance import check_vla_model, random_observations
+from palaestra.policy.config import PolicyConfig
+from palaestra.policy.vla.conformance import check_vla_model, random_observations
+from palaestra.policy.vla.models import SmallVLA
 from palaestra.train import load_config
 
 ROOT = Path(__file__).parents[2]

@@ -15,12 +15,12 @@ from torch import nn
 from palaestra.config import validated
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.policy import PolicyConfig, build_policy, save_policy
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.storage import load_weights
-from palaestra.policy.vla import VLAPolicy, as_tensordict, load_vla_model
-from palaestra.policy.vla_conformance import random_observations
-from palaestra.policy.vla_gaussian import GaussianHead
-from palaestra.policy.vla_linear import LinearVLA
+from palaestra.policy.vla import VLAPolicy, load_vla_model
+from palaestra.policy.vla.conformance import random_observations
+from palaestra.policy.vla.models import GaussianHead, LinearVLA
+from palaestra.policy.vla.policy import as_tensordict
 
 OBSERVATION = spaces.Dict(
     {
@@ -31,7 +31,7 @@ OBSERVATION = spaces.Dict(
 )
 ACTION = spaces.Box(-1, 1, (2,), np.float32)
 CHUNK = spaces.Box(-1, 1, (4, 2), np.float32)
-LINEAR = "palaestra.policy.vla_linear:LinearVLA"
+LINEAR = "palaestra.policy.vla.models:LinearVLA"
 HERE = __name__
 
 
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_brings_every_weight_needs_no_pretrained_file():
 
 def test_a_model_is_loaded_from_keywords_as_well():
     model = load_vla_model(
-        model_class="palaestra.policy.vla_linear.LinearVLA", action_dim=2, observation_space=OBSERVATION
+        model_class="palaestra.policy.vla.models.LinearVLA", action_dim=2, observation_space=OBSERVATION
     )
     assert isinstance(model, LinearVLA)
     with pytest.raises(

@@ -7,8 +7,8 @@ from gymnasium import spaces
 from torch import nn
 
 from palaestra.errors import ConfigError
-from palaestra.policy.vla_conformance import check_vla_model, random_observations
-from palaestra.policy.vla_linear import LinearVLA
+from palaestra.policy.vla.conformance import check_vla_model, random_observations
+from palaestra.policy.vla.models import LinearVLA
 
 OBSERVATION = spaces.Dict(
     {

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from palaestra.config import validated
 from palaestra.policy import PolicyConfig
-from palaestra.policy.vla_config import VLAConfig
-from palaestra.policy.vla_conformance import METHODS
+from palaestra.policy.config import VLAConfig
+from palaestra.policy.vla.conformance import METHODS
 from palaestra.train import config_from
 
 PAGE = (Path(__file__).parents[2] / "docs" / "vla.md").read_text()

@@ -13,7 +13,8 @@ from torch import nn
 
 import palaestra.policy
 from palaestra.errors import ConfigError
-from palaestra.policy.vla_weights import fit_weights, read_weights, under
+from palaestra.policy.vla.loading import fit_weights, read_weights
+from palaestra.policy.vla.policy import under
 
 
 class Small(nn.Module):
@@ -118,7 +119,7 @@ def test_torch_archives_are_opened_in_one_place_and_for_tensors_only():
         ]
         assert len(mentions) == len(bound), path
         found += [path.name] * len(bound)
-    assert found == ["vla_weights.py"]
+    assert found == ["loading.py"]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])

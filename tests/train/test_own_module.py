@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
 from palaestra.experience.trajectory import TokenLogProbs, TurnInput
+from palaestra.policy.vlm.generation import SampleRequest
 from palaestra.policy.vlm.module_policy import ModulePolicy
 from palaestra.policy.vlm.prompt import Prompt
-from palaestra.policy.vlm.sampling import SampleRequest
 from palaestra.train.screens import SamplerPublisher, train_ui
 from palaestra.transport.conformance import check_publisher
 

@@ -16,7 +16,7 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories import TrajectoryLearner
 from palaestra.policy.vlm import VLMPolicy
-from palaestra.policy.vlm.sampler_process import ProcessSampler
+from palaestra.policy.vlm.sampler import ProcessSampler
 from palaestra.sessions import gateway_process
 from palaestra.sessions.gateway_process import start_gateway
 from palaestra.telemetry import JournalReader, TrainingStep

@@ -21,7 +21,7 @@ from palaestra.kernels.rollout import rollout_cartpole
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import device_of, move_to
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 
 __all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for", "refuse_impossible"]
 

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from palaestra.policy.codecs.codec import Understood
-from palaestra.policy.codecs.grammar import Grammar
-from palaestra.policy.codecs.reply_reader import ReplyReader
+from palaestra.policy.codecs.decoding import Understood
+from palaestra.policy.codecs.grammar import Grammar, ReplyReader
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation, PastTurn
 from palaestra.policy.vlm.sampler import Answer, Question

@@ -31,8 +31,8 @@ from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.vla_buffer import Overflow, VLABuffer
 from palaestra.policy.device import device_of
-from palaestra.policy.flat import FlatParameters
-from palaestra.policy.live import LiveWeights, twin
+from palaestra.policy.flat_parameters import FlatParameters
+from palaestra.policy.weight_sync import LiveWeights, twin
 from palaestra.shared_memory import SharedArrays, shared_block
 from palaestra.transport.queue import SegmentQueue, Taken
 from palaestra.transport.source import Batch, Progress, State, Timing

@@ -34,8 +34,8 @@ from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEn
 from palaestra.errors import EnvironmentFault, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT
-from palaestra.policy.eval_mode import eval_mode
 from palaestra.policy.fingerprint import policy_fingerprint
+from palaestra.policy.network import eval_mode
 from palaestra.transport.source import Episode, State
 
 __all__ = ["BeforeStep", "Collector", "RewardScale", "StopCollecting"]

@@ -43,8 +43,8 @@ from palaestra.env.vector import VectorEnv
 from palaestra.env.workers import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process
 from palaestra.errors import CollectorFailed, PalaestraError
 from palaestra.experience.vla_buffer import VLABuffer
-from palaestra.policy.flat import FlatParameters
-from palaestra.policy.live import LiveWeights, packed, tensors_of, unpacked
+from palaestra.policy.flat_parameters import FlatParameters
+from palaestra.policy.weight_sync import LiveWeights, packed, tensors_of, unpacked
 from palaestra.shared_memory import SharedArrays
 from palaestra.threads import few_threads
 from palaestra.transport.queue import SegmentQueue

@@ -19,7 +19,7 @@ from torch import nn
 from palaestra.actor.collector import Collector, StopCollecting
 from palaestra.errors import CollectorFailed
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.policy.live import LiveWeights
+from palaestra.policy.weight_sync import LiveWeights
 from palaestra.transport.queue import Claim, SegmentQueue
 from palaestra.transport.source import Episode
 from palaestra.transport.weights import WeightBoard

@@ -24,7 +24,7 @@ def make(
     """Draw screens and teach a new model on them. Takes minutes on one core."""
     _with_transformers()
     from palaestra.policy.tiny_vlm import Recipe, teach, write_model
-    from palaestra.policy.tiny_vlm.files import refuse_existing
+    from palaestra.policy.tiny_vlm.recipe import refuse_existing
 
     refuse_existing(output)  # before the minutes, not after
     begun = time.monotonic()

@@ -16,7 +16,7 @@ from palaestra.env.vector import Ended, VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.evaluation.statistics import confidence_interval, wilson_interval
 from palaestra.policy.device import device_of, move_to
-from palaestra.policy.eval_mode import eval_mode
+from palaestra.policy.network import eval_mode
 
 __all__ = ["Evaluation", "evaluate"]
 

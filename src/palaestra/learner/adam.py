@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from palaestra.kernels.ppo import adam_step
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 
 __all__ = ["Adam"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from palaestra.experience.columns import NO_FINGERPRINT, UNKNOWN_VERSION, Columns
 from palaestra.learner.batch import TrainBatch, evaluate_actions, map_entry, minibatch
-from palaestra.policy.eval_mode import eval_mode
+from palaestra.policy.network import eval_mode
 
 __all__ = ["reevaluate", "stale_steps", "staleness_metrics"]
 

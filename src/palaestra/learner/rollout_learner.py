@@ -25,8 +25,8 @@ from palaestra.learner.update import locate_failure, run_epochs
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.fingerprint import policy_fingerprint
-from palaestra.policy.flat import FlatParameters
-from palaestra.policy.live import LiveWeights
+from palaestra.policy.flat_parameters import FlatParameters
+from palaestra.policy.weight_sync import LiveWeights
 from palaestra.transport.source import State
 
 __all__ = ["RolloutLearner"]

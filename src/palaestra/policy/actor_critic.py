@@ -8,17 +8,16 @@ whoever loads the policy sees observations as the policy saw them in training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from palaestra.config import Section
 from palaestra.errors import ConfigError
+from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.policy.distribution import (
     Bernoulli,
@@ -29,63 +28,11 @@ from palaestra.policy.distribution import (
     SquashedGaussian,
 )
 from palaestra.policy.network import ObservationEncoder, check_network, mlp
-from palaestra.policy.vla_config import VLAConfig
 
-__all__ = ["Acted", "ActorCritic", "PolicyConfig", "TensorObservation"]
+__all__ = ["Acted", "ActorCritic", "TensorObservation"]
 
 TensorObservation: TypeAlias = Tensor | Mapping[str, Tensor]
 """A batch of observations as tensors, `[B, ...]`; a mapping (dict or TensorDict) for `Dict` spaces."""
-
-
-class PolicyConfig(Section):
-    """Which policy acts, and how large it is."""
-
-    name: str = "actor_critic"
-    """`actor_critic`, `vla` for a pretrained model (see docs/vla.md), or the address `package.module:Class` of your own
-    `nn.Module` (see docs/algorithms.md)."""
-
-    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = (64, 64)
-    """Widths of the hidden layers of actor and critic (each has its own). Wider learns harder tasks and runs slower."""
-
-    activation: Literal["tanh", "relu"] = "tanh"
-    """Between the layers. tanh keeps small on-policy networks stable; relu suits wide ones."""
-
-    distribution: Literal["auto", "gaussian", "squashed_gaussian"] = "auto"
-    """For Box actions: `gaussian` clips to the bounds, `squashed_gaussian` bends onto them. auto: gaussian."""
-
-    log_std_init: float = Field(default=0.0, ge=-20, le=5)
-    """Starting log standard deviation of Box actions. Lower explores less from the start."""
-
-    image_features: int = Field(default=512, ge=1)
-    """Width of the vector an image becomes."""
-
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Passed to your own class after the two spaces."""
-
-    action_dim: int | None = Field(default=None, ge=1)
-    """For `vla`: numbers in one action. null: as many as the environment wants."""
-
-    vla_config: VLAConfig | None = None
-    """For `vla`: the model. Keys: `model_path`, `model_class`, `model_config`, `freeze`, `learning_rate_scale`,
-    `strict` (see docs/vla.md)."""
-
-    @model_validator(mode="after")
-    def _model_belongs_to_vla(self) -> PolicyConfig:
-        # Raised as it is, not as pydantic's: it has a remedy to tell.
-        if self.name == "vla" and self.vla_config is None:
-            raise ConfigError(
-                "policy.vla_config", None, "policy.name=vla needs it",
-                "Name the model: vla_config: {model_class: package.module:Class, model_path: weights.safetensors}",
-            )  # fmt: skip
-        if self.name != "vla":
-            for key in ("vla_config", "action_dim"):
-                if getattr(self, key) is not None:
-                    value = "{...}" if key == "vla_config" else self.action_dim
-                    raise ConfigError(
-                        f"policy.{key}", value, f"policy.name is {self.name!r}, which does not read it",
-                        "Set policy.name=vla, or leave it out",
-                    )  # fmt: skip
-        return self
 
 
 class Acted(NamedTuple):

@@ -10,10 +10,12 @@ from torch import nn
 
 from palaestra.config import imported, nearest
 from palaestra.errors import ConfigError
-from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device, choose_device, move_to
-from palaestra.policy.vla import VLAPolicy, checked_box, load_vla_model
-from palaestra.policy.vla_conformance import check_vla_model
+from palaestra.policy.vla.conformance import check_vla_model
+from palaestra.policy.vla.loading import load_vla_model
+from palaestra.policy.vla.policy import VLAPolicy, checked_box
 
 __all__ = ["build_policy"]
 

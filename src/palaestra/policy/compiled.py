@@ -20,9 +20,8 @@ from palaestra.kernels import network as kernels
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.device import device_of
 from palaestra.policy.distribution import Categorical, Gaussian
-from palaestra.policy.flat import FlatParameters
-from palaestra.policy.network import ACTIVATIONS
-from palaestra.policy.normalizer import ObservationNormalizer
+from palaestra.policy.flat_parameters import FlatParameters
+from palaestra.policy.network import ACTIVATIONS, ObservationNormalizer
 
 __all__ = ["CompiledActorCritic", "why_never_compiled", "why_not_compiled"]
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 
 __all__ = ["policy_fingerprint", "weights_fingerprint"]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -20,9 +21,19 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
 from palaestra.memory import check_fits
-from palaestra.policy.normalizer import ObservationNormalizer
 
-__all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "check_network", "is_image", "mlp", "orthogonal_"]
+__all__ = [
+    "ACTIVATIONS",
+    "ImageEncoder",
+    "ObservationEncoder",
+    "ObservationNormalizer",
+    "check_network",
+    "eval_mode",
+    "is_image",
+    "mlp",
+    "orthogonal_",
+]
+
 
 SLOW_TO_DRAW = 2e12
 """Operations for orthogonal first weights that cause a warning: half a minute or more."""
@@ -248,3 +259,54 @@ def _unlikely_numbers(name: str, part: gymnasium.Space[Any]) -> list[str]:
 def _module_name(name: str) -> str:
     # Module names may not contain dots, and an empty one is refused.
     return name.replace(".", "_") or "observation"
+
+
+class ObservationNormalizer(nn.Module):
+    """Shifts and scales observations to mean 0 and variance 1, clipped to ±`clip`."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, size: int, clip: float = 10.0) -> None:
+        super().__init__()
+        self.clip = clip
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def scale(self) -> Tensor:
+        """1 / standard deviation, float32."""
+        return (self.variance + 1e-8).rsqrt().float()
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Normalised `[B, size]`."""
+        return ((observation - self.mean.float()) * self.scale()).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def absorb(self, observation: Tensor) -> None:
+        """Merge the moments of `observation[B, size]` (Chan's parallel formula, in float64)."""
+        batch = observation.double()
+        n = float(batch.shape[0])
+        if n == 0:
+            return
+        mean, variance = batch.mean(0), batch.var(0, correction=0)
+        total = self.count + n
+        delta = mean - self.mean
+        merged = self.variance * self.count + variance * n + delta * delta * (self.count * n / total)
+        self.mean += delta * (n / total)
+        self.variance.copy_(merged / total)
+        self.count.copy_(total)
+
+
+@contextmanager
+def eval_mode(policy: nn.Module) -> Iterator[None]:
+    """Every module in eval mode; afterwards each is in the mode it was in."""
+    training = [module for module in policy.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

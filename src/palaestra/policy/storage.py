@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from palaestra.config import validated
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import write_bytes
-from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device
 
 __all__ = ["load_policy", "load_weights", "policy_bytes", "save_policy"]

@@ -27,8 +27,7 @@ from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.proof import Reason
 from palaestra.policy.vlm.module_policy import as_vlm_policy
-from palaestra.policy.vlm.sampler import LocalSampler, Sampler
-from palaestra.policy.vlm.sampler_process import ProcessSampler
+from palaestra.policy.vlm.sampler import LocalSampler, ProcessSampler, Sampler
 from palaestra.sessions.provider import SessionAddress, find_sessions, open_provider
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry

@@ -31,7 +31,7 @@ from palaestra.learner.rollout_learner import RolloutLearner
 from palaestra.policy.build import build_policy
 from palaestra.policy.compiled import device_notices
 from palaestra.policy.device import Device, choose_device
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.telemetry import Telemetry
 from palaestra.threads import few_threads

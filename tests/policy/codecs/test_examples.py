@@ -211,7 +211,7 @@ def test_a_codec_is_chosen_by_name_or_by_the_models_type():
 
 def test_no_module_evaluates_text_or_imports_a_deep_learning_library():
     modules = sorted(Path(package.__file__).parent.glob("*.py"))
-    assert len(modules) >= 15
+    assert len(modules) >= 10
     for path in modules:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Name | ast.Attribute):

@@ -4,8 +4,8 @@ import string
 
 import pytest
 
+from palaestra.policy.codecs.decoding import Refusal
 from palaestra.policy.codecs.key_names import OPENAI_KEYS, PYAUTOGUI_KEYS, SYNONYMS, XDOTOOL_KEYS
-from palaestra.policy.codecs.reading import Refusal
 from palaestra.sessions.keys import NAMED
 
 FAMILIES = {"pyautogui": PYAUTOGUI_KEYS, "openai": OPENAI_KEYS, "xdotool": XDOTOOL_KEYS}

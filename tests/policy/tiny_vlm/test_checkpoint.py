@@ -8,8 +8,8 @@ import torch
 
 from palaestra.policy.codecs import CODECS, IMAGE_RULES, Understood
 from palaestra.policy.tiny_vlm import SHIPPED, read_manifest
+from palaestra.policy.tiny_vlm.screen_dataset import ask
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, draw_bar, draw_screen
-from palaestra.policy.tiny_vlm.wording import ask
 from palaestra.policy.vlm import Conversation, ModelConfig, PastTurn, Picture, SampleRequest, VLMPolicy
 from palaestra.sessions.action import Click
 from palaestra.sessions.screen import Size

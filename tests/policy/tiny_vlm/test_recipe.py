@@ -9,7 +9,7 @@ import torch
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.policy.tiny_vlm import MANIFEST, Recipe, read_manifest, teach, write_model
 from palaestra.policy.tiny_vlm.architecture import build_image_processor
-from palaestra.policy.tiny_vlm.pool import draw_pool, patches
+from palaestra.policy.tiny_vlm.screen_dataset import draw_pool, patches
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH
 
 SMALL = Recipe(seed=3, screens=12, questions=3, see_steps=3, see_batch=4, speak_steps=3, speak_batch=4)

@@ -11,8 +11,7 @@ from palaestra.errors import CollectorFailed
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation
-from palaestra.policy.vlm.sampler import Question
-from palaestra.policy.vlm.sampler_process import ProcessSampler
+from palaestra.policy.vlm.sampler import ProcessSampler, Question
 
 CONFIG = ModelConfig(name="tiny", max_new_tokens=6, history=0, lora_rank=4)
 

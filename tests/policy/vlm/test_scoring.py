@@ -9,7 +9,7 @@ from tests.policy.vlm.conftest import by_turn, changed, move, requests, turns_of
 
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.policy.vlm import SampleRequest, scoring
-from palaestra.policy.vlm.prefix import run_prompts
+from palaestra.policy.vlm.network import run_prompts
 
 
 @pytest.fixture

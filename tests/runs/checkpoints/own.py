@@ -6,7 +6,8 @@ import gymnasium
 import torch
 
 from palaestra.learner.checkpoint import State, save_checkpoint
-from palaestra.policy.actor_critic import ActorCritic, PolicyConfig
+from palaestra.policy.actor_critic import ActorCritic
+from palaestra.policy.config import PolicyConfig
 from palaestra.policy.storage import policy_bytes
 from palaestra.train.config import config_from
 

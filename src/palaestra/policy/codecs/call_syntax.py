@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from palaestra.policy.codecs.reading import Refusal, shown
+from palaestra.policy.codecs.decoding import Refusal, shown
 
 __all__ = ["Call", "call_at", "quoted"]
 

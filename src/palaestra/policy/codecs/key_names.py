@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from palaestra.config import nearest
-from palaestra.policy.codecs.reading import Refusal, shown
+from palaestra.policy.codecs.decoding import Refusal, shown
 from palaestra.sessions.keys import NAMED, known_key
 
 __all__ = ["OPENAI_KEYS", "PYAUTOGUI_KEYS", "SYNONYMS", "XDOTOOL_KEYS", "KeyNames"]

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.frame import Frame
+from palaestra.policy.codecs.codec import no_words, spelled
+from palaestra.policy.codecs.coordinates import Frame
+from palaestra.policy.codecs.decoding import Arguments, Refusal, Shape, shown
 from palaestra.policy.codecs.key_names import OPENAI_KEYS
-from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, shown
 from palaestra.policy.codecs.tool_object import ToolObjectCodec, texts_in
-from palaestra.policy.codecs.writing import no_words, spelled
 from palaestra.sessions.action import (
     Button,
     Click,

@@ -1,7 +1,7 @@
-"""Qwen2.5-VL and Qwen3-VL: a `computer_use` call as JSON between `<tool_call>` marks.
+"""The system prompt that Qwen's vision-language models were trained to follow, word for word.
 
-The second generation counts pixels of the picture it sees; the third counts 0 to 999 across any picture and knows three
-words more. A drag starts where the pointer is, so it can be said and read only in a frame that knows the pointer.
+Their chat templates ignore `tools=`, so the signature of `computer_use` stands in the text. The wording, down to the
+sentence that differs between the two generations, is that of the models' own cookbooks.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.codec import Decoded, Understood
-from palaestra.policy.codecs.frame import Frame
-from palaestra.policy.codecs.json_text import object_at, written
+from palaestra.policy.codecs.codec import check_writable, no_words, spelled
+from palaestra.policy.codecs.coordinates import Frame, Grid, ImagePixels, Space
+from palaestra.policy.codecs.decoding import (
+    Arguments,
+    Decoded,
+    Refusal,
+    Shape,
+    Understood,
+    object_at,
+    read_answer,
+    shown,
+    written,
+)
 from palaestra.policy.codecs.key_names import PYAUTOGUI_KEYS
-from palaestra.policy.codecs.qwen_prompt import qwen_prompt
-from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, read_answer, shown
-from palaestra.policy.codecs.space import Grid, ImagePixels, Space
-from palaestra.policy.codecs.thinking import CALL, CALL_END, call_start, without_marks
-from palaestra.policy.codecs.writing import check_writable, no_words, spelled
 from palaestra.sessions.action import (
     Answer,
     Button,
@@ -35,7 +40,186 @@ from palaestra.sessions.action import (
 )
 from palaestra.sessions.screen import Size
 
-__all__ = ["QwenCodec"]
+__all__ = ["CALL", "CALL_END", "QwenCodec", "call_start", "qwen_prompt", "without_marks"]
+
+
+_FRAME = """\
+You are a helpful assistant
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tool}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+_RESPONSE_FORMAT = """
+
+# Response format
+
+Response format for every step:
+1) Action: a short imperative describing what to do in the UI.
+2) A single <tool_call>...</tool_call> block containing only the JSON: \
+{"name": <function-name>, "arguments": <args-json-object>}.
+
+Rules:
+- Output exactly in the order: Action, <tool_call>.
+- Be brief: one sentence for Action.
+- Do not output anything else outside those parts.
+- If finishing, use action=terminate in the tool call."""
+
+_DESCRIPTION = """\
+Use a mouse and keyboard to interact with a computer, and take screenshots.
+* This is an interface to a desktop GUI. You do not have access to a terminal or applications menu. You must click on \
+desktop icons to start applications.
+* Some applications may take time to start or process actions, so you may need to wait and take successive screenshots \
+to see the results of your actions. E.g. if you click on Firefox and a window doesn't open, try wait and taking \
+another screenshot.
+* The screen's resolution is {width}x{height}.
+* Whenever you intend to move the cursor to click on an element like an icon, you should consult a screenshot to \
+determine the coordinates of the element before moving the cursor.
+* If you tried clicking on a program or link but it failed to load, even after waiting, try adjusting your cursor \
+position so that the tip of the cursor visually falls on the element that you want to click.
+* Make sure to click any buttons, links, icons, etc with the cursor tip in the center of the element. Don't click \
+boxes on their edges{edges}."""
+
+_AT = " at a specified (x, y) pixel coordinate on the screen"
+_ACTIONS: tuple[tuple[str, str, str], ...] = (
+    (
+        "key",
+        "",
+        "Performs key down presses on the arguments passed in order, then performs key releases in reverse order.",
+    ),
+    ("type", "", "Type a string of text on the keyboard."),
+    ("mouse_move", "", "Move the cursor to a specified (x, y) pixel coordinate on the screen."),
+    ("left_click", "", "Click the left mouse button{at}."),
+    ("left_click_drag", "", "Click and drag the cursor to a specified (x, y) pixel coordinate on the screen."),
+    ("right_click", "", "Click the right mouse button{at}."),
+    ("middle_click", "", "Click the middle mouse button{at}."),
+    ("double_click", "", "Double-click the left mouse button{at}."),
+    (
+        "triple_click",
+        "3",
+        "Triple-click the left mouse button{at} (simulated as double-click since it's the closest action).",
+    ),
+    ("scroll", "", "Performs a scroll of the mouse scroll wheel."),
+    ("hscroll", "3", "Performs a horizontal scroll (mapped to regular scroll)."),
+    ("wait", "", "Wait specified seconds for the change to happen."),
+    ("terminate", "", "Terminate the current task and report its completion status."),
+    ("answer", "3", "Answer a question."),
+)
+"""Word, the generation that is the first to have it, explanation."""
+
+
+def qwen_prompt(resolution: Size, *, third: bool) -> str:
+    """The prompt for a screen of this resolution; `third` is the generation of Qwen3-VL."""
+    description = _DESCRIPTION.format(
+        width=resolution.width, height=resolution.height, edges="" if third else " unless asked"
+    )
+    function = {
+        "name_for_human": "computer_use",
+        "name": "computer_use",
+        "description": description,
+        "parameters": _parameters(third),
+        "args_format": "Format the arguments as a JSON object.",
+    }
+    prompt = _FRAME.format(tool=written({"type": "function", "function": function}))
+    return prompt + _RESPONSE_FORMAT if third else prompt
+
+
+def _parameters(third: bool) -> dict[str, Any]:
+    actions = [(word, text) for word, since, text in _ACTIONS if third or not since]
+    lines = [f"* `{word}`: {text.format(at=_AT if third else '')}" for word, text in actions]
+    also = {
+        "text": " and `action=answer`" if third else "",
+        "pixels": " and `action=hscroll`" if third else "",
+        "coordinate": "" if third else " Required only by `action=mouse_move` and `action=left_click_drag`.",
+    }
+    return {
+        "properties": {
+            "action": {
+                "description": "The action to perform. The available actions are:\n" + "\n".join(lines),
+                "enum": [word for word, _ in actions],
+                "type": "string",
+            },
+            "keys": {"description": "Required only by `action=key`.", "type": "array"},
+            "text": {"description": f"Required only by `action=type`{also['text']}.", "type": "string"},
+            "coordinate": {
+                "description": "(x, y): The x (pixels from the left edge) and y (pixels from the top edge) coordinates "
+                f"to move the mouse to.{also['coordinate']}",
+                "type": "array",
+            },
+            "pixels": {
+                "description": "The amount of scrolling to perform. Positive values scroll up, negative values scroll "
+                f"down. Required only by `action=scroll`{also['pixels']}.",
+                "type": "number",
+            },
+            "time": {"description": "The seconds to wait. Required only by `action=wait`.", "type": "number"},
+            "status": {
+                "description": "The status of the task. Required only by `action=terminate`.",
+                "type": "string",
+                "enum": ["success", "failure"],
+            },
+        },
+        "required": ["action"],
+        "type": "object",
+    }
+
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+_THINK, _THINK_END = "<think>", "</think>"
+
+
+def call_start(text: str) -> int:
+    """Where the mark of the call that counts begins; `Refusal` (`no_action`) when there is none."""
+    end = _thinking_end(text)
+    start = text.find(CALL, end or 0)
+    if start >= 0:
+        return start
+    if end is None or CALL not in text[:end]:
+        raise Refusal("no_action", f"the answer has no {CALL}")
+    return _call_at_the_end(text, end)
+
+
+def without_marks(thought: str) -> str:
+    """What was thought, without the marks around it."""
+    return thought.replace(_THINK, "").replace(_THINK_END, "").strip()
+
+
+def _thinking_end(text: str) -> int | None:
+    """Just behind the mark that ends the thinking; a mark inside the text of a call is none."""
+    at, end = 0, text.find(_THINK_END)
+    while end >= 0:
+        call = text.find(CALL, at, end)
+        at = text.find(CALL_END, call) if call >= 0 else -1
+        if at < 0 or (at > end and not _is_call(text[call + len(CALL) : at])):
+            return end + len(_THINK_END)
+        if at > end:
+            end = text.find(_THINK_END, at)
+    return None
+
+
+def _is_call(text: str) -> bool:
+    try:
+        object_at(text, 0)
+    except Refusal:
+        return False
+    return True
+
+
+def _call_at_the_end(text: str, end: int) -> int:
+    thinking = text[: end - len(_THINK_END)].rstrip()
+    if thinking.count(CALL) == 1 and thinking.endswith(CALL_END) and not text[end:].strip():
+        return thinking.index(CALL)
+    raise Refusal("no_action", f"{CALL} stands in the thinking alone, and no call follows {_THINK_END}")
+
 
 _THOUSAND = Size(1000, 1000)
 _CLICKS: Mapping[str, tuple[Button, int]] = {

@@ -10,12 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from palaestra.policy.codecs.codec import Decoded, Understood
-from palaestra.policy.codecs.frame import Frame
-from palaestra.policy.codecs.json_text import sole_value, written
-from palaestra.policy.codecs.reading import Arguments, Refusal, Shape, read_answer, shown
-from palaestra.policy.codecs.space import ImagePixels
-from palaestra.policy.codecs.writing import check_writable
+from palaestra.policy.codecs.codec import check_writable
+from palaestra.policy.codecs.coordinates import Frame, ImagePixels
+from palaestra.policy.codecs.decoding import (
+    Arguments,
+    Decoded,
+    Refusal,
+    Shape,
+    Understood,
+    read_answer,
+    shown,
+    sole_value,
+    written,
+)
 from palaestra.sessions.action import UiAction
 
 __all__ = ["ToolObjectCodec", "texts_in"]

@@ -4,7 +4,6 @@ A real Qwen3-VL of under two million weights. It sees widgets on small screens a
 family; it is weak at tasks, and meant to be made better by reinforcement learning on a processor.
 """
 
-from palaestra.policy.tiny_vlm.files import MANIFEST, SHIPPED, read_manifest, write_model
-from palaestra.policy.tiny_vlm.recipe import Recipe, Taught, teach
+from palaestra.policy.tiny_vlm.recipe import MANIFEST, SHIPPED, Recipe, Taught, read_manifest, teach, write_model
 
 __all__ = ["MANIFEST", "SHIPPED", "Recipe", "Taught", "read_manifest", "teach", "write_model"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from palaestra.policy.tiny_vlm.words import COLOURS, ORDINALS
+from palaestra.policy.tiny_vlm.screens import COLOURS, ORDINALS
 from palaestra.policy.vlm.config import REQUEST
 
 __all__ = ["CHAT_TEMPLATE", "CLICK", "NUMBERS", "SPECIALS", "build_tokenizer"]

@@ -20,22 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import new_directory
 from palaestra.files.checkpoint import check_files, digest_files, read_digests
 from palaestra.policy.vlm.loading import Parts
-from palaestra.policy.vlm.lora import adapted_modules
-from palaestra.policy.vlm.network import Network
-from palaestra.policy.vlm.weights import copy_weights, load_trainable_state
+from palaestra.policy.vlm.lora import adapted_modules, adapter_tensors
+from palaestra.policy.vlm.network import Network, load_trainable_state
+from palaestra.policy.weight_sync import copy_weights
 
-__all__ = ["Architecture", "export_merged", "load_checkpoint", "read_adapter", "save_checkpoint"]
+__all__ = ["Architecture", "export_merged", "load_checkpoint", "save_checkpoint"]
 
 SCHEMA = 1
-MANIFEST, VALUE_HEAD, ADAPTER = "palaestra.json", "value_head.safetensors", "adapter_model.safetensors"
+MANIFEST, VALUE_HEAD = "palaestra.json", "value_head.safetensors"
 PLACE = "checkpoint"
 
 
@@ -102,7 +100,7 @@ def load_checkpoint(network: Network, path: Path) -> int:
         )  # fmt: skip
     head = {f"value_head.{name}": tensor for name, tensor in load_file(path / VALUE_HEAD).items()}
     if network.wrapped is not None:
-        load_trainable_state(network, _adapter_tensors(path) | head, place=PLACE)
+        load_trainable_state(network, adapter_tensors(path) | head, place=PLACE)
     else:
         other = type(network.model).from_pretrained(path, dtype=torch.float32, use_safetensors=True)
         copy_weights(dict(other.named_parameters()) | head, dict(network.named_parameters()))
@@ -136,15 +134,6 @@ def _save_model(model: Any, parts: Parts, place: Path) -> None:
     parts.tokenizer.save_pretrained(place)
     parts.image_processor.save_pretrained(place)
     (place / "chat_template.jinja").write_text(parts.chat_template, encoding="utf-8")
-
-
-def _adapter_tensors(path: Path) -> dict[str, Tensor]:
-    """The adapter's tensors under the names they have in the model."""
-    named = {}
-    for name, tensor in load_file(path / ADAPTER).items():
-        stem, _, kind = name.removeprefix("base_model.model.").rpartition(".")
-        named[f"{stem}.default.{kind}"] = tensor
-    return named
 
 
 def _write_directory(path: Path, write: Callable[[Path], None], facts: dict[str, Any]) -> str:
@@ -185,25 +174,3 @@ def _verify(path: Path) -> dict[str, Any]:
         )
     check_files(path, files)
     return facts
-
-
-def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """An adapter in PEFT's layout that anybody may have written: its settings and its tensors."""
-    place = "model.adapter"
-    try:
-        settings: dict[str, Any] = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
-        kind, rank, alpha = settings["peft_type"], int(settings["r"]), float(settings["lora_alpha"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            place, str(path), f"holds no adapter_config.json that can be read ({error})",
-            "Name the directory that PEFT's save_pretrained wrote",
-        ) from None  # fmt: skip
-    if kind != "LORA" or settings.get("use_dora") or settings.get("modules_to_save"):
-        raise CheckpointError(place, str(path), f"is not a plain LoRA adapter ({kind})", "Merge it into its model")
-    try:
-        tensors = _adapter_tensors(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            place, str(path), f"{ADAPTER} cannot be read ({error})", "Save the adapter as safetensors"
-        ) from None
-    return {"rank": rank, "alpha": alpha}, tensors

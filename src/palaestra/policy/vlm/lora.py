@@ -6,17 +6,32 @@ Qwen2.5-VL. So the names are matched here, on the modules that are really there,
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from palaestra.config import nearest
-from palaestra.errors import ConfigError
+from palaestra.errors import CheckpointError, ConfigError
 from palaestra.policy.vlm.config import ModelConfig, TargetOption
+from palaestra.policy.weight_sync import copy_weights
 
-__all__ = ["adapted_modules", "add_lora", "in_vision_tower", "linear_modules", "target_modules", "trainable_parts"]
+__all__ = [
+    "adapted",
+    "adapted_modules",
+    "adapter_tensors",
+    "add_lora",
+    "in_vision_tower",
+    "linear_modules",
+    "target_modules",
+    "trainable_parts",
+]
+
 
 PLACE = "model.lora_target_option"
 ATTENTION = {"attn", "self_attn", "attention", "linear_attn"}
@@ -135,3 +150,78 @@ def _part(name: str) -> str:
     if parents & MLP:
         return f"{where} mlp"
     return f"{where}, other"
+
+
+def adapted(model: Any, config: ModelConfig) -> Any:
+    """Freeze the model and give it adapters, in place; returns PEFT's wrapper of it."""
+    if config.adapter is None:
+        return add_lora(model, config)
+    place, path = "model.adapter", str(config.adapter)
+    settings, tensors = read_adapter(config.adapter)
+    for key, theirs in (("lora_rank", settings["rank"]), ("lora_alpha", settings["alpha"])):
+        if key in config.model_fields_set and getattr(config, key) != theirs:
+            raise CheckpointError(
+                place, path, f"was made with {key} {theirs:g}, the configuration says {getattr(config, key)}",
+                f"Leave out model.{key}: the adapter's own counts",
+            )  # fmt: skip
+    # The layers it was made for are those it has tensors of; settings may name them by patterns.
+    targets = tuple(sorted({name.split(".lora_")[0] for name in tensors}))
+    own = config.model_copy(
+        update={
+            "lora_rank": settings["rank"], "lora_alpha": settings["alpha"], "lora_target_option": "custom",
+            "lora_target_modules": targets,
+        }
+    )  # fmt: skip
+    if not config.lora_vision and any(in_vision_tower(name) for name in targets):
+        raise CheckpointError(place, path, "has adapters in the vision tower", "Set model.lora_vision=true")
+    present = {name for name, _ in model.named_modules()}
+    absent = [name for name in targets if name not in present]
+    if absent:
+        raise CheckpointError(
+            place, path, f"is for another model: {len(absent)} of its {len(targets)} layers, such as {absent[0]!r}, "
+            f"are not in this {model.config.model_type}", "Use the model it was trained on",
+        )  # fmt: skip
+    wrapped = add_lora(model, own)
+    weights = dict(model.named_parameters())
+    other = [name for name, tensor in tensors.items() if name not in weights or weights[name].shape != tensor.shape]
+    if other:
+        raise CheckpointError(
+            place, path, f"{len(other)} of its tensors have another shape here, such as {other[0]!r}",
+            "Use the model it was trained on",
+        )  # fmt: skip
+    copy_weights(tensors, weights)
+    return wrapped
+
+
+ADAPTER = "adapter_model.safetensors"
+
+
+def adapter_tensors(path: Path) -> dict[str, Tensor]:
+    """The adapter's tensors under the names they have in the model."""
+    named = {}
+    for name, tensor in load_file(path / ADAPTER).items():
+        stem, _, kind = name.removeprefix("base_model.model.").rpartition(".")
+        named[f"{stem}.default.{kind}"] = tensor
+    return named
+
+
+def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """An adapter in PEFT's layout that anybody may have written: its settings and its tensors."""
+    place = "model.adapter"
+    try:
+        settings: dict[str, Any] = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+        kind, rank, alpha = settings["peft_type"], int(settings["r"]), float(settings["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            place, str(path), f"holds no adapter_config.json that can be read ({error})",
+            "Name the directory that PEFT's save_pretrained wrote",
+        ) from None  # fmt: skip
+    if kind != "LORA" or settings.get("use_dora") or settings.get("modules_to_save"):
+        raise CheckpointError(place, str(path), f"is not a plain LoRA adapter ({kind})", "Merge it into its model")
+    try:
+        tensors = adapter_tensors(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            place, str(path), f"{ADAPTER} cannot be read ({error})", "Save the adapter as safetensors"
+        ) from None
+    return {"rank": rank, "alpha": alpha}, tensors

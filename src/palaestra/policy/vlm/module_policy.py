@@ -29,8 +29,8 @@ from palaestra.experience.trajectory import TokenLogProbs, TurnInput
 from palaestra.files.atomic import read_json, write_json
 from palaestra.policy.codecs.grammar import Grammar, build_grammar
 from palaestra.policy.fingerprint import weights_fingerprint
+from palaestra.policy.vlm.generation import Sampled, SampleRequest
 from palaestra.policy.vlm.prompt import Conversation, Prompt
-from palaestra.policy.vlm.sampling import Sampled, SampleRequest
 
 __all__ = ["ModulePolicy", "as_vlm_policy"]
 

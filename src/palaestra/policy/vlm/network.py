@@ -8,19 +8,33 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from palaestra.errors import CheckpointError
+from palaestra.policy.fingerprint import weights_fingerprint
 from palaestra.policy.vlm.lora import in_vision_tower
-from palaestra.policy.vlm.memory import Memory
-from palaestra.policy.vlm.picture import Picture, PictureShop
+from palaestra.policy.vlm.picture import Memory, Picture, PictureShop
+from palaestra.policy.vlm.prompt import Prompt
+from palaestra.policy.weight_sync import copy_weights
 
-__all__ = ["Network"]
+__all__ = [
+    "Network",
+    "Prefix",
+    "distinct",
+    "learned_fingerprint",
+    "load_trainable_state",
+    "run_prompts",
+    "trainable_state",
+]
+
 
 Seen = tuple[Tensor, ...]
 """What the vision tower makes of one picture: its tokens, then those for deeper layers where a family has them."""
@@ -162,3 +176,92 @@ class Network:
     def _grid(self, pictures: Sequence[Picture]) -> Tensor:
         step = self.shop.patch
         return torch.tensor([[1, p.size[1] // step, p.size[0] // step] for p in pictures], device=self.device)
+
+
+def trainable_state(network: Network) -> dict[str, Tensor]:
+    """Copies of the weights that learn, by name, on the CPU."""
+    return {name: weight.detach().cpu().clone() for name, weight in network.trainable().items()}
+
+
+def load_trainable_state(network: Network, state: Mapping[str, Tensor], *, place: str = "weights") -> None:
+    """Give the network other values of the weights that learn; refuses, before changing anything, what does not fit."""
+    own = network.trainable()
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or extra:
+        raise CheckpointError(
+            place, f"{len(state)} tensors",
+            f"they are of another model or other adapters (missing {missing[:2] or 'nothing'}, "
+            f"unexpected {extra[:2] or 'nothing'})",
+            "Use the section model of the configuration they were trained with",
+        )  # fmt: skip
+    for name, weight in own.items():
+        if weight.shape != state[name].shape:
+            raise CheckpointError(
+                place, name, f"has shape {tuple(state[name].shape)}, this model needs {tuple(weight.shape)}",
+                "Use the section model of the configuration they were trained with",
+            )  # fmt: skip
+    copy_weights(state, own)
+
+
+def learned_fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Differs when the weights an answer is drawn from do; the value head is none of them."""
+    return weights_fingerprint({name: weight for name, weight in weights.items() if not name.startswith("value_head")})
+
+
+@dataclass
+class Prefix:
+    """Where B answers begin."""
+
+    cache: Any
+    """Keys and values of the prompts, a row per answer."""
+    mask: Tensor
+    """[B, L]: 1 where there is a token; padding is on the left, so that the last column is every row's last token."""
+    next: Tensor
+    """[B]: the position of the first token to come."""
+    flat: bool
+    """Whether positions are [B, T], not [3, B, T]."""
+    last: Tensor
+    """[B, H]: the hidden state of the last prompt token, which predicts the first of the answer."""
+
+    def positions(self, count: int) -> Tensor:
+        """Those of the next `count` tokens of every row."""
+        positions = self.next.unsqueeze(-1) + torch.arange(count, device=self.next.device)
+        return positions if self.flat else positions.expand(3, -1, -1)
+
+
+def distinct(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]]:
+    """The prompts without repetitions, and which of them each one is."""
+    found: dict[Any, int] = {}
+    firsts: list[Prompt] = []
+    places = []
+    for prompt in prompts:
+        key = (prompt.ids.tobytes(), tuple(picture.key for picture in prompt.pictures))
+        if key not in found:
+            found[key] = len(firsts)
+            firsts.append(prompt)
+        places.append(found[key])
+    return firsts, places
+
+
+def run_prompts(network: Network, prompts: Sequence[Prompt], padding: int) -> Prefix:
+    """Run the prompts, one pass for all."""
+    from transformers import DynamicCache
+
+    firsts, places = distinct(prompts)
+    length = max(len(prompt.ids) for prompt in firsts)
+    ids = torch.full((len(firsts), length), padding)
+    mask = torch.zeros(len(firsts), length, dtype=torch.long)
+    for row, prompt in enumerate(firsts):
+        own = torch.from_numpy(prompt.ids.astype(np.int64))
+        ids[row, length - len(own) :] = own
+        mask[row, length - len(own) :] = 1
+    ids, mask = ids.to(network.device), mask.to(network.device)
+    pictures = [picture for prompt in firsts for picture in prompt.pictures]
+    positions, following = network.positions(ids, mask, pictures)
+    cache = DynamicCache(config=network.model.config.get_text_config())
+    last = network.hidden(ids, mask, positions, pictures=pictures, cache=cache)[:, -1]
+    if len(firsts) < len(prompts):
+        rows = torch.tensor(places, device=ids.device)
+        cache.batch_select_indices(rows)
+        mask, following, last = mask[rows], following[rows], last[rows]
+    return Prefix(cache, mask, following, positions.dim() == 2, last)

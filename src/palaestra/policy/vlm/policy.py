@@ -20,21 +20,18 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError, EnvironmentFailed, ExperienceError
 from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
-from palaestra.policy.codecs.codec import Understood
-from palaestra.policy.codecs.grammar import Grammar, build_grammar
-from palaestra.policy.codecs.reply_reader import ReplyReader
-from palaestra.policy.codecs.table import codec_for_model_type
-from palaestra.policy.vlm import checkpoint, weights
-from palaestra.policy.vlm.adapter import adapted
+from palaestra.policy.codecs.decoding import Understood
+from palaestra.policy.codecs.grammar import Grammar, ReplyReader, build_grammar, codec_for_model_type
+from palaestra.policy.vlm import checkpoint
 from palaestra.policy.vlm.config import ModelConfig
+from palaestra.policy.vlm.generation import Sampled, SampleRequest, TokenRules, draw
 from palaestra.policy.vlm.loading import Parts, load_parts
-from palaestra.policy.vlm.lora import in_vision_tower, trainable_parts
-from palaestra.policy.vlm.memory import Memory
-from palaestra.policy.vlm.network import Network
-from palaestra.policy.vlm.picture import PictureShop
+from palaestra.policy.vlm.lora import adapted, in_vision_tower, trainable_parts
+from palaestra.policy.vlm.network import Network, learned_fingerprint, load_trainable_state, trainable_state
+from palaestra.policy.vlm.picture import Memory, PictureShop
 from palaestra.policy.vlm.prompt import Conversation, Prompt, PromptWriter
-from palaestra.policy.vlm.sampling import Sampled, SampleRequest, TokenRules, draw
 from palaestra.policy.vlm.scoring import score
+from palaestra.policy.weight_sync import copy_weights
 from palaestra.sessions.action import encode
 from palaestra.sessions.screen import Screenshot
 
@@ -101,7 +98,7 @@ class VLMPolicy:
     @property
     def fingerprint(self) -> str:
         """Of the weights that learn, as they are now; samples carry that of the weights that acted."""
-        return weights.fingerprint(self.learner.trainable())
+        return learned_fingerprint(self.learner.trainable())
 
     @property
     def exact_gradients(self) -> bool:
@@ -188,7 +185,7 @@ class VLMPolicy:
         """`[B, G]` under earlier values of the weights that learn, never differentiated."""
         if self._past is None:
             self._past = self.learner.twin()
-        weights.copy_weights(learned, dict(self._past.named_parameters()))
+        copy_weights(learned, dict(self._past.named_parameters()))
         self._past.set_dropout(False)
         with torch.no_grad():
             return score(self._past, turns, self.rules).log_probs
@@ -233,11 +230,11 @@ class VLMPolicy:
 
     def trainable_state(self) -> dict[str, Tensor]:
         """Copies of the weights that learn."""
-        return weights.trainable_state(self.learner)
+        return trainable_state(self.learner)
 
     def load_trainable_state(self, state: dict[str, Tensor]) -> None:
         """Take over weights that were learned elsewhere; they act after the next `publish`."""
-        weights.load_trainable_state(self.learner, state)
+        load_trainable_state(self.learner, state)
 
     def publish(self, version: int) -> None:
         """The weights that learn, as they are now, speak from the next batch on.
@@ -260,10 +257,10 @@ class VLMPolicy:
     def _take_over(self, learned: Mapping[str, Tensor]) -> None:
         """Copy weights into the acting network. Whoever calls holds both locks."""
         acting = dict(self._acting.named_parameters())
-        weights.copy_weights(learned, acting)
+        copy_weights(learned, acting)
         self._waiting, self._acting_version = None, self._version
         # Of what lies in the acting network, not of what was sent: the point is to notice when they differ.
-        self._fingerprint = weights.fingerprint({name: acting[name] for name in learned})
+        self._fingerprint = learned_fingerprint({name: acting[name] for name in learned})
 
     def save(self, path: Path) -> str:
         """Write what was learned to a new directory; returns the SHA-256 of its manifest."""

@@ -19,11 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import TokenLogProbs, Turn, TurnInput
-from palaestra.policy.vlm.network import Network
+from palaestra.policy.vlm.generation import Sampled, TokenRules
+from palaestra.policy.vlm.network import Network, distinct, run_prompts
 from palaestra.policy.vlm.picture import Picture
-from palaestra.policy.vlm.prefix import distinct, run_prompts
 from palaestra.policy.vlm.prompt import Prompt
-from palaestra.policy.vlm.sampling import Sampled, TokenRules
 
 __all__ = ["score", "turn_input"]
 

@@ -1,4 +1,4 @@
-"""Policies of the LeRobot library as models to train: `model_class: palaestra.policy.lerobot_adapter:LeRobotModel`.
+"""Policies of the LeRobot library as models to train: `model_class: palaestra.policy.vla.lerobot:LeRobotModel`.
 
 Such a policy answers an observation with one chunk of actions and no probability. Two parts are added to make it
 learnable by reward: a normal distribution around the chunk, with a learned width, and a value head on what the action
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from palaestra.config import nearest
 from palaestra.errors import ConfigError
-from palaestra.policy.vla_conformance import random_observations
-from palaestra.policy.vla_gaussian import GaussianHead
+from palaestra.policy.vla.conformance import random_observations
+from palaestra.policy.vla.models import GaussianHead
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -98,7 +98,7 @@ class LeRobotModel(nn.Module):
     @classmethod
     def checkpoint_config(cls, path: str) -> dict[str, Any]:
         """Policy, its configuration and its statistics, from the files `save_pretrained` wrote."""
-        from palaestra.policy.vla_weights import read_weights
+        from palaestra.policy.vla.loading import read_weights
 
         place = Path(path).expanduser()
         directory = place if place.is_dir() else place.parent

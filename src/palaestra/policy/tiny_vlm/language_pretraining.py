@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.policy.tiny_vlm.architecture import number_ids
-from palaestra.policy.tiny_vlm.lesson import Lesson, line_of
-from palaestra.policy.tiny_vlm.pool import ACROSS, DOWN, Pool, cells_of
+from palaestra.policy.tiny_vlm.examples import Lesson, line_of
+from palaestra.policy.tiny_vlm.screen_dataset import ACROSS, DOWN, Pool, cells_of
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH
-from palaestra.policy.tiny_vlm.seeing import Quiz, Schedule, batches, look, what_is_seen
+from palaestra.policy.tiny_vlm.vision_pretraining import Quiz, Schedule, batches, look, what_is_seen
 
 __all__ = ["learn_to_speak"]
 

@@ -6,19 +6,59 @@ arguments they take; anything not in the table is refused with the nearest name.
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from palaestra.config import nearest
 from palaestra.errors import InvalidAction
-from palaestra.policy.codecs.codec import Decoded, Understood, Unreadable
+from palaestra.sessions.action import UiAction
 
-__all__ = ["MAX_ANSWER", "Arguments", "Refusal", "Shape", "read_answer", "shown"]
+__all__ = [
+    "MAX_ANSWER",
+    "Arguments",
+    "Decoded",
+    "Refusal",
+    "Shape",
+    "Understood",
+    "Unreadable",
+    "object_at",
+    "read_answer",
+    "shown",
+    "sole_value",
+    "written",
+]
+
 
 MAX_ANSWER = 200_000
 """Characters; the longest text an action may type fits even when each of its characters is escaped."""
+
+
+@dataclass(frozen=True)
+class Understood:
+    """An answer that says exactly one action."""
+
+    action: UiAction
+    thought: str = ""
+    """What was said around the action."""
+    span: tuple[int, int] = (0, 0)
+    """Where the action's text starts and ends in the answer."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An answer that says no action, several, or one that cannot be performed."""
+
+    code: str
+    """One word to count by; `docs/codecs.md` lists them."""
+    reason: str
+    """A sentence to show."""
+
+
+Decoded: TypeAlias = Understood | Unreadable
 
 
 class Refusal(Exception):
@@ -155,3 +195,71 @@ def _hint(name: str, known: Iterable[str]) -> str:
     # Comparing takes time that grows with the length, and no name is that long.
     close = nearest(name, known, count=1) if len(name) <= 80 else []
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known) or 'none'}"
+
+
+BLANKS = " \t\r\n"
+
+
+def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
+    """The JSON object that begins at or after `start` with only blanks between, and where it ends."""
+    value, end = _value_at(text, start)
+    if not isinstance(value, dict):
+        raise Refusal("syntax", f"the action is {shown(value)}, not a JSON object")
+    return value, end
+
+
+def sole_value(text: str) -> tuple[Any, tuple[int, int]]:
+    """The one JSON value a text consists of, and where it stands."""
+    start = _after_blanks(text, 0)
+    if start == len(text):
+        raise Refusal("no_action", "the answer is empty")
+    value, end = _value_at(text, start)
+    rest = _after_blanks(text, end)
+    if text.startswith(("{", "["), rest):
+        raise Refusal("several", "the answer says several actions; one is taken a step")
+    if rest != len(text):
+        raise Refusal("syntax", f"something follows the JSON at character {rest}")
+    return value, (start, end)
+
+
+def written(document: dict[str, Any]) -> str:
+    """A document as families write it: one line, characters as they are."""
+    return json.dumps(document, ensure_ascii=False, allow_nan=False)
+
+
+def _value_at(text: str, start: int) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, _after_blanks(text, start))
+    except json.JSONDecodeError as error:
+        raise Refusal("syntax", f"not JSON: {error.msg} at character {error.pos}") from None
+    except (ValueError, RecursionError):
+        # Whole numbers of thousands of digits, and lists within lists within lists.
+        raise Refusal("syntax", "JSON of a size or depth that no action has") from None
+
+
+def _after_blanks(text: str, start: int) -> int:
+    while start < len(text) and text[start] in BLANKS:
+        start += 1
+    return start
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise Refusal("syntax", f"the key {shown(twice)} is given twice")
+    return document
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise Refusal("syntax", f"the number {shown(number)} is too large")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise Refusal("syntax", f"{name} is not a number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct, parse_float=_finite, parse_constant=_no_constant)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from palaestra.policy.codecs.codec import ActionCodec
-from palaestra.policy.codecs.frame import IMAGE_RULES, Frame
-from palaestra.policy.codecs.table import CODECS
+from palaestra.policy.codecs.coordinates import IMAGE_RULES, Frame
+from palaestra.policy.codecs.grammar import CODECS
 from palaestra.policy.tiny_vlm.architecture import build_image_processor
-from palaestra.policy.tiny_vlm.pool import Pool
-from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, Widget
-from palaestra.policy.tiny_vlm.words import made_up
+from palaestra.policy.tiny_vlm.screen_dataset import Pool
+from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, Widget, made_up
 from palaestra.policy.vlm.picture import Picture, PictureShop
 from palaestra.policy.vlm.prompt import Conversation, PastTurn, PromptWriter
 from palaestra.sessions.action import (

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from palaestra.errors import ConfigError
-from palaestra.policy.vlm.network import Network
-from palaestra.policy.vlm.prefix import run_prompts
+from palaestra.policy.vlm.network import Network, run_prompts
 from palaestra.policy.vlm.prompt import Prompt
 
 __all__ = ["Drawn", "SampleRequest", "Sampled", "TokenRules", "draw"]

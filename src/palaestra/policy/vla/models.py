@@ -1,29 +1,101 @@
-"""A vision-language-action model small enough to train on a laptop: an example to read, and a real one to improve.
+"""A normal distribution around a model's action: what turns a model that says one action into one that can explore.
 
-It has the parts of the large ones under the usual names. `vision_encoder` turns the picture into a grid of features,
-`language_encoder` the instruction into a vector, and the words then choose what to look at: they scale and shift the
-features (FiLM), and attention maps over the result say where the chosen things are. Places, words and the robot's own
-state go into `action_head` (the mean of a normal distribution) and `value_head`. It implements `VLAModelInterface` of
-`policy.vla` without knowing it, as a model of somebody else's would.
+Works on single actions `[B, d]` and on chunks `[B, k, d]`; log-probabilities and entropies lose the last axis.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
-from palaestra.policy.vla_gaussian import GaussianHead
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
     Observations = TensorDict | Mapping[str, Tensor]
 
-__all__ = ["SmallVLA"]
+__all__ = ["GaussianHead", "LinearVLA", "SmallVLA"]
+
+
+_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class GaussianHead(nn.Module):
+    """Independent normals with one learned standard deviation per number of the action."""
+
+    def __init__(self, action_dim: int, log_std_init: float = -1.0) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(torch.full((action_dim,), float(log_std_init)))
+
+    def sample(self, mean: Tensor, *, deterministic: bool = False, generator: torch.Generator | None = None) -> Tensor:
+        """The mean, or a draw around it."""
+        if deterministic:
+            return mean
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        return mean + self.log_std.exp() * noise
+
+    def evaluate(self, mean: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-density and entropy, one per action."""
+        z = (actions - mean) * (-self.log_std).exp()
+        log_prob = (-0.5 * z * z - self.log_std - _LOG_SQRT_2PI).sum(-1)
+        entropy = (self.log_std + (0.5 + _LOG_SQRT_2PI)).sum().expand_as(log_prob)
+        return log_prob, entropy
+
+
+class LinearVLA(nn.Module):
+    """Every number of every observation, through one layer, into actions and a value."""
+
+    def __init__(
+        self, observation_space: gymnasium.Space[Any], action_dim: int, chunk: int = 1, hidden: int = 8
+    ) -> None:
+        super().__init__()
+        self._shape = (action_dim,) if chunk == 1 else (chunk, action_dim)
+        self.vision_encoder = nn.Linear(_numbers(observation_space), hidden)
+        self.action_head = nn.Linear(hidden, chunk * action_dim)
+        self.value_head = nn.Linear(hidden, 1)
+        self.gaussian = GaussianHead(action_dim)
+
+    def _features(self, observations: TensorDict) -> Tensor:
+        parts = [part.float() / (255 if part.dtype == torch.uint8 else 1) for part in _leaves(observations)]
+        return torch.tanh(self.vision_encoder(torch.cat(parts, -1)))
+
+    def _mean(self, observations: TensorDict) -> Tensor:
+        mean: Tensor = self.action_head(self._features(observations))
+        return mean.view(-1, *self._shape)
+
+    def forward(
+        self, observations: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Actions drawn around the head's output."""
+        return self.gaussian.sample(self._mean(observations), deterministic=deterministic, generator=generator)
+
+    def get_value(self, observations: TensorDict) -> Tensor:
+        """Values `[B, 1]`."""
+        value: Tensor = self.value_head(self._features(observations))
+        return value
+
+    def evaluate_actions(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-density and entropy."""
+        return self.gaussian.evaluate(self._mean(observations), actions)
+
+
+def _numbers(space: gymnasium.Space[Any]) -> int:
+    if isinstance(space, spaces.Dict):
+        return sum(_numbers(part) for part in space.spaces.values())
+    return math.prod(space.shape or ())
+
+
+def _leaves(observations: TensorDict) -> list[Tensor]:
+    parts = [observations[key] for key in sorted(observations.keys(True, True), key=str)]
+    return [part.reshape(len(part), -1) for part in parts]
+
 
 _PATCH = 4
 """Pixels of the picture per cell of the grid, along each axis."""

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from palaestra.policy.tiny_vlm.architecture import CODE, WAVES, waves
-from palaestra.policy.tiny_vlm.pool import ACROSS, DOWN, LETTERS, RANKS, Pool, patches
-from palaestra.policy.tiny_vlm.screens import HEIGHT, KINDS, WIDTH
-from palaestra.policy.tiny_vlm.words import COLOURS
+from palaestra.policy.tiny_vlm.screen_dataset import ACROSS, DOWN, LETTERS, RANKS, Pool, patches
+from palaestra.policy.tiny_vlm.screens import COLOURS, HEIGHT, KINDS, WIDTH
 
 __all__ = ["Quiz", "Schedule", "batches", "learn_to_see", "look", "what_is_seen"]
 

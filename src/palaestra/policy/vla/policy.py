@@ -23,17 +23,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from palaestra.config import imported, nearest, validated
+from palaestra.config import nearest
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import Acted, TensorObservation
 from palaestra.policy.device import Device, choose_device, device_of
-from palaestra.policy.vla_config import VLAConfig
-from palaestra.policy.vla_weights import fit_weights, read_weights, under
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["BoxActions", "VLAModelInterface", "VLAPolicy", "as_tensordict", "checked_box", "draw", "load_vla_model"]
+__all__ = ["BoxActions", "VLAModelInterface", "VLAPolicy", "as_tensordict", "checked_box", "draw", "under"]
 
 PLACE = "policy.vla_config"
 # Models that take no generator draw from torch's global one, which is borrowed and put back; two threads that act at
@@ -75,94 +73,12 @@ class VLAModelInterface(Protocol):
 # --------------------------------------------------------------------------------------------------------- loading
 
 
-def load_vla_model(
-    config: VLAConfig | None = None,
-    *,
-    action_dim: int | None = None,
-    chunk: int = 1,
-    observation_space: gymnasium.Space[Any] | None = None,
-    seed: int = 0,
-    pretrained: bool = True,
-    notices: list[str] | None = None,
-    **settings: Any,
-) -> nn.Module:
-    """The model that `config` (or its keys as `settings`) describes, with its weights.
-
-    The class is called with `model_config`, and with `action_dim`, `chunk` and `observation_space` if it names them and
-    `model_config` does not. Weights no file gives are drawn from `seed`. `pretrained=False` leaves the file's weights
-    out, for a checkpoint that brings all of them. What a person should know is appended to `notices`.
-    """
-    config = config or validated(VLAConfig, settings, place=PLACE)
-    cls = _class_at(config.model_class)
-    keywords = dict(config.settings)
-    described = getattr(cls, "checkpoint_config", None)
-    if described is not None and config.model_path is not None:
-        keywords = {**described(config.model_path), **keywords}
-    offered = {"action_dim": action_dim, "chunk": chunk, "observation_space": observation_space}
-    wanted = _parameters_of(cls)
-    keywords |= {k: v for k, v in offered.items() if k in wanted and k not in keywords and v is not None}
-    model = _constructed(cls, config, keywords, seed)
-    if config.model_path is not None and pretrained:
-        _load_into(model, config, [] if notices is None else notices)
-    return model
-
-
-def _class_at(given: str) -> Any:
-    module, _, name = given.partition(":") if ":" in given else given.rpartition(".")
-    if not (module and name):
-        remedy = "Write package.module:Class, or package.module.Class"
-        raise ConfigError(f"{PLACE}.model_class", given, "names no class in a module", remedy)
-    try:
-        cls = imported(f"{module}:{name}", place=f"{PLACE}.model_class")
-    except ConfigError as error:
-        remedy = "Check the address, and that the directory of the module is on PYTHONPATH"
-        raise ConfigError(f"{PLACE}.model_class", given, error.reason, remedy) from error
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        reason = f"is not a subclass of torch.nn.Module but {_kind(cls)}"
-        raise ConfigError(f"{PLACE}.model_class", given, reason, "Derive it from torch.nn.Module")
-    return cls
-
-
-def _kind(thing: Any) -> str:
-    return f"the class {thing.__qualname__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
-
-
 @functools.lru_cache(maxsize=64)  # asked at every step, and as slow as a small network
 def _parameters_of(function: Any) -> frozenset[str]:
     try:
         return frozenset(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return frozenset()
-
-
-def _constructed(cls: Any, config: VLAConfig, keywords: dict[str, Any], seed: int) -> nn.Module:
-    # A model initialises itself from torch's global generator; it is put back as it was found.
-    with _seeded_globally(seed):
-        try:
-            model: nn.Module = cls(**keywords)
-        except ConfigError:
-            raise
-        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
-            known = sorted(_parameters_of(cls))
-            raise ConfigError(
-                f"{PLACE}.model_config", dict(config.settings),
-                f"{config.model_class} refused it ({_in_one_line(error)})", f"It takes {', '.join(known) or 'nothing'}",
-            ) from error  # fmt: skip
-    return model
-
-
-def _load_into(model: nn.Module, config: VLAConfig, notices: list[str]) -> None:
-    assert config.model_path is not None
-    tensors = read_weights(config.model_path)
-    renamed = getattr(model, "checkpoint_weights", None)
-    if renamed is not None:
-        tensors = renamed(tensors)
-    fresh = tuple(getattr(model, "fresh_weights", ()))
-    report = fit_weights(model, tensors, path=config.model_path, strict=config.strict, fresh=fresh)
-    if report.stripped:
-        notices.append(f"{config.model_path}: every name begins with {report.stripped!r}, which was taken off.")
-    if not report.fits:
-        notices.append(f"{config.model_path}: {report.summary} (policy.vla_config.strict is false).")
 
 
 # --------------------------------------------------------------------------------------------------------- acting
@@ -390,3 +306,9 @@ def _refuse_mask(mask: Tensor | None) -> None:
 
 def _in_one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def under(name: str, prefixes: Sequence[str]) -> str | None:
+    """The longest prefix that `name` is, or lies below; prefixes end where a dot is."""
+    found = [p for p in prefixes if name == p or name.startswith(p.rstrip(".") + ".")]
+    return max(found, key=len, default=None)

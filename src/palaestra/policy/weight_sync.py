@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
-from palaestra.policy.flat import FlatParameters
+from palaestra.policy.flat_parameters import FlatParameters
 
-__all__ = ["LiveWeights", "packed", "twin", "unpacked"]
+__all__ = ["LiveWeights", "copy_weights", "packed", "twin", "unpacked"]
 
 
 class LiveWeights:
@@ -109,3 +109,10 @@ def tensors_of(policy: nn.Module) -> list[Tensor]:
 def _as_bytes(tensor: Tensor) -> NDArray[Any]:
     # As bytes, because numpy has no bfloat16.
     return tensor.contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, nn.Parameter]) -> None:
+    """Copy values name by name; `target` may hold more."""
+    with torch.no_grad():
+        for name, value in source.items():
+            target[name].copy_(value)

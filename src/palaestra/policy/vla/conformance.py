@@ -18,8 +18,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
-from palaestra.policy.eval_mode import eval_mode
-from palaestra.policy.vla import as_tensordict, draw
+from palaestra.policy.network import eval_mode
+from palaestra.policy.vla.policy import as_tensordict, draw
 
 __all__ = ["check_vla_model", "random_observations"]
 

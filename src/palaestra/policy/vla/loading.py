@@ -18,15 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor, nn
 
-from palaestra.config import nearest
+from palaestra.config import imported, nearest, validated
 from palaestra.errors import ConfigError
+from palaestra.policy.config import VLAConfig
+from palaestra.policy.vla.policy import PLACE, _in_one_line, _parameters_of, _seeded_globally, under
 
-__all__ = ["WeightReport", "fit_weights", "read_weights", "under"]
+__all__ = ["WeightReport", "fit_weights", "load_vla_model", "read_weights"]
 
-PLACE = "policy.vla_config.model_path"
+PATH_PLACE = "policy.vla_config.model_path"
 ARCHIVES = (".pt", ".pth", ".bin", ".ckpt")
 WRAPPERS = ("state_dict", "model", "model_state_dict", "policy_state_dict")
 PREFIXES = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile"}
@@ -58,12 +61,6 @@ class WeightReport:
         return not (self.missing or self.unexpected or self.reshaped)
 
 
-def under(name: str, prefixes: Sequence[str]) -> str | None:
-    """The longest prefix that `name` is, or lies below; prefixes end where a dot is."""
-    found = [p for p in prefixes if name == p or name.startswith(p.rstrip(".") + ".")]
-    return max(found, key=len, default=None)
-
-
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Every tensor of a file or directory by name."""
     place = Path(path).expanduser()
@@ -74,18 +71,18 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     for file in files:
         tensors |= _read_file(file)
     if not tensors:
-        raise ConfigError(PLACE, str(path), "holds no weights", "Name the file that does")
+        raise ConfigError(PATH_PLACE, str(path), "holds no weights", "Name the file that does")
     return tensors
 
 
 def _nothing_there(path: Path) -> ConfigError:
     parent = path.parent
     if not parent.is_dir():
-        return ConfigError(PLACE, str(path), f"there is no directory {str(parent)!r}", "Check the path")
+        return ConfigError(PATH_PLACE, str(path), f"there is no directory {str(parent)!r}", "Check the path")
     names = sorted(entry.name for entry in parent.iterdir())
     close = nearest(path.name, names) or [name for name in names if name.endswith((".safetensors", *ARCHIVES))][:3]
     remedy = f"In {str(parent)!r} there is {', '.join(close)}" if close else f"{str(parent)!r} holds no weights"
-    return ConfigError(PLACE, str(path), "no such file", remedy)
+    return ConfigError(PATH_PLACE, str(path), "no such file", remedy)
 
 
 def _files_of(place: Path) -> list[Path]:
@@ -97,12 +94,14 @@ def _files_of(place: Path) -> list[Path]:
             found = [f for f in found if f.name in ("model.safetensors", "pytorch_model.bin")] or found
             if len(found) > 1:
                 names = ", ".join(file.name for file in found[:4])
-                raise ConfigError(PLACE, str(place), f"holds several files ({names}) and no index", "Name one of them")
+                raise ConfigError(
+                    PATH_PLACE, str(place), f"holds several files ({names}) and no index", "Name one of them"
+                )
             if found:
                 place = found[0]
                 break
         else:
-            raise ConfigError(PLACE, str(place), "holds no .safetensors, .bin, .pt or .pth file", "Name the file")
+            raise ConfigError(PATH_PLACE, str(place), "holds no .safetensors, .bin, .pt or .pth file", "Name the file")
     if not place.name.endswith(".index.json"):
         return [place]
     try:
@@ -111,11 +110,11 @@ def _files_of(place: Path) -> list[Path]:
         missing = [file.name for file in files if not file.is_file()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            PLACE, str(place), f"is not an index of shards ({type(error).__name__}: {error})", "Download it again"
+            PATH_PLACE, str(place), f"is not an index of shards ({type(error).__name__}: {error})", "Download it again"
         ) from None
     if missing:
         reason = f"{len(missing)} of the {len(files)} shards it lists are not there ({', '.join(missing[:3])})"
-        raise ConfigError(PLACE, str(place), reason, "Download them as well")
+        raise ConfigError(PATH_PLACE, str(place), reason, "Download them as well")
     return files
 
 
@@ -125,7 +124,9 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     if path.suffix in ARCHIVES:
         return _read_archive(path)
     known = ", ".join((".safetensors", *ARCHIVES))
-    raise ConfigError(PLACE, str(path), f"{path.suffix or 'a file without suffix'} is not read (only {known})", RESAVE)
+    raise ConfigError(
+        PATH_PLACE, str(path), f"{path.suffix or 'a file without suffix'} is not read (only {known})", RESAVE
+    )
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -148,7 +149,7 @@ def _read_archive(path: Path) -> dict[str, Tensor]:
         reason = "is not an archive of tensors and nothing else"
         if asked:
             reason = f"reading it would run code of its own (it asks for {asked[1]}); nothing was run"
-        raise ConfigError(PLACE, str(path), reason, RESAVE) from None
+        raise ConfigError(PATH_PLACE, str(path), reason, RESAVE) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError, TypeError) as error:
         raise _unreadable(path, error) from None
     return _state_dict_in(content, path)
@@ -157,7 +158,10 @@ def _read_archive(path: Path) -> dict[str, Tensor]:
 def _unreadable(path: Path, error: Exception) -> ConfigError:
     said = " ".join(str(error).split())[:160] or type(error).__name__
     return ConfigError(
-        PLACE, str(path), f"cannot be read ({said})", "It is truncated or of another kind: copy or download it again"
+        PATH_PLACE,
+        str(path),
+        f"cannot be read ({said})",
+        "It is truncated or of another kind: copy or download it again",
     )
 
 
@@ -173,7 +177,7 @@ def _state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:
                 return tensors
     held = f"keys {', '.join(map(repr, list(content)[:5]))}" if isinstance(content, Mapping) else type(content).__name__
     raise ConfigError(
-        PLACE, str(path), f"holds no state dict ({held})",
+        PATH_PLACE, str(path), f"holds no state dict ({held})",
         f"Save model.state_dict(), by itself or under one of {', '.join(WRAPPERS)}",
     )  # fmt: skip
 
@@ -201,7 +205,7 @@ def fit_weights(
         remedy = "Use the class and model_config it was saved from"
         if fitting:
             remedy += ", or set policy.vla_config.strict=false to load what fits"
-        raise ConfigError(PLACE, path, report.summary, remedy)
+        raise ConfigError(PATH_PLACE, path, report.summary, remedy)
     model.load_state_dict(fitting, strict=False)
     return report
 
@@ -241,4 +245,88 @@ def _refuse_what_is_not_finite(tensors: Mapping[str, Tensor], path: str) -> None
     broken = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     if broken:
         reason = f"{len(broken)} of {len(tensors)} tensors hold numbers that are not finite ({_some(broken)})"
-        raise ConfigError(PLACE, path, reason, "The training that wrote it had diverged: use an earlier checkpoint")
+        raise ConfigError(
+            PATH_PLACE, path, reason, "The training that wrote it had diverged: use an earlier checkpoint"
+        )
+
+
+def load_vla_model(
+    config: VLAConfig | None = None,
+    *,
+    action_dim: int | None = None,
+    chunk: int = 1,
+    observation_space: gymnasium.Space[Any] | None = None,
+    seed: int = 0,
+    pretrained: bool = True,
+    notices: list[str] | None = None,
+    **settings: Any,
+) -> nn.Module:
+    """The model that `config` (or its keys as `settings`) describes, with its weights.
+
+    The class is called with `model_config`, and with `action_dim`, `chunk` and `observation_space` if it names them and
+    `model_config` does not. Weights no file gives are drawn from `seed`. `pretrained=False` leaves the file's weights
+    out, for a checkpoint that brings all of them. What a person should know is appended to `notices`.
+    """
+    config = config or validated(VLAConfig, settings, place=PLACE)
+    cls = _class_at(config.model_class)
+    keywords = dict(config.settings)
+    described = getattr(cls, "checkpoint_config", None)
+    if described is not None and config.model_path is not None:
+        keywords = {**described(config.model_path), **keywords}
+    offered = {"action_dim": action_dim, "chunk": chunk, "observation_space": observation_space}
+    wanted = _parameters_of(cls)
+    keywords |= {k: v for k, v in offered.items() if k in wanted and k not in keywords and v is not None}
+    model = _constructed(cls, config, keywords, seed)
+    if config.model_path is not None and pretrained:
+        _load_into(model, config, [] if notices is None else notices)
+    return model
+
+
+def _class_at(given: str) -> Any:
+    module, _, name = given.partition(":") if ":" in given else given.rpartition(".")
+    if not (module and name):
+        remedy = "Write package.module:Class, or package.module.Class"
+        raise ConfigError(f"{PLACE}.model_class", given, "names no class in a module", remedy)
+    try:
+        cls = imported(f"{module}:{name}", place=f"{PLACE}.model_class")
+    except ConfigError as error:
+        remedy = "Check the address, and that the directory of the module is on PYTHONPATH"
+        raise ConfigError(f"{PLACE}.model_class", given, error.reason, remedy) from error
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        reason = f"is not a subclass of torch.nn.Module but {_kind(cls)}"
+        raise ConfigError(f"{PLACE}.model_class", given, reason, "Derive it from torch.nn.Module")
+    return cls
+
+
+def _kind(thing: Any) -> str:
+    return f"the class {thing.__qualname__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def _constructed(cls: Any, config: VLAConfig, keywords: dict[str, Any], seed: int) -> nn.Module:
+    # A model initialises itself from torch's global generator; it is put back as it was found.
+    with _seeded_globally(seed):
+        try:
+            model: nn.Module = cls(**keywords)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
+            known = sorted(_parameters_of(cls))
+            raise ConfigError(
+                f"{PLACE}.model_config", dict(config.settings),
+                f"{config.model_class} refused it ({_in_one_line(error)})", f"It takes {', '.join(known) or 'nothing'}",
+            ) from error  # fmt: skip
+    return model
+
+
+def _load_into(model: nn.Module, config: VLAConfig, notices: list[str]) -> None:
+    assert config.model_path is not None
+    tensors = read_weights(config.model_path)
+    renamed = getattr(model, "checkpoint_weights", None)
+    if renamed is not None:
+        tensors = renamed(tensors)
+    fresh = tuple(getattr(model, "fresh_weights", ()))
+    report = fit_weights(model, tensors, path=config.model_path, strict=config.strict, fresh=fresh)
+    if report.stripped:
+        notices.append(f"{config.model_path}: every name begins with {report.stripped!r}, which was taken off.")
+    if not report.fits:
+        notices.append(f"{config.model_path}: {report.summary} (policy.vla_config.strict is false).")
