@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from palaestra.proc import below
+from palaestra.processes.procfs import list_descendants
 
 __all__ = ["ProcessorTime", "Used"]
 
@@ -38,7 +38,7 @@ class ProcessorTime:
 
 def _own() -> dict[int, tuple[str, float]]:
     found = {}
-    for pid in (os.getpid(), *below(os.getpid())):
+    for pid in (os.getpid(), *list_descendants(os.getpid())):
         try:
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
         except OSError:

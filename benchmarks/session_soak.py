@@ -34,7 +34,7 @@ import aiohttp
 
 from benchmarks import machine, session_watch
 from benchmarks.session_player import expected, play
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.gateway.config import TOKEN_VARIABLE
 from palaestra.sessions.gateway_client import GatewayClient
 
@@ -107,14 +107,14 @@ class Soak:
         """The verifier's word; None when the environment failed, which is nobody's result."""
         try:
             session = await self.client.open()
-        except EnvironmentFailed as failure:
+        except SessionFailed as failure:
             self.ledger.not_opened += 1
             self.ledger.lost[f"not opened: {failure.reason}"] += 1
             return None
         self.ledger.opened += 1
         try:
             return await play(session, episode)
-        except EnvironmentFailed as failure:
+        except SessionFailed as failure:
             self.ledger.lost[failure.reason] += 1
             return None
         finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from palaestra.proc import below, started
+from palaestra.processes.procfs import list_descendants, start_ticks
 
 __all__ = ["Below", "look"]
 
@@ -32,17 +32,17 @@ class Below:
 
     def busy(self, kind: str, *, idle: int) -> set[int]:
         """Browsers, or their servers, with more renderers than idle ones have."""
-        browsers = {pid for pid in self.browsers if len(below(pid) & self.renderers) > idle}
-        return browsers if kind == "browsers" else {pid for pid in self.servers if below(pid) & browsers}
+        browsers = {pid for pid in self.browsers if len(list_descendants(pid) & self.renderers) > idle}
+        return browsers if kind == "browsers" else {pid for pid in self.servers if list_descendants(pid) & browsers}
 
     def renderers_by_browser(self) -> list[int]:
-        return sorted(len(below(browser) & self.renderers) for browser in self.browsers)
+        return sorted(len(list_descendants(browser) & self.renderers) for browser in self.browsers)
 
 
 def look(gateway: int) -> Below:
     kinds: dict[str, set[int]] = {"keepers": set(), "servers": set(), "browsers": set(), "renderers": set()}
     rest = set()
-    for pid in below(gateway):
+    for pid in list_descendants(gateway):
         command = _command(pid)
         for kind, mark in (
             ("keepers", b"keeper.py"), ("servers", b"palaestra.sessions.server"), ("renderers", b"--type=renderer"),
@@ -82,11 +82,11 @@ def memory_mb(pids: Iterable[int]) -> float:
 
 def identities(pids: Iterable[int]) -> set[tuple[int, int]]:
     """Processes for good: numbers are given to others later."""
-    return {(pid, begun) for pid in pids if (begun := started(pid)) is not None}
+    return {(pid, begun) for pid in pids if (begun := start_ticks(pid)) is not None}
 
 
 def living(known: Iterable[tuple[int, int]]) -> set[int]:
-    return {pid for pid, begun in known if started(pid) == begun}
+    return {pid for pid, begun in known if start_ticks(pid) == begun}
 
 
 def sessions_on(server: int) -> list[str]:

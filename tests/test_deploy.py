@@ -13,7 +13,7 @@ from string import Template
 import pytest
 import yaml
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.gateway import GatewayConfig
 from palaestra.gateway.config import TOKEN_VARIABLE
 from palaestra.gateway.pods.manifest import read_manifests
@@ -32,7 +32,7 @@ def documents(kind):
 
 
 def settings():
-    return validated(GatewayConfig, yaml.safe_load((BASE / "gateway.yaml").read_text()), place="gateway")
+    return parse_section(GatewayConfig, yaml.safe_load((BASE / "gateway.yaml").read_text()), place="gateway")
 
 
 def gateway_pod():
@@ -177,7 +177,7 @@ def test_the_example_of_an_image_of_ones_own_is_a_manifest_that_a_gateway_takes(
     mounted = given["kubernetes"]["manifests"]
     assert set(mounted.values()) <= {f"/etc/palaestra/{path.name}" for path in own.iterdir()}
     given["kubernetes"]["manifests"] = {name: own / Path(path).name for name, path in mounted.items()}
-    config = validated(GatewayConfig, given, place="gateway")
+    config = parse_section(GatewayConfig, given, place="gateway")
     assert {name: one.port for name, one in read_manifests(config.kubernetes).items()} == {"simple_data_entry": 8000}
 
 

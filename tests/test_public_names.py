@@ -73,7 +73,7 @@ sys.exit(f"imports {{heavy}}" if heavy else 0)
 
 def test_what_a_gateway_reads_its_configuration_with_loads_no_torch():
     code = """
-import sys, palaestra.cli.gateway, palaestra.gateway.serving, palaestra.document
+import sys, palaestra.cli.gateway, palaestra.gateway.serving, palaestra.config.file
 sys.exit(str([name for name in ("torch", "numpy", "tensordict") if name in sys.modules] or ""))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from palaestra.strict_json import lone_surrogate, read_json
+from palaestra.strict_json import find_lone_surrogate, read_json
 
 
 def test_ordinary_json_is_read_as_the_standard_library_reads_it():
@@ -43,4 +43,4 @@ def test_what_is_ambiguous_or_no_json_is_refused(text, reason):
     ],
 )
 def test_half_of_a_surrogate_pair_is_found_wherever_it_stands(value, found):
-    assert lone_surrogate(value) == found
+    assert find_lone_surrogate(value) == found

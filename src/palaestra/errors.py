@@ -4,17 +4,17 @@
     ├── ConfigError            refused before anything is launched or written; exit code 2
     │   ├── UnknownEnvironment   the id names nothing; the nearest names are in the message
     │   ├── CheckpointError      a checkpoint is corrupt, truncated, or of another shape
-    │   ├── StateHeld            another run service holds the state directory
+    │   ├── StateDirectoryLocked            another run service holds the state directory
     │   ├── UnknownRun           no run has this id, or several begin so
     │   └── LaunchRefused        a preflight said no; nothing was launched
-    ├── ConsentNeeded          a command runs code that nobody has agreed to
+    ├── ConsentRequired          a command runs code that nobody has agreed to
     ├── IllegalTransition      something was asked of a run that cannot happen in its phase
     ├── ServiceUnreachable     the run service does not answer and could not be started
     ├── SessionRefused         a session server or gateway said no: unknown task, step out of order, no room, no right
     │   └── InvalidAction        an action that cannot be performed on this screen; nothing was done
-    ├── NotExpressible         a model family has no exact words for an action; nothing was written
-    ├── EnvironmentFailed      a session broke (page crashed or hung, browser or pod gone); never a reward
-    ├── EnvironmentFault       an environment broke its contract while running (NaN, wrong shape, worker died)
+    ├── UnsupportedAction         a model family has no exact words for an action; nothing was written
+    ├── SessionFailed      a session broke (page crashed or hung, browser or pod gone); never a reward
+    ├── EnvironmentContractError       an environment broke its contract while running (NaN, wrong shape, worker died)
     ├── CollectorFailed        the background collector raised, hung, was killed or would not start; with the cause
     ├── NonFiniteError         a loss, gradient or parameter stopped being a number; names where it came from
     └── ExperienceError        rollouts that cannot be combined, buffers used out of order
@@ -25,27 +25,27 @@ is never an error: it warns once and training goes on.
 
 from __future__ import annotations
 
-from palaestra.secret import hide_secrets
+from palaestra.redaction import redact_secrets
 
 __all__ = [
     "CheckpointError",
     "CollectorFailed",
     "ConfigError",
-    "ConsentNeeded",
-    "EnvironmentFailed",
-    "EnvironmentFault",
+    "ConsentRequired",
+    "EnvironmentContractError",
     "ExperienceError",
     "IllegalTransition",
     "InvalidAction",
     "LaunchRefused",
     "NonFiniteError",
-    "NotExpressible",
     "PalaestraError",
     "ServiceUnreachable",
+    "SessionFailed",
     "SessionRefused",
-    "StateHeld",
+    "StateDirectoryLocked",
     "UnknownEnvironment",
     "UnknownRun",
+    "UnsupportedAction",
 ]
 
 
@@ -57,7 +57,7 @@ class ConfigError(PalaestraError):
     """Input refused: place, value, reason, remedy. Nothing has been launched or written. Secrets in it are hidden."""
 
     def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
-        value = hide_secrets(value, place)
+        value = redact_secrets(value, place)
         self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
         shown = repr(value)
         if len(shown) > 200:
@@ -96,19 +96,19 @@ class InvalidAction(SessionRefused):
         super().__init__("invalid_action", str(ConfigError(place, value, reason, remedy)), status=422)
 
 
-class NotExpressible(PalaestraError):
+class UnsupportedAction(PalaestraError):
     """An action that a model family's grammar cannot say exactly: place, value, reason, remedy."""
 
     def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
         self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
         super().__init__(str(ConfigError(place, value, reason, remedy)))
 
-    def __reduce__(self) -> tuple[type[NotExpressible], tuple[str, object, str, str]]:
+    def __reduce__(self) -> tuple[type[UnsupportedAction], tuple[str, object, str, str]]:
         # An exception travels between processes by its arguments, which are not its text here.
         return type(self), (self.place, self.value, self.reason, self.remedy)
 
 
-class EnvironmentFailed(PalaestraError):
+class SessionFailed(PalaestraError):
     """A session came to grief through no doing of the agent's. `reason` is a word a program can sort by."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -116,7 +116,7 @@ class EnvironmentFailed(PalaestraError):
         super().__init__(f"{reason}: {detail}")
 
 
-class EnvironmentFault(PalaestraError):
+class EnvironmentContractError(PalaestraError):
     """An environment broke its contract while running."""
 
 
@@ -132,7 +132,7 @@ class ExperienceError(PalaestraError):
     """Experience that cannot be combined or was used out of order."""
 
 
-class StateHeld(ConfigError):
+class StateDirectoryLocked(ConfigError):
     """Another run service holds the state directory; the message says which."""
 
 
@@ -144,7 +144,7 @@ class LaunchRefused(ConfigError):
     """A preflight said no: place, value, reason, remedy of the first refusal. Nothing was launched."""
 
 
-class ConsentNeeded(PalaestraError):
+class ConsentRequired(PalaestraError):
     """The command runs code that nobody has agreed to; `digest` names exactly the command to agree to."""
 
     def __init__(self, text: str, digest: str) -> None:

@@ -14,21 +14,21 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 __all__ = [
-    "dump_strict",
-    "finite_tree",
+    "dump_json",
+    "find_lone_surrogate",
     "json_number",
-    "lone_surrogate",
     "optional_number",
     "read_json",
     "read_number",
     "read_numbers",
-    "unique_keys",
+    "reject_duplicate_keys",
+    "replace_non_finite",
 ]
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An `object_pairs_hook` for the json module that raises `ValueError` for a duplicate key."""
     document = dict(pairs)
     if len(document) != len(pairs):
@@ -47,7 +47,7 @@ def _finite(text: str) -> float:
 
 
 # Python reads NaN and turns 1e999 into infinity; neither could be written into a document again.
-_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_not_a_number, parse_float=_finite)
+_DECODER = json.JSONDecoder(object_pairs_hook=reject_duplicate_keys, parse_constant=_not_a_number, parse_float=_finite)
 
 
 def read_json(text: str | bytes) -> Any:
@@ -61,7 +61,7 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def lone_surrogate(value: Any) -> str | None:
+def find_lone_surrogate(value: Any) -> str | None:
     """The first text in a JSON value that holds half of a surrogate pair (not valid in UTF-8); None without one."""
     if isinstance(value, str):
         try:
@@ -69,9 +69,9 @@ def lone_surrogate(value: Any) -> str | None:
         except UnicodeEncodeError:
             return value
     elif isinstance(value, Mapping):
-        return next(filter(None, map(lone_surrogate, (*value.keys(), *value.values()))), None)
+        return next(filter(None, map(find_lone_surrogate, (*value.keys(), *value.values()))), None)
     elif isinstance(value, list | tuple):
-        return next(filter(None, map(lone_surrogate, value)), None)
+        return next(filter(None, map(find_lone_surrogate, value)), None)
     return None
 
 
@@ -111,23 +111,23 @@ def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: number for name, value in values.items() if (number := optional_number(value)) is not None}
 
 
-def finite_tree(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """Nested data with every number written as `json_number` writes it."""
     if isinstance(value, float):
         return json_number(value)
     if isinstance(value, Mapping):
-        return {str(key): finite_tree(item) for key, item in value.items()}
+        return {str(key): replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite_tree(item) for item in value]
+        return [replace_non_finite(item) for item in value]
     return value
 
 
-def dump_strict(data: Any, **options: Any) -> str:
+def dump_json(data: Any, **options: Any) -> str:
     """`json.dumps` of data that may hold non-finite numbers, as strict JSON."""
     try:
         return json.dumps(data, allow_nan=False, **options)
     except ValueError:
-        return json.dumps(finite_tree(data), allow_nan=False, **options)
+        return json.dumps(replace_non_finite(data), allow_nan=False, **options)
 
 
 def _shorten(value: Any) -> str:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from palaestra.env.catalogue import as_vector_env
-from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.evaluation import evaluate
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
@@ -117,9 +117,9 @@ def test_a_mask_that_allows_nothing_is_the_environments_fault_and_names_it(at: i
     masks = [FREE] * 5
     masks[at] = NOTHING
     trainer = trainer_for(Board([FREE] * 5), Board(masks))
-    with pytest.raises(EnvironmentFault, match=r"environment 1 allows no action: its info\['action_mask'\]"):
+    with pytest.raises(EnvironmentContractError, match=r"environment 1 allows no action: its info\['action_mask'\]"):
         trainer.collect_rollouts(8)
-    with pytest.raises(EnvironmentFault, match="environment 1 allows no action"):
+    with pytest.raises(EnvironmentContractError, match="environment 1 allows no action"):
         evaluate(trainer.policy, trainer.env, episodes=2, seed=0)
 
 
@@ -131,7 +131,7 @@ def test_at_the_end_of_an_episode_nothing_needs_to_be_allowed() -> None:
 def test_every_choice_of_several_needs_something_it_may_take() -> None:
     action = spaces.MultiDiscrete([2, 2])
     masks = [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
-    with pytest.raises(EnvironmentFault, match="environment 0 allows no action"):
+    with pytest.raises(EnvironmentContractError, match="environment 0 allows no action"):
         trainer_for(Board(masks, action)).collect_rollouts(8)
 
 

@@ -11,7 +11,7 @@ from palaestra.actor import Collector
 from palaestra.actor.collector import RewardScale
 from palaestra.env import as_vector_env
 from palaestra.env.toy import Bandit, Countdown, Faulty, MaskedChoice, MixedSenses, Pixels, TargetReach
-from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.policy import ActorCritic, PolicyConfig
 
 PATHS = ["auto", "off"]
@@ -150,7 +150,7 @@ def test_every_autoreset_mode_gives_the_same_valid_steps(mode):
 )
 def test_a_broken_environment_is_named_with_the_step_at_which_it_broke(fault, message):
     collector = _collector([Faulty("none"), Faulty(fault)])
-    with pytest.raises(EnvironmentFault, match=message):
+    with pytest.raises(EnvironmentContractError, match=message):
         collector.collect(5)
 
 

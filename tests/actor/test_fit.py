@@ -77,7 +77,7 @@ def test_the_check_before_a_launch_counts_all_environments():
 
 
 def test_a_network_that_cannot_fit_is_refused_before_its_weights_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr("palaestra.memory.memory_limit", lambda: 25_300_000_000)
+    monkeypatch.setattr("palaestra.processes.memory.memory_limit", lambda: 25_300_000_000)
     data = {"env": {"id": "CartPole-v1"}, "policy": {"hidden": [65_536, 65_536]}}
     # Two networks, each 65536 * 65536 weights and a few more: 34.4 GB, and as gradients and moments three times that.
     with pytest.raises(ConfigError) as refused:

@@ -7,7 +7,7 @@ import pytest
 
 from palaestra.actor.agent import ScriptedAgent
 from palaestra.actor.task_runner import ActorConfig, EpisodeOrder, TaskRunner
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.sessions.action import Click, Point, Terminate, TypeText, Wait
 from palaestra.sessions.fake import FakeSession
@@ -108,7 +108,7 @@ def test_a_point_outside_the_screen_is_the_models_mistake_and_not_the_environmen
 
 
 def test_a_broken_session_is_tried_again_with_the_same_task_and_is_no_reward():
-    lost, opening = [], Opening(EnvironmentFailed("page_crashed", "one"), EnvironmentFailed("page_crashed", "two"))
+    lost, opening = [], Opening(SessionFailed("page_crashed", "one"), SessionFailed("page_crashed", "two"))
     made = played(script(Click(SQUARE)), opening=opening, failed=lost.append)
     assert (made.outcome, made.attempt, made.task["seed"]) == (Outcome.SUCCESS, 2, 10)
     assert [failed.outcome for failed in lost] == [Outcome.ENVIRONMENT_FAILED] * 2

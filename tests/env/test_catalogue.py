@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.env import catalogue, recipe
 from palaestra.env.catalogue import EnvConfig, as_vector_env, known_environments, make_env
 from palaestra.env.in_process import InProcessEnv
@@ -170,9 +170,9 @@ def test_the_list_of_environments_holds_gymnasiums_and_ours():
 
 def test_a_configuration_is_checked_before_anything_is_made():
     with pytest.raises(ConfigError, match=r"num_env.*Did you mean 'num_envs'"):
-        validated(EnvConfig, {"id": "CartPole-v1", "num_env": 2}, place="env")
+        parse_section(EnvConfig, {"id": "CartPole-v1", "num_env": 2}, place="env")
     with pytest.raises(ConfigError, match=r"env\.num_envs = 0"):
-        validated(EnvConfig, {"id": "CartPole-v1", "num_envs": 0}, place="env")
+        parse_section(EnvConfig, {"id": "CartPole-v1", "num_envs": 0}, place="env")
     assert all(field.description for field in EnvConfig.model_fields.values())
 
 

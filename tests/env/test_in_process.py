@@ -14,7 +14,7 @@ from palaestra.env.in_process import InProcessEnv
 from palaestra.env.spaces import allocate_row, random_actions, same_observation
 from palaestra.env.toy import Bandit, Countdown, Faulty, Gate, MaskedChoice, MixedSenses, TargetReach
 from palaestra.env.vector import Snapshot
-from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.errors import ConfigError, EnvironmentContractError
 
 
 def _started(env, seed=0):
@@ -141,7 +141,9 @@ def test_what_an_environment_raises_names_the_environment_and_the_step():
     none = np.zeros(2, np.int64)
     env.step(none, row)
     env.step(none, row)
-    with pytest.raises(EnvironmentFault, match=r"environment 4 \(Faulty\), 3 steps.*the simulator fell over") as told:
+    with pytest.raises(
+        EnvironmentContractError, match=r"environment 4 \(Faulty\), 3 steps.*the simulator fell over"
+    ) as told:
         env.step(none, row)
     assert isinstance(told.value.__cause__, RuntimeError)
 
@@ -149,17 +151,17 @@ def test_what_an_environment_raises_names_the_environment_and_the_step():
 def test_a_wrong_observation_shape_names_what_was_expected_and_what_came():
     env = InProcessEnv(partial(Faulty, fault="shape", at=1), 1)
     row = _started(env)
-    with pytest.raises(EnvironmentFault, match=r"environment 0.*1 steps.*\(3,\).*\(2,\)"):
+    with pytest.raises(EnvironmentContractError, match=r"environment 0.*1 steps.*\(3,\).*\(2,\)"):
         env.step(np.zeros(1, np.int64), row)
 
 
 def test_stepping_before_a_reset_or_with_a_wrong_batch_is_refused():
     env = InProcessEnv(Countdown, 2)
     row = allocate_row(env.observation_space, 2)
-    with pytest.raises(EnvironmentFault, match="before reset"):
+    with pytest.raises(EnvironmentContractError, match="before reset"):
         env.step(np.zeros(2, np.int64), row)
     env.reset(0, row)
-    with pytest.raises(EnvironmentFault, match=r"\(3,\), expected \(2,\)"):
+    with pytest.raises(EnvironmentContractError, match=r"\(3,\), expected \(2,\)"):
         env.step(np.zeros(3, np.int64), row)
 
 
@@ -344,5 +346,5 @@ def test_no_wrong_shape_slips_into_a_row(shape):
 
     env = InProcessEnv(partial(Warped, fault="none"), 1)
     row = _started(env)
-    with pytest.raises(EnvironmentFault, match="environment 0"):
+    with pytest.raises(EnvironmentContractError, match="environment 0"):
         env.step(np.zeros(1, np.int64), row)

@@ -12,7 +12,7 @@ from palaestra.env.native import NativeEnv
 from palaestra.env.spaces import allocate_row, random_actions
 from palaestra.env.toy import Countdown, Faulty, Gate, MaskedChoice, MixedSenses
 from palaestra.env.vector import Snapshot
-from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.errors import ConfigError, EnvironmentContractError
 
 
 def _native(make, n=2, mode=AutoresetMode.NEXT_STEP):
@@ -115,14 +115,14 @@ def test_a_same_step_environment_that_hides_its_final_observations_is_a_fault():
     vector.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
     env = NativeEnv(vector)
     row = _started(env)
-    with pytest.raises(EnvironmentFault, match="final_obs"):
+    with pytest.raises(EnvironmentContractError, match="final_obs"):
         env.step(np.zeros(2, np.int64), row)
 
 
 def test_what_a_native_environment_raises_is_a_fault_with_its_cause():
     env = _native(partial(Faulty, fault="raise", at=1))
     row = _started(env)
-    with pytest.raises(EnvironmentFault, match="the simulator fell over") as told:
+    with pytest.raises(EnvironmentContractError, match="the simulator fell over") as told:
         env.step(np.zeros(2, np.int64), row)
     assert isinstance(told.value.__cause__, RuntimeError)
 
@@ -183,10 +183,10 @@ def test_calls_are_spread_over_the_copies_or_answered_by_the_whole():
 def test_wrong_batch_shapes_and_early_steps_are_faults():
     env = _cartpole(2)
     row = allocate_row(env.observation_space, 2)
-    with pytest.raises(EnvironmentFault, match="before reset"):
+    with pytest.raises(EnvironmentContractError, match="before reset"):
         env.step(np.zeros(2, np.int64), row)
     env.reset(0, row)
-    with pytest.raises(EnvironmentFault, match="in step"):
+    with pytest.raises(EnvironmentContractError, match="in step"):
         env.step(np.zeros(3, np.int64), row)
     env.close()
     env.close()

@@ -17,8 +17,8 @@ from palaestra.env.recipe import EnvRecipe
 from palaestra.env.spaces import allocate_row, random_actions, same_observation
 from palaestra.env.toy import Countdown, Faulty, Gate, MixedSenses, TargetReach
 from palaestra.env.workers import WorkerEnv
-from palaestra.errors import ConfigError, EnvironmentFault
-from palaestra.proc import ProcessIdentity
+from palaestra.errors import ConfigError, EnvironmentContractError
+from palaestra.processes.procfs import ProcessIdentity
 
 
 def _started(env, seed=0):
@@ -84,11 +84,13 @@ def test_a_killed_worker_is_named_within_a_second_and_nobody_is_left():
     row = _started(env)
     os.kill(env._workers[0].process.pid, signal.SIGKILL)
     began = time.monotonic()
-    with pytest.raises(EnvironmentFault, match=r"worker 1 \(environments 2 to 3\) died \(killed by signal 9, SIGKILL"):
+    with pytest.raises(
+        EnvironmentContractError, match=r"worker 1 \(environments 2 to 3\) died \(killed by signal 9, SIGKILL"
+    ):
         env.step(np.zeros(4, np.int64), row)
     assert time.monotonic() - began < 1.0
     assert multiprocessing.active_children() == []
-    with pytest.raises(EnvironmentFault, match="closed"):
+    with pytest.raises(EnvironmentContractError, match="closed"):
         env.step(np.zeros(4, np.int64), row)
 
 
@@ -111,7 +113,9 @@ def test_a_failing_worker_tells_its_traceback_and_its_environment(fault, told):
     row = _started(env)
     for _ in range(5):
         env.step(np.zeros(4, np.int64), row)
-    with pytest.raises(EnvironmentFault, match=r"(?s)worker 1 \(environments 2 to 3\).*Traceback.*toy.py.*" + told):
+    with pytest.raises(
+        EnvironmentContractError, match=r"(?s)worker 1 \(environments 2 to 3\).*Traceback.*toy.py.*" + told
+    ):
         env.step(np.zeros(4, np.int64), row)
     assert multiprocessing.active_children() == []
 
@@ -122,7 +126,7 @@ def test_an_environment_that_fails_in_this_process_ends_the_workers_too(fault, t
     row = _started(env)
     for _ in range(5):
         env.step(np.zeros(4, np.int64), row)
-    with pytest.raises(EnvironmentFault, match="environment.* 0 .*" + told):
+    with pytest.raises(EnvironmentContractError, match="environment.* 0 .*" + told):
         env.step(np.zeros(4, np.int64), row)
     assert multiprocessing.active_children() == []
 
@@ -196,7 +200,7 @@ def test_a_worker_whose_parent_is_killed_ends_by_itself():
         child = int(parent.stdout.readline())
         identity = ProcessIdentity.of(child)
         parent.kill()
-    while identity.lives():  # the test's time limit is the bound
+    while identity.is_alive():  # the test's time limit is the bound
         time.sleep(0.05)
 
 
@@ -230,7 +234,7 @@ def test_a_hung_worker_is_killed_and_named():
     env = WorkerEnv(Sleeper, 2, 2, facts=EnvFacts(0.0, awake.observation_space, awake.action_space, 0))
     row = _started(env)
     env._timeout_s = 0.2
-    with pytest.raises(EnvironmentFault, match=r"worker 1 .* did not answer within 0.2 s"):
+    with pytest.raises(EnvironmentContractError, match=r"worker 1 .* did not answer within 0.2 s"):
         env.step(np.array([0, 1]), row)
     assert multiprocessing.active_children() == []
 
@@ -259,7 +263,7 @@ def test_a_wrong_batch_of_actions_is_refused():
     env = WorkerEnv(Countdown, 2, 1)
     try:
         row = _started(env)
-        with pytest.raises(EnvironmentFault, match=r"\(3,\), expected \(2,\)"):
+        with pytest.raises(EnvironmentContractError, match=r"\(3,\), expected \(2,\)"):
             env.step(np.zeros(3, np.int64), row)
     finally:
         env.close()

@@ -11,7 +11,7 @@ import sys
 
 from aiohttp import web
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import decode
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.task import TaskRequest
@@ -29,7 +29,7 @@ async def errors(request, handler):
         return await handler(request)
     except SessionRefused as error:
         return _error(error.status, error.code, str(error))
-    except EnvironmentFailed as error:
+    except SessionFailed as error:
         return _error(500, "environment_failed", error.detail, reason=error.reason)
 
 

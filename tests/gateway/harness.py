@@ -11,10 +11,10 @@ import aiohttp
 from aiohttp import web
 from tests.gateway import fake_server
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.gateway import Address, GatewayConfig
 from palaestra.gateway.serving import Gateway, open_gateway
-from palaestra.http_port import answering, listen
+from palaestra.http.server import listen, serve_in_background
 from palaestra.sessions.fake import FakeSession
 
 TOKEN = "0123456789abcdef"
@@ -48,7 +48,7 @@ class MemoryRuntime:
 
     async def delete(self, session_id):
         if session_id in self.undeletable:
-            raise EnvironmentFailed("delete_failed", "asked to")
+            raise SessionFailed("delete_failed", "asked to")
         self.sessions.pop(session_id, None)
 
     async def list(self):
@@ -106,7 +106,7 @@ async def serving(*, token=None, operator_token=None, **settings):
         with listen("127.0.0.1", 0, "gateway.port") as sock:
             async with (
                 open_gateway(config, token=token, operator_token=operator_token, runtime=runtime) as gateway,
-                answering(gateway.app, sock),
+                serve_in_background(gateway.app, sock),
                 aiohttp.ClientSession(headers=headers) as http,
             ):
                 yield Served(f"http://127.0.0.1:{sock.getsockname()[1]}", http, gateway, runtime)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.gateway.harness import MemoryRuntime
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.desk import SessionDesk
 
 
@@ -98,8 +98,8 @@ async def test_what_the_runtime_carries_and_nobody_leases_is_removed(desk, runti
 
 @on_a_desk
 async def test_an_opening_that_failed_gives_its_place_back(desk, runtime, clock):
-    runtime.fail_next = EnvironmentFailed("no_server", "asked to")
-    with pytest.raises(EnvironmentFailed):
+    runtime.fail_next = SessionFailed("no_server", "asked to")
+    with pytest.raises(SessionFailed):
         await desk.open("browser", 60.0)
 
     await desk.open("browser", 60.0)

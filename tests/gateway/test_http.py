@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.harness import TOKEN, MemoryRuntime, serving
 from yarl import URL
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway import GatewayConfig
 from palaestra.gateway.api import build_api
 from palaestra.gateway.entrance import authorise
@@ -283,7 +283,7 @@ async def test_a_session_that_hangs_is_a_504_environment_failure(gateway):
 
 @served()
 async def test_an_opening_that_fails_says_why_and_takes_no_place(gateway):
-    gateway.runtime.fail_next = EnvironmentFailed("browser_gone", "it could not be started")
+    gateway.runtime.fail_next = SessionFailed("browser_gone", "it could not be started")
 
     status, document = await gateway.ask("POST", "/sessions", json={})
 

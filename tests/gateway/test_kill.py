@@ -10,7 +10,7 @@ from benchmarks.session_watch import identities, living, look
 from tests.gateway.harness import TOKEN, labelled
 from tests.gateway.test_process import started
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, SessionFailed
 from palaestra.gateway import GatewayConfig
 from palaestra.sessions.action import Move, Point
 from palaestra.sessions.chromium import find_chromium
@@ -29,7 +29,7 @@ IMPATIENT = Patience(attempt_s=60.0, attempts=1, pause_s=0.01)
 
 async def _play(session, playing):
     """Acts until the gateway is gone."""
-    with contextlib.suppress(EnvironmentFailed):
+    with contextlib.suppress(SessionFailed):
         await session.reset(TaskRequest("click_target/button", 1, {"step_limit": 100_000}))
         for step in range(1, 100_000):
             await session.act(Move(Point(step % 160, 5)), step=step)
@@ -49,7 +49,7 @@ async def _abandoned(state_dir):
         gateway.process.kill()
         await gateway.process.wait()
         await asyncio.gather(*plays)
-        with contextlib.suppress(EnvironmentFailed):
+        with contextlib.suppress(SessionFailed):
             await client.close()
         await client._caller.close()
     return found, known

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.leases import REMEMBERED, LeaseTable, State
 
 
@@ -117,7 +117,7 @@ def test_a_lost_session_frees_its_place_and_says_why_for_one_more_lease():
     assert table.vanished("a", "its server was killed", 4.0)
 
     assert table.occupied == 0
-    with pytest.raises(EnvironmentFailed, match="session_lost: its server was killed"):
+    with pytest.raises(SessionFailed, match="session_lost: its server was killed"):
         table.begin("a", 13.9)
     assert table.due(14.0) == []
     assert "a" not in table
@@ -148,7 +148,7 @@ def test_a_session_lost_before_anybody_saw_it_fails_its_opening():
     table.admit("a", "browser", 10.0, 0.0)
     table.vanished("a", "gone", 0.0)
 
-    with pytest.raises(EnvironmentFailed, match="gone"):
+    with pytest.raises(SessionFailed, match="gone"):
         table.opened("a", 0.0)
     assert len(table) == 0
 
@@ -266,7 +266,7 @@ class Interleavings(RuleBasedStateMachine):
             self.table.begin(name, self.now)
             self.uses[name] += 1
         else:
-            with pytest.raises((SessionRefused, EnvironmentFailed)):
+            with pytest.raises((SessionRefused, SessionFailed)):
                 self.table.begin(name, self.now)
 
     @precondition(lambda self: any(self.uses.values()))
@@ -311,7 +311,7 @@ class Interleavings(RuleBasedStateMachine):
         elif was in ("expired", "closing"):
             del self.state[name]
         if self.state.get(name) == "lost" and was == "opening":
-            with pytest.raises(EnvironmentFailed):
+            with pytest.raises(SessionFailed):
                 self.table.opened(name, self.now)
             del self.state[name]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests.gateway.harness import SERVER, labelled
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, SessionFailed
 from palaestra.gateway import check_runtime
 from palaestra.gateway.local import LocalRuntime, Patience, backoff_s, least_loaded, make_client
 from palaestra.gateway.orphans import register, sweep
 from palaestra.gateway.server_process import ServerProcess
-from palaestra.proc import below, stat
+from palaestra.processes.procfs import list_descendants, read_stat
 
 
 def test_the_next_session_goes_where_the_fewest_are():
@@ -57,7 +57,7 @@ def test_sessions_are_spread_and_a_killed_server_takes_only_its_own_along(tmp_pa
             assert pids[0] == pids[2] != pids[1] == pids[3]
             directory = Path(facts["a"]["tmp"])
             assert directory.is_dir()
-            browsers = below(pids[0])
+            browsers = list_descendants(pids[0])
             assert len(browsers) == 1
 
             os.kill(pids[0], signal.SIGKILL)
@@ -65,7 +65,7 @@ def test_sessions_are_spread_and_a_killed_server_takes_only_its_own_along(tmp_pa
             reports = [await asyncio.wait_for(lost.get(), 10) for _ in range(2)]
             assert sorted(name for name, _ in reports) == ["a", "c"]
             assert reports[0][1] == "its session server was killed by signal 9"
-            assert all(stat(pid) is None for pid in browsers)
+            assert all(read_stat(pid) is None for pid in browsers)
             assert not directory.exists()
             assert (await _asked(client, addresses["b"]))["pid"] == pids[1]
             replaced = await runtime.create("e", "browser")
@@ -149,7 +149,7 @@ def test_a_server_that_does_not_come_up_is_an_environment_failure_that_says_why(
         command = (sys.executable, "-I", "-S", "-c", code)
         async with _runtime(tmp_path, command=command, patience=Patience(start_s=0.5)) as (runtime, _, _):
             for _ in range(10):
-                with pytest.raises(EnvironmentFailed) as caught:
+                with pytest.raises(SessionFailed) as caught:
                     await runtime.create("a", "browser")
                 assert caught.value.reason == "no_server"
                 if why in caught.value.detail:

@@ -15,7 +15,7 @@ from tests.gateway.harness import SERVER, TOKEN, labelled
 from palaestra.errors import ConfigError
 from palaestra.gateway import GatewayConfig
 from palaestra.gateway.config import TOKEN_VARIABLE, read_token
-from palaestra.proc import below
+from palaestra.processes.procfs import list_descendants
 from palaestra.sessions.conformance import check_session
 from palaestra.sessions.gateway_client import GatewayClient
 
@@ -112,7 +112,7 @@ def test_what_outlives_gateway_and_keepers_is_removed_by_the_next_gateway(tmp_pa
     async def body():
         async with started(tmp_path, servers=1) as gateway:
             await gateway.opened()
-            below_it = below(gateway.process.pid)
+            below_it = list_descendants(gateway.process.pid)
             keeper = next(pid for pid, command in labelled(tmp_path).items() if b"keeper.py" in command)
             browser = next(pid for pid, command in labelled(tmp_path).items() if b"3600" in command)
             assert {keeper, browser} <= below_it

@@ -8,7 +8,7 @@ import pytest
 from tests.kubernetes.carried import answers, carried, until
 from tests.kubernetes.conftest import manifest_document
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 
 pytestmark = pytest.mark.kubernetes
 
@@ -30,7 +30,7 @@ def test_a_pod_that_cannot_get_ready_is_given_up_with_the_reason_and_removed(pla
     async def body():
         ready_s = 8 if trouble == "slow" else 30
         async with carried(place, document=document, ready_s=ready_s, unschedulable_s=0.2) as (runtime, lost):
-            with pytest.raises(EnvironmentFailed) as caught:
+            with pytest.raises(SessionFailed) as caught:
                 await runtime.create("one", "browser")
             assert caught.value.reason == reason
             assert said in caught.value.detail
@@ -95,7 +95,7 @@ def test_stopping_gives_up_what_is_half_made_and_leaves_nothing(place):
         async with carried(place, document=manifest_document(trouble="slow")) as (runtime, _):
             opening = asyncio.create_task(runtime.create("one", "browser"))
             await until(lambda: place.pods())
-        with pytest.raises(EnvironmentFailed):
+        with pytest.raises(SessionFailed):
             await opening
         assert place.pods() == {}
 

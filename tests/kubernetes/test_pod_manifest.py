@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tests.kubernetes.conftest import manifest_document
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.gateway import GatewayConfig
 from palaestra.gateway.pods.config import KubernetesConfig
@@ -123,7 +123,7 @@ def test_the_configuration_names_what_is_wrong_in_it():
         ({"kubernetes": {"manifests": {"no good": "m.yaml"}}}, "session type 'no good'"),
     ):
         with pytest.raises(ConfigError) as caught:
-            validated(GatewayConfig, settings, place="gateway")
+            parse_section(GatewayConfig, settings, place="gateway")
         assert said in str(caught.value)
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 from tests.kubernetes.carried import answers, carried, until
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.gateway.pods import fleet
 
 pytestmark = pytest.mark.kubernetes
@@ -108,7 +108,7 @@ def test_while_the_api_server_is_away_opening_and_closing_fail_and_nothing_is_fo
             plane.kill_api()
             try:
                 for doing in (runtime.create("two", "browser"), runtime.delete("one")):
-                    with pytest.raises(EnvironmentFailed) as caught:
+                    with pytest.raises(SessionFailed) as caught:
                         await doing
                     assert caught.value.reason == "api_unreachable"
                 assert set(await runtime.list()) == {"one"}

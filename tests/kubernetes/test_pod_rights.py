@@ -7,7 +7,7 @@ from tests.kubernetes.carried import answers, carried, until
 from tests.kubernetes.conftest import Place, manifest_document
 from tests.kubernetes.control_plane import free_ports
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, SessionFailed
 
 pytestmark = pytest.mark.kubernetes
 
@@ -47,7 +47,7 @@ def test_a_full_quota_is_told_as_such_and_room_in_it_is_used(place):
         await until(lambda: place.objects("resourcequotas")[0].get("status", {}).get("hard"))
         async with carried(place) as (runtime, _):
             await runtime.create("one", "browser")
-            with pytest.raises(EnvironmentFailed) as caught:
+            with pytest.raises(SessionFailed) as caught:
                 await runtime.create("two", "browser")
             assert caught.value.reason == "quota_exceeded"
             assert "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1" in caught.value.detail
@@ -101,7 +101,7 @@ def test_a_right_that_is_taken_away_later_is_told_to_whoever_opens_a_session(lim
             address = await runtime.create("one", "browser")
             grant(limited, **{**RIGHTS, "pods": [verb for verb in RIGHTS["pods"] if verb != "create"]})
             await until(lambda: not may(limited, "create", "pods"))
-            with pytest.raises(EnvironmentFailed) as caught:
+            with pytest.raises(SessionFailed) as caught:
                 await runtime.create("two", "browser")
             assert caught.value.reason == "forbidden"
             assert "Role in deploy/" in caught.value.detail

@@ -14,7 +14,7 @@ from tests.learner.test_asynchronous import ROOMS, _nobody_is_left, _trainer, _w
 
 from palaestra.actor import AsyncConfig, asynchronous, collector_thread
 from palaestra.env import EnvConfig, make_env
-from palaestra.errors import CollectorFailed, ConfigError, EnvironmentFault, ExperienceError
+from palaestra.errors import CollectorFailed, ConfigError, EnvironmentContractError, ExperienceError
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic
 from palaestra.train import Trainer
@@ -267,8 +267,10 @@ class Adjustable(rooms.Room):
 def test_methods_of_environments_that_a_background_collector_has_are_refused():
     trainer = _trainer(f"{__name__}:Adjustable")
     trainer.env.set_difficulty(2)  # nobody collects yet
-    with pytest.raises(EnvironmentFault, match=r"env.set_difficulty: a collector in the background has the environm"):
+    with pytest.raises(
+        EnvironmentContractError, match=r"env.set_difficulty: a collector in the background has the environm"
+    ):
         trainer.train(1000, 16, callback=lambda trainer, metrics: trainer.env.set_difficulty(3))
     trainer.env.set_difficulty(3)
-    with pytest.raises(EnvironmentFault, match="the collector process has environments of its own"):
+    with pytest.raises(EnvironmentContractError, match="the collector process has environments of its own"):
         _trainer(f"{__name__}:Adjustable", "process").env.set_difficulty(2)

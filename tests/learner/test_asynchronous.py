@@ -14,7 +14,7 @@ from palaestra.actor import collector_thread
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.collector import Collector
 from palaestra.env import EnvConfig, make_env
-from palaestra.errors import CollectorFailed, ConfigError, EnvironmentFault
+from palaestra.errors import CollectorFailed, ConfigError, EnvironmentContractError
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.policy.weight_sync import twin
@@ -120,10 +120,10 @@ def test_the_metrics_say_who_waited_for_whom():
 def test_an_exception_of_the_environment_surfaces_with_its_cause(kind):
     trainer = _trainer(f"{ROOMS}:Raising", kind, kwargs={"at": 40})
     with pytest.raises(
-        CollectorFailed, match=r"EnvironmentFault: environment 0 .*: RuntimeError: the floor gave"
+        CollectorFailed, match=r"EnvironmentContractError: environment 0 .*: RuntimeError: the floor gave"
     ) as it:
         trainer.train(10_000, 16)
-    assert isinstance(it.value.__cause__, EnvironmentFault)
+    assert isinstance(it.value.__cause__, EnvironmentContractError)
     # 40 steps are two segments and a half; what was learned before the news came is kept.
     assert trainer.total_timesteps in (0, 32, 64)
 

@@ -16,7 +16,7 @@ from palaestra.actor.collector import Collector
 from palaestra.env import EnvConfig, make_env
 from palaestra.env.catalogue import as_vector_env
 from palaestra.env.spaces import allocate_row
-from palaestra.errors import ConfigError, EnvironmentFault, ExperienceError, NonFiniteError, PalaestraError
+from palaestra.errors import ConfigError, EnvironmentContractError, ExperienceError, NonFiniteError, PalaestraError
 from palaestra.evaluation import evaluate
 from palaestra.experience import RolloutBuffer
 from palaestra.learner import PPO
@@ -369,8 +369,8 @@ def test_compiled_returns_refuse_columns_of_different_rollouts() -> None:
 def test_the_compiled_environment_refuses_a_row_for_fewer_environments() -> None:
     env = make_env(EnvConfig(id="compiled/CartPole-v1", num_envs=4))
     small, row = allocate_row(env.observation_space, 1), allocate_row(env.observation_space, 4)
-    with pytest.raises(EnvironmentFault, match="not made for 4 environments"):
+    with pytest.raises(EnvironmentContractError, match="not made for 4 environments"):
         env.reset(0, small)
     env.reset(0, row)
-    with pytest.raises(EnvironmentFault, match="not made for 4 environments"):
+    with pytest.raises(EnvironmentContractError, match="not made for 4 environments"):
         env.step(np.zeros(4, np.int64), small)

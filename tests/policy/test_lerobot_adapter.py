@@ -17,7 +17,7 @@ from gymnasium import spaces
 from safetensors.torch import save_file
 from torch import nn
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.policy import PolicyConfig, build_policy
 from palaestra.policy.vla.conformance import random_observations
@@ -137,7 +137,7 @@ def _lerobot(monkeypatch):
 def _built(action=CHUNK, observation=OBSERVATION, *, model_path=None, freeze=(), **settings):
     settings = settings if model_path else {"policy": "act", **settings}
     section = {"model_class": ADAPTER, "model_path": model_path, "model_config": settings, "freeze": freeze}
-    config = validated(PolicyConfig, {"name": "vla", "vla_config": section}, place="policy")
+    config = parse_section(PolicyConfig, {"name": "vla", "vla_config": section}, place="policy")
     return build_policy(config, observation, action, seed=1)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.policy import PolicyConfig, build_policy
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.vla.conformance import random_observations
@@ -64,7 +64,7 @@ def _torchvision():
 def _built(action=CHUNK, observation=OBSERVATION, **section):
     section = {"model_class": "palaestra.policy.vla.lerobot:LeRobotModel", **section}
     section.setdefault("model_config", {} if "model_path" in section else {"policy": "act", "config": SMALL})
-    config = validated(PolicyConfig, {"name": "vla", "vla_config": section}, place="policy")
+    config = parse_section(PolicyConfig, {"name": "vla", "vla_config": section}, place="policy")
     return build_policy(config, observation, action, seed=1)
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from safetensors.torch import save_file
 from torch import nn
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.policy import PolicyConfig, build_policy, save_policy
 from palaestra.policy.flat_parameters import FlatParameters
@@ -37,7 +37,7 @@ HERE = __name__
 
 def _built(action=ACTION, *, seed=3, action_dim=None, observation=OBSERVATION, normalize=False, **settings):
     config = {"name": "vla", "action_dim": action_dim, "vla_config": {"model_class": LINEAR, **settings}}
-    config = validated(PolicyConfig, config, place="policy")
+    config = parse_section(PolicyConfig, config, place="policy")
     return build_policy(config, observation, action, normalize_observation=normalize, seed=seed)
 
 
@@ -54,11 +54,11 @@ def test_the_specifications_spelling_is_read_and_written_back_the_same():
         "model_class": "vla_models.GPTVLAModel",
         "model_config": {"vision_encoder": "resnet50", "freeze_vision_encoder": False},
     }
-    config = validated(PolicyConfig, {"name": "vla", "action_dim": 7, "vla_config": written}, place="policy")
+    config = parse_section(PolicyConfig, {"name": "vla", "action_dim": 7, "vla_config": written}, place="policy")
     assert config.vla_config.settings == {"vision_encoder": "resnet50", "freeze_vision_encoder": False}
     again = config.model_dump(mode="json")
     assert again["vla_config"] == {**written, "freeze": [], "learning_rate_scale": {}, "strict": True}
-    assert validated(PolicyConfig, again, place="policy") == config
+    assert parse_section(PolicyConfig, again, place="policy") == config
     assert "model_config" in PolicyConfig.model_json_schema()["$defs"]["VLAConfig"]["properties"]
 
 
@@ -79,7 +79,7 @@ def test_the_specifications_spelling_is_read_and_written_back_the_same():
 )
 def test_a_mistake_in_the_section_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        validated(PolicyConfig, settings, place="policy")
+        parse_section(PolicyConfig, settings, place="policy")
 
 
 class NotAModule:
@@ -193,7 +193,7 @@ def test_a_class_may_rename_a_files_weights_add_parts_of_its_own_and_read_its_sh
 
 def test_a_checkpoint_that_brings_every_weight_needs_no_pretrained_file():
     config = {"name": "vla", "vla_config": {"model_class": LINEAR, "model_path": "gone.pt"}}
-    config = validated(PolicyConfig, config, place="policy")
+    config = parse_section(PolicyConfig, config, place="policy")
     assert isinstance(build_policy(config, OBSERVATION, ACTION, pretrained=False), VLAPolicy)
 
 

@@ -7,7 +7,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.policy import PolicyConfig
 from palaestra.policy.config import VLAConfig
 from palaestra.policy.vla.conformance import METHODS
@@ -45,4 +45,4 @@ def test_every_key_and_method_is_on_the_page():
     listed = PolicyConfig.model_fields["vla_config"].description
     assert all(f"`{key}`" in listed for key in keys)
     fresh = re.search(r"`model_config: (\{policy: .*\}\})`", PAGE)[1]
-    validated(VLAConfig, {"model_class": "x:Y", "model_config": yaml.safe_load(fresh)})
+    parse_section(VLAConfig, {"model_class": "x:Y", "model_config": yaml.safe_load(fresh)})

@@ -43,7 +43,7 @@ async def launched(attempt, code, *arguments, memory_mb=None, nice=0, **changes)
     try:
         yield child
     finally:
-        if child.warden.lives() or child.trainer.lives():
+        if child.warden.is_alive() or child.trainer.is_alive():
             await child.stop("operator", 0.0)
         child.close()
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from palaestra.files.home import Home
-from palaestra.proc import processes, stat
+from palaestra.processes.procfs import list_pids, read_stat
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def nothing_is_left_running(request):
 
 def _marked(mark):
     found = {}
-    for pid in processes():
-        if pid == os.getpid() or stat(pid) is None:
+    for pid in list_pids():
+        if pid == os.getpid() or read_stat(pid) is None:
             continue
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as cmdline, open(f"/proc/{pid}/environ", "rb") as environ:

@@ -12,7 +12,7 @@ import sys
 import threading
 
 from palaestra.files.atomic import read_json
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.service.server import ServiceConfig, serve
 
 SETTINGS = {"min_free_disk_mb": 0, "max_running": 8, "alarm_every_s": 0.1}
@@ -65,8 +65,8 @@ def service_thread(home, **settings):
 
 def end_service(home):
     """End whatever service was started by itself, and wait until it is gone."""
-    identity = ProcessIdentity.read(read_json(home.endpoint))
-    if identity is None or not identity.lives():
+    identity = ProcessIdentity.from_json(read_json(home.endpoint))
+    if identity is None or not identity.is_alive():
         return
     watched = os.pidfd_open(identity.pid)
     try:

@@ -10,7 +10,14 @@ import threading
 import pytest
 from tests.runs.serving import end_service, service, service_thread
 
-from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, ServiceUnreachable, StateHeld, UnknownRun
+from palaestra.errors import (
+    ConfigError,
+    IllegalTransition,
+    LaunchRefused,
+    ServiceUnreachable,
+    StateDirectoryLocked,
+    UnknownRun,
+)
 from palaestra.files.atomic import read_json
 from palaestra.runs import TrainerService
 from palaestra.runs.client import client, connect
@@ -146,7 +153,7 @@ def test_a_stream_goes_on_across_a_killed_service_and_tells_everything_once(home
 
 def test_a_state_directory_that_an_orchestrator_holds_is_named(home, monkeypatch):
     monkeypatch.setattr("palaestra.runs.client.connect._HOLDER_S", 0.0)
-    with TrainerOrchestrator(home), pytest.raises(StateHeld, match=f"is held by process {os.getpid()}"):
+    with TrainerOrchestrator(home), pytest.raises(StateDirectoryLocked, match=f"is held by process {os.getpid()}"):
         ensure_service(home)
 
 
@@ -222,7 +229,10 @@ def test_a_service_is_asked_to_leave_and_its_runs_go_on(home):
 
 
 def test_an_orchestrator_is_not_ended_for_a_service(home):
-    with TrainerOrchestrator(home), pytest.raises(StateHeld, match=f"is held by process {os.getpid()}, which is an"):
+    with (
+        TrainerOrchestrator(home),
+        pytest.raises(StateDirectoryLocked, match=f"is held by process {os.getpid()}, which is an"),
+    ):
         stop_service(home)
 
 

@@ -12,7 +12,7 @@ from tests.runs.attempts import until, within
 from tests.runs.supervising import echo, ends, happenings, leaving, reaches, supervising
 
 from palaestra.cli.runs_table import note
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused
 from palaestra.files.atomic import read_json
 from palaestra.runs.phase import Phase
@@ -45,12 +45,12 @@ UNSTORABLE = [
 @pytest.mark.parametrize(("given", "told"), UNSTORABLE, ids=[str(number) for number in range(len(UNSTORABLE))])
 def test_what_cannot_be_stored_is_refused_at_the_door(given, told):
     with pytest.raises(ConfigError, match=told):
-        validated(RunSpec, given, place="spec")
+        parse_section(RunSpec, given, place="spec")
 
 
 def test_what_people_write_is_taken():
     given = {"seed": 2**63 - 1, "env_id": "ALE/Pong-v5", "tags": ["größe 1"], "given": "a: 1\nb: 2\n"}
-    assert validated(RunSpec, given).seed == 2**63 - 1
+    assert parse_section(RunSpec, given).seed == 2**63 - 1
 
 
 class _Odd(EchoRunner):
@@ -193,7 +193,7 @@ def _adopts_and_stops(home, run_id, trainer):
             record = await reaches(supervisor, run_id, Phase.RUNNING)
             assert (record.trainer, record.attempt) == (trainer, 1)
             stopped = await within(supervisor.stop(run_id))
-            assert not trainer.lives()
+            assert not trainer.is_alive()
             return stopped
 
     return asyncio.run(body())

@@ -10,7 +10,7 @@ from tests.runs.attempts import attempt_in, ending, launched, plan_of, said, unt
 
 from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_json
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Happening
 from palaestra.runs.process.child import Child
 from palaestra.runs.state.facts import exception_line, last_lines
@@ -117,7 +117,7 @@ def test_a_trainer_whose_warden_was_killed_ends_as_lost_unless_its_journal_knows
         async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
             await said(attempt, "up")
             os.kill(child.warden.pid, signal.SIGKILL)
-            await until(lambda: not child.warden.lives())
+            await until(lambda: not child.warden.is_alive())
             os.kill(child.trainer.pid, signal.SIGKILL)
             await within(child.ended())
 

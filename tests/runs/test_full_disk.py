@@ -91,7 +91,7 @@ def test_who_fills_the_disk_can_be_stopped_while_it_is_full(small_disk):
             trainer = supervisor.registry.get(run_id).trainer
             await until(lambda: (attempt.work / "filling").exists() and not _fits(small_disk), "a full disk")
             await within(supervisor.stop(run_id, grace_s=5))
-            assert not trainer.lives()
+            assert not trainer.is_alive()
             (attempt.work / "filling").unlink(missing_ok=True)
             return await ends(supervisor, run_id)
 

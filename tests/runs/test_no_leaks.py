@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.runs.supervising import echo, reaches, supervising
 
-from palaestra.proc import below
+from palaestra.processes.procfs import list_descendants
 from palaestra.runs.phase import Phase
 
 
@@ -23,7 +23,7 @@ def _cycles(home, count):
 
     before, after = asyncio.run(body())
     assert after == before
-    assert not below(os.getpid())
+    assert not list_descendants(os.getpid())
     assert not list(home.runs.glob("*/attempt_*/tmp"))
     assert not list(home.runs.rglob(".*.tmp"))
     assert not [path for path in home.runs.iterdir() if path.name.startswith(".")]

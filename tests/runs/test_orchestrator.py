@@ -2,7 +2,7 @@
 
 import pytest
 
-from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused, StateHeld, UnknownRun
+from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused, StateDirectoryLocked, UnknownRun
 from palaestra.runs import Phase, TrainerOrchestrator
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
@@ -47,7 +47,7 @@ def test_a_runner_of_ones_own_is_registered_and_asked_consent_for(home):
             orchestrator.launch("mine", {})
         orchestrator.register_runner("mine", Mine)
         assert {"mine", "echo", "palaestra"} <= set(orchestrator.registered_runners())
-        with pytest.raises(ConsentNeeded):
+        with pytest.raises(ConsentRequired):
             orchestrator.launch("mine", {"steps": 1})
         run_id = orchestrator.launch("mine", {"steps": 1}, consent=True)
         assert _updates(orchestrator.stream(run_id)) == [1]
@@ -65,9 +65,9 @@ def test_runs_outlive_it_and_are_found_again(home):
 
 def test_it_holds_the_state_directory(home):
     with TrainerOrchestrator(home.base, CONFIG):
-        with pytest.raises(StateHeld), ServiceLock(home):
+        with pytest.raises(StateDirectoryLocked), ServiceLock(home):
             pass
-        with pytest.raises(StateHeld), TrainerOrchestrator(home):
+        with pytest.raises(StateDirectoryLocked), TrainerOrchestrator(home):
             pass
     with ServiceLock(home):
         pass

@@ -7,7 +7,7 @@ import time
 from tests.runs.attempts import attempt_in, launched, said, until
 from tests.runs.supervising import echo, reaches, supervising
 
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.resource_usage import Peaks, Sample, Sampler, read_peaks, read_samples
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from palaestra.errors import StateHeld
+from palaestra.errors import StateDirectoryLocked
 from palaestra.runs.store.lock import ServiceLock
 
 HOLD = """
@@ -37,7 +37,7 @@ def test_the_second_is_refused_and_told_who_holds_it(home, holder):
         rf"state directory = '{re.escape(str(home.path))}': is held by process {holder.pid} on host \S+ since \d\d:\d\d"
         rf", serving http://127.0.0.1:1. Use that one \(palaestra runs list\), or end it with: palaestra serve --stop"
     )
-    with pytest.raises(StateHeld, match=told), ServiceLock(home):
+    with pytest.raises(StateDirectoryLocked, match=told), ServiceLock(home):
         pass
 
 
@@ -59,5 +59,5 @@ def test_it_is_free_again_afterwards_and_private_all_the_time(home):
 def test_a_holder_that_has_not_said_who_it_is_yet_is_respected(home):
     with ServiceLock(home):
         home.lock.write_text("")
-        with pytest.raises(StateHeld, match="is held by another service"), ServiceLock(home):
+        with pytest.raises(StateDirectoryLocked, match="is held by another service"), ServiceLock(home):
             pass

@@ -7,7 +7,7 @@ import signal
 
 from tests.runs.attempts import attempt_in, ending, launched, said, until, within
 
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.process.child import Child
 
 _FAMILY = """
@@ -41,9 +41,9 @@ def test_stop_returns_only_when_the_group_is_gone(home):
         async with launched(attempt, code) as child:
             await until(lambda: len(_family_of(attempt)) == 4)
             family = [*_identities(attempt), child.trainer, child.warden]
-            assert all(member.lives() for member in family)
+            assert all(member.is_alive() for member in family)
             await within(child.stop("operator", 0.2))
-            assert not any(member.lives() for member in family)
+            assert not any(member.is_alive() for member in family)
 
     asyncio.run(body())
     assert json.loads(attempt.exit.read_text())["leftovers"] >= 1
@@ -90,7 +90,7 @@ def test_what_a_trainer_leaves_behind_is_ended_and_counted(home):
             await until(lambda: len(_family_of(attempt)) == 2)
             family = _identities(attempt)
             await within(child.ended())
-            assert not any(member.lives() for member in family if member)
+            assert not any(member.is_alive() for member in family if member)
 
     asyncio.run(body())
     record = json.loads(attempt.exit.read_text())
@@ -106,7 +106,7 @@ def test_orphans_of_orphans_are_found(home):
             await until(lambda: len(_family_of(attempt)) == 1)
             (orphan,) = _identities(attempt)
             await within(child.stop("operator", 0.1))
-            assert not orphan.lives()
+            assert not orphan.is_alive()
 
     asyncio.run(body())
 
@@ -120,9 +120,9 @@ def test_without_a_warden_everything_is_found_by_label_and_descent(home):
             await until(lambda: len(_family_of(attempt)) == 2)
             family = [*_identities(attempt), child.trainer]
             os.kill(child.warden.pid, signal.SIGKILL)
-            await until(lambda: not child.warden.lives())
+            await until(lambda: not child.warden.is_alive())
             await within(child.stop("operator", 0.2))
-            assert not any(member.lives() for member in family)
+            assert not any(member.is_alive() for member in family)
 
     asyncio.run(body())
     assert ending(attempt).reason == "stopped by the operator"
@@ -137,8 +137,8 @@ def test_a_warden_that_is_stuck_does_not_save_the_run(home, monkeypatch):
             await said(attempt, "up")
             os.kill(child.warden.pid, signal.SIGSTOP)
             await within(child.stop("operator", 0.2))
-            assert not child.trainer.lives()
-            assert not child.warden.lives()
+            assert not child.trainer.is_alive()
+            assert not child.warden.is_alive()
 
     asyncio.run(body())
 
@@ -151,7 +151,7 @@ def test_a_frozen_trainer_is_ended_all_the_same(home):
             await said(attempt, "up")
             os.kill(child.trainer.pid, signal.SIGSTOP)
             await within(child.stop("operator", 0.2))
-            assert not child.trainer.lives()
+            assert not child.trainer.is_alive()
 
     asyncio.run(body())
     assert ending(attempt).reason == "stopped by the operator"

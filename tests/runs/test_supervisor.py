@@ -11,7 +11,7 @@ import pytest
 from tests.runs.attempts import said, until, within
 from tests.runs.supervising import echo, ends, happenings, journal, leaving, reaches, supervising, what_echo_said
 
-from palaestra.errors import ConsentNeeded, IllegalTransition, LaunchRefused, UnknownRun
+from palaestra.errors import ConsentRequired, IllegalTransition, LaunchRefused, UnknownRun
 from palaestra.files.atomic import write_json
 from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
@@ -94,8 +94,8 @@ def test_stop_answers_when_nothing_lives_and_the_end_is_written(home):
             before = await reaches(supervisor, run_id, Phase.RUNNING)
             after = await within(supervisor.stop(run_id))
             assert (after.phase, after.reason) == (Phase.STOPPED, "stopped by the operator")
-            assert not before.trainer.lives()
-            assert not before.warden.lives()
+            assert not before.trainer.is_alive()
+            assert not before.warden.is_alive()
             with pytest.raises(IllegalTransition, match="is stopped and cannot be stopped"):
                 await supervisor.stop(run_id)
             return run_id
@@ -266,11 +266,11 @@ def test_foreign_code_runs_only_once_somebody_agreed_to_exactly_it(home):
     async def body():
         async with supervising(home, runners={"fussy": _Fussy()}) as supervisor:
             spec = RunSpec(runner="fussy", script="x", config={"steps": 1})
-            with pytest.raises(ConsentNeeded) as asked:
+            with pytest.raises(ConsentRequired) as asked:
                 await supervisor.submit(spec)
             assert list(home.runs.iterdir()) == []
             other = RunSpec(runner="fussy", script="x", config={"steps": 2})
-            with pytest.raises(ConsentNeeded, match="has changed since it was agreed to"):
+            with pytest.raises(ConsentRequired, match="has changed since it was agreed to"):
                 await supervisor.submit(other, asked.value.digest)
             record = await supervisor.submit(spec, asked.value.digest)
             assert (await ends(supervisor, record.run_id)).phase is Phase.SUCCEEDED

@@ -10,7 +10,7 @@ import sys
 
 from tests.runs.attempts import attempt_in, launched, said, until, within
 
-from palaestra.proc import ProcessIdentity, boot_id, labelled
+from palaestra.processes.procfs import ProcessIdentity, boot_id, find_by_environment
 from palaestra.runs.process import watchdog as warden
 from palaestra.runs.state.facts import LABEL, observe
 
@@ -56,7 +56,7 @@ def test_warden_and_trainer_are_known_by_pid_start_and_boot_and_carry_a_label(ho
             assert seen.warden == child.warden == ProcessIdentity.of(child.warden.pid)
             assert seen.trainer.boot_id == boot_id()
             assert seen.label.startswith("run/1/")
-            assert labelled(LABEL, seen.label) == {child.warden.pid, child.trainer.pid}
+            assert find_by_environment(LABEL, seen.label) == {child.warden.pid, child.trainer.pid}
             assert os.getsid(child.trainer.pid) == child.trainer.pid != os.getsid(child.warden.pid)
 
     asyncio.run(body())
@@ -110,7 +110,7 @@ def test_hangup_and_interrupt_do_not_reach_the_run(home):
             os.kill(child.warden.pid, signal.SIGHUP)
             os.kill(child.warden.pid, signal.SIGINT)
             os.kill(child.warden.pid, 0)
-            assert child.trainer.lives()
+            assert child.trainer.is_alive()
             await child.stop("operator", 5.0)
 
     asyncio.run(body())
@@ -156,11 +156,11 @@ def test_a_killed_warden_takes_nobody_with_it(home):
     async def body():
         async with launched(attempt, "input() if 0 else __import__('time').sleep(60)") as child:
             os.kill(child.warden.pid, signal.SIGKILL)
-            await until(lambda: not child.warden.lives())
-            assert child.trainer.lives()
+            await until(lambda: not child.warden.is_alive())
+            assert child.trainer.is_alive()
             assert child.warden_gone
             await within(child.stop("operator", 5.0))
-            assert not child.trainer.lives()
+            assert not child.trainer.is_alive()
 
     asyncio.run(body())
     assert not attempt.exit.exists()
@@ -172,4 +172,9 @@ def test_a_warden_costs_next_to_nothing():
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, warden.__file__], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["palaestra", "palaestra.lazy", "palaestra.proc"]  # the root loads its names lazily
+    assert done.stdout.split() == [
+        "palaestra",
+        "palaestra.lazy",
+        "palaestra.processes",
+        "palaestra.processes.procfs",
+    ]  # the root loads its names lazily

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from palaestra.http_port import listen
+from palaestra.http.server import listen
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.server import serve
 from palaestra.sessions.server_app import build_app

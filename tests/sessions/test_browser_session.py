@@ -8,7 +8,7 @@ import socket
 import pytest
 from tests.sessions.browsing import SCREEN, drawn_on_demand, page_in, session_in, with_browser
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, Wait
 from palaestra.sessions.chromium import _living
 from palaestra.sessions.conformance import check_session
@@ -207,7 +207,7 @@ def test_a_page_in_reserve_whose_process_died_is_not_handed_out():
         await session.reset(TaskRequest("click_target/button", 1))
         spare = await browser._spare.page
         browser.cdp.tell("Page.crash", session=spare.session)
-        with pytest.raises(EnvironmentFailed, match="hung"):
+        with pytest.raises(SessionFailed, match="hung"):
             await browser.cdp.call("Runtime.evaluate", {"expression": "1"}, session=spare.session, timeout=0.5)
         return (await session.reset(TaskRequest("click_target/button", 2))).seed
 
@@ -230,9 +230,9 @@ def test_a_page_that_hangs_fails_by_itself_and_its_neighbour_lives_on():
         neighbour = await page_in(browser, "<!doctype html>here")
         page = await page_in(browser, "<!doctype html>", deadline=1.0)
         await page.evaluate("void (document.onmousedown = () => { while (true) {} })")
-        with pytest.raises(EnvironmentFailed, match=r"hung: .* within 1 s"):
+        with pytest.raises(SessionFailed, match=r"hung: .* within 1 s"):
             await page.act(Click(Point(5, 5)))
-        with pytest.raises(EnvironmentFailed, match="hung"):
+        with pytest.raises(SessionFailed, match="hung"):
             await page.screenshot()
         await page.close()
         return (await neighbour.screenshot()).size
@@ -249,7 +249,7 @@ def test_a_page_that_hangs_while_it_draws_is_removed_before_its_neighbour_draws(
         drawing = asyncio.create_task(page.draw())
         await asyncio.sleep(0)
         size = (await neighbour.screenshot()).size  # waits for its turn
-        with pytest.raises(EnvironmentFailed, match="hung: the page did not draw within 1 s"):
+        with pytest.raises(SessionFailed, match="hung: the page did not draw within 1 s"):
             await drawing
         return size, browser.num_pages
 
@@ -279,7 +279,7 @@ def test_a_task_whose_own_code_raises_breaks_its_page_and_no_other():
         page = await Page.open(browser, SCREEN, lambda request: PageResponse(b"<!doctype html>"), seed=3)
         page._serve = lambda request: 1 / 0
         for attempt in (lambda: page.evaluate("fetch('/x').then((answer) => answer.status)"), page.draw):
-            with pytest.raises(EnvironmentFailed, match=r"task_failed: answering '/x' raised ZeroDivisionError"):
+            with pytest.raises(SessionFailed, match=r"task_failed: answering '/x' raised ZeroDivisionError"):
                 await attempt()
         return (await neighbour.screenshot()).size
 
@@ -292,7 +292,7 @@ def test_a_page_that_crashes_says_so_from_then_on():
         await session.reset(TaskRequest("click_target/button", 3))
         browser.cdp.tell("Page.crash", session=session._page._target.session)
         for attempt in (lambda: session.act(Wait(0.05), step=1), session.progress, session.screenshot):
-            with pytest.raises(EnvironmentFailed, match="page_crashed"):
+            with pytest.raises(SessionFailed, match="page_crashed"):
                 await attempt()
         await session.reset(TaskRequest("click_target/button", 3))  # a fresh page in the same browser
         return (await session.progress()).done
@@ -306,16 +306,16 @@ def test_a_verifier_that_raises_is_a_failed_environment_and_never_a_reward(monke
         await session.reset(TaskRequest("click_target/button", 3))
         monkeypatch.setattr(session._task, "judge", lambda probed: 1 / 0)
         for _ in range(2):
-            with pytest.raises(EnvironmentFailed, match=r"verifier_failed: .*ZeroDivisionError"):
+            with pytest.raises(SessionFailed, match=r"verifier_failed: .*ZeroDivisionError"):
                 await session.act(Wait(0.01), step=1)
 
         await session.reset(TaskRequest("click_target/button", 3))
         monkeypatch.setattr(session._task, "judge", lambda probed: 1 / 0)
-        with pytest.raises(EnvironmentFailed, match=r"verifier_failed: .*ZeroDivisionError"):
+        with pytest.raises(SessionFailed, match=r"verifier_failed: .*ZeroDivisionError"):
             await session.progress()
 
         monkeypatch.setattr("palaestra.sessions.suites.click_target._Button.told", lambda self, begun: begun["no"])
-        with pytest.raises(EnvironmentFailed, match=r"verifier_failed: .*TypeError"):
+        with pytest.raises(SessionFailed, match=r"verifier_failed: .*TypeError"):
             await session.reset(TaskRequest("click_target/button", 3))
         assert browser.num_pages == 0
 
@@ -326,7 +326,7 @@ def test_a_browser_that_is_killed_fails_its_pages_at_once():
     async def play(browser):
         page = await page_in(browser, "<!doctype html>")
         os.killpg(browser.pid, signal.SIGKILL)
-        with pytest.raises(EnvironmentFailed, match="browser_gone"):
+        with pytest.raises(SessionFailed, match="browser_gone"):
             await page.act(Wait(5.0))
         return browser.gone
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 from tests.sessions.serving import listening, request_read, response, served
 
-from palaestra.errors import ConfigError, EnvironmentFailed, InvalidAction, SessionRefused
+from palaestra.errors import ConfigError, InvalidAction, SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Move, Point, TypeText, Wait
 from palaestra.sessions.blocking_client import BlockingSession
 from palaestra.sessions.client import SessionClient, open_session
@@ -78,7 +78,7 @@ def test_what_comes_over_the_wire_is_what_the_session_gave():
     [
         SessionRefused("step_conflict", "step 1 was done. Send step 2.", status=409),
         InvalidAction("click.at", [160, 0], "lies outside", "x runs from 0 to 159"),
-        EnvironmentFailed("hung", "the page did not answer"),
+        SessionFailed("hung", "the page did not answer"),
     ],
 )
 def test_an_error_arrives_as_what_it_was(error):
@@ -107,7 +107,7 @@ def test_errors_of_the_session_are_raised_by_the_client():
             with pytest.raises(InvalidAction, match="outside the screen of 160 x 210"):
                 await session.act(Move(Point(160, 0)), step=1)
             for attempt in (lambda: session.act(Wait(0.1), step=1), session.progress):
-                with pytest.raises(EnvironmentFailed, match="page_crashed: asked to at step 1"):
+                with pytest.raises(SessionFailed, match="page_crashed: asked to at step 1"):
                     await attempt()
             await session.close()
 
@@ -129,10 +129,10 @@ def test_an_answer_with_a_key_twice_is_not_believed():
         async with listening(doubled) as url:
             session = SessionClient(url, patience=QUICK)
             for attempt in (session.progress, lambda: session.act(Wait(0.1), step=1), lambda: open_session(url)):
-                with pytest.raises(EnvironmentFailed, match=r"bad_answer.*given twice"):
+                with pytest.raises(SessionFailed, match=r"bad_answer.*given twice"):
                     await attempt()
             client = GatewayClient(url, patience=QUICK)
-            with pytest.raises(EnvironmentFailed, match="the key 'session_id' is given twice"):
+            with pytest.raises(SessionFailed, match="the key 'session_id' is given twice"):
                 await client.open()
             await client.close()
             await session.close()
@@ -157,9 +157,7 @@ def test_half_a_character_in_an_instruction_is_named_wherever_it_comes_from():
         async with served(Broken) as ours, listening(other) as theirs:
             for url in (ours, theirs):
                 session = SessionClient(url, patience=QUICK)
-                with pytest.raises(
-                    EnvironmentFailed, match=r"bad_instruction: .*'Click \\ud83d.'.*half of a surrogate"
-                ):
+                with pytest.raises(SessionFailed, match=r"bad_instruction: .*'Click \\ud83d.'.*half of a surrogate"):
                     await session.reset(BUTTON)
                 await session.close()
 
@@ -222,7 +220,7 @@ def test_a_look_is_repeated_and_a_reset_is_not():
     async def play(session):
         await session.reset(BUTTON)
         picture = await session.screenshot()
-        with pytest.raises(EnvironmentFailed, match=r"unreachable: POST .*/reset: the connection broke"):
+        with pytest.raises(SessionFailed, match=r"unreachable: POST .*/reset: the connection broke"):
             await session.reset(BUTTON)
         return picture.size.width
 
@@ -234,7 +232,7 @@ def test_a_look_is_repeated_and_a_reset_is_not():
 def test_attempts_are_bounded_and_the_failure_is_the_environment_s():
     async def play(session):
         for attempt in (lambda: session.act(Wait(0.1), step=1), session.progress):
-            with pytest.raises(EnvironmentFailed, match="unreachable"):
+            with pytest.raises(SessionFailed, match="unreachable"):
                 await attempt()
 
     _, heard = _through(["before"] * 9, play)
@@ -269,7 +267,7 @@ def test_a_failed_environment_is_never_asked_again_and_a_busy_way_there_is():
         heard, server = _answering(broken, busy, response(b"nginx", status="502 Bad Gateway"), fine)
         async with server as url:
             session = SessionClient(url, patience=QUICK)
-            with pytest.raises(EnvironmentFailed, match="session_lost"):
+            with pytest.raises(SessionFailed, match="session_lost"):
                 await session.progress()
             alone = len(heard)
             progress = await session.progress()
@@ -284,7 +282,7 @@ def test_a_call_has_a_deadline():
         heard, server = _answering(None, None)
         async with server as url:
             session = SessionClient(url, patience=Patience(attempt_s=0.2, attempts=2, pause_s=0.0))
-            with pytest.raises(EnvironmentFailed, match=r"timeout: GET .*/progress: no answer within 0.2 s"):
+            with pytest.raises(SessionFailed, match=r"timeout: GET .*/progress: no answer within 0.2 s"):
                 await session.progress()
             await session.close()
         return len(heard)
@@ -299,7 +297,7 @@ def test_an_answer_that_makes_no_sense_is_a_failed_environment(body):
         async with server as url:
             session = SessionClient(url, patience=QUICK)
             for attempt in (lambda: session.act(Wait(0.1), step=1), lambda: session.reset(BUTTON), session.screenshot):
-                with pytest.raises(EnvironmentFailed, match=r"bad_answer|bad_screenshot"):
+                with pytest.raises(SessionFailed, match=r"bad_answer|bad_screenshot"):
                     await attempt()
             await session.close()
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from tests.sessions.serving import listening, request_read, response
 
-from palaestra.errors import EnvironmentFailed, InvalidAction, SessionRefused
+from palaestra.errors import InvalidAction, SessionFailed, SessionRefused
 from palaestra.sessions.action import (
     Answer,
     Click,
@@ -177,7 +177,7 @@ def test_the_older_report_counts_only_and_a_rule_may_be_content_with_that():
 
     async def play(session):
         await session.reset(TASK)
-        with pytest.raises(EnvironmentFailed, match="does not say which rows"):
+        with pytest.raises(SessionFailed, match="does not say which rows"):
             await session.progress()
 
     _play(play, counted)
@@ -188,11 +188,11 @@ def test_a_report_of_another_shape_is_a_failure_and_not_a_reward_of_nothing(repo
     async def play(session):
         await session.reset(TASK)
         desktop.reported = report
-        with pytest.raises(EnvironmentFailed, match="bad_progress"):
+        with pytest.raises(SessionFailed, match="bad_progress"):
             await session.progress()
 
     async def begin(session):
-        with pytest.raises(EnvironmentFailed, match="bad_progress"):
+        with pytest.raises(SessionFailed, match="bad_progress"):
             await session.reset(TASK)
 
     desktop = _Desktop()
@@ -207,10 +207,10 @@ def test_only_what_is_reported_after_the_episode_began_counts_and_a_report_that_
         desktop.reported = {"submitted_row_indices": [1, 5, 1], "num_incorrect_submissions": 4}
         after = await session.progress()
         desktop.reported = {"submitted_row_indices": [9, 5, 1, 1], "num_incorrect_submissions": 4}
-        with pytest.raises(EnvironmentFailed, match="does not follow"):
+        with pytest.raises(SessionFailed, match="does not follow"):
             await session.progress()
         desktop.reported = {"submitted_row_indices": [1, 5], "num_incorrect_submissions": 0}
-        with pytest.raises(EnvironmentFailed, match="does not follow"):
+        with pytest.raises(SessionFailed, match="does not follow"):
             await session.progress()
         return before, after
 
@@ -229,7 +229,7 @@ def test_an_act_whose_answer_is_lost_is_not_sent_again_and_ends_the_session():
             lambda: session.act(Click(AT), step=2),
             session.progress,
         ):
-            with pytest.raises(EnvironmentFailed, match="unreachable"):
+            with pytest.raises(SessionFailed, match="unreachable"):
                 await attempt()
 
     desktop = _Desktop()
@@ -257,7 +257,7 @@ def test_an_act_nobody_waits_for_ends_the_session_too():
         await stuck.wait()
         acting.cancel()
         await asyncio.gather(acting, return_exceptions=True)
-        with pytest.raises(EnvironmentFailed, match="interrupted: step 1 was not waited for"):
+        with pytest.raises(SessionFailed, match="interrupted: step 1 was not waited for"):
             await session.act(Click(AT), step=1)
 
     stuck = asyncio.Event()
@@ -292,7 +292,7 @@ def test_steps_are_counted_here_and_repeated_from_memory():
 
 def test_a_screen_of_another_size_is_noticed_before_anything_is_clicked():
     async def play(session):
-        with pytest.raises(EnvironmentFailed, match="width=64"):
+        with pytest.raises(SessionFailed, match="width=64"):
             await session.reset(TASK)
 
     _play(play, _Desktop(size=Size(64, 48)))
@@ -313,7 +313,7 @@ def test_a_refusal_by_the_server_is_a_failed_environment():
             session = QueryDialectSession(url, _assign)
             await session.reset(TASK)
             for _ in range(2):
-                with pytest.raises(EnvironmentFailed, match="refused: status 422"):
+                with pytest.raises(SessionFailed, match="refused: status 422"):
                     await session.act(Click(AT), step=1)
             await session.close()
 

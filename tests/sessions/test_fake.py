@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Point, Terminate, TypeText, Wait
 from palaestra.sessions.conformance import check_session
 from palaestra.sessions.episode import Episode, Repeated, judged
@@ -104,7 +104,7 @@ def test_a_failure_is_a_failure_from_then_on_and_never_a_reward():
         session = FakeSession()
         await session.reset(TaskRequest("fake/button", 1, {"fail_at": 1}))
         for attempt in (session.act(Wait(1), step=1), session.progress(), session.screenshot()):
-            with pytest.raises(EnvironmentFailed, match="page_crashed"):
+            with pytest.raises(SessionFailed, match="page_crashed"):
                 await attempt
         await session.reset(TaskRequest("fake/button", 1))
         return await session.progress()
@@ -133,7 +133,7 @@ def test_a_jpeg_says_its_size_too():
 
 @pytest.mark.parametrize("data", [b"", b"GIF89a", b"\xff\xd8", b"\x89PNG\r\n\x1a\n"])
 def test_what_is_no_picture_is_a_failed_environment(data):
-    with pytest.raises(EnvironmentFailed, match="bad_screenshot"):
+    with pytest.raises(SessionFailed, match="bad_screenshot"):
         Screenshot.of(data)
 
 

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from tests.sessions.serving import served
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.sessions.action import KINDS
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.screen import Screenshot
@@ -383,7 +383,7 @@ class _Stubborn(FakeSession):
 
     async def close(self):
         type(self).closed += 1
-        raise EnvironmentFailed("hung", "does not want to go")
+        raise SessionFailed("hung", "does not want to go")
 
 
 def test_when_the_server_ends_what_is_shared_goes_first_and_every_session_is_closed():

@@ -7,7 +7,7 @@ import signal
 import pytest
 from tests.sessions.serving import served
 
-from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
+from palaestra.errors import ConfigError, SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Move, Point, PressKeys, TypeText
 from palaestra.sessions.auto_reset import AutoResetSession
 from palaestra.sessions.browser_session import BrowserSession
@@ -101,10 +101,10 @@ def test_a_killed_browser_fails_its_own_sessions_and_the_next_reset_finds_anothe
         await broken.act(Move(Point(1, 1)), step=1)
         first = (await shared.get()).pid
         os.killpg(first, signal.SIGKILL)
-        with pytest.raises(EnvironmentFailed, match="browser_gone"):
+        with pytest.raises(SessionFailed, match="browser_gone"):
             await broken.act(Move(Point(2, 2)), step=2)
         await idle.reset(BUTTON)  # had no page in the dead one
-        with pytest.raises(EnvironmentFailed, match="browser_gone"):
+        with pytest.raises(SessionFailed, match="browser_gone"):
             await broken.progress()
         moved = await idle.act(Move(Point(1, 1)), step=1)
         await broken.reset(BUTTON)

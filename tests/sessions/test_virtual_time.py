@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.sessions.browsing import SCREEN, drawn_on_demand, page_in, with_browser
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.sessions.action import Click, Move, Point, Scroll, TypeText, Wait
 from palaestra.sessions.cdp import CdpError
 from palaestra.sessions.virtual_time import MAX_ADVANCE_MS, SETTLE_MS, START_S, RealTime, VirtualTime
@@ -171,9 +171,9 @@ def test_a_page_that_computes_without_end_fails_within_its_deadline():
         ):
             page = await page_in(browser, "<!doctype html>", deadline=1.0)
             await page.evaluate(f"void {script}")
-            with pytest.raises(EnvironmentFailed, match="hung: 500 ms of page time did not pass within 1 s") as failed:
+            with pytest.raises(SessionFailed, match="hung: 500 ms of page time did not pass within 1 s") as failed:
                 await page.act(Wait(0.5))
-            with pytest.raises(EnvironmentFailed, match="hung"):
+            with pytest.raises(SessionFailed, match="hung"):
                 await page.act(Wait(0.5))
             failures.append(failed.value.reason)
             await page.close()
@@ -191,7 +191,7 @@ def test_a_page_that_crashes_while_its_time_passes_fails_at_once():
         while page._clock._expired is None or page._clock._expired.done():
             await asyncio.sleep(0)
         browser.cdp.tell("Page.crash", session=page._target.session)
-        with pytest.raises(EnvironmentFailed, match="page_crashed"):
+        with pytest.raises(SessionFailed, match="page_crashed"):
             async with asyncio.timeout(30):
                 await waiting
 
@@ -204,7 +204,7 @@ def test_a_page_that_crashes_before_it_answers_fails_at_once():
         asking = asyncio.create_task(page.evaluate("(() => { while (true) {} })()"))
         await asyncio.sleep(0)
         browser.cdp.tell("Page.crash", session=page._target.session)
-        with pytest.raises(EnvironmentFailed, match="page_crashed"):
+        with pytest.raises(SessionFailed, match="page_crashed"):
             async with asyncio.timeout(30):
                 await asking
 
@@ -252,8 +252,8 @@ def test_in_a_browser_that_draws_by_itself_time_is_real_and_a_failure_ends_the_w
         await clock.advance(1.0)
         waiting = asyncio.create_task(clock.advance(60_000.0))
         await asyncio.sleep(0)
-        clock.fail(EnvironmentFailed("page_crashed", "gone"))
-        with pytest.raises(EnvironmentFailed, match="page_crashed"):
+        clock.fail(SessionFailed("page_crashed", "gone"))
+        with pytest.raises(SessionFailed, match="page_crashed"):
             await waiting
         return clock.elapsed_ms
 
@@ -327,9 +327,9 @@ def test_a_refused_grant_and_a_failed_page_end_the_waiting():
             await waiting
         waiting = asyncio.create_task(clock.advance(SETTLE_MS))
         await _granted(cdp, 2)
-        clock.fail(EnvironmentFailed("page_crashed", "gone"))
+        clock.fail(SessionFailed("page_crashed", "gone"))
         for attempt in (waiting, clock.advance(SETTLE_MS)):
-            with pytest.raises(EnvironmentFailed, match="page_crashed"):
+            with pytest.raises(SessionFailed, match="page_crashed"):
                 await attempt
         return len(cdp.calls)
 
@@ -338,7 +338,7 @@ def test_a_refused_grant_and_a_failed_page_end_the_waiting():
 
 def test_a_grant_that_stalls_is_repeated_without_waiting_for_requests_and_then_fails():
     async def play(clock, cdp):
-        with pytest.raises(EnvironmentFailed, match=r"hung: 507 ms of page time did not pass within 0.02 s"):
+        with pytest.raises(SessionFailed, match=r"hung: 507 ms of page time did not pass within 0.02 s"):
             await clock.advance(SETTLE_MS)
         return [(call["policy"], call["initialVirtualTime"]) for call in cdp.calls]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.document import read_document
+from palaestra.config.file import read_config_file
 from palaestra.errors import ConfigError
 from palaestra.train.ui_config import ui_config_from
 
@@ -56,7 +56,7 @@ def _here(config, host):
 def test_configure_your_training(tmp_path):
     path = tmp_path / "my_experiment.yaml"
     path.write_text(CONFIG)
-    read = ui_config_from(read_document(path))
+    read = ui_config_from(read_config_file(path))
     assert (read.experiment_name, read.model.lora_target_option, read.model.lora_rank) == (
         "my_experiment",
         "attention+mlp",
@@ -184,7 +184,7 @@ def test_options_that_mean_nothing_or_too_much_are_refused(command, tmp_path):
     ],
 )
 def test_the_configurations_it_lists_ship(name):
-    config = ui_config_from(read_document(CONFIGS / f"{name}.yaml"))
+    config = ui_config_from(read_config_file(CONFIGS / f"{name}.yaml"))
     assert config.model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
     assert config.model.use_lora is (name != "qwen25_vl_full_finetune")
     assert config.model.lora_target_option == ("attention+mlp" if "only" not in name else name.split("_")[2])

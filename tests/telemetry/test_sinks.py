@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.telemetry.event import Frame, LogLine, TrainingStep
 from palaestra.telemetry.journal import Journal, JournalReader
@@ -82,11 +82,11 @@ def test_wandb_is_opened_with_the_run_and_its_configuration(opened, tmp_path, mo
 
 def test_the_section_refuses_what_it_does_not_know():
     with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
-        validated(TelemetryConfig, {"tensorbord": True}, place="telemetry")
+        parse_section(TelemetryConfig, {"tensorbord": True}, place="telemetry")
     with pytest.raises(ConfigError, match=r"telemetry\.wandb"):
-        validated(TelemetryConfig, {"wandb": "sometimes"}, place="telemetry")
+        parse_section(TelemetryConfig, {"wandb": "sometimes"}, place="telemetry")
     with pytest.raises(ConfigError, match=r"telemetry\.wandb_project"):
-        validated(TelemetryConfig, {"wandb_project": ""}, place="telemetry")
+        parse_section(TelemetryConfig, {"wandb_project": ""}, place="telemetry")
 
 
 def test_without_a_progress_display_warnings_still_reach_a_person():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from palaestra.actor import Collector
-from palaestra.errors import EnvironmentFault, NonFiniteError
+from palaestra.errors import EnvironmentContractError, NonFiniteError
 from palaestra.files.checkpoint import checkpoints_in
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.rollout_learner import RolloutLearner
@@ -70,10 +70,10 @@ def test_a_run_that_breaks_numerically_leaves_its_last_good_weights(tmp_path, mo
 
 def test_a_failing_environment_is_a_failed_phase_in_the_journal(tmp_path, monkeypatch):
     def failing(self, *args, **kwargs):
-        raise EnvironmentFault("environment 1 fell over")
+        raise EnvironmentContractError("environment 1 fell over")
 
     monkeypatch.setattr(Collector, "collect", failing)
-    with pytest.raises(EnvironmentFault):
+    with pytest.raises(EnvironmentContractError):
         train(_config(), root=tmp_path, run_id="a")
     phases = [e for e in _events_of(tmp_path) if isinstance(e, PhaseChanged)]
     assert [phase.phase for phase in phases] == ["running", "failed"]

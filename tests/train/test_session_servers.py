@@ -15,7 +15,7 @@ from palaestra.errors import ConfigError
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.gateway import Address, GatewayConfig
 from palaestra.gateway.serving import open_gateway
-from palaestra.http_port import answering, listen
+from palaestra.http.server import listen, serve_in_background
 from palaestra.train.screens import train_ui
 from palaestra.train.ui_config import ui_config_from
 
@@ -134,7 +134,7 @@ def gateway_of(runtime, token):
         with listen("127.0.0.1", 0, "gateway.port") as sock:
             async with (
                 open_gateway(GatewayConfig(), token=token, runtime=runtime) as gateway,
-                answering(gateway.app, sock),
+                serve_in_background(gateway.app, sock),
             ):
                 urls.append(f"http://127.0.0.1:{sock.getsockname()[1]}")
                 loops.append(asyncio.get_running_loop())

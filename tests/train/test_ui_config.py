@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from palaestra.document import is_ui_document, read_document
+from palaestra.config.file import is_ui_config, read_config_file
 from palaestra.errors import ConfigError
 from palaestra.train.ui_config import ui_config_from
 
@@ -44,7 +44,7 @@ def config(**more):
 
 def test_the_file_of_the_specification_loads_as_it_is_written():
     data = yaml.safe_load(SPECIFICATION)
-    assert is_ui_document(data)
+    assert is_ui_config(data)
     read = ui_config_from(data)
     assert (read.name, read.model.lora_rank, read.trainer.batch_size) == ("my_experiment", 32, 4)
     assert (read.trainer.learning_rate, read.trainer.num_training_steps) == (None, 100)
@@ -67,7 +67,7 @@ def test_everything_that_was_read_can_be_read_again():
 
 @pytest.mark.parametrize("path", sorted(Path("configs/ui").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_configuration_that_ships_is_accepted(path):
-    assert ui_config_from(read_document(path)).tasks
+    assert ui_config_from(read_config_file(path)).tasks
 
 
 @pytest.mark.parametrize(

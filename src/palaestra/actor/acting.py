@@ -14,7 +14,7 @@ from torch import nn
 
 from palaestra.env.compiled_cartpole import CompiledCartPole
 from palaestra.env.vector import Ended, Observation, VectorEnv
-from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import possible_actions
 from palaestra.kernels.rollout import rollout_cartpole
@@ -112,7 +112,7 @@ def refuse_impossible(distribution: Any, mask: NDArray[np.bool_], over: NDArray[
     """Raise when the mask `[N, k]` of an environment that is not `over` leaves it no action to take."""
     allowed = possible_actions(mask, getattr(distribution, "choices", None)) | over
     if not allowed.all():
-        raise EnvironmentFault(
+        raise EnvironmentContractError(
             f"environment {int(np.argmin(allowed))} allows no action: its info['action_mask'] forbids all of them. "
             "Allow at least one action in every step, or end the episode where there is none."
         )

@@ -33,7 +33,7 @@ from palaestra.experience.vla_buffer import Overflow, VLABuffer
 from palaestra.policy.device import device_of
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, twin
-from palaestra.shared_memory import SharedArrays, shared_block
+from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 from palaestra.transport.queue import SegmentQueue, Taken
 from palaestra.transport.source import Batch, Progress, State, Timing
 from palaestra.transport.weights import BoardPublisher, WeightBoard
@@ -319,7 +319,7 @@ class AsynchronousSource:
         limits: dict[str, Any] = {"max_staleness": c.max_staleness, "reproducible": c.reproducible}
         if c.collector == "process":
             layout = SharedLayout.of(self._policy, arguments, depth)
-            block = shared_block(layout.allocate)
+            block = allocate_shared_block(layout.allocate)
             ring, board, *_ = layout.allocate(SharedArrays(block))
             self._queue = SegmentQueue(ring, **limits)
             self._worker = CollectorProcess(self._policy, layout, block, self._queue, self._next_setup)

@@ -31,7 +31,7 @@ from palaestra.actor.acting import (
 from palaestra.actor.fit import buffer_shape, check_fit
 from palaestra.env.spaces import allocate_row, write_observation
 from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
-from palaestra.errors import EnvironmentFault, ExperienceError
+from palaestra.errors import EnvironmentContractError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT
 from palaestra.policy.fingerprint import policy_fingerprint
@@ -380,7 +380,7 @@ def _check_finite(buffer: RolloutBuffer) -> None:
         broken = np.argwhere(~np.isfinite(array.reshape(T, buffer.num_envs, -1)).all(-1))
         if len(broken):
             t, n = (int(i) for i in broken[0])
-            raise EnvironmentFault(
+            raise EnvironmentContractError(
                 f"environment {n} returned a {name} that is not finite ({array[t, n]}) at step {t + 1} of a rollout. "
                 "Nothing was learned from it. Mend the environment, or clip what it returns."
             )

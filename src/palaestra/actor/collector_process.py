@@ -45,8 +45,8 @@ from palaestra.errors import CollectorFailed, PalaestraError
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, packed, tensors_of, unpacked
-from palaestra.shared_memory import SharedArrays
-from palaestra.threads import few_threads
+from palaestra.processes.shared_memory import SharedArrays
+from palaestra.processes.threads import limit_threads
 from palaestra.transport.queue import SegmentQueue
 from palaestra.transport.weights import WeightBoard
 
@@ -267,7 +267,7 @@ def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: by
         subscriber = WeightSubscriber(policy, board)
         subscriber.update()
         env = make_env(setup.env)
-        with few_threads(setup.torch_threads):
+        with limit_threads(setup.torch_threads):
             collector = Collector(env, policy, **setup.arguments)
             collector.num_steps = setup.num_steps
             if collector.reward_scale is not None and setup.moments is not None:

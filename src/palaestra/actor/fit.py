@@ -18,8 +18,8 @@ from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import ArraySpec, RolloutSpec
-from palaestra.memory import check_fits
 from palaestra.policy.device import device_of
+from palaestra.processes.memory import check_fits_in_memory
 
 __all__ = ["buffer_shape", "check_fit", "check_memory", "policy_bytes", "rollout_spec"]
 
@@ -135,7 +135,9 @@ def check_memory(
     if device.type == "cuda":
         on_gpu = {"the policy": weights, "a rollout": rollout, "its shuffles": shuffles}
         limit = int(torch.cuda.mem_get_info(device)[1])
-        check_fits("trainer.rollout_length", num_steps, on_gpu, f"{remedy}, or trainer.device=cpu", limit=limit)
+        check_fits_in_memory(
+            "trainer.rollout_length", num_steps, on_gpu, f"{remedy}, or trainer.device=cpu", limit=limit
+        )
     else:
         parts["the policy"] = weights
-    check_fits("trainer.rollout_length", num_steps, parts, remedy)
+    check_fits_in_memory("trainer.rollout_length", num_steps, parts, remedy)

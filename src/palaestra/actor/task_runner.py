@@ -17,7 +17,7 @@ from pydantic import Field
 
 from palaestra.actor.agent import Agent, Dialogue, Reply
 from palaestra.config import Section
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.experience.trajectory import Outcome, Trajectory, Turn
 from palaestra.sessions.action import encode
 from palaestra.sessions.screen import Screenshot
@@ -125,7 +125,7 @@ class TaskRunner:
             recording = _Recording()
             try:
                 outcome, reason = await self._play(order, recording)
-            except EnvironmentFailed as failure:
+            except SessionFailed as failure:
                 outcome, reason = Outcome.ENVIRONMENT_FAILED, str(failure)
             except SessionRefused as refusal:
                 if refusal.code not in _NO_SESSION:

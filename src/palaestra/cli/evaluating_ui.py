@@ -92,12 +92,12 @@ def _with_tasks(config: UiRunConfig, tasks: str) -> UiRunConfig:
     """The configuration with the tasks that were asked for: names separated by commas, known params kept."""
     if not tasks:
         return config
-    from palaestra.config import validated
+    from palaestra.config import parse_section
     from palaestra.sessions.task_sampler import TaskChoice
 
     known = {choice.task: choice for choice in config.tasks}
     chosen = tuple(
-        known.get(name) or validated(TaskChoice, {"task": name}, place="--tasks")
+        known.get(name) or parse_section(TaskChoice, {"task": name}, place="--tasks")
         for name in (part.strip() for part in tasks.split(","))
         if name
     )

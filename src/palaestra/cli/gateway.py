@@ -29,15 +29,17 @@ def gateway(
     in a file that only you can read. A client can use only the sessions that it opened. The operator's token, created
     beside the other one, can use and close every session.
     """
-    from palaestra.config import validated
-    from palaestra.document import overridden, read_document
+    from palaestra.config import parse_section
+    from palaestra.config.file import apply_overrides, read_config_file
     from palaestra.gateway import GatewayConfig, serve_gateway
     from palaestra.gateway.config import OPERATOR_TOKEN_VARIABLE, TOKEN_VARIABLE
 
-    given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
+    given: dict[str, Any] = dict(
+        apply_overrides(read_config_file(config) if config is not None else {}, settings or [])
+    )
     if anonymous:
         given["allow_anonymous"] = True
-    asked = validated(GatewayConfig, given, place="gateway")
+    asked = parse_section(GatewayConfig, given, place="gateway")
     if not (asked.allow_anonymous or asked.token_file or TOKEN_VARIABLE in os.environ):
         asked = asked.model_copy(update={"token_file": _own_token("gateway.token")})
         print(f"Token in {asked.token_file}", file=sys.stderr)

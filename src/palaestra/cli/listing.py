@@ -33,7 +33,7 @@ def schema(
     name: Annotated[str, typer.Argument(help="ppo, env, policy, trainer, telemetry …; run or ui for the whole.")] = "",
 ) -> None:
     """Print the JSON Schema of a configuration section: every key, its default and what it does."""
-    from palaestra.config import nearest
+    from palaestra.config import closest_names
     from palaestra.learner.table import ALGORITHMS
     from palaestra.train.config import SECTIONS
     from palaestra.train.ui_config import UI_SECTIONS
@@ -44,7 +44,7 @@ def schema(
         print("\n".join(known))
         return
     if name not in known:
-        close = nearest(name, known, count=1)
+        close = closest_names(name, known, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}"
         raise ConfigError("schema", name, "no such section", remedy)
     print(json.dumps(known[name].model_json_schema(), indent=2))

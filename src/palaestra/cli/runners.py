@@ -37,10 +37,10 @@ def runners_command(
     from palaestra.runs.runners.table import broken_runners, registered_runners, runner_named
 
     if schema is not None:
-        from palaestra.config import validated
+        from palaestra.config import parse_section
         from palaestra.runs.spec import RunSpec
 
-        spec = validated(RunSpec, {"runner": schema, "script": script})
+        spec = parse_section(RunSpec, {"runner": schema, "script": script})
         print(json.dumps(runner_named(schema).config_schema(spec), indent=2))
         return
     found = {name: runner.capabilities for name, runner in registered_runners().items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palaestra.cli.terminal import printable, strict_json
-from palaestra.errors import ConfigError, ConsentNeeded
+from palaestra.errors import ConfigError, ConsentRequired
 
 if TYPE_CHECKING:
     from palaestra.runs.client.client import Prepared, TrainerService
@@ -154,7 +154,7 @@ def resume(
     path = None if checkpoint is None else _weights(checkpoint)
     try:
         record = service.resume_run(run_id, checkpoint=path, changes=values)
-    except ConsentNeeded as needed:
+    except ConsentRequired as needed:
         print(needed, file=sys.stderr)
         _agreed("run this foreign code", yes)
         record = service.resume_run(run_id, needed.digest, checkpoint=path, changes=values)
@@ -300,7 +300,7 @@ def _service() -> TrainerService:
 
 def _configuration(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
     """The runner's keys from a file and overrides, the file as it was written, and a name for the run."""
-    from palaestra.document import overridden, read_document
+    from palaestra.config.file import apply_overrides, read_config_file
     from palaestra.runs.spec_file import run_name
 
     path = Path(words.pop(0)) if words and "=" not in words[0] else None
@@ -308,17 +308,17 @@ def _configuration(words: list[str], runner: str) -> tuple[dict[str, Any], str, 
         remedy = "Try: palaestra runs start configs/ppo/cartpole.yaml"
         raise ConfigError("CONFIG", None, "no configuration file given", remedy)
     examples = Path("configs/ppo") if runner == "palaestra" else None
-    data = read_document(path, examples) if path is not None else {}
+    data = read_config_file(path, examples) if path is not None else {}
     given = path.read_text(encoding="utf-8") if path is not None else ""
-    config = overridden(data, words)
+    config = apply_overrides(data, words)
     return config, given, run_name(config.get("name"), path)
 
 
 def _changes(words: list[str]) -> dict[str, Any]:
     """Values by dotted key."""
-    from palaestra.document import read_assignment
+    from palaestra.config.file import parse_override
 
-    return dict(map(read_assignment, words))
+    return dict(map(parse_override, words))
 
 
 def _variables(words: list[str]) -> dict[str, str]:
@@ -332,11 +332,11 @@ def _variables(words: list[str]) -> dict[str, str]:
 
 
 def _spec(**given: Any) -> RunSpec:
-    from palaestra.config import validated
+    from palaestra.config import parse_section
     from palaestra.runs.spec import RunSpec
 
     try:
-        return validated(RunSpec, given)
+        return parse_section(RunSpec, given)
     except ConfigError as error:
         option = _OPTIONS.get(error.place.partition(".")[0], error.place)
         raise ConfigError(f"--{option.replace('_', '-')}", error.value, error.reason, error.remedy) from None
@@ -361,7 +361,7 @@ def _submitted(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
     except KeyboardInterrupt:
         _tell_of_interrupted(service, run_id)
         raise
-    except ConsentNeeded:
+    except ConsentRequired:
         prepared = service.prepare_training(spec)
         _preview(prepared, False, to=sys.stderr)
         _agreed("run this foreign code", yes)

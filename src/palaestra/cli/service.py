@@ -30,7 +30,7 @@ def serve(
     You need not: `palaestra runs start` starts a service by itself, which leaves when there is nothing to do. Keys in
     var/training/service.yaml hold for both.
     """
-    from palaestra.document import overridden, read_document
+    from palaestra.config.file import apply_overrides, read_config_file
     from palaestra.files.home import Home
 
     if stop:
@@ -38,7 +38,9 @@ def serve(
         return
     from palaestra.runs.service.server import run_service, service_config
 
-    given: dict[str, Any] = dict(overridden(read_document(config) if config is not None else {}, settings or []))
+    given: dict[str, Any] = dict(
+        apply_overrides(read_config_file(config) if config is not None else {}, settings or [])
+    )
     home = Home.default()
 
     def told(facts: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from palaestra.document import is_ui_document
+from palaestra.config.file import is_ui_config
 from palaestra.errors import ConfigError
 from palaestra.telemetry.sinks import check_telemetry
 
@@ -18,7 +18,7 @@ __all__ = ["check_config"]
 
 def check_config(data: Mapping[str, Any], *, seed: int | None = None) -> dict[str, Any]:
     """The resolved configuration with the names that a run is listed by; `ConfigError` for what cannot be trained."""
-    return _check_screens(data, seed) if is_ui_document(data) else _check_environment(data, seed)
+    return _check_screens(data, seed) if is_ui_config(data) else _check_environment(data, seed)
 
 
 def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def train_command(
     if quiet:
         words.append("telemetry.progress=false")
 
-    from palaestra.document import overridden, read_document
+    from palaestra.config.file import apply_overrides, read_config_file
     from palaestra.files.home import Home
     from palaestra.files.run_directory import Attempt, RunDirectory
 
@@ -79,11 +79,11 @@ def train_command(
         # The service would not list an attempt that it did not start, and its own next attempt would collide with it.
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
     if path is not None:
-        data, given = read_document(path, Path("configs/ppo")), path.read_text(encoding="utf-8")
+        data, given = read_config_file(path, Path("configs/ppo")), path.read_text(encoding="utf-8")
     else:
         assert run is not None
         data, given = run.read_config(), ""
-    data = _with_options(overridden(data, words), num_steps, cluster_host)
+    data = _with_options(apply_overrides(data, words), num_steps, cluster_host)
     if check:
         _check(data, seed)
         return
@@ -122,13 +122,13 @@ def _config_and_overrides(words: list[str], configs: list[Path]) -> tuple[Path |
 
 def _with_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:
     """The configuration with what options say in place of keys."""
-    from palaestra.document import is_ui_document, set_value
+    from palaestra.config.file import is_ui_config, set_value
 
     if cluster_host is not None:
-        if not is_ui_document(data):
+        if not is_ui_config(data):
             raise ConfigError("--cluster-host", cluster_host, "is for a model on screens", "Leave it out")
         set_value(data, "environment.cluster_host", cluster_host)
-    if num_steps is not None and is_ui_document(data):
+    if num_steps is not None and is_ui_config(data):
         set_value(data, "trainer.num_training_steps", num_steps)
     elif num_steps is not None:
         set_value(data, "trainer.total_timesteps", num_steps)
@@ -147,10 +147,10 @@ def _train(
     warm_start: Path | None,
 ) -> Outcome:
     """Train as the data says: a model on screens, or a policy in an environment."""
-    from palaestra.document import is_ui_document
+    from palaestra.config.file import is_ui_config
     from palaestra.files.run_id import new_run_id
 
-    if is_ui_document(data):
+    if is_ui_config(data):
         if find_spec("transformers") is None:
             raise ConfigError(
                 "model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'"

@@ -167,9 +167,9 @@ class _Chosen:
 def _chosen(where: str, task: str, outcome: str, version: int | None, limit: int, *, wanted: bool = False) -> _Chosen:
     """What fits; with `wanted`, nothing fitting is a refusal."""
     if outcome and outcome not in OUTCOMES:
-        from palaestra.config import nearest
+        from palaestra.config import closest_names
 
-        close = nearest(outcome, OUTCOMES, count=1)
+        close = closest_names(outcome, OUTCOMES, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(OUTCOMES)}"
         raise ConfigError("--outcome", outcome, "no episode ends so", remedy)
     if limit < 0:

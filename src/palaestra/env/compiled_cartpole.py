@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
-from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.kernels.cartpole import LEAN, TRACK, begin_cartpole, step_cartpole
 
 __all__ = ["CompiledCartPole"]
@@ -49,9 +49,9 @@ class CompiledCartPole(MethodForwarding):
     def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
         """Act in every environment."""
         if not self._started:
-            raise EnvironmentFault("step() was called before reset(). Call reset(seed, row) first.")
+            raise EnvironmentContractError("step() was called before reset(). Call reset(seed, row) first.")
         if action.shape != (self.num_envs,):
-            raise EnvironmentFault(f"action has shape {action.shape}, expected ({self.num_envs},).")
+            raise EnvironmentContractError(f"action has shape {action.shape}, expected ({self.num_envs},).")
         self._check_row(row)
         row.valid.fill(True)
         arrays = (row.observation, row.reward, row.terminated, row.truncated)
@@ -67,7 +67,7 @@ class CompiledCartPole(MethodForwarding):
             row.observation.shape == (self.num_envs, 4)  # type: ignore[union-attr]
             and row.reward.shape == row.terminated.shape == row.truncated.shape == row.valid.shape == count
         ):
-            raise EnvironmentFault(f"the row is not made for {self.num_envs} environments. Use allocate_row.")
+            raise EnvironmentContractError(f"the row is not made for {self.num_envs} environments. Use allocate_row.")
 
     def snapshot(self) -> Snapshot:
         """Three arrays say it all."""
@@ -86,7 +86,7 @@ class CompiledCartPole(MethodForwarding):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Refused: there are no environment objects behind a kernel."""
-        raise EnvironmentFault(
+        raise EnvironmentContractError(
             f"compiled/CartPole-v1 has no method {name!r}. Use CartPole-v1 for wrappers and curricula."
         )
 

@@ -2,8 +2,8 @@
 
 Owns autoreset, the time limit and the bookkeeping of episodes. Gymnasium's `TimeLimit`, `OrderEnforcing` and
 `PassiveEnvChecker` are stepped past when they are the outermost layers: what they do is done here, for a quarter of
-the price. Refuses a wrong observation shape and whatever the environment raises, as an `EnvironmentFault` that names
-the environment and the step; that numbers are finite is checked by the collector, a whole rollout at a time.
+the price. A wrong observation shape and any exception of the environment become an `EnvironmentContractError` that
+names the environment and the step; that numbers are finite is checked by the collector, a whole rollout at a time.
 
 An environment's state is how it got there: a snapshot holds the random generator's state before each running
 episode's reset and the actions since, and restoring replays them. It promises nothing it did not check: the replayed
@@ -29,7 +29,7 @@ from palaestra.env.spaces import (
     same_observation,
 )
 from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
-from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.errors import ConfigError, EnvironmentContractError
 
 __all__ = ["InProcessEnv"]
 
@@ -107,10 +107,10 @@ class InProcessEnv(MethodForwarding):
     def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
         """Act in every environment; those whose episode ends are reset within the same step."""
         if not self._running:
-            raise EnvironmentFault("step() was called before reset(). Call reset(seed, row) first.")
+            raise EnvironmentContractError("step() was called before reset(). Call reset(seed, row) first.")
         # Asking for .shape makes a tuple, which is dear here: a batch of single numbers is told by its length.
         if len(action) != self.num_envs or (self._structured and action.shape != self._action_shape):
-            raise EnvironmentFault(
+            raise EnvironmentContractError(
                 f"action has shape {action.shape}, expected {self._action_shape} for {self.num_envs} environments "
                 f"with {self.action_space}."
             )
@@ -243,13 +243,13 @@ class InProcessEnv(MethodForwarding):
             raise self._fault(0, error, doing="reset") from error
         return self._actions.mask_size if info.get("action_mask") is not None else 0
 
-    def _fault(self, i: int, error: Exception, *, doing: str = "step") -> EnvironmentFault:
-        if isinstance(error, EnvironmentFault):
+    def _fault(self, i: int, error: Exception, *, doing: str = "step") -> EnvironmentContractError:
+        if isinstance(error, EnvironmentContractError):
             return error
         name = type(self._envs[i].unwrapped).__name__
         when = "in reset()" if doing == "reset" else f"{self._clock - self._started[i]} steps into its episode"
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        return EnvironmentFault(f"environment {self._first + i} ({name}), {when}: {what}.")
+        return EnvironmentContractError(f"environment {self._first + i} ({name}), {when}: {what}.")
 
     def snapshot(self) -> Snapshot | None:
         """Seeds, generator states and actions since; None where an environment's randomness is not Gymnasium's."""
@@ -279,7 +279,7 @@ class InProcessEnv(MethodForwarding):
         """Replay every running episode; False (and fresh episodes) when one does not come out the same."""
         try:
             same = self._replay(snapshot, row)
-        except (EnvironmentFault, KeyError, ValueError):
+        except (EnvironmentContractError, KeyError, ValueError):
             same = False
         if not same:
             self._clock, self._history, self._history_from = 0, [], 0
@@ -319,7 +319,7 @@ class InProcessEnv(MethodForwarding):
             for action in self._split(actions):
                 self._last[i], _, terminated, truncated, info = self._steps[i](action)
                 if terminated or truncated:
-                    raise EnvironmentFault(f"environment {self._first + i} ended its episode during a replay.")
+                    raise EnvironmentContractError(f"environment {self._first + i} ended its episode during a replay.")
         except Exception as error:
             raise self._fault(i, error) from error
         return info

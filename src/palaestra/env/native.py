@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from palaestra.env.spaces import ActionLayout, ObservationLayout, copy_observation, write_observation
 from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
-from palaestra.errors import ConfigError, EnvironmentFault
+from palaestra.errors import ConfigError, EnvironmentContractError
 
 __all__ = ["NativeEnv"]
 
@@ -69,7 +69,7 @@ class NativeEnv(MethodForwarding):
     def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
         """Act in all copies at once."""
         if not self._running:
-            raise EnvironmentFault("step() was called before reset(). Call reset(seed, row) first.")
+            raise EnvironmentContractError("step() was called before reset(). Call reset(seed, row) first.")
         ignored = self._resetting
         try:
             value, reward, terminated, truncated, infos = self._env.step(self._actions.batch(action))
@@ -94,7 +94,7 @@ class NativeEnv(MethodForwarding):
     def _ended(self, over: NDArray[np.bool_], infos: Mapping[str, Any], row: StepRow) -> list[Ended]:
         finals = infos.get("final_obs") if self.autoreset_mode is AutoresetMode.SAME_STEP else None
         if self.autoreset_mode is AutoresetMode.SAME_STEP and finals is None:
-            raise EnvironmentFault(
+            raise EnvironmentContractError(
                 f"{self._env} says autoreset_mode SAME_STEP but gave no infos['final_obs'] for an ended episode. "
                 "Give the final observations, or declare the mode the environment really has in its metadata."
             )
@@ -142,11 +142,13 @@ class NativeEnv(MethodForwarding):
             raise self._fault(error, "in reset()") from error
         return self._actions.mask_size if infos.get("action_mask") is not None else 0
 
-    def _fault(self, error: Exception, when: str) -> EnvironmentFault:
-        if isinstance(error, EnvironmentFault):
+    def _fault(self, error: Exception, when: str) -> EnvironmentContractError:
+        if isinstance(error, EnvironmentContractError):
             return error
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        return EnvironmentFault(f"{self._env}, {when}, {int(self._lengths.max())} steps into an episode: {what}.")
+        return EnvironmentContractError(
+            f"{self._env}, {when}, {int(self._lengths.max())} steps into an episode: {what}."
+        )
 
     def snapshot(self) -> Snapshot | None:
         """A copy of the environment's plain attributes; None when it keeps anything we cannot copy."""

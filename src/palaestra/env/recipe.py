@@ -19,7 +19,7 @@ import gymnasium
 from gymnasium import error as gymnasium_error
 from gymnasium.wrappers import TimeLimit
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.env.chunk import ActionChunk
 from palaestra.errors import ConfigError, PalaestraError, UnknownEnvironment
 
@@ -83,7 +83,7 @@ class EnvRecipe:
             if attribute in gymnasium.registry:
                 return None
             known = [name for name in vars(module) if not name.startswith("_")]
-            close = nearest(attribute, known)
+            close = closest_names(attribute, known)
             remedy = f"Nearest: {', '.join(close)}" if close else "Check the part after the colon"
             raise UnknownEnvironment("env.id", self.id, f"{module_name!r} has no {attribute!r}", remedy)
         if not callable(found):
@@ -165,7 +165,7 @@ def _installed(package: str) -> bool:
 
 
 def _unknown(name: str, error: Exception) -> UnknownEnvironment:
-    close = nearest(name.partition(":")[2] or name, gymnasium.registry)
+    close = closest_names(name.partition(":")[2] or name, gymnasium.registry)
     remedy = f"Nearest: {', '.join(close)}" if close else "`palaestra envs` lists what can be trained on here"
     if isinstance(error, gymnasium_error.VersionNotFound | gymnasium_error.DeprecatedEnv):
         reason = "there is no such version"

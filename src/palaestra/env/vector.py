@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from palaestra.errors import EnvironmentFault
+from palaestra.errors import EnvironmentContractError
 
 __all__ = ["Ended", "MethodForwarding", "Observation", "Snapshot", "StepRow", "VectorEnv"]
 
@@ -116,5 +116,5 @@ class MethodForwarding:
                 what = f"neither {type(self).__name__} nor the environments in it have a method {name!r}"
                 raise AttributeError(what, name=name, obj=self)
             if self.in_use:
-                raise EnvironmentFault(f"env.{name}: {self.in_use}")
+                raise EnvironmentContractError(f"env.{name}: {self.in_use}")
             return partial(self.call, name)

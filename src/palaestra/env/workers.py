@@ -3,8 +3,8 @@
 Every process hosts an `InProcessEnv` over its share. Actions, observations, rewards and flags lie in anonymous shared
 memory, and `WorkerSignals` says when to step; a pipe per worker carries the rest: ended episodes, calls, snapshots,
 tracebacks. Environments are seeded by their global number: the data is the same, bit for bit, as in one process, and so
-are snapshots. A worker that raises, dies or stops answering surfaces as an `EnvironmentFault` that names it, with its
-traceback or exit code, and takes the others down with it. Refuses recipes that cannot be pickled.
+are snapshots. A worker that raises, dies or stops answering surfaces as an `EnvironmentContractError` that names it,
+with its traceback or exit code, and takes the others down with it. Refuses recipes that cannot be pickled.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from palaestra.env.preflight import EnvFacts, inspect_env
 from palaestra.env.spaces import ActionLayout, empty_observation, write_observation
 from palaestra.env.vector import Ended, MethodForwarding, Observation, Snapshot, StepRow
 from palaestra.env.worker_signals import WorkerSignals
-from palaestra.errors import ConfigError, EnvironmentFault, PalaestraError
-from palaestra.shared_memory import SharedArrays, shared_block
+from palaestra.errors import ConfigError, EnvironmentContractError, PalaestraError
+from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 
 __all__ = ["UNGUARDED_EXIT", "UNGUARDED_REMEDY", "WorkerEnv", "is_picklable", "start_process", "usable_cores"]
 
@@ -129,7 +129,7 @@ class WorkerEnv(MethodForwarding):
         # Spawned, not forked: a fork copies the locks of the parent's threads in whatever state they are.
         context = multiprocessing.get_context("spawn")
         plan = _Plan(facts.observation_space, facts.action_space, num_envs, facts.mask_size)
-        memory = shared_block(plan.allocate)
+        memory = allocate_shared_block(plan.allocate)
         self._action, self._row = plan.allocate(SharedArrays(memory))
         self._workers: list[_Worker] = []
         edges = np.linspace(0, num_envs, num_processes + 1).round().astype(int).tolist()
@@ -159,7 +159,7 @@ class WorkerEnv(MethodForwarding):
     def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
         """Act in every environment, all processes at once."""
         if action.shape != self._action.shape:
-            raise EnvironmentFault(f"action has shape {action.shape}, expected {self._action.shape}.")
+            raise EnvironmentContractError(f"action has shape {action.shape}, expected {self._action.shape}.")
         self._action[...] = action
         answers = self._ask("step")
         self._copy_seen(row)
@@ -235,7 +235,7 @@ class WorkerEnv(MethodForwarding):
     def _ask_each(self, word: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Answers of every process, this one first, which does its share while the others do theirs."""
         if self._closed:
-            raise EnvironmentFault(f"{word} was asked of an environment that is closed. Make a new one.")
+            raise EnvironmentContractError(f"{word} was asked of an environment that is closed. Make a new one.")
         if any(worker.last_read != self._asked for worker in self._workers):
             self._gather()  # an interrupt came before the last answers were read
         self._asked += 1
@@ -255,7 +255,9 @@ class WorkerEnv(MethodForwarding):
             if isinstance(error, PalaestraError):
                 raise
             what = f"{type(error).__name__}: {error}"
-            raise EnvironmentFault(f"environments 0 to {self._own.num_envs - 1}, in this process: {what}.") from error
+            raise EnvironmentContractError(
+                f"environments 0 to {self._own.num_envs - 1}, in this process: {what}."
+            ) from error
         return [mine, *self._gather()]
 
     def _gather(self) -> list[Any]:
@@ -271,7 +273,7 @@ class WorkerEnv(MethodForwarding):
                     self._give_up(each, None)
             if time.monotonic() > deadline:
                 self._kill()
-                raise EnvironmentFault(f"{worker} did not answer within {self._timeout_s:g} s and was killed.")
+                raise EnvironmentContractError(f"{worker} did not answer within {self._timeout_s:g} s and was killed.")
         if worker.signals.silent:
             worker.last_read = self._asked
             return None
@@ -301,7 +303,7 @@ class WorkerEnv(MethodForwarding):
         self._kill()
         if isinstance(cause, ConfigError):
             raise cause
-        raise EnvironmentFault(text) from cause
+        raise EnvironmentContractError(text) from cause
 
     def _kill(self) -> None:
         """After a fault nobody can be asked nicely: the answers to come belong to a step that has failed."""

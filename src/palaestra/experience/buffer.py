@@ -18,7 +18,7 @@ from torch import Tensor
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.columns import ArraySpec, Columns, ObservationSpec
-from palaestra.memory import check_fits
+from palaestra.processes.memory import check_fits_in_memory
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -54,7 +54,7 @@ class RolloutBuffer:
         if memory is np.zeros:
             needed = self.bytes_needed(T, **step)
             remedy = "Make it shorter, or use fewer environments"
-            check_fits("num_steps", T, {f"a rollout of {T:,} steps x {N} environments": needed}, remedy)
+            check_fits_in_memory("num_steps", T, {f"a rollout of {T:,} steps x {N} environments": needed}, remedy)
         self.num_steps, self.num_envs = T, N
         self.made_for: dict[str, Any] = step
         """The arguments of one step, to tell whether it fits another environment or policy."""

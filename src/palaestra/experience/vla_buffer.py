@@ -24,7 +24,7 @@ import torch
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.buffer import Memory, RolloutBuffer, read_steps
 from palaestra.experience.columns import ArraySpec, ObservationSpec
-from palaestra.memory import check_fits
+from palaestra.processes.memory import check_fits_in_memory
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -65,7 +65,9 @@ class VLABuffer:
         if memory is np.zeros:
             needed = count * RolloutBuffer.bytes_needed(*shape, mask_size=mask_size, chunk=chunk)
             parts = {f"{buffer_size:,} steps x {num_envs} environments": needed}
-            check_fits("VLABuffer(buffer_size)", buffer_size, parts, "Make it smaller, or use fewer environments")
+            check_fits_in_memory(
+                "VLABuffer(buffer_size)", buffer_size, parts, "Make it smaller, or use fewer environments"
+            )
         options: dict[str, Any] = {"mask_size": mask_size, "chunk": chunk, "memory": memory}
         self.segments = [RolloutBuffer(*shape, **options) for _ in range(count)]
         self.overflow: Overflow = overflow

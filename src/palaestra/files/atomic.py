@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from palaestra.strict_json import dump_strict
+from palaestra.strict_json import dump_json
 
 __all__ = [
     "append_line",
@@ -90,7 +90,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = True
 
 def write_json(path: Path, data: Mapping[str, Any], *, mode: int = 0o644, durable: bool = True) -> None:
     """Replace a JSON document."""
-    write_text(path, dump_strict(data, indent=2, default=str) + "\n", mode=mode, durable=durable)
+    write_text(path, dump_json(data, indent=2, default=str) + "\n", mode=mode, durable=durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def append_line(path: Path, data: Mapping[str, Any], *, durable: bool = False) -> None:
     """Add one JSON line with one write; a line that a crash tore before is ended first."""
-    line = dump_strict(data, separators=(",", ":"), default=str).encode() + b"\n"
+    line = dump_json(data, separators=(",", ":"), default=str).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(descriptor).st_size

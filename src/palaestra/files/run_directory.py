@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from palaestra.errors import CheckpointError, ConfigError, PalaestraError
 from palaestra.files.atomic import new_directory, write_json, write_text
 from palaestra.files.checkpoint import MANIFEST, checkpoints_in, is_whole
-from palaestra.secret import shown_environment, shown_words
+from palaestra.redaction import redact_command, redact_environment
 
 __all__ = ["Attempt", "RunDirectory", "begin_attempt", "find_checkpoint"]
 
@@ -245,9 +245,9 @@ class RunDirectory:
             return cls(root / matches[0])
         if len(matches) > 1:
             raise ConfigError("run", name, f"several runs begin so ({', '.join(matches[:4])})", "Write more of the id")
-        from palaestra.config import nearest  # loads pydantic, which listing runs must not
+        from palaestra.config import closest_names  # loads pydantic, which listing runs must not
 
-        close = nearest(name, known)
+        close = closest_names(name, known)
         remedy = f"Nearest: {', '.join(close)}" if close else f"There are {len(known)} runs under {root}"
         raise ConfigError("run", name, "no such run", remedy)
 
@@ -271,8 +271,8 @@ class RunDirectory:
         """The next attempt, with the command that started it."""
         attempt = self.attempt(1 + max((attempt.number for attempt in self.attempts()), default=0))
         attempt.checkpoints.mkdir(parents=True)
-        environment = {key: value for key, value in shown_environment(os.environ).items() if _RELEVANT.match(key)}
-        command = {"argv": shown_words(argv), "environment": environment}
+        environment = {key: value for key, value in redact_environment(os.environ).items() if _RELEVANT.match(key)}
+        command = {"argv": redact_command(argv), "environment": environment}
         write_json(attempt.command, command)
         write_json(attempt.resolved, resolved)
         if attempt.number == 1:

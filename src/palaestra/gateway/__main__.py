@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.gateway import GatewayConfig, serve_gateway
 
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     """Serve with these settings; 2 when they are refused."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
-        serve_gateway(validated(GatewayConfig, _settings(arguments), place="gateway"))
+        serve_gateway(parse_section(GatewayConfig, _settings(arguments), place="gateway"))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

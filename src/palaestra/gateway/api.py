@@ -12,14 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from palaestra import __version__
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.caller import CALLER
 from palaestra.gateway.config import GatewayConfig
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.leases import Lease, State
 from palaestra.gateway.metrics import CONTENT_TYPE
 from palaestra.gateway.replies import ErrorReply, error_reply
-from palaestra.http_json import StrictJsonRoute
+from palaestra.http.strict_route import StrictJsonRoute
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
 __all__ = ["build_api"]
@@ -182,7 +182,7 @@ def _add_error_replies(app: FastAPI) -> None:
         return JSONResponse(reply.document, reply.status, reply.headers)
 
     @app.exception_handler(SessionRefused)
-    @app.exception_handler(EnvironmentFailed)
+    @app.exception_handler(SessionFailed)
     async def ours(request: Request, error: Any) -> JSONResponse:
         return respond(error_reply(error))
 

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from palaestra.config import Section
 from palaestra.errors import ConfigError
 from palaestra.gateway.pods.config import KubernetesConfig
-from palaestra.hosts import is_loopback
+from palaestra.http.hosts import is_loopback
 
 __all__ = ["OPERATOR_TOKEN_VARIABLE", "TOKEN_VARIABLE", "GatewayConfig", "read_operator_token", "read_token"]
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from palaestra.config import nearest
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.config import closest_names
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.caller import Caller
 from palaestra.gateway.leases import Lease, LeaseTable, State
 from palaestra.gateway.metrics import Metrics
@@ -76,12 +76,12 @@ class SessionDesk:
         return (*own, *(name for name, known in SAME_AS.items() if known in own and name not in own))
 
     async def open(self, session_type: str, ttl_s: float) -> Lease:
-        """A session of one's own. Refused (422, 429, 503) or `EnvironmentFailed`."""
+        """A session of one's own. Refused (422, 429, 503) or `SessionFailed`."""
         if self.draining:
             raise SessionRefused("draining", "the gateway is stopping. Ask another one.", status=503, retry_after=5.0)
         known = self.session_types
         if session_type not in known:
-            close = nearest(session_type, known, count=1)
+            close = closest_names(session_type, known, count=1)
             remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
             text = f"session_type = {session_type[:64]!r}: there is no such type. {remedy}"
             raise SessionRefused("unknown_session_type", text, status=422)
@@ -183,14 +183,14 @@ class SessionDesk:
                 if session_id not in self.table:
                     _log.warning("session %s belongs to nobody and is removed", session_id)
                     await self.runtime.delete(session_id)
-        except EnvironmentFailed as error:
+        except SessionFailed as error:
             _log.warning("%s; trying again in %g s", error, RECONCILE_S)
 
     async def _remove(self, session_id: str, why: str) -> None:
         self._addresses.pop(session_id, None)
         try:
             await self.runtime.delete(session_id)
-        except EnvironmentFailed as error:
+        except SessionFailed as error:
             # It keeps its place: what may still be there must not be given room twice.
             _log.warning("%s; trying again", error)
             self._undeleted.add(session_id)

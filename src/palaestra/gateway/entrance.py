@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.caller import CALLER, Caller
 from palaestra.gateway.forwarding import PREFIX
 from palaestra.gateway.replies import Asgi, Message, Receive, Scope, Send, read_body, send_error
@@ -64,7 +64,7 @@ class Entrance:
                 await self._proxy(scope, receive, send)
                 return
             body = await read_body(scope, receive, MAX_CONTROL_BYTES)
-        except (SessionRefused, EnvironmentFailed) as error:
+        except (SessionRefused, SessionFailed) as error:
             await send_error(send, error, close=True)
             return
         # Half a request is no request, even if what came of it makes sense.

@@ -6,7 +6,7 @@ The gateway holds the other end of standard input. When that end closes (the gat
 server dies, everything below this process is ended and DIRECTORY, in which the server keeps its temporary files, is
 removed. Orphans of the server (browsers, renderers) become children of this process, so that they are found; if this
 process itself is killed, the kernel kills the server, and the gateway's next start finds the rest by label.
-Imports the standard library and `palaestra.proc` only: it is there once per server and must cost next to nothing.
+Imports the standard library and `palaestra.processes.procfs` only, because one runs per server and must stay small.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if not __package__:
     # Started by path, without site-packages, in whatever directory: our own tree is all it needs.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from palaestra.proc import below
+from palaestra.processes.procfs import list_descendants
 
 __all__ = ["main"]
 
@@ -95,7 +95,7 @@ class _Kept:
             self.wait(until=time.monotonic() + GRACE_S, watch_input=False)
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end:
-            left = below(os.getpid()) | ({self.pid} if self.status is None else set())
+            left = list_descendants(os.getpid()) | ({self.pid} if self.status is None else set())
             if not left:
                 return
             for pid in left:

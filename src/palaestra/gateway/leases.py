@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 
 __all__ = ["Lease", "LeaseTable", "State"]
 
@@ -138,11 +138,11 @@ class LeaseTable:
         return lease
 
     def opened(self, session_id: str, now: float) -> Lease:
-        """It is there; its term begins. `EnvironmentFailed` when it was lost before anybody saw it."""
+        """It is there; its term begins. `SessionFailed` when it was lost before anybody saw it."""
         lease = self._leases[session_id]
         if lease.state is State.LOST:
             self._move(lease, Event.CLOSE)
-            raise EnvironmentFailed("session_lost", lease.reason)
+            raise SessionFailed("session_lost", lease.reason)
         self._move(lease, Event.OPENED)
         lease.expires_at = now + lease.ttl_s
         return lease
@@ -154,10 +154,10 @@ class LeaseTable:
             self._move(lease, Event.CLOSE if lease.state is State.LOST else Event.FAILED)
 
     def begin(self, session_id: str, now: float) -> Lease:
-        """A request for it begins. Refused (404, 409) or `EnvironmentFailed` when there is nothing to ask."""
+        """A request for it begins. Refused (404, 409) or `SessionFailed` when there is nothing to ask."""
         lease = self._usable(session_id, now)
         if lease.state is State.LOST:
-            raise EnvironmentFailed("session_lost", lease.reason)
+            raise SessionFailed("session_lost", lease.reason)
         lease.in_use += 1
         return lease
 
@@ -171,7 +171,7 @@ class LeaseTable:
         """A new term from now on, shorter or longer than what was left."""
         lease = self._usable(session_id, now)
         if lease.state is State.LOST:
-            raise EnvironmentFailed("session_lost", lease.reason)
+            raise SessionFailed("session_lost", lease.reason)
         lease.ttl_s, lease.expires_at = ttl_s, now + ttl_s
         return lease
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import aiohttp
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.orphans import LABEL, register, sweep, unregister
 from palaestra.gateway.runtime import Address, LostCallback
 from palaestra.gateway.server_process import ServerProcess
@@ -112,7 +112,7 @@ class LocalRuntime:
                 self._forget(session_id)
                 broken.add(server)
                 if len(broken) == ATTEMPTS:
-                    raise EnvironmentFailed("session_lost", f"{ATTEMPTS} session servers broke off ({error})") from None
+                    raise SessionFailed("session_lost", f"{ATTEMPTS} session servers broke off ({error})") from None
             except BaseException:
                 await self._undo(session_id)
                 raise
@@ -127,16 +127,14 @@ class LocalRuntime:
                 async with self._client.delete(self._url(server, f"/sessions/{session_id}")) as response:
                     await response.read()
         except TimeoutError:
-            raise EnvironmentFailed("delete_timeout", f"session {session_id} could not be closed in time") from None
+            raise SessionFailed("delete_timeout", f"session {session_id} could not be closed in time") from None
         except aiohttp.ClientError as error:
             if server in self._ready:
-                raise EnvironmentFailed(
-                    "delete_failed", f"session {session_id} could not be closed ({error})"
-                ) from None
+                raise SessionFailed("delete_failed", f"session {session_id} could not be closed ({error})") from None
         else:
             if response.status >= 500:
                 text = f"session {session_id} could not be closed (status {response.status})"
-                raise EnvironmentFailed("delete_failed", text)
+                raise SessionFailed("delete_failed", text)
         self._forget(session_id)
 
     async def list(self) -> Mapping[str, Address]:
@@ -169,7 +167,7 @@ class LocalRuntime:
             await asyncio.sleep(backoff_s(failures))
             try:
                 server = await self._started()
-            except (EnvironmentFailed, OSError) as error:
+            except (SessionFailed, OSError) as error:
                 failures += 1
                 self._last_failure = str(error)
                 _log.warning("a session server did not start: %s", error)
@@ -227,7 +225,7 @@ class LocalRuntime:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            raise EnvironmentFailed("no_server", f"no session server is ready: {self._last_failure}") from None
+            raise SessionFailed("no_server", f"no session server is ready: {self._last_failure}") from None
         return carrying[least_loaded([len(server.sessions) for server in carrying])]
 
     async def _open_on(self, server: ServerProcess, session_id: str) -> None:
@@ -238,15 +236,15 @@ class LocalRuntime:
                     body = await response.json(content_type=None) if response.status != 201 else {}
         except TimeoutError:
             text = f"the session server did not open a session within {self._patience.call_s:g} s"
-            raise EnvironmentFailed("open_timeout", text) from None
+            raise SessionFailed("open_timeout", text) from None
         except ValueError:
-            raise EnvironmentFailed("open_failed", "the session server's answer is not JSON") from None
+            raise SessionFailed("open_failed", "the session server's answer is not JSON") from None
         if response.status != 201:
             raise _failure(response.status, body)
 
     async def _undo(self, session_id: str) -> None:
         """It may exist all the same; if it cannot be removed, `list` goes on naming it, and the gateway tries again."""
-        with contextlib.suppress(EnvironmentFailed):
+        with contextlib.suppress(SessionFailed):
             await self.delete(session_id)
 
     def _forget(self, session_id: str) -> None:
@@ -264,11 +262,11 @@ class LocalRuntime:
         return f"http://127.0.0.1:{server.port}{path}"
 
 
-def _failure(status: int, body: object) -> EnvironmentFailed | SessionRefused:
+def _failure(status: int, body: object) -> SessionFailed | SessionRefused:
     """What a session server's refusal to open a session means to our client."""
     error = body.get("error") if isinstance(body, dict) else None
     error = error if isinstance(error, dict) else {}
     message = str(error.get("message", f"the session server answered with status {status}"))
     if 400 <= status < 500:
         return SessionRefused(str(error.get("code", "refused")), message, status=status)
-    return EnvironmentFailed(str(error.get("reason", "open_failed")), message)
+    return SessionFailed(str(error.get("reason", "open_failed")), message)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError
 from palaestra.files.atomic import new_directory
-from palaestra.proc import below, boot_id, processes, started
+from palaestra.processes.procfs import boot_id, list_descendants, list_pids, start_ticks
 
 __all__ = ["LABEL", "Swept", "register", "sweep", "unregister"]
 
@@ -52,7 +52,7 @@ def register(state_dir: Path, name: str) -> Path:
     directory = state_dir / name
     # A directory without a record could not be told from one whose gateway lives; so it appears with its record.
     with new_directory(directory, mode=0o700, durable=False) as unnamed:
-        (unnamed / _RECORD).write_text(json.dumps(asdict(_Identity(os.getpid(), started(os.getpid()), boot_id()))))
+        (unnamed / _RECORD).write_text(json.dumps(asdict(_Identity(os.getpid(), start_ticks(os.getpid()), boot_id()))))
     return directory
 
 
@@ -90,7 +90,7 @@ def _lives(record: Path) -> bool:
         return True
     if known.started is None or known.boot_id != (boot := boot_id()) or not boot:
         return not (boot and known.boot_id)
-    return started(known.pid) == known.started
+    return start_ticks(known.pid) == known.started
 
 
 def _end_all(labels: set[bytes]) -> int:
@@ -98,9 +98,9 @@ def _end_all(labels: set[bytes]) -> int:
     killed: set[int] = set()
     end = time.monotonic() + PATIENCE_S
     while labels and time.monotonic() < end:
-        ours = {pid for pid in processes() if _label(pid) in labels}
+        ours = {pid for pid in list_pids() if _label(pid) in labels}
         # Renderers write their title over their environment; they are found below those that carry the label.
-        found = {pid for pid in ours | below(*ours) if _kill(pid, labels, ours)}
+        found = {pid for pid in ours | list_descendants(*ours) if _kill(pid, labels, ours)}
         if not found:
             return len(killed)
         killed |= found
@@ -129,7 +129,7 @@ def _kill(pid: int, labels: set[bytes], ours: set[int]) -> bool:
     except OSError:
         return False
     try:
-        if started(pid) is None or (pid in ours and _label(pid) not in labels):
+        if start_ticks(pid) is None or (pid in ours and _label(pid) not in labels):
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

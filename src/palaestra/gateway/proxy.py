@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.caller import CALLER
 from palaestra.gateway.desk import SessionDesk
 from palaestra.gateway.forwarding import request_headers, response_headers, session_and_path
@@ -44,7 +44,7 @@ class Proxy:
             self._desk.check_owner(session_id, scope[CALLER])
             lease, address = self._desk.begin(session_id)
             status = await self._forward(scope, receive, send, address, path)
-        except (SessionRefused, EnvironmentFailed) as error:
+        except (SessionRefused, SessionFailed) as error:
             status = await send_error(send, error, close=getattr(error, "status", 0) in (408, 413))
         finally:
             if lease is not None:
@@ -103,11 +103,11 @@ class Proxy:
                 return answer.status
         except TimeoutError:
             text = f"the session did not answer within {self._timeout_s:g} s"
-            failure: EnvironmentFailed | SessionRefused = EnvironmentFailed("session_timeout", text)
+            failure: SessionFailed | SessionRefused = SessionFailed("session_timeout", text)
         except ConnectionAbortedError:
             return CLIENT_LEFT
         except UpstreamLost as error:
-            failure = EnvironmentFailed("session_lost", f"the session's server cannot be reached: {error}")
+            failure = SessionFailed("session_lost", f"the session's server cannot be reached: {error}")
         except SessionRefused as refusal:
             failure = refusal
         finally:

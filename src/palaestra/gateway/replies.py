@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 
 __all__ = [
     "FORWARDED",
@@ -49,9 +49,9 @@ class ErrorReply:
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-def error_reply(error: SessionRefused | EnvironmentFailed) -> ErrorReply:
+def error_reply(error: SessionRefused | SessionFailed) -> ErrorReply:
     """The answer that an error of ours becomes."""
-    if isinstance(error, EnvironmentFailed):
+    if isinstance(error, SessionFailed):
         status = 503 if error.reason == "no_server" else 504 if error.reason in _TIMEOUTS else 502
         return ErrorReply(status, "environment_failed", error.detail, reason=error.reason)
     headers = {}
@@ -64,7 +64,7 @@ def error_reply(error: SessionRefused | EnvironmentFailed) -> ErrorReply:
     return ErrorReply(error.status, error.code, str(error), **headers)
 
 
-async def send_error(send: Send, error: SessionRefused | EnvironmentFailed, *, close: bool = False) -> int:
+async def send_error(send: Send, error: SessionRefused | SessionFailed, *, close: bool = False) -> int:
     """Answer with an error; `close` when the rest of the request will not be read. The status."""
     reply = error_reply(error)
     body = json.dumps(reply.document).encode()

@@ -51,13 +51,13 @@ class Runtime(Protocol):
     async def create(self, session_id: str, session_type: str) -> Address:
         """Make a session and return when it answers.
 
-        `EnvironmentFailed` with a reason when it cannot be made; then nothing of it is left.
+        `SessionFailed` with a reason when it cannot be made; then nothing of it is left.
         """
 
     async def delete(self, session_id: str) -> None:
         """Remove a session and everything it holds; harmless when it is not there.
 
-        `EnvironmentFailed` when it may still be there, so that the caller tries again.
+        `SessionFailed` when it may still be there, so that the caller tries again.
         """
 
     async def list(self) -> Mapping[str, Address]:

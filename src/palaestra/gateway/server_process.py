@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.gateway import keeper
 
 __all__ = ["ServerProcess"]
@@ -38,7 +38,7 @@ class ServerProcess:
     async def start(
         cls, command: Sequence[str], directory: Path, label: Mapping[str, str], *, timeout_s: float
     ) -> ServerProcess:
-        """Start one that keeps its files in `directory`; `EnvironmentFailed` when it does not come up in time."""
+        """Start one that keeps its files in `directory`; `SessionFailed` when it does not come up in time."""
         directory.mkdir(mode=0o700)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", keeper.__file__, str(directory), *command,
@@ -53,7 +53,7 @@ class ServerProcess:
             await _end(process)
             if isinstance(error, TimeoutError):
                 text = f"{command[0]} did not say where it listens within {timeout_s:g} s"
-                raise EnvironmentFailed("server_not_started", text) from None
+                raise SessionFailed("server_not_started", text) from None
             raise
         return cls(process, directory, port)
 
@@ -89,13 +89,13 @@ async def _announced_port(process: asyncio.subprocess.Process) -> int:
     except ValueError:
         line = b"a line without an end"
     if not line:
-        raise EnvironmentFailed("server_not_started", f"it {_ending(await process.wait())} before it listened")
+        raise SessionFailed("server_not_started", f"it {_ending(await process.wait())} before it listened")
     try:
         port = json.loads(line)["port"]
     except (ValueError, TypeError, KeyError):
         port = None
     if not isinstance(port, int) or not 0 < port < 65536:
-        raise EnvironmentFailed("server_not_started", f"its first line is {line[:200]!r}, not {{'port': number}}")
+        raise SessionFailed("server_not_started", f"its first line is {line[:200]!r}, not {{'port': number}}")
     return port
 
 

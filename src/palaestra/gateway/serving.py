@@ -29,7 +29,7 @@ from palaestra.gateway.pods.runtime import KubernetesRuntime
 from palaestra.gateway.proxy import Proxy
 from palaestra.gateway.runtime import Runtime
 from palaestra.gateway.upstream import Upstream
-from palaestra.http_port import answering, listen, url_at
+from palaestra.http.server import listen, serve_in_background, socket_url
 from palaestra.sessions.event_loop import loop_factory
 
 __all__ = ["Gateway", "open_gateway", "run_gateway"]
@@ -82,11 +82,11 @@ async def run_gateway(
     with listen(config.host, config.port, "gateway.port") as sock:
         async with (
             open_gateway(config, token=token, operator_token=operator_token) as gateway,
-            answering(gateway.app, sock) as serving,
+            serve_in_background(gateway.app, sock) as serving,
             _stop_asked(config) as stop,
         ):
             port = sock.getsockname()[1]
-            told({"url": url_at(config.host, sock), "port": port, "token": token is not None})
+            told({"url": socket_url(config.host, sock), "port": port, "token": token is not None})
             stopping = asyncio.create_task(_drained(gateway.desk, stop, config.drain_s))
             assert gateway.desk.reaper is not None
             await asyncio.wait((stopping, serving, gateway.desk.reaper), return_when=asyncio.FIRST_COMPLETED)

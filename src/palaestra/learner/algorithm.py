@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from palaestra.config import Section, validated
+from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError
 from palaestra.experience.columns import Columns
 from palaestra.learner.adam import Adam
@@ -72,7 +72,7 @@ class RolloutAlgorithm:
 
     def __init__(self, config: RolloutConfig | None = None, **settings: Any) -> None:
         """Either a config, or its fields as keyword arguments: `PPO(learning_rate=1e-3)`."""
-        self.config = config if config is not None else validated(self.config_class, settings, place="algorithm")
+        self.config = config if config is not None else parse_section(self.config_class, settings, place="algorithm")
 
     def prepare(self, rollout: Columns) -> TrainBatch:
         """What to learn from a rollout `[T, N]`: samples `[B, ...]`, usually `flatten_rollout(rollout, ...)`."""
@@ -124,7 +124,7 @@ class RolloutAlgorithm:
     def with_settings(self, **changes: Any) -> Self:
         """The same algorithm with some of its settings replaced."""
         changed = copy.copy(self)
-        changed.config = validated(type(self.config), {**self.config.model_dump(), **changes}, place="algorithm")
+        changed.config = parse_section(type(self.config), {**self.config.model_dump(), **changes}, place="algorithm")
         return changed
 
     def learning_rate(self, progress: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from palaestra.config import Section, imported, nearest, validated
+from palaestra.config import Section, closest_names, import_address, parse_section
 from palaestra.errors import ConfigError
 from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.ppo import PPO
@@ -25,7 +25,7 @@ def find_algorithm(name: str, experience: str = "rollouts") -> Any:
     """The class called `name`, or at that address, for this kind of experience."""
     table, base = ALGORITHMS[experience], BASES[experience]
     if ":" in name:
-        cls = imported(name, place="algorithm.name")
+        cls = import_address(name, place="algorithm.name")
         is_ours = isinstance(cls, type) and issubclass(cls, base)
         defect = cls.find_defect() if is_ours else f"it does not derive from {base.__name__}"
         if defect:
@@ -33,7 +33,7 @@ def find_algorithm(name: str, experience: str = "rollouts") -> Any:
             raise ConfigError("algorithm.name", name, f"is no algorithm on {experience}: {defect}", remedy)
         return cls
     if name not in table:
-        close = nearest(name, table, count=1)
+        close = closest_names(name, table, count=1)
         raise ConfigError(
             "algorithm.name",
             name,
@@ -52,4 +52,4 @@ def config_of(name: str, experience: str = "rollouts") -> type[Section]:
 def build_algorithm(name: str, settings: Mapping[str, Any] | None = None, experience: str = "rollouts") -> Any:
     """The algorithm called `name` (or at that address) with its settings checked."""
     cls = find_algorithm(name, experience)
-    return cls(validated(cls.config_class, settings or {}, place="algorithm"))
+    return cls(parse_section(cls.config_class, settings or {}, place="algorithm"))

@@ -8,7 +8,7 @@ import gymnasium
 import torch
 from torch import nn
 
-from palaestra.config import imported, nearest
+from palaestra.config import closest_names, import_address
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.config import PolicyConfig
@@ -50,7 +50,7 @@ def build_policy(
         if hasattr(network, "evaluate_actions"):  # a whole policy, not just a network
             return network.to(chosen)
     elif config.name not in POLICIES:
-        close = nearest(config.name, POLICIES, count=1)
+        close = closest_names(config.name, POLICIES, count=1)
         raise ConfigError(
             "policy.name", config.name, f"not one of ours ({', '.join(POLICIES)})",
             f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'",
@@ -102,7 +102,7 @@ def _vla_policy(
 def _own_network(
     config: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
 ) -> nn.Module:
-    cls = imported(config.name, place="policy.name")
+    cls = import_address(config.name, place="policy.name")
     # A network of the user's initialises itself from torch's global generator; it is put back as it was found.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
-from palaestra.memory import check_fits
+from palaestra.processes.memory import check_fits_in_memory
 
 __all__ = [
     "ACTIVATIONS",
@@ -72,7 +72,7 @@ def check_network(hidden: Sequence[int], networks: Sequence[Sequence[int]]) -> N
     layers = [layer for sizes in networks for layer in pairwise(sizes)]
     weights = 4 * sum(i * o + o for i, o in layers)
     parts = {"weights": weights, "gradients": weights, "Adam's moments": 2 * weights}
-    check_fits("policy.hidden", list(hidden), parts, "Use fewer or narrower layers")
+    check_fits_in_memory("policy.hidden", list(hidden), parts, "Use fewer or narrower layers")
     if sum(2 * max(layer) * min(layer) ** 2 for layer in layers) > SLOW_TO_DRAW:
         warnings.warn(
             f"policy.hidden = {list(hidden)}: drawing {weights // 4:,} first weights takes minutes.", stacklevel=2

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import write_bytes
 from palaestra.policy.actor_critic import ActorCritic
@@ -71,7 +71,7 @@ def load_policy(
     policy = ActorCritic(
         space_from(facts["observation_space"]),
         space_from(facts["action_space"]),
-        validated(PolicyConfig, facts["config"], place="policy"),
+        parse_section(PolicyConfig, facts["config"], place="policy"),
         network=network,
         normalize_observation=facts["normalize_observation"],
         device=device,

@@ -18,6 +18,7 @@ from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.files.run_id import check_run_id
+from palaestra.redaction import Redactor
 from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.record import LASTING_ALARMS, RunEvent, RunRecord
 from palaestra.runs.state.event_log import RunEventLog
@@ -25,7 +26,6 @@ from palaestra.runs.state.facts import end_facts, observe
 from palaestra.runs.state.queue_file import QueueFile, waiting_reason
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.registry import reading_registry
-from palaestra.secret import Redactor
 
 if TYPE_CHECKING:
     from palaestra.runs.series.metric_point import MetricPoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 
 __all__ = ["LASTING_ALARMS", "Alarm", "CheckpointRecord", "RunEvent", "RunRecord"]

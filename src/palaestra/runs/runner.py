@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from palaestra.redaction import redact_command, redact_environment
 from palaestra.runs.spec import RunSpec
-from palaestra.secret import shown_environment, shown_words
 
 __all__ = [
     "EventFiles", "Finding", "Injection", "JournalFile", "LaunchPlan", "Machine", "Place", "Runner",
@@ -141,9 +141,9 @@ class LaunchPlan:
         """As it is previewed and stored in command.json: everything, secrets hidden."""
         return {
             "schema": 1,
-            "argv": shown_words(self.argv),
+            "argv": redact_command(self.argv),
             "cwd": str(self.cwd),
-            "environment": shown_environment(self.environment),
+            "environment": redact_environment(self.environment),
             "injected": [asdict(injection) for injection in self.injected],
             "script_sha256": self.script_sha256,
             "versions": dict(self.versions),
@@ -152,7 +152,7 @@ class LaunchPlan:
 
     def own_environment(self, surrounding: Mapping[str, str]) -> dict[str, str]:
         """What of its environment is not as around it, secrets hidden."""
-        shown = shown_environment(self.environment)
+        shown = redact_environment(self.environment)
         return {name: text for name, text in shown.items() if surrounding.get(name) != self.environment[name]}
 
     def digest(self) -> str:
@@ -169,7 +169,7 @@ class LaunchPlan:
         environment = {k: v for k, v in self.environment.items() if k != "CUDA_VISIBLE_DEVICES"}
         visible = [
             [anywhere(word) for word in self.argv],
-            {name: anywhere(value) for name, value in shown_environment(environment).items()},
+            {name: anywhere(value) for name, value in redact_environment(environment).items()},
             [injection.sha256 for injection in self.injected],
             self.script_sha256,
         ]

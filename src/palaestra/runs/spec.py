@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
 from palaestra.config import Section
+from palaestra.redaction import Redactor, is_secret_name
 from palaestra.runs.storable import LARGEST, text_fault, value_fault
-from palaestra.secret import Redactor, is_secret_name
 
 __all__ = ["RunSpec"]
 

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from palaestra.document import read_document
+from palaestra.config.file import read_config_file
 
 __all__ = ["read_config", "run_name"]
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], str]:
     """The mapping in a file, and its text. `ConfigError` when there is none."""
-    return read_document(path), path.read_text(encoding="utf-8")
+    return read_config_file(path), path.read_text(encoding="utf-8")
 
 
 def run_name(given: object, path: Path | None) -> str:

@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 
 from palaestra.errors import (
     ConfigError,
-    ConsentNeeded,
+    ConsentRequired,
     IllegalTransition,
     LaunchRefused,
     PalaestraError,
     ServiceUnreachable,
-    StateHeld,
+    StateDirectoryLocked,
     UnknownRun,
 )
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
+from palaestra.redaction import Redactor
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord
-from palaestra.secret import Redactor
 from palaestra.strict_json import json_number, optional_number, read_numbers
 
 __all__ = [
@@ -44,9 +44,9 @@ _T = TypeVar("_T")
 _CODES: dict[type[PalaestraError], str] = {
     LaunchRefused: "refused",
     UnknownRun: "unknown_run",
-    StateHeld: "state_held",
+    StateDirectoryLocked: "state_held",
     ConfigError: "bad_request",
-    ConsentNeeded: "consent_needed",
+    ConsentRequired: "consent_needed",
     IllegalTransition: "illegal_transition",
     ServiceUnreachable: "unreachable",
 }
@@ -68,8 +68,8 @@ def run_of(data: Mapping[str, Any]) -> RunRecord:
             "episode_return": optional_number(data.get("episode_return")),
             "tags": tuple(data.get("tags") or ()),
             "alarms": tuple(Alarm(**_known(Alarm, alarm)) for alarm in data.get("alarms") or ()),
-            "warden": ProcessIdentity.read(data.get("warden")),
-            "trainer": ProcessIdentity.read(data.get("trainer")),
+            "warden": ProcessIdentity.from_json(data.get("warden")),
+            "trainer": ProcessIdentity.from_json(data.get("trainer")),
         }
     )
 
@@ -107,7 +107,7 @@ def error_data(error: PalaestraError) -> dict[str, Any]:
         data |= {"place": error.place, "reason": redact(error.reason), "remedy": redact(error.remedy)}
         # What is too long to be said in the sentence is too long here, and what was hidden may be JSON no more.
         data["value"] = json.loads(shown) if len(shown) <= 1000 and "***" not in shown else shown[:1000]
-    if isinstance(error, ConsentNeeded):
+    if isinstance(error, ConsentRequired):
         data["digest"] = error.digest
     return data
 
@@ -120,8 +120,8 @@ def error_of(data: Mapping[str, Any]) -> PalaestraError:
         return kind(
             str(data.get("place", "")), data.get("value"), str(data.get("reason", "")), str(data.get("remedy", ""))
         )
-    if issubclass(kind, ConsentNeeded):
-        return ConsentNeeded(text, str(data.get("digest", "")))
+    if issubclass(kind, ConsentRequired):
+        return ConsentRequired(text, str(data.get("digest", "")))
     return kind(text)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import InvalidAction
 from palaestra.sessions.keys import MODIFIERS, NAMED, known_key
 
@@ -115,7 +115,7 @@ class PressKeys:
             raise InvalidAction("press.keys", self.keys, f"must be 1 to {MAX_KEYS} keys")
         for key in self.keys:
             if not isinstance(key, str) or not known_key(key):
-                close = nearest(key, NAMED, count=1) if isinstance(key, str) else []
+                close = closest_names(key, NAMED, count=1) if isinstance(key, str) else []
                 remedy = f"Did you mean {close[0]!r}?" if close else "Use a character, or a name such as Enter"
                 raise InvalidAction("press.keys", key, "no key has this name", remedy)
         if len(set(self.keys)) != len(self.keys):
@@ -209,7 +209,7 @@ def decode(document: Any) -> UiAction:
     given = {str(key): value for key, value in document.items() if key != "kind"}
     for key in given:
         if key not in fields:
-            close = nearest(key, fields, count=1)
+            close = closest_names(key, fields, count=1)
             remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(fields) or 'none'}"
             raise InvalidAction(f"{kind}.{key}", given[key], "unknown key", remedy)
     for name, field in fields.items():

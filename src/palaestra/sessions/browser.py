@@ -13,7 +13,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.sessions.cdp import Cdp, CdpError
 from palaestra.sessions.chromium import Chromium, Installed, find_chromium
 from palaestra.sessions.screen import Screenshot, Size
@@ -64,7 +64,7 @@ class Browser:
 
     @classmethod
     async def start(cls, installed: Installed | None = None) -> Browser:
-        """Start one; `EnvironmentFailed` when it does not come up."""
+        """Start one; `SessionFailed` when it does not come up."""
         chosen = installed or find_chromium()
         chromium = await Chromium.start(chosen)
         cdp = Cdp(chromium.to_it, chromium.from_it)
@@ -91,7 +91,7 @@ class Browser:
         """A blank page in a context that shares nothing with any other, and that nobody has used."""
         spare, self._spare = self._spare, None
         if spare is not None and spare.size == size:
-            with contextlib.suppress(EnvironmentFailed, CdpError):
+            with contextlib.suppress(SessionFailed, CdpError):
                 page = await spare.page
                 if not page.crashed:
                     self.num_pages += 1
@@ -128,7 +128,7 @@ class Browser:
                 await self.cdp.begin_all([("Page.enable", {}), ("Inspector.enable", {})], session=page.session)
         except TimeoutError:
             self.cdp.tell("Target.disposeBrowserContext", {"browserContextId": context})
-            raise EnvironmentFailed("hung", f"a page did not come up within {UP_S:g} s") from None
+            raise SessionFailed("hung", f"a page did not come up within {UP_S:g} s") from None
         except BaseException:
             self.cdp.tell("Target.disposeBrowserContext", {"browserContextId": context})
             raise
@@ -136,7 +136,7 @@ class Browser:
 
     def _discard(self, spare: _Spare) -> None:
         async def disposed() -> None:
-            with contextlib.suppress(EnvironmentFailed, CdpError):
+            with contextlib.suppress(SessionFailed, CdpError):
                 await self._dispose(await spare.page)
 
         self._discarding = asyncio.create_task(disposed(), name="palaestra-spare-discarded")
@@ -151,7 +151,7 @@ class Browser:
 
     async def _dispose(self, page: Target) -> None:
         self.cdp.ignore(page.session)
-        with contextlib.suppress(EnvironmentFailed, CdpError):
+        with contextlib.suppress(SessionFailed, CdpError):
             await self.cdp.call("Target.disposeBrowserContext", {"browserContextId": page.context}, timeout=5.0)
 
     async def draw(self, page: Target, ticks: float, *, timeout: float) -> Screenshot:
@@ -165,7 +165,7 @@ class Browser:
             # A frame without damage may come without a picture; the next one has it.
             if "screenshotData" in answer:
                 return Screenshot.of(base64.b64decode(answer["screenshotData"]))
-        raise EnvironmentFailed("no_picture", "the page drew three frames and no picture came of them")
+        raise SessionFailed("no_picture", "the page drew three frames and no picture came of them")
 
     async def tick(self, page: Target, ticks: float, *, timeout: float) -> None:
         """Let a frame of this time stamp pass without taking a picture. Full browsers draw frames by themselves."""
@@ -182,7 +182,7 @@ class Browser:
             except TimeoutError:
                 # Its frame would still be under way when the next page's begins.
                 await self.close_page(page)
-                raise EnvironmentFailed("hung", f"the page did not draw within {timeout:g} s") from None
+                raise SessionFailed("hung", f"the page did not draw within {timeout:g} s") from None
             except asyncio.CancelledError:
                 await asyncio.wait((answer,), timeout=timeout)
                 if not answer.done() or answer.exception() is not None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import UiAction
 from palaestra.sessions.browser import Browser
 from palaestra.sessions.episode import Episode, Repeated, judged
@@ -33,7 +33,7 @@ class BrowserSession:
         self._page: Page | None = None
         self._task: Task | None = None
         self._episode: Episode | None = None
-        self._failure: EnvironmentFailed | None = None
+        self._failure: SessionFailed | None = None
         self._closed = False
 
     async def reset(self, request: TaskRequest) -> TaskSpec:
@@ -52,7 +52,7 @@ class BrowserSession:
                     told = task.told(await self._page.evaluate(task.begin))
                     await self._page.settle()
                     await self._page.draw()  # lays the settled page out before the first click
-            except EnvironmentFailed:
+            except SessionFailed:
                 await self._let_go()
                 raise
             spec = TaskSpec(
@@ -79,7 +79,7 @@ class BrowserSession:
                     found = task.judge(await page.evaluate(task.probe))
             except asyncio.CancelledError:
                 # Half an act cannot be answered for: nobody may take what follows for its result.
-                self._failure = EnvironmentFailed("interrupted", f"act {step} was cancelled before it was judged")
+                self._failure = SessionFailed("interrupted", f"act {step} was cancelled before it was judged")
                 raise
             progress = judged(found, action, episode.spec, episode.steps)
             made = Step(episode.steps, picture, progress)
@@ -112,14 +112,14 @@ class BrowserSession:
         """What breaks in here has broken the session, also when it is the task's own code that breaks."""
         try:
             yield
-        except EnvironmentFailed as failure:
+        except SessionFailed as failure:
             self._failure = failure
             raise
         except SessionRefused:
             raise
         except Exception as error:
             what = f"the task's verifier raised {type(error).__name__}: {error}"
-            self._failure = EnvironmentFailed("verifier_failed", what)
+            self._failure = SessionFailed("verifier_failed", what)
             raise self._failure from error
 
     async def _let_go(self) -> None:

@@ -1,7 +1,7 @@
 """The Chrome DevTools Protocol over a pipe: calls that answer, events that are heard, an end that everybody learns of.
 
 One reader, any number of callers. A call has a deadline; when the browser goes, every call that waits fails with
-`EnvironmentFailed("browser_gone")` at once. Knows nothing of pages or tasks.
+`SessionFailed("browser_gone")` at once. Knows nothing of pages or tasks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 
 __all__ = ["Call", "Cdp", "CdpError"]
 
@@ -35,7 +35,7 @@ class Cdp:
         self._missing: dict[asyncio.Future[dict[str, Any]], int] = {}
         """How many answers calls that were sent together still wait for."""
         self._listeners: dict[str, Callable[[str, dict[str, Any]], None]] = {}
-        self._gone: EnvironmentFailed | None = None
+        self._gone: SessionFailed | None = None
         self._pieces: list[bytes] = []
         self._writing: asyncio.WriteTransport | None = None
         self._reading: asyncio.ReadTransport | None = None
@@ -106,13 +106,13 @@ class Cdp:
     async def call(
         self, method: str, params: dict[str, Any] | None = None, *, session: str | None = None, timeout: float = 10.0
     ) -> dict[str, Any]:
-        """Send a call and wait for its answer; `EnvironmentFailed("hung")` when none comes within `timeout` seconds."""
+        """Send a call and wait for its answer; `SessionFailed("hung")` when none comes within `timeout` seconds."""
         answer = self.begin(method, params, session=session)
         try:
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError:
-            raise EnvironmentFailed("hung", f"the page did not answer {method} within {timeout:g} s") from None
+            raise SessionFailed("hung", f"the page did not answer {method} within {timeout:g} s") from None
 
     async def close(self) -> None:
         """Stop reading and let go of the pipe."""
@@ -156,7 +156,7 @@ class Cdp:
 
     def _end(self, why: str) -> None:
         if self._gone is None:
-            self._gone = EnvironmentFailed("browser_gone", why)
+            self._gone = SessionFailed("browser_gone", why)
         waiting, self._waiting = self._waiting, {}
         self._missing.clear()
         for answer in waiting.values():

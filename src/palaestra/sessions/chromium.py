@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, SessionFailed
 
 __all__ = ["Chromium", "Installed", "find_chromium"]
 
@@ -119,7 +119,7 @@ class Chromium:
             os.close(to_it)
             os.close(from_it)
             shutil.rmtree(profile, ignore_errors=True)
-            raise EnvironmentFailed("browser_gone", f"{installed.path} could not be started ({error})") from None
+            raise SessionFailed("browser_gone", f"{installed.path} could not be started ({error})") from None
         finally:
             os.close(its_in)
             os.close(its_out)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import UiAction, Wait, encode
 from palaestra.sessions.http_caller import Answer, HttpCaller, Patience
 from palaestra.sessions.screen import Screenshot
@@ -71,7 +71,7 @@ class SessionClient:
             facts = _read(full, lambda: read_json(full.body))
         picture = Screenshot.of(answer.body)
         if picture.sha256 != _read(answer, lambda: facts["screenshot"]["sha256"]):
-            raise EnvironmentFailed("bad_answer", f"step {step}: the picture is not the one that was announced")
+            raise SessionFailed("bad_answer", f"step {step}: the picture is not the one that was announced")
         return _read(answer, lambda: Step(int(facts["step"]), picture, Progress.from_facts(facts["progress"])))
 
     async def screenshot(self) -> Screenshot:
@@ -92,7 +92,7 @@ class SessionClient:
         try:
             if self._give_up is not None:
                 await self._give_up()
-        except (SessionRefused, EnvironmentFailed) as error:
+        except (SessionRefused, SessionFailed) as error:
             # What cannot be given up is gone already, or its lease will run out.
             if not (isinstance(error, SessionRefused) and error.code == "no_session"):
                 _log.warning("%s was not closed: %s", self.url, error)
@@ -139,4 +139,4 @@ def _read(answer: Answer, reading: Callable[[], T]) -> T:
         return reading()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         said = answer.body[:100]
-        raise EnvironmentFailed("bad_answer", f"status {answer.status}, not understood ({error!r}): {said!r}") from None
+        raise SessionFailed("bad_answer", f"status {answer.status}, not understood ({error!r}): {said!r}") from None

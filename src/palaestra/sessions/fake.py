@@ -10,7 +10,7 @@ import struct
 import zlib
 from typing import Any
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, TypeText, UiAction
 from palaestra.sessions.episode import Episode, Repeated, judged
 from palaestra.sessions.screen import Screenshot, Size
@@ -31,7 +31,7 @@ class FakeSession:
         self._typed = ""
         self._clicked: bool | None = None
         self._fail_at = 0
-        self._failed: EnvironmentFailed | None = None
+        self._failed: SessionFailed | None = None
         self._closed = False
 
     async def reset(self, request: TaskRequest) -> TaskSpec:
@@ -62,7 +62,7 @@ class FakeSession:
             return reply
         episode.begin(action)
         if step == self._fail_at:
-            self._failed = EnvironmentFailed("page_crashed", f"asked to at step {step}")
+            self._failed = SessionFailed("page_crashed", f"asked to at step {step}")
             raise self._failed
         if isinstance(action, Click) and action.at is not None and self._clicked is None:
             left, top = self._corner(episode.spec.seed)

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Mapping
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.client import SessionClient
 from palaestra.sessions.http_caller import Answer, HttpCaller, Patience
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER, written
@@ -76,7 +76,7 @@ class GatewayClient:
                 _log.warning("session %s is no longer ours: %s", name, refusal)
                 self._renewing.pop(name, None)
                 return
-            except EnvironmentFailed as failure:
+            except SessionFailed as failure:
                 _log.warning("the lease of session %s was not renewed: %s", name, failure)
 
     async def _let_go(self, name: str) -> None:
@@ -95,4 +95,4 @@ def _opened(answer: Answer) -> tuple[str, str | None]:
         return str(document["session_id"]), None if token is None else str(token)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         text = f"the gateway opened no session ({error}): {answer.body[:100]!r}"
-        raise EnvironmentFailed("bad_answer", text) from None
+        raise SessionFailed("bad_answer", text) from None

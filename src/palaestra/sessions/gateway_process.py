@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, SessionFailed
 
 __all__ = ["GatewayAddress", "check_gateway", "read_token", "start_gateway"]
 
@@ -112,12 +112,10 @@ def _read_url(child: subprocess.Popen[bytes]) -> str:
         if readable:
             line = child.stdout.readline()
             if not line:
-                raise EnvironmentFailed(
-                    "gateway_failed", f"the gateway ended with status {child.wait()} while starting"
-                )
+                raise SessionFailed("gateway_failed", f"the gateway ended with status {child.wait()} while starting")
             with contextlib.suppress(ValueError, KeyError):
                 return str(json.loads(line)["url"])
-    raise EnvironmentFailed("gateway_failed", f"the gateway was not ready within {START_S:g} s")
+    raise SessionFailed("gateway_failed", f"the gateway was not ready within {START_S:g} s")
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 A call that never reached the other side is always repeated; one that may have been heard only if the caller says that
 it is `repeatable`; one that was answered never, unless the answer came from a proxy that could not reach the session.
-What remains is an exception of ours: `SessionRefused` for an answer of 4xx, `EnvironmentFailed` for everything that
+What remains is an exception of ours: `SessionRefused` for an answer of 4xx, `SessionFailed` for everything that
 broke on the way.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, SessionFailed
 from palaestra.sessions.wire import error_told
 
 __all__ = ["Answer", "HttpCaller", "Patience"]
@@ -113,15 +113,15 @@ class HttpCaller:
             ) as response:  # fmt: skip
                 answer = Answer(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return EnvironmentFailed("unreachable", f"{place}: no connection ({error})"), "always"
+            return SessionFailed("unreachable", f"{place}: no connection ({error})"), "always"
         except TimeoutError:
-            return EnvironmentFailed("timeout", f"{place}: no answer within {seconds:g} s"), "maybe"
+            return SessionFailed("timeout", f"{place}: no answer within {seconds:g} s"), "maybe"
         except (_Dropped, aiohttp.ClientError) as error:
-            return EnvironmentFailed("unreachable", f"{place}: the connection broke ({error})"), "maybe"
+            return SessionFailed("unreachable", f"{place}: the connection broke ({error})"), "maybe"
         if answer.status < 400:
             return answer, "never"
         told = error_told(answer.status, answer.body, retry_after=_seconds(answer.headers.get("Retry-After")))
-        broken = isinstance(told, EnvironmentFailed) and told.reason != "bad_answer"
+        broken = isinstance(told, SessionFailed) and told.reason != "bad_answer"
         return told, "maybe" if answer.status in _IN_BETWEEN and not broken else "never"
 
     def _session(self) -> aiohttp.ClientSession:

@@ -6,7 +6,7 @@ that a picture shows the page settled, and the same acts give the same pictures.
 scripts: it seeds chance, switches CSS animations off, keeps drop-down lists inside the page and gives the session a
 clipboard of its own. Dialogs are dismissed, downloads and file choosers are refused.
 
-A page that crashes, or does not answer within its deadline, is an `EnvironmentFailed` from then on. Whether it still
+A page that crashes, or does not answer within its deadline, is an `SessionFailed` from then on. Whether it still
 answers is asked *before* it is made to draw, because a page that hangs while drawing would hold up its neighbours.
 """
 
@@ -21,7 +21,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import urlsplit
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.sessions.action import Move, Scroll, UiAction, Wait
 from palaestra.sessions.browser import Browser, Target
 from palaestra.sessions.cdp import Call, CdpError
@@ -86,7 +86,7 @@ class Page:
         self._committed: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._broken: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self._failure: EnvironmentFailed | None = None
+        self._failure: SessionFailed | None = None
         self._seed = 0
         self._prelude_id: asyncio.Future[dict[str, Any]] | None = None
         self.blocked: list[str] = []
@@ -140,7 +140,7 @@ class Page:
         end = loop.time() + self._deadline
         answer = await self._call("Page.navigate", {"url": f"{ORIGIN}{entry}"})
         if answer.get("errorText"):
-            raise EnvironmentFailed("load_failed", f"the task's page did not load: {answer['errorText']}")
+            raise SessionFailed("load_failed", f"the task's page did not load: {answer['errorText']}")
         # Time that is granted before the new document is there would never begin to pass.
         await self._in_time(self._committed, "the page did not begin to load")
         await self._guarded(self._clock.advance(SETTLE_MS))
@@ -173,7 +173,7 @@ class Page:
 
     def _fail(self, reason: str, detail: str) -> None:
         if self._failure is None:
-            self._failure = EnvironmentFailed(reason, detail)
+            self._failure = SessionFailed(reason, detail)
         self._clock.fail(self._failure)
         _complete(self._broken)
 
@@ -228,7 +228,7 @@ class Page:
         answer = value.result()
         if "exceptionDetails" in answer:
             thrown = answer["exceptionDetails"].get("exception", {}).get("description", "an exception")
-            raise EnvironmentFailed("script_failed", f"{expression[:80]} threw {str(thrown).splitlines()[0]}")
+            raise SessionFailed("script_failed", f"{expression[:80]} threw {str(thrown).splitlines()[0]}")
         return answer["result"].get("value")
 
     async def screenshot(self) -> Screenshot:
@@ -317,7 +317,7 @@ class Page:
             elif self._failure is not None:
                 raise self._failure
             else:
-                raise EnvironmentFailed("hung", f"{problem} within {self._deadline:g} s")
+                raise SessionFailed("hung", f"{problem} within {self._deadline:g} s")
 
         await self._guarded(waited())
 
@@ -328,7 +328,7 @@ class Page:
             raise self._failure
         try:
             return await doing
-        except EnvironmentFailed as failure:
+        except SessionFailed as failure:
             self._fail(failure.reason, failure.detail)
         except CdpError as error:
             self._fail("page_gone", f"the browser said: {error}")

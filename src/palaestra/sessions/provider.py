@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
+from palaestra.errors import ConfigError, SessionFailed, SessionRefused
 from palaestra.sessions.client import open_session
 from palaestra.sessions.environment_config import EnvironmentConfig
 from palaestra.sessions.gateway_client import GatewayClient
@@ -130,7 +130,7 @@ async def _load_task(
             return None
         reason, _, remedy = str(refusal).removeprefix(f"task = {request.task!r}: ").partition(". ")
         return ConfigError(place, request.task, reason.rstrip("."), remedy)
-    except EnvironmentFailed as failure:
+    except SessionFailed as failure:
         remedy = f"Try it by hand: palaestra sessions try {request.task}"
         return ConfigError(place, request.task, f"does not load ({str(failure).rstrip('.')})", remedy)
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Move, Point, Scroll, UiAction
 from palaestra.sessions.episode import Episode, Repeated, judged
 from palaestra.sessions.http_caller import HttpCaller, Patience
@@ -49,9 +49,7 @@ def rows_entered(rows: set[int], *, cost_of_a_wrong_one: float = 0.1) -> Judge:
 
     def judge(detail: Mapping[str, Any]) -> Progress:
         if detail["submitted_rows"] is None:
-            raise EnvironmentFailed(
-                "bad_progress", "the server counts submissions but does not say which rows they were"
-            )
+            raise SessionFailed("bad_progress", "the server counts submissions but does not say which rows they were")
         entered = [row for row in detail["submitted_rows"] if row in rows]
         wrong = detail["wrong_submissions"] + len(detail["submitted_rows"]) - len(set(entered))
         done = set(entered) == rows
@@ -89,7 +87,7 @@ class QueryDialectSession:
         self._before: dict[str, Any] = {}
         """What was reported before the episode, and is no merit of the agent's."""
         self._pointer: Point | None = None
-        self._failure: EnvironmentFailed | None = None
+        self._failure: SessionFailed | None = None
         self._closed = False
 
     async def reset(self, request: TaskRequest) -> TaskSpec:
@@ -103,7 +101,7 @@ class QueryDialectSession:
             picture = await self._look()
             if self._expected is not None and picture.size != self._expected:
                 text = f"the screen is {picture.size}, expected was {self._expected}"
-                raise EnvironmentFailed("bad_screenshot", text)
+                raise SessionFailed("bad_screenshot", text)
             self._before = await self._report()
             spec = TaskSpec(
                 request.suite, request.name, request.seed, dict(request.params), assignment.instruction,
@@ -125,16 +123,16 @@ class QueryDialectSession:
             try:
                 picture = await self._look() if query is None else await self._perform(query, step)
                 found = judge(await self._detail())
-            except EnvironmentFailed as failure:
+            except SessionFailed as failure:
                 self._failure = failure
                 raise
             except SessionRefused as refusal:
                 # The act counts as begun; a refusal would promise that nothing has changed.
-                self._failure = EnvironmentFailed("refused", str(refusal))
+                self._failure = SessionFailed("refused", str(refusal))
                 raise self._failure from None
             except BaseException:
                 # The caller stopped waiting: what became of the act is not known, so nothing more can be.
-                self._failure = EnvironmentFailed("interrupted", f"step {step} was not waited for")
+                self._failure = SessionFailed("interrupted", f"step {step} was not waited for")
                 raise
             if isinstance(action, Click | Move | Scroll) and action.at is not None:
                 self._pointer = action.at
@@ -184,7 +182,7 @@ class QueryDialectSession:
         shrunk = min(since.values()) < 0 or (rows is None) != (earlier is None)
         if shrunk or (rows is not None and rows[: len(earlier)] != earlier):
             text = f"the report does not follow on that of the episode's beginning: {before}, then {now}"
-            raise EnvironmentFailed("bad_progress", text)
+            raise SessionFailed("bad_progress", text)
         return {"submitted_rows": None if rows is None else rows[len(earlier) :], **since}
 
     async def _report(self) -> dict[str, Any]:
@@ -198,7 +196,7 @@ class QueryDialectSession:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # A field that went by another name was once read as "nothing earned", step after step.
             text = f"progress without the fields it should have ({error!r}): {answer.body[:200]!r}"
-            raise EnvironmentFailed("bad_progress", text) from None
+            raise SessionFailed("bad_progress", text) from None
         return {"submitted_rows": rows, "correct_submissions": correct, "wrong_submissions": wrong}
 
     def _check_open(self) -> None:

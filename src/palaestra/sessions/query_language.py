@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import InvalidAction, SessionRefused
 from palaestra.sessions.action import (
     Answer,
@@ -114,7 +114,7 @@ def read_query(query: bytes) -> QueryAct:
     if word is None:
         raise _refusal("action_type", None, "required and not given", f"One of {', '.join(ACTION_TYPES)}")
     if word not in _TAKES:
-        close = nearest(word[:64], ACTION_TYPES, count=1)
+        close = closest_names(word[:64], ACTION_TYPES, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"One of {', '.join(ACTION_TYPES)}"
         raise _refusal("action_type", word, "there is no such action", remedy)
     step = _whole("step", given.pop("step", None))

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 
 __all__ = ["Screenshot", "Size"]
 
@@ -58,4 +58,4 @@ def _measured(data: bytes) -> tuple[str, Size]:
                 height, width = struct.unpack(">HH", data[at + 5 : at + 9])
                 return "image/jpeg", Size(width, height)
             at += 2 + length
-    raise EnvironmentFailed("bad_screenshot", f"{len(data)} bytes that are neither PNG nor JPEG came from the screen")
+    raise SessionFailed("bad_screenshot", f"{len(data)} bytes that are neither PNG nor JPEG came from the screen")

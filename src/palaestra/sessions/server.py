@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import uvicorn
 from fastapi import FastAPI
 
-from palaestra.errors import ConfigError, EnvironmentFailed, SessionRefused
-from palaestra.http_port import KEEP_ALIVE_S, SignalFreeServer, listen
+from palaestra.errors import ConfigError, SessionFailed, SessionRefused
+from palaestra.http.server import KEEP_ALIVE_S, SignalFreeServer, listen
 from palaestra.sessions.auto_reset import AutoResetSession
 from palaestra.sessions.browser_session import BrowserSession
 from palaestra.sessions.chromium import find_chromium
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as refusal:
         sys.stderr.write(f"{refusal}\n")
         return 2
-    except EnvironmentFailed as failure:
+    except SessionFailed as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
     return 0

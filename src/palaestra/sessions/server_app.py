@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from palaestra import __version__
-from palaestra.errors import EnvironmentFailed, PalaestraError, SessionRefused
+from palaestra.errors import PalaestraError, SessionFailed, SessionRefused
 from palaestra.sessions.action import UiAction
 from palaestra.sessions.query_language import read_query, row_report
 from palaestra.sessions.session import Session
@@ -272,7 +272,7 @@ def _answered(methods: Mapping[str, Endpoint]) -> Endpoint:
         except SessionRefused as refusal:
             after = None if refusal.retry_after is None else {"Retry-After": f"{refusal.retry_after:.0f}"}
             return _json(error_document(refusal), refusal.status, headers=after)
-        except EnvironmentFailed as failure:
+        except SessionFailed as failure:
             return _json(error_document(failure), 500)
         except ClientDisconnect:
             return Response(status_code=400)  # gone before its request was whole; nobody hears this

@@ -1,7 +1,7 @@
 """The `Session` protocol: one screen, one episode, one agent.
 
 Whatever is behind it (a browser context on this machine, a pod behind a gateway, the fake), it keeps the same promises,
-and `palaestra.sessions.conformance` proves that it does. A session that broke raises `EnvironmentFailed`; a request
+and `palaestra.sessions.conformance` proves that it does. A session that broke raises `SessionFailed`; a request
 that makes no sense raises `SessionRefused` and changes nothing.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.browser import Browser
 from palaestra.sessions.cdp import CdpError
 from palaestra.sessions.chromium import Installed
@@ -34,7 +34,7 @@ class SharedBrowser:
         """How many browsers there have been."""
 
     async def get(self) -> Browser:
-        """The browser, or its successor; `EnvironmentFailed` when none comes up."""
+        """The browser, or its successor; `SessionFailed` when none comes up."""
         async with self._one_at_a_time:
             if self._stopped:
                 raise SessionRefused("stopping", "the server is going down.", status=503)
@@ -62,6 +62,6 @@ async def _answers(browser: Browser) -> bool:
         return False
     try:
         await browser.cdp.call("Browser.getVersion", timeout=ALIVE_S)
-    except (EnvironmentFailed, CdpError):
+    except (SessionFailed, CdpError):
         return False
     return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import SessionRefused
 from palaestra.sessions.page import PageRequest, PageResponse
 from palaestra.sessions.screen import Size
@@ -65,7 +65,7 @@ def checked_params(given: Mapping[str, Any], **known: tuple[type, Any]) -> dict[
     """The parameters with their defaults, `name=(type, default)`; unknown names and wrong types are refused."""
     for key in given:
         if key not in known:
-            close = nearest(key, known, count=1)
+            close = closest_names(key, known, count=1)
             remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known) or 'none'}."
             raise SessionRefused("bad_params", f"params.{key} = {given[key]!r}: unknown. {remedy}", status=422)
     result = {}

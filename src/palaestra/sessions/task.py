@@ -1,7 +1,7 @@
 """What a session is asked to do, and how far it has come.
 
 `TaskSpec` is a task with everything decided: same spec, same screen. `Progress` is the verifier's word; a session that
-broke has no progress, it has an `EnvironmentFailed`.
+broke has no progress, it has an `SessionFailed`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from palaestra.errors import EnvironmentFailed, SessionRefused
+from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.screen import Size
-from palaestra.strict_json import lone_surrogate
+from palaestra.strict_json import find_lone_surrogate
 
 __all__ = ["MAX_SEED", "SCHEMA", "Progress", "TaskRequest", "TaskSpec"]
 
@@ -42,7 +42,7 @@ class TaskRequest:
         if not isinstance(self.params, Mapping):
             raise SessionRefused("bad_request", f"params = {self.params!r}: is not a mapping.", status=422)
         for place, value in (("task", self.task), ("params", self.params)):
-            if (broken := lone_surrogate(value)) is not None:
+            if (broken := find_lone_surrogate(value)) is not None:
                 raise SessionRefused("bad_request", f"{place}: {_half(broken)}.", status=422)
 
     @property
@@ -75,9 +75,9 @@ class TaskSpec:
 
     def __post_init__(self) -> None:
         # No tokenizer and no file could take it; whoever reads it next would fail without naming the task.
-        if lone_surrogate(self.instruction) is not None:
+        if find_lone_surrogate(self.instruction) is not None:
             text = f"the instruction of {self.suite}/{self.name}: {_half(self.instruction)}"
-            raise EnvironmentFailed("bad_instruction", text)
+            raise SessionFailed("bad_instruction", text)
 
     def facts(self) -> dict[str, Any]:
         """As plain JSON."""

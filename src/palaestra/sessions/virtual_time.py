@@ -16,7 +16,7 @@ import contextlib
 import logging
 from typing import Any, Protocol
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.sessions.cdp import Cdp
 
 __all__ = ["SETTLE_MS", "START_S", "PageClock", "RealTime", "VirtualTime"]
@@ -59,7 +59,7 @@ class PageClock(Protocol):
     def hear(self, method: str) -> None:
         """Take notice of one of the page's events."""
 
-    def fail(self, failure: EnvironmentFailed) -> None:
+    def fail(self, failure: SessionFailed) -> None:
         """Fail the advance under way and every later one."""
 
 
@@ -71,7 +71,7 @@ class VirtualTime:
         self._ticks_base = self._last_frame = 0.0
         self._expired: asyncio.Future[None] | None = None
         self._granted: asyncio.Future[dict[str, Any]] | None = None
-        self._failure: EnvironmentFailed | None = None
+        self._failure: SessionFailed | None = None
         self.elapsed_ms = 0.0
         """Page time that has passed since the clock was started."""
 
@@ -82,7 +82,7 @@ class VirtualTime:
         self._ticks_base = answer["virtualTimeTicksBase"]
 
     async def advance(self, milliseconds: float) -> None:
-        """Let this much page time pass; `EnvironmentFailed` when the page breaks or does not get there in time."""
+        """Let this much page time pass; `SessionFailed` when the page breaks or does not get there in time."""
         left = milliseconds
         while left > 0:
             piece = min(left, MAX_ADVANCE_MS)
@@ -101,7 +101,7 @@ class VirtualTime:
         if self._granted.done():  # otherwise it is the end of an earlier grant
             _complete(self._expired)
 
-    def fail(self, failure: EnvironmentFailed) -> None:
+    def fail(self, failure: SessionFailed) -> None:
         """Fail the advance under way and every later one: the page will not report their end."""
         self._failure = failure
         if self._expired is not None:
@@ -120,7 +120,7 @@ class VirtualTime:
             else:
                 self.elapsed_ms += milliseconds
                 return
-        raise EnvironmentFailed("hung", f"{milliseconds:g} ms of page time did not pass within {self._deadline:g} s")
+        raise SessionFailed("hung", f"{milliseconds:g} ms of page time did not pass within {self._deadline:g} s")
 
     async def _grant(self, policy: str, milliseconds: float) -> None:
         if self._failure is not None:
@@ -143,7 +143,7 @@ class RealTime:
     """The clock of a page in a browser that draws by itself: page time is the machine's."""
 
     def __init__(self) -> None:
-        self._failure: EnvironmentFailed | None = None
+        self._failure: SessionFailed | None = None
         self._failed = asyncio.Event()
         self.elapsed_ms = 0.0
 
@@ -166,7 +166,7 @@ class RealTime:
     def hear(self, method: str) -> None:
         """No event concerns it."""
 
-    def fail(self, failure: EnvironmentFailed) -> None:
+    def fail(self, failure: SessionFailed) -> None:
         """Fail the advance under way and every later one."""
         self._failure = failure
         self._failed.set()

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from palaestra.config import nearest
-from palaestra.errors import EnvironmentFailed, InvalidAction, PalaestraError, SessionRefused
+from palaestra.config import closest_names
+from palaestra.errors import InvalidAction, PalaestraError, SessionFailed, SessionRefused
 from palaestra.sessions.action import UiAction, decode
 from palaestra.sessions.session import Step
 from palaestra.sessions.task import SCHEMA, Progress, TaskRequest, TaskSpec
@@ -88,7 +88,7 @@ def only(document: Mapping[str, Any], *known: str) -> None:
     """Refuse keys that mean nothing, with the nearest that does."""
     for key in document:
         if key not in known:
-            close = nearest(key, known, count=1)
+            close = closest_names(key, known, count=1)
             remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
             raise SessionRefused("bad_request", f"{key[:100]!r}: unknown key. {remedy}", status=422)
 
@@ -135,7 +135,7 @@ def step_header(document: dict[str, Any]) -> bytes:
 
 def error_document(error: PalaestraError) -> dict[str, Any]:
     """The body that tells of an error we raise on purpose."""
-    if isinstance(error, EnvironmentFailed):
+    if isinstance(error, SessionFailed):
         told = {"code": "environment_failed", "reason": error.reason, "message": error.detail[:MAX_MESSAGE]}
     elif isinstance(error, SessionRefused):
         told = {"code": error.code, "message": str(error)[:MAX_MESSAGE]}
@@ -153,12 +153,12 @@ def error_told(status: int, body: bytes, *, retry_after: float | None = None) ->
         # Not our server's words: a proxy on the way, or something else at this address.
         said = body[:200].decode("utf-8", "replace").strip()
         if status >= 500:
-            return EnvironmentFailed("bad_answer", f"status {status} without a reason: {said!r}")
+            return SessionFailed("bad_answer", f"status {status} without a reason: {said!r}")
         return SessionRefused("bad_answer", f"status {status} without a reason: {said!r}", status=status)
     if code == "environment_failed":
-        return EnvironmentFailed(str(told.get("reason", "unknown")), message)
+        return SessionFailed(str(told.get("reason", "unknown")), message)
     if code == "internal":
-        return EnvironmentFailed("internal", message)
+        return SessionFailed("internal", message)
     if code == "invalid_action":
         return _ToldInvalid(message)
     return SessionRefused(code, message, status=status, retry_after=retry_after)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.learner.ppo import PPO, PPOConfig
 from palaestra.policy.device import Device
@@ -60,7 +60,7 @@ class PPOTrainer(Trainer):
             if name in settings:
                 raise ConfigError(f"PPOTrainer.{name}", settings[name], "unknown key", f"Use {ours}")
         general = {name: settings.pop(name) for name in _OF_TRAINER if name in settings}
-        algorithm = PPO(validated(PPOConfig, settings, place="PPOTrainer"))
+        algorithm = PPO(parse_section(PPOConfig, settings, place="PPOTrainer"))
         super().__init__(policy, env, algorithm, device=device, **general)
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.save_interval = save_interval

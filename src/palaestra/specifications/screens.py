@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palaestra.config import validated
-from palaestra.document import read_document
+from palaestra.config import parse_section
+from palaestra.config.file import read_config_file
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory
 from palaestra.files.home import Home
@@ -55,7 +55,7 @@ class Config:
     @staticmethod
     def from_yaml(path: str | Path) -> UiRunConfig:
         """The checked configuration in a file."""
-        return ui_config_from(read_document(Path(path)))
+        return ui_config_from(read_config_file(Path(path)))
 
 
 class VLMWrapper:
@@ -63,7 +63,7 @@ class VLMWrapper:
 
     def __init__(self, model_name: str = "tiny", **settings: Any) -> None:
         """`settings`: keys of the section `model`, such as `use_lora`, `lora_target_option` and `lora_rank`."""
-        self.config = validated(ModelConfig, {"name": model_name, **settings}, place="model")
+        self.config = parse_section(ModelConfig, {"name": model_name, **settings}, place="model")
         self.checkpoint: Path | None = None
         self.actors: ActorPool | None = None
 

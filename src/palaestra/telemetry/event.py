@@ -18,7 +18,7 @@ from operator import index
 from sys import intern
 from typing import Any, NamedTuple, TypeAlias
 
-from palaestra.strict_json import finite_tree, json_number, read_number
+from palaestra.strict_json import json_number, read_number, replace_non_finite
 
 __all__ = [
     "SCHEMA",
@@ -141,7 +141,7 @@ def encode(event: Event | UnknownEvent, seq: int, time: float) -> str:
         "time": json_number(time),
     }
     if isinstance(event, UnknownEvent):
-        return _dumps({**finite_tree(event.fields), **head, "schema": event.schema, "kind": event.kind})
+        return _dumps({**replace_non_finite(event.fields), **head, "schema": event.schema, "kind": event.kind})
     for name, field in _SHAPES[type(event)].items():
         head[name] = field.write(getattr(event, name))
     return _dumps(head)
@@ -272,7 +272,7 @@ _SHAPES: dict[type[Event], dict[str, _Field]] = {
     },
     PhaseChanged: {"phase": _TEXT, "reason": _TEXT},
     LogLine: {"level": _TEXT, "text": _TEXT},
-    Belief: {"agent": _TEXT, "beliefs": _Field(finite_tree, _read_tree)},
+    Belief: {"agent": _TEXT, "beliefs": _Field(replace_non_finite, _read_tree)},
     Frame: {"env_step": _INT, "path": _TEXT},
 }
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in _SHAPES}

@@ -21,7 +21,7 @@ __all__ = [
     "train",
 ]
 
-# A gateway reads its configuration with `palaestra.document` and must not pay for torch.
+# A gateway reads its configuration with `palaestra.config.file` and must not pay for torch.
 __getattr__, __dir__ = lazy_attributes(
     __name__,
     {

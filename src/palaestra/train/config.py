@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from palaestra.actor.asynchronous import AsyncConfig
-from palaestra.config import Section, validated
-from palaestra.document import overridden, read_document
+from palaestra.config import Section, parse_section
+from palaestra.config.file import apply_overrides, read_config_file
 from palaestra.env.catalogue import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
@@ -138,7 +138,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 def load_config(path: Path, assignments: Sequence[str] = (), *, seed: int | None = None) -> RunConfig:
     """The checked configuration from a file, with overrides."""
-    return config_from(overridden(read_document(path, Path("configs/ppo")), assignments), seed=seed)
+    return config_from(apply_overrides(read_config_file(path, Path("configs/ppo")), assignments), seed=seed)
 
 
 def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfig:
@@ -150,7 +150,7 @@ def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfi
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
     data["trainer"] = _trainer(data.get("trainer"))
-    config = validated(RunConfig, {key: {} if value is None else value for key, value in data.items()})
+    config = parse_section(RunConfig, {key: {} if value is None else value for key, value in data.items()})
     _check_across(config)
     return config
 
@@ -188,7 +188,7 @@ def read_algorithm(given: Any, experience: str, default: str) -> dict[str, Any]:
     name = flat.pop("name", default)
     if not isinstance(name, str):
         raise ConfigError("algorithm.name", name, "is not a name", f"Write algorithm.name={default}")
-    settings = validated(config_of(name, experience), {**flat, **nested}, place="algorithm")
+    settings = parse_section(config_of(name, experience), {**flat, **nested}, place="algorithm")
     return {"name": name, **settings.model_dump(mode="json")}
 
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from palaestra.actor.task_runner import ActorConfig
-from palaestra.config import Section, validated
-from palaestra.document import move_keys
+from palaestra.config import Section, parse_section
+from palaestra.config.file import move_keys
 from palaestra.errors import ConfigError
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
@@ -157,7 +157,7 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
         data.setdefault("tasks", [{"task": ROWS_TASK}])
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
-    config = validated(UiRunConfig, data)
+    config = parse_section(UiRunConfig, data)
     _check_across(config)
     return config
 

@@ -33,8 +33,8 @@ from palaestra.policy.compiled import device_notices
 from palaestra.policy.device import Device, choose_device
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.storage import load_weights, policy_bytes
+from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
-from palaestra.threads import few_threads
 from palaestra.train.config import RunConfig, config_from, make_algorithm
 from palaestra.train.run import Outcome, Schedule, Wiring, restore
 from palaestra.train.run import train as run
@@ -127,7 +127,7 @@ class VectorTraining:
         wanted = self._torch_threads
         if wanted is None and sum(p.numel() for p in self.policy.parameters()) < SMALL_NETWORK:
             wanted = 1
-        return few_threads(wanted)
+        return limit_threads(wanted)
 
     def save_policy(self) -> bytes:
         """The weights as a file."""

@@ -5,7 +5,7 @@ import pickle
 import pytest
 from tests.policy.codecs.actions import FAMILIES
 
-from palaestra.errors import NotExpressible
+from palaestra.errors import UnsupportedAction
 from palaestra.policy.codecs import CODECS, Frame, Understood
 from palaestra.sessions.action import (
     Answer,
@@ -67,7 +67,7 @@ def test_a_family_says_an_action_exactly_or_refuses_it(what, action, by, family)
         said = CODECS[family].encode(action, FRAME)
         assert CODECS[family].decode(said, FRAME).action == action
     else:
-        with pytest.raises(NotExpressible) as refused:
+        with pytest.raises(UnsupportedAction) as refused:
             CODECS[family].encode(action, FRAME)
         assert refused.value.place == f"{family}.{action.kind}"
         assert refused.value.value == action
@@ -77,7 +77,7 @@ def test_a_family_says_an_action_exactly_or_refuses_it(what, action, by, family)
 @pytest.mark.parametrize("family", [Q2, Q3])
 def test_a_drag_is_a_move_and_then_a_drag_from_the_pointer(family):
     codec = CODECS[family]
-    with pytest.raises(NotExpressible, match="Move to the first point"):
+    with pytest.raises(UnsupportedAction, match="Move to the first point"):
         codec.encode(Drag((A, B)), FRAME)
     there = Frame(FRAME.screen, FRAME.image, pointer=codec.decode(codec.encode(Move(A), FRAME), FRAME).action.at)
     said = codec.encode(Drag((A, B)), there)
@@ -87,7 +87,7 @@ def test_a_drag_is_a_move_and_then_a_drag_from_the_pointer(family):
 
 
 def test_the_refusal_says_place_value_reason_and_remedy_and_travels_between_processes():
-    with pytest.raises(NotExpressible) as refused:
+    with pytest.raises(UnsupportedAction) as refused:
         CODECS[Q2].encode(Answer("42"), FRAME)
     text = "qwen2.5-vl.answer = Answer(text='42'): has no word for an answer. Terminate instead."
     assert str(refused.value) == text

@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.policy.vlm import toy
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
 
@@ -104,7 +104,7 @@ def test_other_things_this_machine_does_not_have_are_said_with_their_key(qwen3):
 
 def test_the_specifications_section_loads_as_it_is_written():
     written = {"name": "Qwen/Qwen2.5-VL-3B-Instruct", "use_lora": True}
-    config = validated(ModelConfig, written | {"lora_target_option": "attention+mlp", "lora_rank": 32})
+    config = parse_section(ModelConfig, written | {"lora_target_option": "attention+mlp", "lora_rank": 32})
     assert (config.lora_rank, config.alpha, config.lora_vision, config.history) == (32, 32, False, 4)
 
 
@@ -124,7 +124,7 @@ def test_the_specifications_section_loads_as_it_is_written():
 )
 def test_wrong_keys_are_refused_with_the_remedy(keys, message):
     with pytest.raises(ConfigError) as raised:
-        validated(ModelConfig, {"name": "tiny", **keys}, place="model")
+        parse_section(ModelConfig, {"name": "tiny", **keys}, place="model")
     assert message in str(raised.value)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from tests.runs.runners.conftest import run, start
 
-from palaestra.proc import below, stat
+from palaestra.processes.procfs import list_descendants, read_stat
 from palaestra.runs.runner import JournalFile
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
@@ -111,7 +111,7 @@ def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(place,
 
             def orphans():
                 return [
-                    pid for pid in below(1) | below(os.getpid())
+                    pid for pid in list_descendants(1) | list_descendants(os.getpid())
                     if str(place.attempt_dir).encode() in _command_line(pid) and pid != process.pid
                 ]  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(place,
         finally:
             process.kill()
             process.wait()
-            while left := [pid for pid in below(1) if str(place.attempt_dir).encode() in _command_line(pid)]:
+            while left := [pid for pid in list_descendants(1) if str(place.attempt_dir).encode() in _command_line(pid)]:
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(place,
 
 
 def _command_line(pid):
-    if stat(pid) is None:
+    if read_stat(pid) is None:
         return b""
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read()

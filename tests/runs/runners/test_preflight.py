@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.runs.supervising import ends, supervising
 
-from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused
+from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.runners.template import ScriptRunner
@@ -127,6 +127,6 @@ def test_foreign_code_needs_a_consent_to_exactly_its_command(tmp_path):
     script.write_text("")
     with TrainerOrchestrator(tmp_path) as orchestrator:
         orchestrator.register_runner("script", ScriptRunner)
-        with pytest.raises(ConsentNeeded, match=r"own\.py"):
+        with pytest.raises(ConsentRequired, match=r"own\.py"):
             orchestrator.launch("script", {}, script=str(script), python=sys.executable)
     assert list((tmp_path / "var" / "training" / "runs").iterdir()) == []

@@ -12,11 +12,11 @@ import pytest
 from tests.runs.service.asking import ask
 from tests.runs.serving import service, service_thread
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
-from palaestra.hosts import AllowedHosts, exposure_warning
-from palaestra.http_port import listen
+from palaestra.http.hosts import AllowedHosts, exposure_warning
+from palaestra.http.server import listen
 from palaestra.runs import TrainerService
 from palaestra.runs.client.connect import Endpoint, find_service
 from palaestra.runs.service import server as service_module
@@ -89,8 +89,8 @@ def test_the_address_that_was_connected_to_is_a_name_of_a_service_that_listens_b
     assert AllowedHosts("127.0.0.1", ["*"]).allows("anything at all", None)
     for name in ("http://runs.example.org", "runs.example.org:8710", "a:80", "[::1", "a b", ""):
         with pytest.raises(ConfigError, match="is not the name or address of a host"):
-            validated(service_module.ServiceConfig, {"allowed_hosts": [name]})
-    assert validated(service_module.ServiceConfig, {"allowed_hosts": ["*", "a.b", "::1", "[::1]"]}).allowed_hosts
+            parse_section(service_module.ServiceConfig, {"allowed_hosts": [name]})
+    assert parse_section(service_module.ServiceConfig, {"allowed_hosts": ["*", "a.b", "::1", "[::1]"]}).allowed_hosts
     assert [exposure_warning(host, 1) for host in ("127.0.0.1", "::1", "localhost", "127.0.0.9")] == [""] * 4
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
 from palaestra.runs.store.database import RegistryCorrupt, open_reading

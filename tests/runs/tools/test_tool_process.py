@@ -9,7 +9,7 @@ import pytest
 from tests.runs.attempts import PATIENCE_S
 
 from palaestra.errors import ConfigError
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.process.tool_process import ToolProcess
 
 PROGRAM = """
@@ -44,9 +44,9 @@ def identities(found):
 
 def gone(processes):
     deadline = time.monotonic() + PATIENCE_S
-    while any(one.lives() for one in processes) and time.monotonic() < deadline:
+    while any(one.is_alive() for one in processes) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not any(one.lives() for one in processes)
+    return not any(one.is_alive() for one in processes)
 
 
 def test_a_tool_is_ended_with_everything_below_it_and_is_given_no_secrets(tmp_path):
@@ -56,12 +56,12 @@ def test_a_tool_is_ended_with_everything_below_it_and_is_given_no_secrets(tmp_pa
     found = tool.said(READY, PATIENCE_S)
     processes = identities(found)
     assert tool.lives
-    assert all(one.lives() for one in processes)
+    assert all(one.is_alive() for one in processes)
 
     tool.stop()
 
     assert not tool.lives
-    assert not any(one.lives() for one in processes)
+    assert not any(one.is_alive() for one in processes)
     assert found[3] == "None"
 
 
@@ -72,7 +72,7 @@ def test_a_tool_ends_when_its_service_is_killed(number, tmp_path):
     )
     processes = identities(READY.fullmatch(service.stdout.readline().decode()))
     assert service.stdout.readline() == b"joined\n"
-    assert all(one.lives() for one in processes)
+    assert all(one.is_alive() for one in processes)
 
     service.send_signal(number)
     service.communicate()

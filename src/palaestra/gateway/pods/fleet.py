@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.gateway.pods.api import ClusterApi
 from palaestra.gateway.pods.refusal import ApiRefused, ApiTrouble, as_failure, collided, retry_in_s, worth_retrying
 from palaestra.gateway.pods.status import Failure, Pod
@@ -103,7 +103,7 @@ class Fleet:
             await _ended(self._following)
 
     async def make(self, document: Mapping[str, Any], *, ready_s: float, unschedulable_s: float) -> Pod:
-        """A pod that is ready, lent out from here on. `EnvironmentFailed` when it cannot be had; then nothing is left
+        """A pod that is ready, lent out from here on. `SessionFailed` when it cannot be had; then nothing is left
         of it, or, if it cannot be removed either, the table goes on naming it.
         """
         name = document["metadata"]["name"]
@@ -146,7 +146,7 @@ class Fleet:
         return False
 
     async def remove(self, name: str) -> None:
-        """Remove a pod and wait until it is gone. `EnvironmentFailed` when it may still be there."""
+        """Remove a pod and wait until it is gone. `SessionFailed` when it may still be there."""
         ward = self._wards.setdefault(name, _Ward(self.table.get(name)))
         ward.removing = True
         try:
@@ -238,11 +238,11 @@ class Fleet:
             pod, now = ward.pod, clock()
             if ward.gone or (pod is not None and pod.failure is not None):
                 failure = (pod.failure if pod is not None else None) or Failure("deleted", "its pod was deleted")
-                raise EnvironmentFailed(failure.reason, failure.text)
+                raise SessionFailed(failure.reason, failure.text)
             if pod is not None and pod.ready:
                 return
             if self._closing:
-                raise EnvironmentFailed("stopping", "the gateway is stopping")
+                raise SessionFailed("stopping", "the gateway is stopping")
             stuck_since = None if pod is None or pod.unschedulable is None else stuck_since or now
             stuck_s = None if stuck_since is None else now - stuck_since
             given_up = verdict(
@@ -250,7 +250,7 @@ class Fleet:
                 unschedulable_s=unschedulable_s,
             )  # fmt: skip
             if given_up is not None:
-                raise EnvironmentFailed(given_up.reason, given_up.text)
+                raise SessionFailed(given_up.reason, given_up.text)
             left = ready_s - (now - begun)
             await _heard(ward, left if stuck_s is None else min(left, unschedulable_s - stuck_s))
 
@@ -263,7 +263,7 @@ class Fleet:
                     await ward.news.wait()
         except TimeoutError:
             text = f"pod {than.name} was changed, and nothing was heard of it for {OUTAGE_S:g} s"
-            raise EnvironmentFailed("api_unreachable", text) from None
+            raise SessionFailed("api_unreachable", text) from None
 
     async def _until_gone(self, name: str, ward: _Ward) -> None:
         clock = asyncio.get_running_loop().time
@@ -271,7 +271,7 @@ class Fleet:
         while not ward.gone:
             if clock() >= end:
                 text = f"pod {name} was deleted and is still there after {REMOVAL_S:g} s"
-                raise EnvironmentFailed("delete_timeout", text)
+                raise SessionFailed("delete_timeout", text)
             await _heard(ward, end - clock())
 
     async def _undone(self, name: str) -> None:
@@ -284,7 +284,7 @@ class Fleet:
     async def _undo(self, name: str) -> None:
         try:
             await self.remove(name)
-        except EnvironmentFailed as failure:
+        except SessionFailed as failure:
             _log.warning("%s; whoever lists it will try again", failure)
 
     async def _bury(self, name: str) -> None:
@@ -292,7 +292,7 @@ class Fleet:
         while True:
             try:
                 await self.remove(name)
-            except EnvironmentFailed as failure:
+            except SessionFailed as failure:
                 failures += 1
                 _log.warning("%s; trying again", failure)
                 await asyncio.sleep(retry_in_s(None, failures))

@@ -5,7 +5,7 @@ Pure tables: which answers are worth another try and when, and what a person is 
 
 from __future__ import annotations
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, SessionFailed
 
 __all__ = [
     "ApiRefused",
@@ -53,26 +53,26 @@ def retry_in_s(trouble: ApiTrouble | None, failures: int) -> float:
     return max(wait, trouble.retry_after_s or 0.0) if isinstance(trouble, ApiRefused) else wait
 
 
-def as_failure(trouble: ApiTrouble, doing: str, namespace: str) -> EnvironmentFailed:
+def as_failure(trouble: ApiTrouble, doing: str, namespace: str) -> SessionFailed:
     """What the gateway's client is told. `doing` is a verb and what it is done to, such as `create pods`."""
     if not isinstance(trouble, ApiRefused):
-        return EnvironmentFailed("api_unreachable", f"{doing} in namespace {namespace}: {trouble}")
+        return SessionFailed("api_unreachable", f"{doing} in namespace {namespace}: {trouble}")
     said = f"{doing} in namespace {namespace}: {trouble.message}"
     if trouble.status == 403 and "exceeded quota" in trouble.message:
-        return EnvironmentFailed("quota_exceeded", f"{said}. Close sessions, or raise the ResourceQuota.")
+        return SessionFailed("quota_exceeded", f"{said}. Close sessions, or raise the ResourceQuota.")
     if trouble.status == 403 and "is being terminated" in trouble.message:
-        return EnvironmentFailed("namespace_missing", said)
+        return SessionFailed("namespace_missing", said)
     if trouble.status == 403 and trouble.reason == "Forbidden" and _is_about_rights(trouble.message):
-        return EnvironmentFailed("forbidden", f"{said}. {ROLE}.")
+        return SessionFailed("forbidden", f"{said}. {ROLE}.")
     if trouble.status == 401:
-        return EnvironmentFailed("unauthorized", f"{said}. The credentials are not valid, or no longer.")
+        return SessionFailed("unauthorized", f"{said}. The credentials are not valid, or no longer.")
     if trouble.status == 404 and "namespaces" in trouble.message:
-        return EnvironmentFailed("namespace_missing", f"{said}. kubectl create namespace {namespace}")
+        return SessionFailed("namespace_missing", f"{said}. kubectl create namespace {namespace}")
     if trouble.status in (400, 403, 422):
         # Also what admission rules (LimitRange, pod security, webhooks) do not let pass.
-        return EnvironmentFailed("manifest_rejected", said)
+        return SessionFailed("manifest_rejected", said)
     word = "api_overloaded" if trouble.status == 429 else "api_failed"
-    return EnvironmentFailed(word, f"{said} (status {trouble.status})")
+    return SessionFailed(word, f"{said} (status {trouble.status})")
 
 
 def _is_about_rights(message: str) -> bool:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from palaestra.errors import ConfigError, EnvironmentFailed
+from palaestra.errors import ConfigError, SessionFailed
 from palaestra.gateway.pods.api import ClusterApi
 from palaestra.gateway.pods.config import KubernetesConfig
 from palaestra.gateway.pods.fleet import Fleet
@@ -182,7 +182,7 @@ class KubernetesRuntime:
             _log.warning("an earlier gateway was killed: removing %d of its pods", len(left))
         done = await asyncio.gather(*map(self._fleet.remove, left), return_exceptions=True)
         for failure in done:
-            if isinstance(failure, EnvironmentFailed):
+            if isinstance(failure, SessionFailed):
                 _log.warning("%s", failure)
             elif failure is not None:
                 raise failure
@@ -225,7 +225,7 @@ class KubernetesRuntime:
 
     def _opened(self, carried: _Carried, pod: Pod, manifest: SessionManifest) -> Address:
         if carried.ended is not None:
-            raise EnvironmentFailed("session_lost", carried.ended)
+            raise SessionFailed("session_lost", carried.ended)
         carried.open = True
         return Address(pod.ip, manifest.port)
 

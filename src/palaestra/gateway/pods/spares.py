@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from palaestra.errors import EnvironmentFailed
+from palaestra.errors import SessionFailed
 from palaestra.gateway.pods.refusal import retry_in_s
 from palaestra.gateway.pods.status import Pod
 
@@ -105,7 +105,7 @@ class SparePods:
             made_at = clock()
             try:
                 pod = await self._make(session_type)
-            except EnvironmentFailed as failure:
+            except SessionFailed as failure:
                 failures += 1
                 if str(failure) != complaint:
                     complaint = str(failure)

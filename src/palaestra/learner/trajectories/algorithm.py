@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from palaestra.config import Section, validated
+from palaestra.config import Section, parse_section
 from palaestra.experience.trajectory import TokenLogProbs, Trajectory
 from palaestra.learner.trajectories.reward import Rewards
 
@@ -94,7 +94,7 @@ class TrajectoryAlgorithm:
     """The most a stale token may count."""
 
     def __init__(self, config: Section | None = None, **settings: Any) -> None:
-        self.config = config or validated(self.config_class, settings, place="algorithm")
+        self.config = config or parse_section(self.config_class, settings, place="algorithm")
 
     @classmethod
     def find_defect(cls) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from palaestra.errors import InvalidAction, NotExpressible
+from palaestra.errors import InvalidAction, UnsupportedAction
 from palaestra.policy.codecs.coordinates import Frame
 from palaestra.policy.codecs.decoding import Decoded
 from palaestra.policy.codecs.key_names import KeyNames
@@ -31,15 +31,15 @@ class ActionCodec(Protocol):
         """The text that teaches a model the grammar."""
 
     def encode(self, action: UiAction, frame: Frame) -> str:
-        """The action in the family's words; `NotExpressible` when there are none."""
+        """The action in the family's words; `UnsupportedAction` when there are none."""
 
     def decode(self, text: str, frame: Frame) -> Decoded:
         """What an answer says. Never raises."""
 
 
-def no_words(codec: str, action: UiAction, reason: str, remedy: str = "") -> NotExpressible:
+def no_words(codec: str, action: UiAction, reason: str, remedy: str = "") -> UnsupportedAction:
     """The refusal of an action that a family cannot say exactly."""
-    return NotExpressible(f"{codec}.{action.kind}", action, reason, remedy)
+    return UnsupportedAction(f"{codec}.{action.kind}", action, reason, remedy)
 
 
 def check_writable(codec: str, action: UiAction, frame: Frame) -> None:
@@ -47,7 +47,7 @@ def check_writable(codec: str, action: UiAction, frame: Frame) -> None:
     try:
         fits(action, frame.screen.width, frame.screen.height)
     except InvalidAction as error:
-        raise NotExpressible(f"{codec}.{action.kind}", action, error.reason, error.remedy) from None
+        raise UnsupportedAction(f"{codec}.{action.kind}", action, error.reason, error.remedy) from None
     if isinstance(action, TypeText | Answer) and any(0xD800 <= ord(character) <= 0xDFFF for character in action.text):
         raise no_words(codec, action, "the text contains half a character")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import InvalidAction
 from palaestra.sessions.action import UiAction
 
@@ -193,7 +193,7 @@ class Arguments:
 def _hint(name: str, known: Iterable[str]) -> str:
     known = list(known)
     # Comparing takes time that grows with the length, and no name is that long.
-    close = nearest(name, known, count=1) if len(name) <= 80 else []
+    close = closest_names(name, known, count=1) if len(name) <= 80 else []
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known) or 'none'}"
 
 

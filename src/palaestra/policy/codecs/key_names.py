@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.policy.codecs.decoding import Refusal, shown
 from palaestra.sessions.keys import NAMED, known_key
 
@@ -58,7 +58,7 @@ class KeyNames:
         known = self._known()
         key = known.get(_plain(spelling))
         if key is None:
-            close = nearest(_plain(spelling), known, count=1) if len(spelling) <= 40 else []
+            close = closest_names(_plain(spelling), known, count=1) if len(spelling) <= 40 else []
             remedy = f" Did you mean {close[0]!r}?" if close else ""
             raise Refusal("unknown_key", f"{shown(spelling)} is no key.{remedy}")
         return key

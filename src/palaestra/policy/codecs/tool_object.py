@@ -95,7 +95,7 @@ class ToolObjectCodec(ABC):
 
     @abstractmethod
     def _object(self, action: UiAction, frame: Frame) -> dict[str, Any]:
-        """The action as an object; `NotExpressible` when the tool has no words for it."""
+        """The action as an object; `UnsupportedAction` when the tool has no words for it."""
 
     @abstractmethod
     def _action(self, given: Arguments, frame: Frame) -> UiAction:

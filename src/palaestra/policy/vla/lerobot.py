@@ -22,7 +22,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.policy.vla.conformance import random_observations
 from palaestra.policy.vla.models import GaussianHead
@@ -353,7 +353,7 @@ def _settings(
     if "pretrained_backbone_weights" in known:
         values.setdefault("pretrained_backbone_weights", None)  # the default would be downloaded
     for name in values.keys() - known:
-        close = nearest(name, known, count=1)
+        close = closest_names(name, known, count=1)
         raise ConfigError(
             f"{PLACE}.config.{name}", values[name], f"{config_class.__name__} has no such field",
             f"Did you mean {close[0]!r}?" if close else f"Its fields: {', '.join(sorted(known))}",
@@ -389,7 +389,7 @@ def _matched_keys(
         given = {name: key for name, key in matched.items() if wanted is None or name in wanted or name == TOKENS}
     for name, key in given.items():
         if key not in shown:
-            close = nearest(key, shown, count=1)
+            close = closest_names(key, shown, count=1)
             remedy = f"Did you mean {close[0]!r}?" if close else f"It shows {', '.join(shown)}"
             raise ConfigError(f"{PLACE}.keys.{name}", key, "the environment shows no such key", remedy)
     missing = sorted(set(wanted or {}) - set(given))

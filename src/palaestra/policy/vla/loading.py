@@ -22,7 +22,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from palaestra.config import imported, nearest, validated
+from palaestra.config import closest_names, import_address, parse_section
 from palaestra.errors import ConfigError
 from palaestra.policy.config import VLAConfig
 from palaestra.policy.vla.policy import PLACE, _in_one_line, _parameters_of, _seeded_globally, under
@@ -80,7 +80,9 @@ def _nothing_there(path: Path) -> ConfigError:
     if not parent.is_dir():
         return ConfigError(PATH_PLACE, str(path), f"there is no directory {str(parent)!r}", "Check the path")
     names = sorted(entry.name for entry in parent.iterdir())
-    close = nearest(path.name, names) or [name for name in names if name.endswith((".safetensors", *ARCHIVES))][:3]
+    close = (
+        closest_names(path.name, names) or [name for name in names if name.endswith((".safetensors", *ARCHIVES))][:3]
+    )
     remedy = f"In {str(parent)!r} there is {', '.join(close)}" if close else f"{str(parent)!r} holds no weights"
     return ConfigError(PATH_PLACE, str(path), "no such file", remedy)
 
@@ -214,7 +216,7 @@ def _summary(report: WeightReport, own: Mapping[str, Tensor], tensors: Mapping[s
     found = [f"{report.loaded} of {len(own)} weights fit"]
     if report.missing:
         first = report.missing[0]
-        close = nearest(first, report.unexpected, count=1)
+        close = closest_names(first, report.unexpected, count=1)
         hint = f"; nearest in the file: {close[0]!r}" if close else ""
         found.append(f"{len(report.missing)} missing ({_some(report.missing)}{hint})")
     if report.unexpected:
@@ -267,7 +269,7 @@ def load_vla_model(
     `model_config` does not. Weights no file gives are drawn from `seed`. `pretrained=False` leaves the file's weights
     out, for a checkpoint that brings all of them. What a person should know is appended to `notices`.
     """
-    config = config or validated(VLAConfig, settings, place=PLACE)
+    config = config or parse_section(VLAConfig, settings, place=PLACE)
     cls = _class_at(config.model_class)
     keywords = dict(config.settings)
     described = getattr(cls, "checkpoint_config", None)
@@ -288,7 +290,7 @@ def _class_at(given: str) -> Any:
         remedy = "Write package.module:Class, or package.module.Class"
         raise ConfigError(f"{PLACE}.model_class", given, "names no class in a module", remedy)
     try:
-        cls = imported(f"{module}:{name}", place=f"{PLACE}.model_class")
+        cls = import_address(f"{module}:{name}", place=f"{PLACE}.model_class")
     except ConfigError as error:
         remedy = "Check the address, and that the directory of the module is on PYTHONPATH"
         raise ConfigError(f"{PLACE}.model_class", given, error.reason, remedy) from error

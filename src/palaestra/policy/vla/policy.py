@@ -23,7 +23,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import Acted, TensorObservation
 from palaestra.policy.device import Device, choose_device, device_of
@@ -267,7 +267,7 @@ class VLAPolicy(nn.Module):
             for part in parts:
                 if not any(under(name, (part,)) for name in names):
                     tops = sorted({name.split(".")[0] for name in names})
-                    close = nearest(part, [*tops, *names], count=1)
+                    close = closest_names(part, [*tops, *names], count=1)
                     remedy = f"Did you mean {close[0]!r}?" if close else f"The parts are {', '.join(tops[:12])}"
                     raise ConfigError(f"{PLACE}.{key}", part, "no parameter's name begins so", remedy)
         for name, parameter in self.model.named_parameters():

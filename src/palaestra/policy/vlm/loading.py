@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.policy.device import choose_device
 from palaestra.policy.vlm.config import ModelConfig
@@ -98,7 +98,7 @@ def _source(name: str) -> str:
         raise ConfigError(PLACE, name, "is a file", "Name the directory it lies in")
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         there = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
-        close = nearest(path.name, there)
+        close = closest_names(path.name, there)
         remedy = f"In {str(path.parent)!r} there is {', '.join(close)}" if close else "Check the path"
         raise ConfigError(PLACE, name, "no such directory", remedy)
     return name

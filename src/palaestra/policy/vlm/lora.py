@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.policy.vlm.config import ModelConfig, TargetOption
 from palaestra.policy.weight_sync import copy_weights
@@ -88,7 +88,7 @@ def _custom(names: Sequence[str], custom: Sequence[str], vision: bool) -> list[s
                 "Set model.lora_vision=true if you mean them",
             )  # fmt: skip
         if not matching:
-            close = nearest(target, {*_endings(names), *names})
+            close = closest_names(target, {*_endings(names), *names})
             remedy = f"Nearest: {_some(close)}" if close else f"There is {_some(_endings(names))}"
             raise ConfigError("model.lora_target_modules", target, "matches no linear layer of the model", remedy)
         chosen |= seen

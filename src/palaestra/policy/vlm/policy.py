@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.errors import ConfigError, EnvironmentFailed, ExperienceError
+from palaestra.errors import ConfigError, ExperienceError, SessionFailed
 from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
 from palaestra.policy.codecs.decoding import Understood
 from palaestra.policy.codecs.grammar import Grammar, ReplyReader, build_grammar, codec_for_model_type
@@ -197,7 +197,7 @@ class VLMPolicy:
         for number, turn in enumerate(trajectory.turns):
             try:
                 screen = Screenshot.of(trajectory.pictures[turn.pictures[-1]]).size
-            except EnvironmentFailed as error:
+            except SessionFailed as error:
                 raise ExperienceError(f"turn {number}: its picture cannot be read ({error})") from None
             frame, text = reader.frame(screen), self.text_of(turn.token_ids.tolist())
             read = reader.read(text, frame)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm.config import REQUEST
 from palaestra.policy.vlm.picture import Picture, PictureShop
-from palaestra.strict_json import lone_surrogate
+from palaestra.strict_json import find_lone_surrogate
 
 __all__ = ["Conversation", "PastTurn", "Prompt", "PromptWriter"]
 
@@ -54,7 +54,7 @@ class Conversation:
     def __post_init__(self) -> None:
         for place, text in (("system", self.system), ("instruction", self.instruction)):
             # A tokenizer would raise a TypeError that names neither.
-            if lone_surrogate(text) is not None:
+            if find_lone_surrogate(text) is not None:
                 reason = "holds half of a surrogate pair, which no tokenizer takes"
                 raise ConfigError(f"conversation.{place}", text, reason, "Write the whole character")
 

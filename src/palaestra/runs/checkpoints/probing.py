@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import UnknownEnvironment
 from palaestra.runs.process.interpreter import choose_python, probe
 from palaestra.runs.runner import Machine
@@ -23,6 +23,6 @@ def environment_signature(env_id: str, place: str, *, needed: bool) -> Mapping[s
         return dict(found["signature"])
     if not needed:
         return {"env_id": env_id}
-    close = nearest(env_id, found.get("known", ()))
+    close = closest_names(env_id, found.get("known", ()))
     remedy = f"Nearest: {', '.join(close)}" if close else "palaestra envs lists those that can"
     raise UnknownEnvironment(place, env_id, f"cannot be made here ({str(found.get('reason', ''))[:200]})", remedy)

@@ -340,7 +340,7 @@ def _refusal(response: http.client.HTTPResponse, body: bytes) -> PalaestraError:
 
 
 def _spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, more: dict[str, Any]) -> RunSpec:
-    from palaestra.config import validated
+    from palaestra.config import parse_section
 
     if isinstance(config, RunSpec):
         return config.model_copy(update=more) if more else config
@@ -352,7 +352,7 @@ def _spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, more: d
 
         given["config"], given["given"] = read_config(Path(config))
         given.setdefault("name", run_name(given["config"].get("name"), Path(config)))
-    return validated(RunSpec, given, place="spec")
+    return parse_section(RunSpec, given, place="spec")
 
 
 def _dumped(spec: RunSpec) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palaestra.errors import ServiceUnreachable, StateHeld
+from palaestra.errors import ServiceUnreachable, StateDirectoryLocked
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.state.facts import last_lines
 from palaestra.runs.wire import error_of
 
@@ -68,8 +68,8 @@ class Holder:
 def holder_of(home: Home) -> Holder | None:
     """Who holds a state directory; None when nobody of this machine does."""
     told = read_json(home.lock)
-    identity = ProcessIdentity.read(told)
-    if told is None or identity is None or not identity.lives():
+    identity = ProcessIdentity.from_json(told)
+    if told is None or identity is None or not identity.is_alive():
         return None
     return Holder(identity, str(told.get("url") or ""))
 
@@ -81,8 +81,8 @@ def find_service(home: Home) -> Endpoint | None:
         told = read_json(home.lock)  # damaged by somebody; the holder of the lock says the same
     if told is None:
         return None
-    identity = ProcessIdentity.read(told)
-    if identity is None or not identity.lives():
+    identity = ProcessIdentity.from_json(told)
+    if identity is None or not identity.is_alive():
         return None
     try:
         endpoint = Endpoint(str(told["url"]), home.token.read_text().strip())
@@ -92,7 +92,7 @@ def find_service(home: Home) -> Endpoint | None:
 
 
 def ensure_service(home: Home, *, start: bool = True, settings: dict[str, Any] | None = None) -> Endpoint:
-    """The service of a state directory, started when there is none. `ServiceUnreachable`, `StateHeld`."""
+    """The service of a state directory, started when there is none. `ServiceUnreachable`, `StateDirectoryLocked`."""
     found = find_service(home)
     if found is not None:
         return found
@@ -107,7 +107,7 @@ def ensure_service(home: Home, *, start: bool = True, settings: dict[str, Any] |
             try:
                 _start(home, {"idle_exit_s": IDLE_EXIT_S, **(settings or {})})
                 break
-            except StateHeld:
+            except StateDirectoryLocked:
                 # Somebody started one by hand at this moment, and it will answer soon; an orchestrator never does.
                 found = _awaited(home)
                 if found is not None:
@@ -251,7 +251,7 @@ def _refuse_if_stopped(home: Home) -> None:
 def end_service(home: Home, timeout_s: float = _LEAVE_S) -> int | None:
     """Ask the service of a state directory to end, and wait until it is gone; runs go on.
 
-    Its pid, or None when there was none. `StateHeld` when the holder is no service.
+    Its pid, or None when there was none. `StateDirectoryLocked` when the holder is no service.
     """
     holder = holder_of(home)
     if holder is None:
@@ -259,14 +259,16 @@ def end_service(home: Home, timeout_s: float = _LEAVE_S) -> int | None:
     pid = holder.identity.pid
     if not holder.url:
         reason = f"is held by process {pid}, which is an orchestrator or a service that has just begun"
-        raise StateHeld("state directory", str(home.path), reason, f"Try again, or end process {pid} yourself")
+        raise StateDirectoryLocked(
+            "state directory", str(home.path), reason, f"Try again, or end process {pid} yourself"
+        )
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:
         return pid
     try:
         # Looked at once more now that the number cannot go to somebody else.
-        if holder.identity.lives():
+        if holder.identity.is_alive():
             signal.pidfd_send_signal(watched, signal.SIGTERM)
             signal.pidfd_send_signal(watched, signal.SIGCONT)  # one that is stopped would never hear of it
         if not select.select([watched], [], [], timeout_s)[0]:

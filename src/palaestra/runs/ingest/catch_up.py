@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from palaestra.files.run_directory import Attempt
-from palaestra.proc import boot_id
+from palaestra.processes.procfs import boot_id
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.runner import JournalFile
 from palaestra.runs.series.commits import last_commit

@@ -21,7 +21,7 @@ from typing import Any
 from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_json
 from palaestra.files.run_directory import Attempt
-from palaestra.proc import ProcessIdentity, below, labelled
+from palaestra.processes.procfs import ProcessIdentity, find_by_environment, list_descendants
 from palaestra.runs.process import watchdog
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.state.facts import LABEL, observe
@@ -94,7 +94,7 @@ class Child:
     @property
     def warden_gone(self) -> bool:
         """Whether the trainer lives and nobody will see it exit."""
-        return self._trainer is not None and self._trainer.lives() and not (self._warden and self._warden.lives())
+        return self._trainer is not None and self._trainer.is_alive() and not (self._warden and self._warden.is_alive())
 
     async def ended(self) -> None:
         """Wait until nothing of the attempt lives."""
@@ -113,14 +113,14 @@ class Child:
         """End it: ask, wait, insist. Returns when nothing of the attempt lives."""
         request = {"schema": 1, "reason": reason, "by": by, "grace_s": grace_s, "asked": time.time()}
         _request(self._attempt, request)
-        if self._warden is not None and self._warden.lives() and self._warden_fd is not None:
+        if self._warden is not None and self._warden.is_alive() and self._warden_fd is not None:
             _signal(self._warden_fd, signal.SIGTERM)
             if await _within(self.ended(), grace_s + watchdog.LEFTOVER_GRACE_S + _MARGIN_S):
                 return
             # A warden that was stopped or starved cannot do its work; its run must end all the same.
             if self._warden_fd is not None:
                 _signal(self._warden_fd, signal.SIGKILL)
-        elif self._trainer is not None and self._trainer.lives() and self._trainer_fd is not None:
+        elif self._trainer is not None and self._trainer.is_alive() and self._trainer_fd is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._trainer.pid, signal.SIGTERM)
             await _within(_readable(self._trainer_fd), grace_s)
@@ -205,10 +205,10 @@ async def end_everything(label: str, trainer: ProcessIdentity | None) -> int:
     """Kill whatever carries the label or descends from it, until nothing does; how many processes that were."""
     killed: set[int] = set()
     while True:
-        roots = labelled(LABEL, label) if label else set()
-        if trainer is not None and trainer.lives():
+        roots = find_by_environment(LABEL, label) if label else set()
+        if trainer is not None and trainer.is_alive():
             roots.add(trainer.pid)
-        found = roots | below(*roots)
+        found = roots | list_descendants(*roots)
         if not found:
             return len(killed)
         for pid in found:
@@ -222,14 +222,14 @@ async def end_everything(label: str, trainer: ProcessIdentity | None) -> int:
 
 def _open(identity: ProcessIdentity | None) -> int | None:
     """A descriptor of exactly this process, or None when it is gone."""
-    if identity is None or not identity.lives():
+    if identity is None or not identity.is_alive():
         return None
     try:
         handle = os.pidfd_open(identity.pid)
     except OSError:
         return None
     # Looked at again after opening: the number may have been given away in between.
-    if identity.lives():
+    if identity.is_alive():
         return handle
     os.close(handle)
     return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.runs.process.environment import passed_on
 from palaestra.runs.runner import Finding, Machine
@@ -201,7 +201,7 @@ def environment_findings(found: Probe, env_id: str) -> list[Finding]:
     if not found.env or found.env.get("made"):
         return [Finding("env", "ok", env_id)] if found.env else []
     known = found.env["known"]
-    close = nearest(env_id, known)
+    close = closest_names(env_id, known)
     hint = f"Nearest: {', '.join(close)}" if close else "Look at what gymnasium has registered there"
     if env_id in known:
         hint = "Install what it names, or choose another environment"

@@ -16,7 +16,7 @@ from typing import Any
 
 from palaestra.files.atomic import append_line
 from palaestra.files.run_directory import Attempt
-from palaestra.proc import ProcessIdentity, below
+from palaestra.processes.procfs import ProcessIdentity, list_descendants
 
 __all__ = ["Peaks", "Sample", "Sampler", "read_peaks", "read_samples"]
 
@@ -69,10 +69,12 @@ class Sampler:
 
     def take(self) -> Sample | None:
         """Look, and write it down; None when nothing of it lives, or on the first look, which has no before."""
-        if not self._root.lives():
+        if not self._root.is_alive():
             return None
         now, before, earlier = self._monotonic(), self._ticks, self._at
-        found = {pid: use for pid in {self._root.pid, *below(self._root.pid)} if (use := _use(pid)) is not None}
+        found = {
+            pid: use for pid in {self._root.pid, *list_descendants(self._root.pid)} if (use := _use(pid)) is not None
+        }
         self._ticks, self._at = {pid: ticks for pid, (ticks, _) in found.items()}, now
         if earlier is None or now <= earlier:
             return None

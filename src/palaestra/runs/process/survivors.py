@@ -15,7 +15,7 @@ from typing import NamedTuple
 from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_json
 from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.proc import ProcessIdentity, processes, stat
+from palaestra.processes.procfs import ProcessIdentity, list_pids, read_stat
 from palaestra.runs.process import watchdog
 from palaestra.runs.record import RunEvent
 from palaestra.runs.state.facts import LABEL
@@ -114,11 +114,11 @@ def _marked(attempt: Attempt) -> Iterable[tuple[int, str]]:
     """Our own processes with a label of the attempt; the path tells it from one of that name elsewhere."""
     begin = f"{LABEL}={attempt.path.parent.name}/{attempt.number}/".encode()
     path = os.fsencode(attempt.path)
-    for pid in processes():
+    for pid in list_pids():
         with contextlib.suppress(OSError):
             environment = _read(pid, "environ")
             marks = [word for word in environment.split(b"\0") if word.startswith(begin)]
-            if marks and (path in environment or path in _read(pid, "cmdline")) and stat(pid) is not None:
+            if marks and (path in environment or path in _read(pid, "cmdline")) and read_stat(pid) is not None:
                 yield pid, os.fsdecode(marks[0].partition(b"=")[2])
 
 

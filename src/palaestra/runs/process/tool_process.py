@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from palaestra.errors import ConfigError
+from palaestra.redaction import is_secret_name
 from palaestra.runs.process import tool_watchdog as tool_keeper
-from palaestra.secret import is_secret_name
 
 __all__ = ["ToolProcess"]
 

@@ -5,7 +5,7 @@
 Parent and subreaper of everything the trainer starts, so that nothing of it is ever lost sight of. It is told what to
 start by launch.json, to end it by stop.json and SIGTERM, and it alone writes process.json (before the trainer may
 begin) and exit.json (when nothing of it lives any more). Killed itself, it takes nobody with it: the trainer goes on.
-Imports the standard library and `palaestra.proc` only: it is there once per attempt and must cost next to nothing.
+Imports the standard library and `palaestra.processes.procfs` only, because one runs per attempt and must stay small.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if not __package__:
     # Started by path, without site-packages, in whatever directory: our own tree is all it needs.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
-from palaestra.proc import ProcessIdentity, below
+from palaestra.processes.procfs import ProcessIdentity, list_descendants
 
 __all__ = ["LEFTOVER_GRACE_S", "SHUTDOWN_GRACE_S", "main"]
 
@@ -192,12 +192,12 @@ class _Attempt:
     def _kill_all(self) -> None:
         """Until nothing lives below us: what forks faster than it is found is found the next time."""
         while not self._alone():
-            for pid in below(os.getpid()):
+            for pid in list_descendants(os.getpid()):
                 _signal(pid, signal.SIGKILL)
             self._wait(0.02)
 
     def _end_leftovers(self, deadline: float | None) -> None:
-        self._leftovers = below(os.getpid())
+        self._leftovers = list_descendants(os.getpid())
         end = time.monotonic() + LEFTOVER_GRACE_S
         end = end if deadline is None else min(end, deadline)
         for pid in self._leftovers:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.runs.process.environment import trainer_environment
 from palaestra.runs.process.interpreter import (
@@ -246,7 +246,7 @@ def _script(name: str, checkout: Path) -> Path:
     path = checkout / "cleanrl" / f"{stem}.py"
     if path.is_file() and path.resolve().is_relative_to(checkout):
         return path
-    close = nearest(stem, _names(checkout))
+    close = closest_names(stem, _names(checkout))
     remedy = f"Nearest: {', '.join(close)}" if close else f"There are {', '.join(_names(checkout)[:12])}"
     raise ConfigError("script", name, f"is not in {checkout / 'cleanrl'}", remedy)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from palaestra.config import Section, validated
+from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError
 from palaestra.runs.process.environment import trainer_environment
 from palaestra.runs.process.interpreter import choose_python, probe, python_findings
@@ -92,7 +92,7 @@ class EchoRunner:
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
         """Only the configuration can be wrong, and an interpreter that was asked for."""
         try:
-            validated(EchoConfig, spec.config)
+            parse_section(EchoConfig, spec.config)
             python = choose_python(spec)
         except ConfigError as error:
             check = "python" if error.place == "python" else "flag"
@@ -103,7 +103,7 @@ class EchoRunner:
 
     def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
         """One flag per key that differs from its default."""
-        config = validated(EchoConfig, spec.config)
+        config = parse_section(EchoConfig, spec.config)
         argv = [choose_python(spec).path, str(PROGRAM), "--journal", str(place.attempt_dir / "metrics.jsonl")]
         if place.resume_from:
             argv.append(f"--resume-from={place.resume_from}")

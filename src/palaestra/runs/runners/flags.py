@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from palaestra.config import nearest
+from palaestra.config import closest_names
 from palaestra.runs.runner import Finding
 from palaestra.runs.runners.cleanrl_args import Kind, ScriptArgument
 
@@ -27,7 +27,7 @@ def flag_findings(arguments: Sequence[ScriptArgument], values: Mapping[str, Any]
     for name, value in values.items():
         argument = known.get(name)
         if argument is None:
-            close = nearest(name, known, count=1)
+            close = closest_names(name, known, count=1)
             remedy = f"Did you mean {close[0]!r}?" if close else f"{script} has {', '.join(sorted(known))}"
             findings.append(Finding("flag", "refused", f"{name}: {script} has no such argument", remedy))
         elif wrong := _wrong(argument, value):

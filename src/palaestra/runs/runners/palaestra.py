@@ -102,7 +102,7 @@ class PalaestraRunner:
 
     def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
         """`palaestra train` into the attempt."""
-        from palaestra.document import is_ui_document  # reads YAML, which naming the runners must not load
+        from palaestra.config.file import is_ui_config  # reads YAML, which naming the runners must not load
 
         interpreter = choose_python(spec)
         found = self._check(spec, interpreter, machine)
@@ -125,7 +125,7 @@ class PalaestraRunner:
             env_id=found["env_id"],
             algorithm=found["algorithm"],
             total_steps=found["total_steps"],
-            steps_key="trainer.num_training_steps" if is_ui_document(spec.config) else "trainer.total_timesteps",
+            steps_key="trainer.num_training_steps" if is_ui_config(spec.config) else "trainer.total_timesteps",
             env_signature=found["env_signature"],
             resolved=found["resolved"],
             files={document.name: json.dumps(training_document(spec), indent=2) + "\n"},
@@ -172,9 +172,9 @@ def _device_findings(spec: RunSpec, resolved: Mapping[str, Any]) -> list[Finding
 
 def _film_findings(spec: RunSpec, env_id: str) -> list[Finding]:
     """Whether its checkpoints can be filmed, which happens in our own interpreter."""
-    from palaestra.document import is_ui_document  # reads YAML, which naming the runners must not load
+    from palaestra.config.file import is_ui_config  # reads YAML, which naming the runners must not load
 
-    if is_ui_document(spec.config) or env_id.startswith("compiled/"):
+    if is_ui_config(spec.config) or env_id.startswith("compiled/"):
         return [Finding("video", "refused", f"{env_id} draws nothing that could be filmed", "Leave --video out")]
     try:
         require_encoder()

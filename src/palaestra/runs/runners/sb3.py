@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from palaestra.config import Section, nearest, validated
+from palaestra.config import Section, closest_names, parse_section
 from palaestra.errors import ConfigError
 from palaestra.runs.process.environment import trainer_environment
 from palaestra.runs.process.interpreter import (
@@ -126,14 +126,14 @@ class Sb3Runner:
 def _understood(spec: RunSpec) -> tuple[Sb3Config, str]:
     name = (spec.script or "").lower()
     if name not in ALGORITHMS:
-        close = nearest(name, ALGORITHMS, count=1)
+        close = closest_names(name, ALGORITHMS, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"Use --script with one of {', '.join(ALGORITHMS)}"
         raise ConfigError("script", spec.script, "no such algorithm", remedy)
     if spec.env_id is None or spec.env_id.startswith("-"):
         raise ConfigError("env", spec.env_id, "no environment named", "Use --env CartPole-v1")
     if spec.warm_start is not None and not _path(spec).is_file():
         raise ConfigError("warm_start", spec.warm_start, "no such file", "Give a step_N.zip of an earlier run")
-    return validated(Sb3Config, spec.config), ALGORITHMS[name]
+    return parse_section(Sb3Config, spec.config), ALGORITHMS[name]
 
 
 def _path(spec: RunSpec) -> Path:
@@ -163,7 +163,7 @@ def _argument_findings(given: dict[str, Any], found: Probe, address: str) -> lis
     for name, value in given.items():
         about = takes.get(name)
         if about is None:
-            close = nearest(name, takes, count=1)
+            close = closest_names(name, takes, count=1)
             remedy = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(takes)}"
             findings.append(Finding("flag", "refused", f"algorithm.{name}: {address} has no such argument", remedy))
         elif not _plausible(value, about):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import invalidate_caches
 from importlib.metadata import entry_points
 
-from palaestra.config import imported, nearest
+from palaestra.config import closest_names, import_address
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs.runner import Runner
 
@@ -73,7 +73,7 @@ def missing_runner(name: str, runners: Mapping[str, Runner], broken: Mapping[str
 
 
 def _nearest(name: str, runners: Mapping[str, Runner]) -> str:
-    close = nearest(name, runners, count=1)
+    close = closest_names(name, runners, count=1)
     return f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(runners))}"
 
 
@@ -94,7 +94,7 @@ def _load_runners(known: Collection[str]) -> tuple[dict[str, Runner], dict[str, 
         if name in known:
             continue
         try:
-            found[name] = imported(address, place="runner")()
+            found[name] = import_address(address, place="runner")()
         except Exception as error:  # noqa: BLE001 - whatever a foreign package does on import, the others must work
             broken[name] = error.reason if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     return found, broken

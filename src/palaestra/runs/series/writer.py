@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.files.atomic import sync_files
-from palaestra.proc import boot_id
+from palaestra.processes.procfs import boot_id
 from palaestra.runs.series.commits import Commit, CommitLog, last_commit
 from palaestra.runs.series.points import (
     BUCKET,

@@ -13,9 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from palaestra import __version__
-from palaestra.config import validated
-from palaestra.errors import ConfigError, ConsentNeeded, IllegalTransition, PalaestraError, UnknownRun
-from palaestra.http_json import StrictJsonRoute
+from palaestra.config import parse_section
+from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, PalaestraError, UnknownRun
+from palaestra.http.strict_route import StrictJsonRoute
+from palaestra.redaction import Redactor
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.answers import ALWAYS, errors
 from palaestra.runs.service.checkpoint_routes import add_checkpoint_routes
@@ -28,7 +29,6 @@ from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import error_data
-from palaestra.secret import Redactor
 
 __all__ = ["build_api"]
 
@@ -101,7 +101,7 @@ def _add_error_answers(app: FastAPI) -> None:
 def _status(error: PalaestraError) -> int:
     if isinstance(error, UnknownRun):
         return 404
-    if isinstance(error, IllegalTransition | ConsentNeeded):
+    if isinstance(error, IllegalTransition | ConsentRequired):
         return 409
     return 422 if isinstance(error, ConfigError) else 500
 
@@ -111,7 +111,7 @@ def _bad_input(error: RequestValidationError) -> ConfigError:
     if isinstance(body, dict) and isinstance(body.get("spec"), dict):
         try:
             # Our own words for it name the nearest key.
-            validated(RunSpec, body["spec"], place="spec")
+            parse_section(RunSpec, body["spec"], place="spec")
         except ConfigError as refusal:
             return refusal
     found = error.errors()[0]

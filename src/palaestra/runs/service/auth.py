@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from palaestra.hosts import AllowedHosts
+from palaestra.http.hosts import AllowedHosts
 
 __all__ = ["Entrance"]
 

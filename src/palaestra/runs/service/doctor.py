@@ -15,7 +15,8 @@ from typing import Literal
 
 from palaestra.errors import PalaestraError
 from palaestra.files.home import Home
-from palaestra.hosts import exposure_warning
+from palaestra.http.hosts import exposure_warning
+from palaestra.redaction import is_secret_name
 from palaestra.runs.client.connect import find_service, holder_of
 from palaestra.runs.process.gpu import detected_gpus
 from palaestra.runs.process.interpreter import Interpreter, cuda_findings, probe
@@ -24,7 +25,6 @@ from palaestra.runs.runners.table import broken_runners, registered_runners
 from palaestra.runs.service.config import SETTINGS_FILE, service_config, settings_changed
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_reading
-from palaestra.secret import is_secret_name
 
 __all__ = ["examine"]
 

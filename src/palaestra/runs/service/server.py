@@ -25,9 +25,10 @@ from palaestra import __version__
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
 from palaestra.files.atomic import write_json
 from palaestra.files.home import Home
-from palaestra.hosts import AllowedHosts, exposure_warning, reachable_host
-from palaestra.http_port import answering, listen, url_at
-from palaestra.proc import ProcessIdentity
+from palaestra.http.hosts import AllowedHosts, exposure_warning, reachable_host
+from palaestra.http.server import listen, serve_in_background, socket_url
+from palaestra.processes.procfs import ProcessIdentity
+from palaestra.redaction import Redactor
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.checkpoints.importing import separate_from_runs
 from palaestra.runs.reader import RunReader
@@ -41,7 +42,6 @@ from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.video.checkpoint_recorder import CheckpointRecorder
 from palaestra.runs.wire import error_data
-from palaestra.secret import Redactor
 
 __all__ = ["ServiceConfig", "main", "run_service", "serve", "service_config"]
 
@@ -73,7 +73,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         listen(config.host, config.port, "service.port") as sock,
     ):
         token = read_token(home)
-        url = url_at(reachable_host(config.host), sock)
+        url = socket_url(reachable_host(config.host), sock)
         warning = exposure_warning(config.host, sock.getsockname()[1])
         if warning:
             _log.warning("%s", warning)
@@ -90,7 +90,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
             catching_up = asyncio.create_task(_catch_up(catalogue, home, closing))
             app = build_api(supervisor, RunReader(home), registry, tensorboards, closing)
             entrance = Entrance(app, token, AllowedHosts(config.host, config.allowed_hosts))
-            async with answering(entrance, sock) as serving:
+            async with serve_in_background(entrance, sock) as serving:
                 lock.serving(url)
                 me = ProcessIdentity.of(os.getpid())
                 write_json(

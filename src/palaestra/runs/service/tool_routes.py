@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Path, Query
 from fastapi.responses import FileResponse
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.errors import LaunchRefused, UnknownRun
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.reader import RunReader
@@ -56,7 +56,7 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReader, te
             runner = await supervisor.runner_named(name)
         except LaunchRefused as refused:
             raise UnknownRun(refused.place, refused.value, refused.reason, refused.remedy) from None
-        spec = validated(RunSpec, {"runner": name, "script": script}, place="spec")
+        spec = parse_section(RunSpec, {"runner": name, "script": script}, place="spec")
         return await asyncio.to_thread(runner.config_schema, spec)
 
     @app.get("/doctor", operation_id="doctor", tags=["service"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from palaestra.files.atomic import append_line
 from palaestra.files.run_directory import RunDirectory
-from palaestra.proc import boot_id
+from palaestra.processes.procfs import boot_id
 from palaestra.runs.phase import Happening, Phase
 from palaestra.runs.record import RunEvent
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
-from palaestra.proc import ProcessIdentity, boot_id
+from palaestra.processes.procfs import ProcessIdentity, boot_id
 from palaestra.runs.phase import EndFacts
 
 __all__ = ["LABEL", "Observation", "end_facts", "exception_line", "last_lines", "last_said", "observe", "read_known"]
@@ -57,10 +57,13 @@ class Observation:
 def observe(attempt: Attempt) -> Observation:
     """Look at an attempt: its files, and whether the very processes they name are running."""
     process = read_known(attempt.process) or {}
-    warden, trainer = ProcessIdentity.read(process.get("warden")), ProcessIdentity.read(process.get("trainer"))
+    warden, trainer = (
+        ProcessIdentity.from_json(process.get("warden")),
+        ProcessIdentity.from_json(process.get("trainer")),
+    )
     # Who lives is looked up before the exit is read: an exit that is written in between is then seen.
-    warden_lives = warden is not None and warden.lives()
-    trainer_lives = trainer is not None and trainer.lives()
+    warden_lives = warden is not None and warden.is_alive()
+    trainer_lives = trainer is not None and trainer.is_alive()
     return Observation(
         warden=warden,
         trainer=trainer,

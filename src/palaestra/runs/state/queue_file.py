@@ -14,7 +14,7 @@ from typing import Any
 
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.record import RunRecord
 
 __all__ = ["QueueFile", "waiting_reason"]
@@ -68,8 +68,8 @@ class QueueFile:
         version = (found.st_ino, found.st_mtime_ns)
         if version != self._seen:
             self._known, self._seen = read_json(self._path) or {}, version
-        by = ProcessIdentity.read(self._known.get("by"))
-        if by is None or not by.lives():
+        by = ProcessIdentity.from_json(self._known.get("by"))
+        if by is None or not by.is_alive():
             return _NOBODY
         reasons = self._known.get("reasons")
         other = reasons.get(run_id) if isinstance(reasons, dict) else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, RunRecord
 from palaestra.runs.state.alarms import non_finite_text

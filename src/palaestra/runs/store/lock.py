@@ -11,15 +11,15 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
-from palaestra.errors import ConfigError, StateHeld
+from palaestra.errors import ConfigError, StateDirectoryLocked
 from palaestra.files.home import Home
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 
 __all__ = ["ServiceLock"]
 
 
 class ServiceLock:
-    """Held while the context lasts. Entering raises `StateHeld` when somebody else holds it."""
+    """Held while the context lasts. Entering raises `StateDirectoryLocked` when somebody else holds it."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -69,16 +69,18 @@ class ServiceLock:
         os.ftruncate(self._descriptor, len(text))
 
 
-def _held(home: Home, content: bytes) -> StateHeld:
+def _held(home: Home, content: bytes) -> StateDirectoryLocked:
     try:
         data = json.loads(content)
         pid, host, url = int(data["pid"]), str(data["host"]), str(data.get("url", ""))
         since = time.strftime("%H:%M", time.localtime(float(data["since"])))
     except (ValueError, KeyError, TypeError):
-        return StateHeld("state directory", str(home.path), "is held by another service", "Try again in a moment")
+        return StateDirectoryLocked(
+            "state directory", str(home.path), "is held by another service", "Try again in a moment"
+        )
     serving = f", serving {url}" if url else ""
     reason = f"is held by process {pid} on host {host} since {since}{serving}"
     remedy = (
         "Use that one (palaestra runs list), or end it with: palaestra serve --stop" if url else f"End process {pid}"
     )
-    return StateHeld("state directory", str(home.path), reason, remedy)
+    return StateDirectoryLocked("state directory", str(home.path), reason, remedy)

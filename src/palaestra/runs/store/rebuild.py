@@ -10,7 +10,8 @@ from typing import Any
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
+from palaestra.redaction import Redactor
 from palaestra.runs.phase import Happening, Phase, ending_of
 from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.state.attempt_plan import AttemptPlan
@@ -20,7 +21,6 @@ from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import ROW_FAULTS, Registry
-from palaestra.secret import Redactor
 from palaestra.strict_json import optional_number
 
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]

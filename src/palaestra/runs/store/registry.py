@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.files.home import Home
-from palaestra.proc import ProcessIdentity
+from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
 from palaestra.runs.storable import storable, storable_checkpoint
 from palaestra.runs.store.database import RegistryCorrupt, is_sound, open_reading, open_writing, set_aside
-from palaestra.strict_json import dump_strict, json_number, optional_number, read_numbers
+from palaestra.strict_json import dump_json, json_number, optional_number, read_numbers
 
 __all__ = ["ROW_FAULTS", "Registry", "reading_registry"]
 
@@ -274,8 +274,8 @@ def _run(row: Sequence[Any]) -> RunRecord:
             "supervised": bool(data["supervised"]),
             "episode_return": optional_number(data["episode_return"]),
             "archived": bool(data["archived"]),
-            "warden": ProcessIdentity.read(known.get("warden")),
-            "trainer": ProcessIdentity.read(known.get("trainer")),
+            "warden": ProcessIdentity.from_json(known.get("warden")),
+            "trainer": ProcessIdentity.from_json(known.get("trainer")),
             "tags": () if tags == "[]" else tuple(json.loads(tags)),
             "alarms": () if alarms == "[]" else tuple(Alarm(**alarm) for alarm in json.loads(alarms)),
         }
@@ -288,7 +288,7 @@ def _checkpoint_row(record: CheckpointRecord) -> list[Any]:
         "best": int(record.best),
         "metric": None if record.metric is None else json_number(record.metric),
         "env_signature": json.dumps(record.env_signature),
-        "metrics_digest": dump_strict(record.metrics_digest),
+        "metrics_digest": dump_json(record.metrics_digest),
     }
     return [plain[name] if name in plain else getattr(record, name) for name in _CHECKPOINT]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from palaestra.config import validated
+from palaestra.config import parse_section
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.record import RunRecord
@@ -96,7 +96,7 @@ class TrainerOrchestrator:
 
     def launch(self, name: str, config: Mapping[str, Any], /, *, consent: bool = False, **spec: Any) -> str:
         """Queue a run of the named runner and answer its id. `consent` agrees to a command that runs foreign code."""
-        wanted = validated(RunSpec, {"runner": name, "config": dict(config), **spec}, place="spec")
+        wanted = parse_section(RunSpec, {"runner": name, "config": dict(config), **spec}, place="spec")
         supervisor = self._started()
 
         async def submit() -> RunRecord:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.errors import ConfigError, ConsentNeeded, LaunchRefused
+from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused
+from palaestra.redaction import Redactor, is_secret_key, redact_command
 from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.admission import plan_fault
 from palaestra.runs.supervisor.queue import Slots, never_fits
-from palaestra.secret import Redactor, is_secret_key, shown_words
 
 __all__ = ["Preview", "preflight"]
 
@@ -36,7 +36,7 @@ class Preview:
         return next((finding for finding in self.findings if finding.level == "refused"), None)
 
     def agreed(self, consent: str | None) -> LaunchPlan:
-        """The plan, once nothing forbids it and somebody agreed to exactly it; `LaunchRefused`, `ConsentNeeded`."""
+        """The plan, once nothing forbids it and somebody agreed to exactly it; `LaunchRefused`, `ConsentRequired`."""
         refusal = self.refusal
         if refusal is not None or self.plan is None:
             found = refusal or Finding("plan", "refused", "there is no command to execute")
@@ -44,9 +44,9 @@ class Preview:
         digest = self.plan.digest()
         if self.needs_consent and consent != digest:
             changed = " The command has changed since it was agreed to." if consent else ""
-            command = " ".join(shown_words(self.plan.argv))
+            command = " ".join(redact_command(self.plan.argv))
             text = f"this runs code that is not ours: {command}.{changed} Agree to it to have it run."
-            raise ConsentNeeded(text, digest)
+            raise ConsentRequired(text, digest)
         return self.plan
 
 

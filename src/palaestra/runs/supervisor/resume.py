@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palaestra.config import validated
-from palaestra.document import set_value
+from palaestra.config import parse_section
+from palaestra.config.file import set_value
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.checkpoints.catalogue import checkpoints_of
@@ -149,7 +149,7 @@ def changed_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
         if not all(key.split(".")):
             raise ConfigError("changes", key, "is not a key", "Write for example trainer.total_timesteps")
         set_value(config, key, value)
-    return validated(RunSpec, {**spec.model_dump(), "config": config}, place="spec")
+    return parse_section(RunSpec, {**spec.model_dump(), "config": config}, place="spec")
 
 
 def outcome_before(life: Iterable[RunEvent]) -> RunEvent | None:

@@ -15,6 +15,7 @@ from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, Pala
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
+from palaestra.redaction import Redactor
 from palaestra.runs.archive.packing import size_of
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
@@ -44,7 +45,6 @@ from palaestra.runs.supervisor.preflight import Preview
 from palaestra.runs.supervisor.resume import resumed_spec
 from palaestra.runs.supervisor.script_drift import script_drift
 from palaestra.runs.supervisor.state_writer import RunStateWriter
-from palaestra.secret import Redactor
 from palaestra.telemetry.event import CheckpointSaved, Record
 
 __all__ = ["SupervisedRun", "SupervisorContext"]
@@ -265,7 +265,7 @@ class SupervisedRun:
         return preview.agreed(consent)
 
     async def _take_over(self, child: Child, plan: AttemptPlan) -> None:
-        facts = {"warden_lives": child.warden is not None and child.warden.lives()}
+        facts = {"warden_lives": child.warden is not None and child.warden.is_alive()}
         await self.book.noted("adopted", facts=facts)
         await self._follow(child, plan)
         if self.book.phase is Phase.STOPPING:
@@ -318,7 +318,7 @@ class SupervisedRun:
                 await asyncio.sleep(_TRY_AGAIN_S)
 
     async def _sample(self, child: Child) -> None:
-        root = child.warden if child.warden is not None and child.warden.lives() else child.trainer
+        root = child.warden if child.warden is not None and child.warden.is_alive() else child.trainer
         if root is None:
             return
         sampler = Sampler(child.attempt, root, self.gpus, clock=self._around.clock)

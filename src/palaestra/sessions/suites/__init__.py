@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from palaestra.config import imported, nearest
+from palaestra.config import closest_names, import_address
 from palaestra.errors import SessionRefused
 from palaestra.sessions.suite import Suite, Task
 
@@ -23,7 +23,7 @@ _OURS = {
 @cache
 def suites() -> dict[str, Suite]:
     """Every suite by name: ours, and those of installed packages."""
-    found: dict[str, Suite] = {name: imported(address, place="suite")() for name, address in _OURS.items()}
+    found: dict[str, Suite] = {name: import_address(address, place="suite")() for name, address in _OURS.items()}
     for entry in entry_points(group="palaestra.suites"):
         found[entry.name] = entry.load()()
     return found
@@ -33,11 +33,11 @@ def make_task(suite: str, name: str, seed: int, params: Mapping[str, Any]) -> Ta
     """The task `suite/name`; refuses unknown ones with the nearest known."""
     known = suites()
     if suite not in known:
-        close = nearest(suite, known, count=1)
+        close = closest_names(suite, known, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(known))}."
         raise SessionRefused("unknown_task", f"task = '{suite}/{name}': no suite has this name. {remedy}", status=404)
     if name not in known[suite].names():
-        close = nearest(name, known[suite].names(), count=1)
+        close = closest_names(name, known[suite].names(), count=1)
         remedy = f"Did you mean '{suite}/{close[0]}'?" if close else "`palaestra tasks` lists them."
         text = f"task = '{suite}/{name}': the suite has no such task. {remedy}"
         raise SessionRefused("unknown_task", text, status=404)

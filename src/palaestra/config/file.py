@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from palaestra.errors import ConfigError
-from palaestra.strict_json import unique_keys
+from palaestra.strict_json import reject_duplicate_keys
 
-__all__ = ["is_ui_document", "move_keys", "overridden", "read_assignment", "read_document", "set_value"]
+__all__ = ["apply_overrides", "is_ui_config", "move_keys", "parse_override", "read_config_file", "set_value"]
 
 _LONGEST = 1 << 20
 _DEEPEST = 64
@@ -70,7 +70,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_document(path: Path, examples: Path | None = None) -> dict[str, Any]:
+def read_config_file(path: Path, examples: Path | None = None) -> dict[str, Any]:
     """The mapping in a YAML or JSON file; a refusal points to `examples`, a directory of files that would do."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ class _Unbearable(Exception):
 
 def _json(text: str) -> Any:
     try:
-        data = json.loads(without_comments(text), object_pairs_hook=_unique_keys)
+        data = json.loads(strip_comments(text), object_pairs_hook=_unique_keys)
     except RecursionError:
         raise _Unbearable(_TOO_DEEP) from None
     _check(data, lambda one: one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
@@ -135,7 +135,7 @@ def _json(text: str) -> Any:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse a key written twice, as in YAML."""
     try:
-        return unique_keys(pairs)
+        return reject_duplicate_keys(pairs)
     except ValueError as error:
         raise _Unbearable(f"is ambiguous: {error}") from None
 
@@ -202,21 +202,21 @@ def _near(path: Path, examples: Path | None) -> str:
     return f"There are {', '.join(found)}" if found else "Check the path"
 
 
-def without_comments(text: str) -> str:
+def strip_comments(text: str) -> str:
     """JSON without `// …` and `/* … */`; strings are left alone."""
     pattern = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
     return pattern.sub(lambda found: found.group() if found.group().startswith('"') else " ", text)
 
 
-def overridden(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """A copy of `data` with each `key.path=value` put in; values are read as YAML, paths from the working directory."""
     result = copy.deepcopy(data)
     for assignment in assignments:
-        set_value(result, *read_assignment(assignment))
+        set_value(result, *parse_override(assignment))
     return result
 
 
-def read_assignment(assignment: str) -> tuple[str, Any]:
+def parse_override(assignment: str) -> tuple[str, Any]:
     """Key and value of `key.path=value`; the value is read as YAML, a path from the working directory."""
     key, equals, text = assignment.partition("=")
     if not equals or not all(key.split(".")):
@@ -244,7 +244,7 @@ def set_value(data: dict[str, Any], key: str, value: Any) -> None:
     place[last] = value
 
 
-def is_ui_document(data: Mapping[str, Any]) -> bool:
+def is_ui_config(data: Mapping[str, Any]) -> bool:
     """Whether a configuration speaks of a model that operates screens rather than of an environment."""
     return "model" in data and "env" not in data
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SharedArrays", "shared_block"]
+__all__ = ["SharedArrays", "allocate_shared_block"]
 
 _ALIGN = 64
 
@@ -35,7 +35,7 @@ class SharedArrays:
         return np.frombuffer(self._view, kind, count, at).reshape(shape)
 
 
-def shared_block(lay: Callable[[SharedArrays], object]) -> Any:
+def allocate_shared_block(lay: Callable[[SharedArrays], object]) -> Any:
     """A fresh block that is large enough for whatever `lay` asks for."""
     # Pages of zeroed arrays take no memory before they are written, so measuring costs none.
     measured = SharedArrays()

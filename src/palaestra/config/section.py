@@ -1,7 +1,7 @@
-"""What every configuration section shares: frozen, typed, and unknown keys refused with the nearest name.
+"""Base class of all configuration sections: frozen and typed, and unknown keys are refused with the closest known name.
 
-A section is a pydantic model that lives beside what it configures. `validated` is the one door through which outside
-data becomes a section; it turns pydantic's findings into our `ConfigError` (place, value, reason, remedy).
+A section is a pydantic model next to the code that it configures. `parse_section` is the only way in for outside data;
+it turns pydantic's validation errors into `ConfigError` (place, value, reason, remedy).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from palaestra.errors import ConfigError
-from palaestra.strict_json import lone_surrogate
+from palaestra.strict_json import find_lone_surrogate
 
-__all__ = ["Section", "imported", "nearest", "validated"]
+__all__ = ["Section", "closest_names", "import_address", "parse_section"]
 
 
 class Section(BaseModel):
@@ -52,12 +52,12 @@ def _takes_booleans(annotation: Any) -> bool:
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 
-def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
+def closest_names(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     """The known names most like `name`, best first; empty when nothing is close."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
 
 
-def imported(address: str, *, place: str) -> Any:
+def import_address(address: str, *, place: str) -> Any:
     """What the address `package.module:Name` names, or `ConfigError` about `place`."""
     module, _, attribute = address.partition(":")
     try:
@@ -66,7 +66,7 @@ def imported(address: str, *, place: str) -> Any:
         raise ConfigError(place, address, f"cannot be imported ({error})", "Check the address") from None
 
 
-def validated(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:
+def parse_section(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:
     """Build a section from outside data, or raise `ConfigError` about the first thing that is wrong."""
     if (half := _find_lone_surrogate(data, place)) is not None:
         reason = "holds half of a surrogate pair, which UTF-8 cannot carry"
@@ -80,13 +80,13 @@ def validated(section: type[_SectionT], data: Mapping[str, Any], *, place: str =
 def _find_lone_surrogate(value: Any, place: str) -> tuple[str, str] | None:
     """The key and the text of the first lone surrogate in a configuration; None without one."""
     if isinstance(value, Mapping):
-        if (key := lone_surrogate(list(value))) is not None:
+        if (key := find_lone_surrogate(list(value))) is not None:
             return place, key
         parts: Iterable[tuple[str, Any]] = ((f"{place}.{key}".lstrip("."), item) for key, item in value.items())
     elif isinstance(value, list | tuple):
         parts = ((f"{place}[{index}]", item) for index, item in enumerate(value))
     else:
-        text = lone_surrogate(value)
+        text = find_lone_surrogate(value)
         return None if text is None else (place, text)
     return next(filter(None, (_find_lone_surrogate(item, where) for where, item in parts)), None)
 
@@ -99,7 +99,7 @@ def _refusal(section: type[Section], error: ValidationError, place: str) -> Conf
     where = ".".join([part for part in (place, *path) if part])
     if found["type"] == "extra_forbidden":
         known = _keys_at(section, path[:-1])
-        close = nearest(path[-1], known, count=1)
+        close = closest_names(path[-1], known, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
         return ConfigError(where, found["input"], "unknown key", remedy)
     if found["type"] == "missing":

@@ -8,7 +8,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from palaestra.proc import ProcessIdentity, below, boot_id, labelled, processes, started, stat
+from palaestra.processes.procfs import (
+    ProcessIdentity,
+    boot_id,
+    find_by_environment,
+    list_descendants,
+    list_pids,
+    read_stat,
+    start_ticks,
+)
 
 
 @pytest.fixture
@@ -22,10 +30,10 @@ def child():
 
 def test_an_identity_lives_as_long_as_its_process(child):
     identity = ProcessIdentity.of(child.pid)
-    assert identity.lives()
+    assert identity.is_alive()
     child.kill()
     child.wait()
-    assert not identity.lives()
+    assert not identity.is_alive()
     assert ProcessIdentity.of(child.pid) is None
 
 
@@ -33,25 +41,25 @@ def test_a_zombie_is_nobody(child):
     identity = ProcessIdentity.of(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not identity.lives()
-    assert stat(child.pid) is None
+    assert not identity.is_alive()
+    assert read_stat(child.pid) is None
 
 
 def test_the_same_number_at_another_time_or_boot_is_somebody_else():
     me = ProcessIdentity.of(os.getpid())
-    assert me.lives()
-    assert not replace(me, started=me.started + 1).lives()
-    assert not replace(me, boot_id="another").lives()
+    assert me.is_alive()
+    assert not replace(me, started=me.started + 1).is_alive()
+    assert not replace(me, boot_id="another").is_alive()
 
 
 def test_an_identity_survives_being_written_down():
     me = ProcessIdentity.of(os.getpid())
-    assert ProcessIdentity.read(asdict(me)) == me
+    assert ProcessIdentity.from_json(asdict(me)) == me
 
 
 @pytest.mark.parametrize("data", [None, {}, {"pid": 1}, "x", {"pid": "a", "started": 1, "boot_id": ""}, [1]])
 def test_what_is_no_identity_is_none(data):
-    assert ProcessIdentity.read(data) is None
+    assert ProcessIdentity.from_json(data) is None
 
 
 def test_a_name_with_parentheses_and_spaces_is_no_trap(tmp_path):
@@ -59,7 +67,7 @@ def test_a_name_with_parentheses_and_spaces_is_no_trap(tmp_path):
     odd.symlink_to(sys.executable)
     process = subprocess.Popen([odd, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert stat(process.pid)[0] == os.getpid()
+        assert read_stat(process.pid)[0] == os.getpid()
     finally:
         process.communicate(b"\n")
 
@@ -69,9 +77,9 @@ def test_below_finds_children_and_their_children():
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         grandchild = int(process.stdout.readline())
-        assert below(os.getpid()) >= {process.pid, grandchild}
-        assert below(process.pid) == {grandchild}
-        assert below(grandchild) == set()
+        assert list_descendants(os.getpid()) >= {process.pid, grandchild}
+        assert list_descendants(process.pid) == {grandchild}
+        assert list_descendants(grandchild) == set()
     finally:
         process.communicate("\n")
 
@@ -80,14 +88,14 @@ def test_a_label_finds_exactly_those_that_carry_it():
     value = os.urandom(8).hex()
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, "PALAESTRA_TEST_LABEL": value})
     try:
-        assert labelled("PALAESTRA_TEST_LABEL", value) == {process.pid}
-        assert labelled("PALAESTRA_TEST_LABEL", value[:-1]) == set()
+        assert find_by_environment("PALAESTRA_TEST_LABEL", value) == {process.pid}
+        assert find_by_environment("PALAESTRA_TEST_LABEL", value[:-1]) == set()
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
 
 def test_this_process_is_among_all_and_has_a_boot():
-    assert os.getpid() in set(processes())
-    assert started(os.getpid()) > 0
+    assert os.getpid() in set(list_pids())
+    assert start_ticks(os.getpid()) > 0
     assert len(boot_id()) == 36

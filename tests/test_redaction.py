@@ -3,7 +3,7 @@
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.secret import Redactor, is_secret_key, is_secret_name, shown_environment, shown_words
+from palaestra.redaction import Redactor, is_secret_key, is_secret_name, redact_command, redact_environment
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ def test_these_do_not(name):
 
 def test_an_environment_is_shown_in_order_with_secrets_hidden_wherever_their_value_turns_up():
     environment = {"URL": "http://h/?k=abcdef0123456789", "API_KEY": "abcdef0123456789", "A": "1"}
-    shown = shown_environment(environment)
+    shown = redact_environment(environment)
     assert list(shown.items()) == [("A", "1"), ("API_KEY", "***"), ("URL", "http://h/?k=***")]
 
 
 def test_a_short_value_is_hidden_by_its_name_but_not_hunted_for_elsewhere():
     # A password of "test" must not turn every test into three stars.
-    assert shown_environment({"PASSWORD": "test", "MODE": "test"}) == {"PASSWORD": "***", "MODE": "test"}
+    assert redact_environment({"PASSWORD": "test", "MODE": "test"}) == {"PASSWORD": "***", "MODE": "test"}
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_a_refusal_hides_what_a_secret_key_holds_and_tokens_in_any_text():
 def test_a_command_line_is_shown_without_what_its_options_hide():
     words = ["python", "x.py", "--api-key", "abc", "--token=abc", "--max-tokens", "5", "--password", "--seed", "3"]
     shown = ["python", "x.py", "--api-key", "***", "--token=***", "--max-tokens", "5", "--password", "--seed", "3"]
-    assert shown_words(words) == shown
+    assert redact_command(words) == shown

@@ -5,13 +5,13 @@ import sys
 
 import torch
 
-from palaestra.threads import few_threads
+from palaestra.processes.threads import limit_threads
 
 
 def test_torch_gets_its_threads_back_even_after_an_error():
     before = torch.get_num_threads()
     try:
-        with few_threads(before + 1):
+        with limit_threads(before + 1):
             assert torch.get_num_threads() == before + 1
             raise KeyError
     except KeyError:
@@ -22,8 +22,8 @@ def test_torch_gets_its_threads_back_even_after_an_error():
 def test_every_openblas_is_held_to_one_thread_also_the_one_the_kernels_load_late():
     code = """
 import threadpoolctl
-from palaestra.threads import few_threads
-with few_threads(None):
+from palaestra.processes.threads import limit_threads
+with limit_threads(None):
     import scipy.linalg.cython_blas
     found = [lib for lib in threadpoolctl.threadpool_info() if lib["internal_api"] == "openblas"]
     assert len(found) >= 2, found

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.document import overridden, read_document, without_comments
+from palaestra.config.file import apply_overrides, read_config_file, strip_comments
 from palaestra.errors import ConfigError
 
 
@@ -21,27 +21,27 @@ from palaestra.errors import ConfigError
     ],
 )  # fmt: skip
 def test_a_value_is_read_as_it_is_meant(written, meant):
-    value = overridden({}, [f"a.b={written}"])["a"]["b"]
+    value = apply_overrides({}, [f"a.b={written}"])["a"]["b"]
     assert value == meant
     assert type(value) is type(meant)
 
 
 def test_overrides_leave_the_original_alone_and_come_last_wins():
     data = {"a": {"b": 1}}
-    assert overridden(data, ["a.b=2", "a.c=3", "a.b=4"]) == {"a": {"b": 4, "c": 3}}
+    assert apply_overrides(data, ["a.b=2", "a.c=3", "a.b=4"]) == {"a": {"b": 4, "c": 3}}
     assert data == {"a": {"b": 1}}
 
 
 @pytest.mark.parametrize("bad", ["a", "=1", "a..b=1", ".a=1", "a={"])
 def test_what_is_no_assignment_is_refused(bad):
     with pytest.raises(ConfigError):
-        overridden({}, [bad])
+        apply_overrides({}, [bad])
 
 
 def test_comments_in_json_go_and_strings_stay(tmp_path):
     path = tmp_path / "c.json"
     path.write_text('{"a": "http://x", // why\n "b": 2 /* or\n 3 */ }')
-    assert read_document(path) == {"a": "http://x", "b": 2}
+    assert read_config_file(path) == {"a": "http://x", "b": 2}
 
 
 @given(st.text())
@@ -49,7 +49,7 @@ def test_a_json_string_survives_the_removal_of_comments(text):
     import json
 
     written = json.dumps({"key": text})
-    assert without_comments(written) == written
+    assert strip_comments(written) == written
 
 
 def _written(tmp_path, name, text):
@@ -82,21 +82,21 @@ LADDER = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1
 )
 def test_what_nobody_wrote_as_a_configuration_is_refused_at_once(tmp_path, name, text, reason):
     with pytest.raises(ConfigError, match=reason):
-        read_document(_written(tmp_path, name, text))
+        read_config_file(_written(tmp_path, name, text))
 
 
 def test_an_override_is_held_to_the_same():
     for word, reason in (("1e999", "1e999 is more than"), ("[" * 100 + "]" * 100, "nested more than"), ("-.inf", "")):
         if not reason:
-            assert overridden({}, [f"a={word}"]) == {"a": float("-inf")}
+            assert apply_overrides({}, [f"a={word}"]) == {"a": float("-inf")}
             continue
         with pytest.raises(ConfigError, match=reason):
-            overridden({}, [f"a={word}"])
+            apply_overrides({}, [f"a={word}"])
 
 
 def test_aliases_that_people_write_are_followed(tmp_path):
     path = _written(tmp_path, "c.yaml", "base: &b {x: 1, y: [1, 2]}\none: {<<: *b, x: 2}\ntwo: *b\n")
-    assert read_document(path) == {
+    assert read_config_file(path) == {
         "base": {"x": 1, "y": [1, 2]},
         "one": {"x": 2, "y": [1, 2]},
         "two": {"x": 1, "y": [1, 2]},
@@ -106,14 +106,14 @@ def test_aliases_that_people_write_are_followed(tmp_path):
 def test_hints_name_what_is_there_and_examples_only_where_they_would_do(tmp_path):
     empty = _written(tmp_path, "empty.yaml", "# nothing\n")
     with pytest.raises(ConfigError, match=r"is empty, not a mapping of sections. Write KEY: VALUE lines."):
-        read_document(empty)
+        read_config_file(empty)
     with pytest.raises(ConfigError, match=r"See configs/ppo/\."):
-        read_document(empty, Path("configs/ppo"))
+        read_config_file(empty, Path("configs/ppo"))
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(ConfigError, match=r"Is a directory.*Check the path"):
-        read_document(tmp_path / "folder.yaml")
+        read_config_file(tmp_path / "folder.yaml")
     with pytest.raises(ConfigError) as refused:
-        read_document(tmp_path / "none.yaml")
+        read_config_file(tmp_path / "none.yaml")
     assert refused.value.remedy == f"There are {empty}"
 
 
@@ -133,21 +133,21 @@ def test_a_path_in_a_configuration_means_the_file_beside_it(tmp_path, monkeypatc
     beside, here = tmp_path / "configs" / "weights.pt", tmp_path / "weights.pt"
     config = _written(tmp_path / "configs", name, text)
     monkeypatch.chdir(tmp_path)
-    assert _model_path(read_document(config)) == str(beside)  # there is neither: the message names this one
+    assert _model_path(read_config_file(config)) == str(beside)  # there is neither: the message names this one
     here.touch()
-    assert _model_path(read_document(config)) == str(here)  # as a repository's configurations are written
+    assert _model_path(read_config_file(config)) == str(here)  # as a repository's configurations are written
     beside.touch()
-    assert _model_path(read_document(Path("configs") / name)) == str(beside)
+    assert _model_path(read_config_file(Path("configs") / name)) == str(beside)
 
 
 def test_a_path_given_in_the_shell_means_a_file_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = overridden({}, ["policy.vla_config.model_path=weights.pt", "name=weights.pt"])
+    given = apply_overrides({}, ["policy.vla_config.model_path=weights.pt", "name=weights.pt"])
     assert (_model_path(given), given["name"]) == (str(tmp_path / "weights.pt"), "weights.pt")
-    assert _model_path(overridden({}, ["policy.vla_config.model_path=null"])) is None
-    assert _model_path(overridden({}, ["policy.vla_config.model_path=/a/b.pt"])) == "/a/b.pt"
+    assert _model_path(apply_overrides({}, ["policy.vla_config.model_path=null"])) is None
+    assert _model_path(apply_overrides({}, ["policy.vla_config.model_path=/a/b.pt"])) == "/a/b.pt"
 
 
 def test_a_configuration_without_such_sections_is_left_alone(tmp_path):
     for text in ("policy: fast", "policy: {vla_config: 3}", "policy: {vla_config: {model_path: 3}}", "a: 1"):
-        assert read_document(_written(tmp_path, "c.yaml", text)) == yaml.safe_load(text)
+        assert read_config_file(_written(tmp_path, "c.yaml", text)) == yaml.safe_load(text)

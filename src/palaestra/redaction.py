@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Redactor", "hide_secrets", "is_secret_key", "is_secret_name", "shown_environment", "shown_words"]
+__all__ = ["Redactor", "is_secret_key", "is_secret_name", "redact_command", "redact_environment", "redact_secrets"]
 
 HIDDEN = "***"
 _NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie|private|_pat$", re.IGNORECASE)
@@ -47,20 +47,20 @@ def is_secret_key(name: str) -> bool:
     return is_secret_name(last) if _VARIABLE.fullmatch(last) else bool(_KEY.fullmatch(last))
 
 
-def hide_secrets(value: Any, name: str = "") -> Any:
+def redact_secrets(value: Any, name: str = "") -> Any:
     """Plain data as it may be shown: what secret keys hold, and tokens and passwords in texts, replaced."""
     if value is not None and value != "" and not isinstance(value, bool | dict | list | tuple) and is_secret_key(name):
         return HIDDEN
     if isinstance(value, str):
         return _shown_word(value)
     if isinstance(value, dict):
-        return {key: hide_secrets(item, str(key)) for key, item in value.items()}
+        return {key: redact_secrets(item, str(key)) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(hide_secrets(item, name) for item in value)
+        return type(value)(redact_secrets(item, name) for item in value)
     return value
 
 
-def shown_words(words: Sequence[str]) -> list[str]:
+def redact_command(words: Sequence[str]) -> list[str]:
     """A command line as it may be shown: `--api-key=***`, and `***` behind an option of such a name."""
     shown: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
@@ -98,7 +98,7 @@ class Redactor:
 _BY_SHAPE = Redactor()
 
 
-def shown_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment as it may be shown and stored, in order."""
     redact = Redactor.of_environment(environment)
     return {name: HIDDEN if is_secret_name(name) else redact(value) for name, value in sorted(environment.items())}

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ProcessIdentity", "below", "boot_id", "labelled", "processes", "started", "stat"]
+__all__ = [
+    "ProcessIdentity",
+    "boot_id",
+    "find_by_environment",
+    "list_descendants",
+    "list_pids",
+    "read_stat",
+    "start_ticks",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +36,23 @@ class ProcessIdentity:
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
         """The identity of a living process; None when there is none, or only its zombie."""
-        since = started(pid)
+        since = start_ticks(pid)
         return None if since is None else cls(pid, since, boot_id())
 
     @classmethod
-    def read(cls, data: Any) -> ProcessIdentity | None:
+    def from_json(cls, data: Any) -> ProcessIdentity | None:
         """From plain data as `asdict` gives it; None when it is not that."""
         try:
             return cls(int(data["pid"]), int(data["started"]), str(data["boot_id"]))
         except (KeyError, TypeError, ValueError):
             return None
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether this very process is still running."""
-        return self.boot_id == boot_id() and started(self.pid) == self.started
+        return self.boot_id == boot_id() and start_ticks(self.pid) == self.started
 
 
-def stat(pid: int) -> tuple[int, int] | None:
+def read_stat(pid: int) -> tuple[int, int] | None:
     """A process' parent and its start in clock ticks since boot; None when there is none, or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -55,9 +63,9 @@ def stat(pid: int) -> tuple[int, int] | None:
     return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[19]))
 
 
-def started(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """When a process started."""
-    found = stat(pid)
+    found = read_stat(pid)
     return None if found is None else found[1]
 
 
@@ -69,17 +77,17 @@ def boot_id() -> str:
         return ""
 
 
-def processes() -> Iterator[int]:
+def list_pids() -> Iterator[int]:
     """Every process there is."""
     with contextlib.suppress(OSError):
         yield from (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def below(*roots: int) -> set[int]:
+def list_descendants(*roots: int) -> set[int]:
     """Every living descendant of these processes."""
     children: dict[int, list[int]] = {}
-    for pid in processes():
-        found = stat(pid)
+    for pid in list_pids():
+        found = read_stat(pid)
         if found is not None:
             children.setdefault(found[0], []).append(pid)
     reached: set[int] = set()
@@ -92,11 +100,11 @@ def below(*roots: int) -> set[int]:
     return reached
 
 
-def labelled(name: str, value: str) -> set[int]:
+def find_by_environment(name: str, value: str) -> set[int]:
     """Our own processes that were started with this environment variable, whoever their parents are by now."""
     mark, found = f"{name}={value}".encode(), set()
-    for pid in processes():
+    for pid in list_pids():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
             if os.fstat(file.fileno()).st_uid == os.getuid() and mark in file.read().split(b"\0"):
                 found.add(pid)
-    return {pid for pid in found if stat(pid) is not None}
+    return {pid for pid in found if read_stat(pid) is not None}

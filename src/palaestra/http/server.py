@@ -16,7 +16,7 @@ import uvicorn
 
 from palaestra.errors import ConfigError
 
-__all__ = ["KEEP_ALIVE_S", "SignalFreeServer", "answering", "listen", "url_at"]
+__all__ = ["KEEP_ALIVE_S", "SignalFreeServer", "listen", "serve_in_background", "socket_url"]
 
 LAST_ANSWERS_S = 5
 """How long answers that are under way may take once everything is closed."""
@@ -55,14 +55,14 @@ def listen(host: str, port: int, place: str) -> socket.socket:
     return sock
 
 
-def url_at(host: str, sock: socket.socket) -> str:
+def socket_url(host: str, sock: socket.socket) -> str:
     """Where a socket is found."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{sock.getsockname()[1]}"
 
 
 @contextlib.asynccontextmanager
-async def answering(app: Any, sock: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+async def serve_in_background(app: Any, sock: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
     """Answer requests at a socket while the block lasts; what it gives ends only if the server breaks."""
     settings = uvicorn.Config(
         app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,

@@ -3,7 +3,7 @@
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.http_port import listen
+from palaestra.http.server import listen
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])

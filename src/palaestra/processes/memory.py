@@ -8,7 +8,7 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError
 
-__all__ = ["check_fits", "memory_limit", "shown_bytes"]
+__all__ = ["check_fits_in_memory", "format_bytes", "memory_limit"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 ALWAYS_FITS = 2**20
@@ -44,7 +44,7 @@ def _limits_above(root: Path, path: str, name: str) -> list[int]:
     return limits
 
 
-def shown_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """A number of bytes in readable units: 36.1 TB."""
     size, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB", "EB"]
     while size >= 1000 and len(units) > 1:
@@ -53,13 +53,15 @@ def shown_bytes(count: int) -> str:
     return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{count} B"
 
 
-def check_fits(place: str, value: object, parts: Mapping[str, int], remedy: str, *, limit: int | None = None) -> None:
+def check_fits_in_memory(
+    place: str, value: object, parts: Mapping[str, int], remedy: str, *, limit: int | None = None
+) -> None:
     """Refuse with a `ConfigError` about `place` if the `parts` (what it is, bytes) do not fit into memory together."""
     total = sum(parts.values())
     if limit is None and total <= ALWAYS_FITS:
         return
     most = memory_limit() if limit is None else limit
     if total > most:
-        sizes = ", ".join(f"{name} {shown_bytes(size)}" for name, size in parts.items())
-        reason = f"it needs about {shown_bytes(total)} of memory ({sizes}) and {shown_bytes(most)} is there"
+        sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+        reason = f"it needs about {format_bytes(total)} of memory ({sizes}) and {format_bytes(most)} is there"
         raise ConfigError(place, value, reason, remedy)

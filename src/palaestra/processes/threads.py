@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["few_threads"]
+__all__ = ["limit_threads"]
 
 
 @cache
@@ -28,7 +28,7 @@ def _openblas() -> Any:
 
 
 @contextmanager
-def few_threads(torch_threads: int | None) -> Iterator[None]:
+def limit_threads(torch_threads: int | None) -> Iterator[None]:
     """OpenBLAS on one thread, torch on `torch_threads` (None: as it is), inside the block."""
     before = torch.get_num_threads()
     with _openblas().limit(limits=1):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.memory import check_fits, memory_limit, shown_bytes
+from palaestra.processes.memory import check_fits_in_memory, format_bytes, memory_limit
 
 RAM = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -29,13 +29,13 @@ def test_the_older_control_groups_are_understood_and_a_container_sees_its_own_as
 
 
 def test_bytes_are_shown_in_the_unit_that_fits():
-    assert [shown_bytes(n) for n in (7, 1_500, 36_100_000_000_000)] == ["7 B", "1.5 kB", "36.1 TB"]
+    assert [format_bytes(n) for n in (7, 1_500, 36_100_000_000_000)] == ["7 B", "1.5 kB", "36.1 TB"]
 
 
 def test_a_refusal_names_every_part_and_the_limit():
-    check_fits("x", 1, {"a": 60, "b": 40}, "Less", limit=100)
+    check_fits_in_memory("x", 1, {"a": 60, "b": 40}, "Less", limit=100)
     with pytest.raises(ConfigError) as refused:
-        check_fits("x", 1, {"a": 61_000, "b": 40}, "Use less", limit=100)
+        check_fits_in_memory("x", 1, {"a": 61_000, "b": 40}, "Use less", limit=100)
     assert str(refused.value) == (
         "x = 1: it needs about 61.0 kB of memory (a 61.0 kB, b 40 B) and 100 B is there. Use less."
     )

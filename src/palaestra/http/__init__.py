@@ -1,0 +1,1 @@
+"""Shared parts of the HTTP servers: sockets, allowed host names and strict JSON bodies."""

@@ -1,0 +1,1 @@
+"""Processes: their identity, memory limit, shared memory and number of threads."""
