@@ -22,7 +22,7 @@ from palaestra.policy.vlm import Picture, SampleRequest, VLMPolicy
 from palaestra.policy.vlm.prompt import Prompt
 from palaestra.sessions.provider import find_sessions
 from palaestra.train.held_out import play_held_out
-from palaestra.train.ui_config import ui_config_from
+from palaestra.train.screen_config import screen_config_from
 
 RESULTS = Path(__file__).parent / "results"
 ACTORS = 16
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    config = ui_config_from(
+    config = screen_config_from(
         {
             "model": {"name": "tiny", "max_new_tokens": 24, "history": 0},
             "tasks": [{"task": task, "params": {"step_limit": 1}} for task in TASKS],

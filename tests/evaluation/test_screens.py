@@ -9,7 +9,7 @@ from tests.experience.episodes import episode, turn
 
 from palaestra.evaluation.screens import PairCounts, ScreenComparison, ScreenEvaluation
 from palaestra.experience.trajectory import Outcome
-from palaestra.experience.trajectory_archive import Entry
+from palaestra.experience.trajectory_archive import TrajectoryEntry
 
 S, F, T, U, E = Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED, Outcome.UNREADABLE, Outcome.ENVIRONMENT_FAILED
 
@@ -19,7 +19,7 @@ def played(task, seed, outcome, *, steps=1, **more):
         *[turn(reward=1.0 if outcome is S and i == steps - 1 else 0.0) for i in range(steps)],
         task={"task": task, "seed": seed, "params": more.pop("params", {})}, outcome=outcome, **more,
     )  # fmt: skip
-    return Entry.of(made)
+    return TrajectoryEntry.of(made)
 
 
 def test_three_of_four_are_75_percent_and_the_broken_screen_is_not_among_them():
@@ -37,7 +37,7 @@ def test_three_of_four_are_75_percent_and_the_broken_screen_is_not_among_them():
 
 
 def test_a_broken_screen_that_had_paid_is_still_no_reward():
-    paid = Entry.of(episode(turn(reward=5.0), outcome=E))
+    paid = TrajectoryEntry.of(episode(turn(reward=5.0), outcome=E))
     assert ScreenEvaluation.from_episodes([paid, played("a/x", 1, F)]).to_json()["mean_return"] == 0.0
 
 
@@ -105,7 +105,9 @@ def test_all_solved_is_one_and_its_interval_is_below():
 
 def test_trajectories_and_their_entries_score_the_same():
     made = [episode(outcome=S), episode(turn(), turn(), outcome=F)]
-    assert ScreenEvaluation.from_episodes(made) == ScreenEvaluation.from_episodes([Entry.of(one) for one in made])
+    assert ScreenEvaluation.from_episodes(made) == ScreenEvaluation.from_episodes(
+        [TrajectoryEntry.of(one) for one in made]
+    )
 
 
 def compared(a, b):

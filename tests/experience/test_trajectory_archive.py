@@ -13,7 +13,7 @@ from tests.experience.episodes import episode, turn
 
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Outcome
-from palaestra.experience.trajectory_archive import INDEX, LOCK, Entry, TrajectoryArchive
+from palaestra.experience.trajectory_archive import INDEX, LOCK, TrajectoryArchive, TrajectoryEntry
 
 OUTCOMES = list(Outcome)
 
@@ -53,7 +53,7 @@ def test_an_entry_says_what_the_trajectory_says(tmp_path):
     assert (entry.steps, entry.unreadable_turns, entry.reward, entry.versions) == (2, 1, 0.5, (4, 4))
     assert not entry.success
     assert entry.spec == ("a/b", '{"n": 2}', 3)
-    assert Entry.from_facts(json.loads(json.dumps(entry.facts()))) == entry
+    assert TrajectoryEntry.from_facts(json.loads(json.dumps(entry.facts()))) == entry
     assert TrajectoryArchive(tmp_path).entries() == [entry]
 
 
@@ -93,7 +93,7 @@ def test_an_index_cut_anywhere_with_junk_behind_it_loses_nothing(tmp_path_factor
 
 def _is_entry(line):
     try:
-        Entry.from_facts(json.loads(line))
+        TrajectoryEntry.from_facts(json.loads(line))
     except (ValueError, TypeError, KeyError):
         return False
     return True
@@ -149,7 +149,7 @@ def test_an_index_cannot_lead_out_of_its_directory(tmp_path):
     outside.write_text("mine")
     inside = tmp_path / "archive"
     inside.mkdir()
-    lines = [{"removed": f"../{outside.name}"}, {**Entry.of(episode()).facts(), "file": f"../{outside.name}"}]
+    lines = [{"removed": f"../{outside.name}"}, {**TrajectoryEntry.of(episode()).facts(), "file": f"../{outside.name}"}]
     (inside / INDEX).write_text("".join(json.dumps(line) + "\n" for line in lines))
     archive = TrajectoryArchive(inside)
     assert archive.entries() == []

@@ -22,7 +22,7 @@ from palaestra.files.checkpoint import (
 )
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
-from palaestra.learner.checkpoint import State, load_checkpoint, save_checkpoint
+from palaestra.learner.checkpoint import SavedState, load_checkpoint, save_checkpoint
 from palaestra.runs.checkpoints.hashing import digest_path, verify
 from palaestra.runs.checkpoints.importing import import_checkpoint
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
@@ -44,8 +44,8 @@ def _screens(path):
         path,
         kind="screens",
         policy=_write_policy,
-        learner=State({"moment": torch.arange(3.0)}, {"updates": 2}),
-        source=State({"waiting.000000": torch.zeros(4, dtype=torch.uint8)}, {"ready": 1}),
+        learner=SavedState({"moment": torch.arange(3.0)}, {"updates": 2}),
+        source=SavedState({"waiting.000000": torch.zeros(4, dtype=torch.uint8)}, {"ready": 1}),
         progress={"updates": 2, "steps": 8, "episodes": 8},
         about={"run_id": "r"},
     )

@@ -7,7 +7,7 @@ import pytest
 
 from palaestra.config.file import read_config_file
 from palaestra.errors import ConfigError
-from palaestra.train.ui_config import ui_config_from
+from palaestra.train.screen_config import screen_config_from
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -56,7 +56,7 @@ def _here(config, host):
 def test_configure_your_training(tmp_path):
     path = tmp_path / "my_experiment.yaml"
     path.write_text(CONFIG)
-    read = ui_config_from(read_config_file(path))
+    read = screen_config_from(read_config_file(path))
     assert (read.experiment_name, read.model.lora_target_option, read.model.lora_rank) == (
         "my_experiment",
         "attention+mlp",
@@ -184,14 +184,14 @@ def test_options_that_mean_nothing_or_too_much_are_refused(command, tmp_path):
     ],
 )
 def test_the_configurations_it_lists_ship(name):
-    config = ui_config_from(read_config_file(CONFIGS / f"{name}.yaml"))
+    config = screen_config_from(read_config_file(CONFIGS / f"{name}.yaml"))
     assert config.model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
     assert config.model.use_lora is (name != "qwen25_vl_full_finetune")
     assert config.model.lora_target_option == ("attention+mlp" if "only" not in name else name.split("_")[2])
 
 
 def test_keys_of_its_configuration_classes_are_read_where_ours_are():
-    read = ui_config_from(
+    read = screen_config_from(
         {
             "model": {
                 "name": "tiny",
@@ -213,4 +213,4 @@ def test_keys_of_its_configuration_classes_are_read_where_ours_are():
     assert (read.actor.temperature, read.actor.retries, read.trainer.checkpoint_every) == (0.7, 5, 7)
     assert read.algorithm["reward_threshold"] == 0.5
     with pytest.raises(ConfigError, match=r"trainer.save_every = 7: trainer.checkpoint_every says 5. Give one"):
-        ui_config_from({"model": {"name": "tiny"}, "trainer": {"save_every": 7, "checkpoint_every": 5}})
+        screen_config_from({"model": {"name": "tiny"}, "trainer": {"save_every": 7, "checkpoint_every": 5}})

@@ -12,16 +12,16 @@ import palaestra
 from palaestra.cli.app import _app
 from palaestra.learner.table import ALGORITHMS, config_of
 from palaestra.train.config import SECTIONS
-from palaestra.train.ui_config import UI_SECTIONS
+from palaestra.train.screen_config import SCREEN_SECTIONS
 
 ROOT = Path(__file__).parents[2]
 LINES = [line for line in (ROOT / "docs" / "coming-from.md").read_text().splitlines() if line.startswith("| ")]
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in LINES if "---" not in line]
 NAMES = sorted({name for row in ROWS if len(row) == 3 for name in re.findall(r"`([^`]+)`", row[1])})
 SNIPPETS = [row for row in ROWS if len(row) == 5 and row[0] != "document"]
-KEYS = {f"{section}.{key}" for section, cls in {**SECTIONS, **UI_SECTIONS}.items() for key in cls.model_fields}
+KEYS = {f"{section}.{key}" for section, cls in {**SECTIONS, **SCREEN_SECTIONS}.items() for key in cls.model_fields}
 KEYS |= {f"algorithm.{key}" for key in SECTIONS["ppo"].model_fields}
-KEYS |= {f"trainer.{key}" for key in UI_SECTIONS["ui_trainer"].model_fields} | {"tasks.task"}
+KEYS |= {f"trainer.{key}" for key in SCREEN_SECTIONS["ui_trainer"].model_fields} | {"tasks.task"}
 KEYS |= {
     f"algorithm.{key}" for name in ALGORITHMS["trajectories"] for key in config_of(name, "trajectories").model_fields
 }

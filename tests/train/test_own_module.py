@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.train.test_ui_loop import config, gateway
+from tests.train.test_screen_loop import config, gateway
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -15,7 +15,7 @@ from palaestra.experience.trajectory import TokenLogProbs, TurnInput
 from palaestra.policy.vlm.generation import SampleRequest
 from palaestra.policy.vlm.module_policy import ModulePolicy
 from palaestra.policy.vlm.prompt import Prompt
-from palaestra.train.screens import SamplerPublisher, train_ui
+from palaestra.train.screens import SamplerPublisher, train_screens
 from palaestra.transport.conformance import check_publisher
 
 __all__ = ["gateway"]
@@ -60,7 +60,7 @@ def test_a_module_of_ones_own_plays_learns_and_resumes(gateway, tmp_path):
         )
 
     module = Clicker()
-    first = train_ui(settings(2), policy=module, root=tmp_path, run_id="one")
+    first = train_screens(settings(2), policy=module, root=tmp_path, run_id="one")
     assert first.final["trajectories_learned"] == 4
     assert first.final["disagreement_max"] < 1e-5
     assert first.final["unreadable_share"] == 0.0
@@ -68,18 +68,20 @@ def test_a_module_of_ones_own_plays_learns_and_resumes(gateway, tmp_path):
     assert not torch.equal(learned, torch.zeros(len(PLACES)))
 
     resumed = Clicker()
-    train_ui(settings(2), policy=resumed, root=tmp_path, run_id="-", warm_start=first.checkpoint)
+    train_screens(settings(2), policy=resumed, root=tmp_path, run_id="-", warm_start=first.checkpoint)
     again = ModulePolicy(Clicker())
     again.load(first.checkpoint / "policy")
     assert torch.equal(again.module.scores, learned)
     assert again.version == 2
-    with pytest.raises(CheckpointError, match=r"holds a module of one's own \(Clicker\). Go on in Python: train_ui"):
-        train_ui(settings(3), root=tmp_path, run_id="-", resume=first.run)
+    with pytest.raises(
+        CheckpointError, match=r"holds a module of one's own \(Clicker\). Go on in Python: train_screens"
+    ):
+        train_screens(settings(3), root=tmp_path, run_id="-", resume=first.run)
 
 
 def test_a_module_without_log_probs_is_refused_before_a_run_exists(gateway, tmp_path):
     with pytest.raises(ConfigError, match=r"policy = 'Linear': it does not answer sample and log_probs"):
-        train_ui(config(gateway), policy=nn.Linear(2, 2), root=tmp_path, run_id="no")
+        train_screens(config(gateway), policy=nn.Linear(2, 2), root=tmp_path, run_id="no")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -168,5 +170,5 @@ def test_another_module_is_told_what_is_missing(tmp_path):
 
 def test_what_is_no_policy_is_refused_before_a_run_exists(gateway, tmp_path):
     with pytest.raises(ConfigError, match=r"policy = 'str': it does not answer sample and log_probs"):
-        train_ui(config(gateway), policy="tiny", root=tmp_path, run_id="no")
+        train_screens(config(gateway), policy="tiny", root=tmp_path, run_id="no")
     assert list(tmp_path.iterdir()) == []

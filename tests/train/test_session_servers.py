@@ -16,8 +16,8 @@ from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.gateway import Address, GatewayConfig
 from palaestra.gateway.serving import open_gateway
 from palaestra.http.server import listen, serve_in_background
-from palaestra.train.screens import train_ui
-from palaestra.train.ui_config import ui_config_from
+from palaestra.train.screens import train_screens
+from palaestra.train.screen_config import screen_config_from
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def server_process(*arguments):
 
 
 def config(environment, **more):
-    return ui_config_from(
+    return screen_config_from(
         {
             "experiment_name": "t", "model": {"name": "tiny", "max_new_tokens": 12, "history": 1, "lora_rank": 4},
             "tasks": [{"task": "fake/button"}], "algorithm": {"name": "ppo"},
@@ -52,7 +52,7 @@ def sessions_open(url):
 
 def test_a_run_trains_against_bare_session_servers_and_leaves_no_session_open(tmp_path):
     with server_process("--fake") as one, server_process("--fake") as other:
-        outcome = train_ui(config({"session_servers": [one, other + "/"]}), root=tmp_path, run_id="bare")
+        outcome = train_screens(config({"session_servers": [one, other + "/"]}), root=tmp_path, run_id="bare")
         assert (sessions_open(one), sessions_open(other)) == ([], [])
     assert outcome.final["trajectories_learned"] == 4
     archive = TrajectoryArchive(outcome.run.attempts()[0].path / "trajectories")
@@ -62,7 +62,7 @@ def test_a_run_trains_against_bare_session_servers_and_leaves_no_session_open(tm
 def test_a_session_server_that_does_not_answer_is_named_before_a_run_directory_exists(tmp_path):
     place = r"environment.session_servers = 'http://127.0.0.1:9': cannot be reached .*palaestra.sessions.server"
     with pytest.raises(ConfigError, match=place):
-        train_ui(config({"session_servers": "http://127.0.0.1:9"}), root=tmp_path, run_id="no")
+        train_screens(config({"session_servers": "http://127.0.0.1:9"}), root=tmp_path, run_id="no")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_a_run_trains_against_a_server_that_speaks_the_query_dialect_alone(tmp_p
     with query_server() as one, query_server() as other:
         environment = {"dialect": "query", "session_servers": [one.url, other.url], "act_delay_s": 0}
         settings = config({**environment, "reuse_screens": True}, **ROWS)
-        outcome = train_ui(settings, root=tmp_path, run_id="query")
+        outcome = train_screens(settings, root=tmp_path, run_id="query")
         assert {method for method, _ in one.requests + other.requests} == {"GET"}
         acts = one.acts + other.acts
     assert outcome.final["trajectories_learned"] == 4
@@ -159,7 +159,7 @@ def test_the_specifications_session_type_trains_on_fresh_servers_of_the_dialect_
         environment = {"cluster_host": url, "dialect": "query", "act_delay_s": 0, "token_file": str(file)}
         actor = {"session_type": "simple_data_entry", "max_steps_per_episode": 2}
         settings = config(environment, actor=actor, algorithm={"name": "ppo"}, **ROWS)
-        outcome = train_ui(settings, root=tmp_path / "runs", run_id="pods")
+        outcome = train_screens(settings, root=tmp_path / "runs", run_id="pods")
         assert runtime.servers == {}  # every session was closed
     assert outcome.final["trajectories_learned"] == 4
     assert len(runtime.made) == 5  # one for each episode, and one that checked the task
@@ -171,7 +171,7 @@ def test_a_server_of_the_other_dialect_is_named_with_the_key_to_change(tmp_path)
         query_server() as server,
         pytest.raises(ConfigError, match=r"status 404. Does it speak environment.dialect=query\?"),
     ):
-        train_ui(config({"session_servers": server.url}), root=tmp_path, run_id="no")
+        train_screens(config({"session_servers": server.url}), root=tmp_path, run_id="no")
 
 
 def test_a_server_process_given_a_task_serves_the_dialect_without_a_reset():

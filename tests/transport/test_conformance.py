@@ -10,7 +10,7 @@ from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.train.vector import VectorTraining
 from palaestra.transport.conformance import ListSource, check_publisher, check_source
 from palaestra.transport.publisher import SameMemory
-from palaestra.transport.source import State
+from palaestra.transport.source import SavedState
 
 
 def _training(asynchronous=None):
@@ -46,9 +46,9 @@ def test_a_list_is_a_source():
         ({"release": lambda self, batch, version: None}, "counts another number"),
         ({"metrics": lambda self, batch, timing: {"loss": float("nan")}}, "not finite"),
         ({"requeue": lambda self, batch: None}, "another batch came first"),
-        ({"state": lambda self: ({"position": 3}, {})}, "must give a State"),
-        ({"state": lambda self: State({}, {"position": object()})}, "plain JSON"),
-        ({"state": lambda self: State({"position": 3}, {})}, "must be tensors"),
+        ({"state": lambda self: ({"position": 3}, {})}, "must give a SavedState"),
+        ({"state": lambda self: SavedState({}, {"position": object()})}, "plain JSON"),
+        ({"state": lambda self: SavedState({"position": 3}, {})}, "must be tensors"),
         ({"load_state": lambda self, state: None}, "must say whether"),
     ],
 )

@@ -35,7 +35,7 @@ from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, twin
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 from palaestra.transport.queue import SegmentQueue, Taken
-from palaestra.transport.source import Batch, Progress, State, Timing
+from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 
 __all__ = ["AsyncConfig", "AsynchronousSource"]
@@ -115,7 +115,7 @@ class AsynchronousSource:
         self._begun = self._running = False
         self._suspected_at: float | None = None
         self._layout = FlatParameters.refresh(policy)
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.publisher = BoardPublisher()
         self.failures: list[str] = []
         """Why each collector that was replaced had failed."""
@@ -280,7 +280,7 @@ class AsynchronousSource:
             "collector_restarts": float(len(self.failures)),
         }
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Counters alone: the environments are under way in the background and cannot be interrupted."""
         facts: dict[str, Any] = {
             "started": True,
@@ -294,9 +294,9 @@ class AsynchronousSource:
         if self._moments is not None:
             facts["reward_scale"] = list(self._moments)
             tensors["reward_scale/running"] = torch.zeros(self._env.num_envs, dtype=torch.float64)
-        return State(tensors, facts)
+        return SavedState(tensors, facts)
 
-    def load_state(self, state: State) -> bool:
+    def load_state(self, state: SavedState) -> bool:
         """Go on counting; the environments start new episodes."""
         self.collector.load_state(state)
         self._num_steps = self.collector.num_steps

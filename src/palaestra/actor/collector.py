@@ -36,7 +36,7 @@ from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT
 from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.network import eval_mode
-from palaestra.transport.source import Episode, State
+from palaestra.transport.source import EpisodeStats, SavedState
 
 __all__ = ["BeforeStep", "Collector", "RewardScale", "StopCollecting"]
 
@@ -132,7 +132,7 @@ class Collector:
         """
         check_fit(policy, env)
         self.env, self.policy = env, policy
-        self.episodes: list[Episode] = []
+        self.episodes: list[EpisodeStats] = []
         self.num_steps = 0
         self.reward_scale = None if discount is None else RewardScale(env.num_envs, discount)
         self._seed = self._first_seed = seed
@@ -239,7 +239,7 @@ class Collector:
             at = (self.num_steps + t + 1) * buffer.num_envs
             if buffer.duration is not None and ended.executed is not None:
                 buffer.duration[t, ended.index] = ended.executed
-            self.episodes.append(Episode(at, ended.index, ended.episode_return, ended.length, ended.success))
+            self.episodes.append(EpisodeStats(at, ended.index, ended.episode_return, ended.length, ended.success))
         return [(t, ended) for t, ended in ends if not buffer.terminated[t, ended.index]]
 
     def _step_by_step(
@@ -299,7 +299,7 @@ class Collector:
         if self.reward_scale is not None:
             self.reward_scale.running[:] = 0.0
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Everything needed to continue exactly here; `facts["exact"]` is False if the environment cannot."""
         inner = self.env.snapshot() if self._started else None
         arrays = {f"env/{key}": value for key, value in inner.arrays.items()} if inner else {}
@@ -313,9 +313,9 @@ class Collector:
         if self.reward_scale is not None:
             facts["reward_scale"] = list(self.reward_scale.moments)
             arrays["reward_scale/running"] = self.reward_scale.running
-        return State({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, facts)
+        return SavedState({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, facts)
 
-    def load_state(self, state: State) -> bool:
+    def load_state(self, state: SavedState) -> bool:
         """Continue from there. False when the environment could not be brought back and starts new episodes."""
         facts, arrays = state.facts, {name: tensor.numpy() for name, tensor in state.tensors.items()}
         self.num_steps = int(facts["num_steps"])

@@ -21,7 +21,7 @@ from palaestra.errors import CollectorFailed
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.policy.weight_sync import LiveWeights
 from palaestra.transport.queue import Claim, SegmentQueue
-from palaestra.transport.source import Episode
+from palaestra.transport.source import EpisodeStats
 from palaestra.transport.weights import WeightBoard
 
 __all__ = ["CollectorThread", "SegmentFiller", "SegmentReport", "WeightSubscriber"]
@@ -39,7 +39,7 @@ MOVED_AT, STEPS, STOP = 0, 1, 2
 class SegmentReport(NamedTuple):
     """What a collector reports about a segment that it filled."""
 
-    episodes: list[Episode]
+    episodes: list[EpisodeStats]
     collect_seconds: float
     idle_seconds: float
     moments: tuple[float, float, float] | None

@@ -23,7 +23,7 @@ from palaestra.errors import CollectorFailed
 from palaestra.experience.groups import Groups, pack_trajectories, unpack_trajectories, whole_groups
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.sessions.task_sampler import TaskSampler
-from palaestra.transport.source import Batch, Progress, State, Timing
+from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
 
 __all__ = ["BackgroundPlayer", "EpisodeOrders", "EpisodeSource", "Played", "Player", "SynchronousPlayer", "free_places"]
 
@@ -288,7 +288,7 @@ class EpisodeSource:
         self._broken_batches = 0
         self._version = 0
         self._sessions = sessions
-        self.progress = Progress()
+        self.progress = TrainingProgress()
 
     def open(
         self,
@@ -385,12 +385,14 @@ class EpisodeSource:
         """How the episodes of the batch went, and how many there were in all."""
         return {**batch.metrics, "episodes": float(self.progress.episodes)}
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Episodes that were played and not yet learned from, and where the orders stand."""
         waiting = [*self._ready, *self._groups.waiting()]
-        return State(pack_trajectories(waiting, "waiting"), {"orders": self._orders.state(), "ready": len(self._ready)})
+        return SavedState(
+            pack_trajectories(waiting, "waiting"), {"orders": self._orders.state(), "ready": len(self._ready)}
+        )
 
-    def load_state(self, state: State) -> bool:
+    def load_state(self, state: SavedState) -> bool:
         """Go on from there."""
         self._orders.load_state(state.facts["orders"])
         waiting, ready = unpack_trajectories(state.tensors, "waiting"), int(state.facts["ready"])

@@ -6,7 +6,7 @@ import time
 
 from palaestra.actor.collector import Collector
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.transport.source import Batch, Progress, State, Timing
+from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
 
 __all__ = ["SynchronousSource", "rollout_metrics"]
 
@@ -16,7 +16,7 @@ class SynchronousSource:
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.num_steps, self._version = 0, 0
         self._buffer: RolloutBuffer | None = None
 
@@ -49,11 +49,11 @@ class SynchronousSource:
         """Counters, times and the latest episodes."""
         return rollout_metrics(self.progress, batch, timing)
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Where the environments stand."""
         return self.collector.state()
 
-    def load_state(self, state: State) -> bool:
+    def load_state(self, state: SavedState) -> bool:
         """Continue there; False when the environments start new episodes."""
         return self.collector.load_state(state)
 
@@ -61,7 +61,7 @@ class SynchronousSource:
         """Nothing runs between two batches."""
 
 
-def rollout_metrics(progress: Progress, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
+def rollout_metrics(progress: TrainingProgress, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
     """What every source of rollouts reports."""
     return {
         "env_step": float(progress.steps),

@@ -73,11 +73,11 @@ def _screens() -> None:
     from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.files.home import Home
     from palaestra.files.run_id import new_run_id
-    from palaestra.train.screens import train_ui
-    from palaestra.train.ui_config import ui_config_from
+    from palaestra.train.screen_config import screen_config_from
+    from palaestra.train.screens import train_screens
 
-    config = ui_config_from(SCREENS)
-    outcome = train_ui(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
+    config = screen_config_from(SCREENS)
+    outcome = train_screens(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
     run = outcome.run
     if outcome.interrupted:
         print(f"Stopped. Go on with: palaestra train --resume {run.run_id}")

@@ -15,7 +15,7 @@ from palaestra.errors import ConfigError
 if TYPE_CHECKING:
     from palaestra.evaluation import ScreenEvaluation
     from palaestra.sessions.provider import SessionAddress
-    from palaestra.train.ui_config import UiRunConfig
+    from palaestra.train.screen_config import ScreenRunConfig
 
 __all__ = ["Judged", "evaluate_screens", "judge"]
 
@@ -57,10 +57,10 @@ def judge(
     """
     from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
     from palaestra.sessions.provider import find_sessions
-    from palaestra.train.held_out import check_tasks, load_ui_policy
+    from palaestra.train.held_out import check_tasks, load_screen_policy
 
     name, rival_name = names or (str(path), str(other))
-    config, policy = load_ui_policy(path, device=device)
+    config, policy = load_screen_policy(path, device=device)
     chosen = _with_tasks(config, tasks)
     with ExitStack() as stack:
         address = find_sessions(
@@ -75,7 +75,7 @@ def judge(
         page = evaluation_page(found, f"Evaluation of {name}")
         lines, archives = [_sentence(name, found)], [kept]
         if other is not None:
-            _, rival = load_ui_policy(other, device=device)
+            _, rival = load_screen_policy(other, device=device)
             beside, kept_too = _played(chosen, rival, other, address, episodes, first, greedy, samples)
             compared = ScreenComparison(found, beside)
             document["against"] = {"checkpoint": str(other), **beside.to_json(), "trajectories": str(kept_too)}
@@ -88,7 +88,7 @@ def judge(
     return Judged([*lines, *_table(found)], document, kept.parent / "report.html", tuple(archives))
 
 
-def _with_tasks(config: UiRunConfig, tasks: str) -> UiRunConfig:
+def _with_tasks(config: ScreenRunConfig, tasks: str) -> ScreenRunConfig:
     """The configuration with the tasks that were asked for: names separated by commas, known params kept."""
     if not tasks:
         return config
@@ -107,7 +107,7 @@ def _with_tasks(config: UiRunConfig, tasks: str) -> UiRunConfig:
 
 
 def _played(
-    config: UiRunConfig, policy: Any, path: Path, address: SessionAddress, episodes: int, first: int,
+    config: ScreenRunConfig, policy: Any, path: Path, address: SessionAddress, episodes: int, first: int,
     greedy: bool | None, samples: int,
 ) -> tuple[ScreenEvaluation, Path]:  # fmt: skip
     from palaestra.evaluation import ScreenEvaluation

@@ -36,10 +36,10 @@ def schema(
     from palaestra.config import closest_names
     from palaestra.learner.table import ALGORITHMS
     from palaestra.train.config import SECTIONS
-    from palaestra.train.ui_config import UI_SECTIONS
+    from palaestra.train.screen_config import SCREEN_SECTIONS
 
     on_trajectories = {f"ui_{name}": cls.config_class for name, cls in ALGORITHMS["trajectories"].items()}
-    known: dict[str, Any] = {**SECTIONS, **UI_SECTIONS, **on_trajectories}
+    known: dict[str, Any] = {**SECTIONS, **SCREEN_SECTIONS, **on_trajectories}
     if not name:
         print("\n".join(known))
         return

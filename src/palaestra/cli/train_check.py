@@ -59,9 +59,9 @@ def _check_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     if find_spec("transformers") is None:
         raise ConfigError("model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'")
     from palaestra.policy.device import choose_device
-    from palaestra.train.ui_config import ui_config_from
+    from palaestra.train.screen_config import screen_config_from
 
-    config = ui_config_from(data, seed=seed)
+    config = screen_config_from(data, seed=seed)
     check_telemetry(config.telemetry)
     choose_device(config.model.device, place="model.device")
     return {

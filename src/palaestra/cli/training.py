@@ -14,7 +14,7 @@ from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
     from palaestra.files.run_directory import Attempt, RunDirectory
-    from palaestra.train import Outcome
+    from palaestra.train import TrainingResult
 
 __all__ = ["train_command"]
 
@@ -145,7 +145,7 @@ def _train(
     checkpoint: Path | None,
     into: Attempt | None,
     warm_start: Path | None,
-) -> Outcome:
+) -> TrainingResult:
     """Train as the data says: a model on screens, or a policy in an environment."""
     from palaestra.config.file import is_ui_config
     from palaestra.files.run_id import new_run_id
@@ -155,11 +155,11 @@ def _train(
             raise ConfigError(
                 "model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'"
             )
-        from palaestra.train.screens import train_ui
-        from palaestra.train.ui_config import ui_config_from
+        from palaestra.train.screen_config import screen_config_from
+        from palaestra.train.screens import train_screens
 
-        wanted = ui_config_from(data, seed=seed)
-        return train_ui(
+        wanted = screen_config_from(data, seed=seed)
+        return train_screens(
             wanted, root=root, run_id=new_run_id(wanted.name), given=given, argv=sys.argv, resume=run,
             checkpoint=checkpoint, into=into, warm_start=warm_start,
         )  # fmt: skip
@@ -185,7 +185,7 @@ def _check(data: dict[str, Any], seed: int | None) -> None:
         raise typer.Exit(2) from None
 
 
-def _report(outcome: Outcome, as_json: bool) -> None:
+def _report(outcome: TrainingResult, as_json: bool) -> None:
     run = outcome.run
     if as_json:
         document = {
@@ -211,7 +211,7 @@ def _report(outcome: Outcome, as_json: bool) -> None:
         print(f"Evaluate with: palaestra eval {run.run_id} --episodes 100")
 
 
-def _report_screens(outcome: Outcome) -> None:
+def _report_screens(outcome: TrainingResult) -> None:
     run, rate = outcome.run, outcome.final.get("success_rate")
     score = f", {100 * rate:.0f} % of the last batch solved" if rate is not None else ""
     print(f"{'Stopped' if outcome.interrupted else 'Done'} after {outcome.steps:,} episodes{score}.")

@@ -15,7 +15,7 @@ from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
     from palaestra.experience.trajectory import Trajectory
-    from palaestra.experience.trajectory_archive import Entry, TrajectoryArchive
+    from palaestra.experience.trajectory_archive import TrajectoryArchive, TrajectoryEntry
 
 __all__ = ["trajectories_app"]
 
@@ -143,7 +143,7 @@ class _Chosen:
     """Entries that fit, and the archives they are in."""
 
     archives: list[TrajectoryArchive]
-    found: list[tuple[TrajectoryArchive, Entry]]
+    found: list[tuple[TrajectoryArchive, TrajectoryEntry]]
     played_again: int = 0
     """Episodes of an attempt that a later one played again, and that are left out."""
 
@@ -210,7 +210,7 @@ def _archives(where: str) -> list[TrajectoryArchive]:
     return found
 
 
-def _row(entry: Entry) -> str:
+def _row(entry: TrajectoryEntry) -> str:
     oldest, newest = entry.versions
     versions = "-" if newest < 0 else f"v{oldest}" if oldest == newest else f"v{oldest}-{newest}"
     return (

@@ -17,7 +17,7 @@ from typing import Any
 
 from palaestra.evaluation import statistics
 from palaestra.experience.trajectory import Outcome, Trajectory
-from palaestra.experience.trajectory_archive import Entry
+from palaestra.experience.trajectory_archive import TrajectoryEntry
 
 __all__ = ["PairCounts", "ScreenComparison", "ScreenEvaluation", "TaskScore"]
 
@@ -46,7 +46,7 @@ class TaskScore:
     environment_failed: int
 
     @classmethod
-    def from_entries(cls, entries: Iterable[Entry]) -> TaskScore:
+    def from_entries(cls, entries: Iterable[TrajectoryEntry]) -> TaskScore:
         """Score these episodes."""
         played = list(entries)
         counted = _without_failures(played)
@@ -78,15 +78,15 @@ class TaskScore:
 class ScreenEvaluation:
     """All episodes of one evaluation, in order of play."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TrajectoryEntry, ...]
 
     @classmethod
-    def from_episodes(cls, episodes: Iterable[Trajectory | Entry]) -> ScreenEvaluation:
+    def from_episodes(cls, episodes: Iterable[Trajectory | TrajectoryEntry]) -> ScreenEvaluation:
         """From trajectories, or from an archive's entries; no picture is kept."""
-        return cls(tuple(Entry.of(one) if isinstance(one, Trajectory) else one for one in episodes))
+        return cls(tuple(TrajectoryEntry.of(one) if isinstance(one, Trajectory) else one for one in episodes))
 
     @cached_property
-    def counted(self) -> tuple[Entry, ...]:
+    def counted(self) -> tuple[TrajectoryEntry, ...]:
         """The episodes in which the screen worked."""
         return _without_failures(self.entries)
 
@@ -145,7 +145,7 @@ class PairCounts:
     neither: int = 0
 
     @classmethod
-    def from_pairs(cls, pairs: Iterable[tuple[Entry, Entry]]) -> PairCounts:
+    def from_pairs(cls, pairs: Iterable[tuple[TrajectoryEntry, TrajectoryEntry]]) -> PairCounts:
         """Count pairs of (episode of A, episode of B)."""
         counts = Counter((a.success, b.success) for a, b in pairs)
         return cls(counts[True, True], counts[True, False], counts[False, True], counts[False, False])
@@ -186,8 +186,8 @@ class ScreenComparison:
     b: ScreenEvaluation
 
     @cached_property
-    def _pairs(self) -> list[tuple[Entry, Entry]]:
-        waiting: defaultdict[tuple[str, str, int], list[Entry]] = defaultdict(list)
+    def _pairs(self) -> list[tuple[TrajectoryEntry, TrajectoryEntry]]:
+        waiting: defaultdict[tuple[str, str, int], list[TrajectoryEntry]] = defaultdict(list)
         for entry in reversed(self.b.counted):
             waiting[entry.spec].append(entry)
         return [(entry, waiting[entry.spec].pop()) for entry in self.a.counted if waiting.get(entry.spec)]
@@ -221,7 +221,7 @@ class ScreenComparison:
         }
 
 
-def _without_failures(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+def _without_failures(entries: Iterable[TrajectoryEntry]) -> tuple[TrajectoryEntry, ...]:
     return tuple(entry for entry in entries if entry.outcome is not Outcome.ENVIRONMENT_FAILED)
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome, Trajectory
 
-__all__ = ["ArchiveSize", "Entry", "TrajectoryArchive", "archives_in", "entries_in", "picture_file_name"]
+__all__ = ["ArchiveSize", "TrajectoryArchive", "TrajectoryEntry", "archives_in", "entries_in", "picture_file_name"]
 
 INDEX, LOCK = "index.jsonl", ".index.lock"
 _OURS = re.compile(r"(\d{8,})_[\w.-]*\.safetensors", re.ASCII)
@@ -33,7 +33,7 @@ _TEMPORARY = re.compile(r"\.(\d{8,}_[\w.-]*\.safetensors)\.\d+\.tmp", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Entry:
+class TrajectoryEntry:
     """What is known of a trajectory without opening it."""
 
     file: str
@@ -56,7 +56,7 @@ class Entry:
     attempt: int = 0
 
     @classmethod
-    def of(cls, trajectory: Trajectory, *, file: str = "", size: int = 0) -> Entry:
+    def of(cls, trajectory: Trajectory, *, file: str = "", size: int = 0) -> TrajectoryEntry:
         """The entry that describes a trajectory."""
         task = trajectory.task
         return cls(
@@ -81,7 +81,7 @@ class Entry:
         return asdict(self) | {"outcome": self.outcome.value, "versions": list(self.versions)}
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Entry:
+    def from_facts(cls, facts: Mapping[str, Any]) -> TrajectoryEntry:
         """The entry that `facts` describes; ValueError, TypeError or KeyError when they describe none."""
         oldest, newest = facts["versions"]
         entry = cls(**{**facts, "outcome": Outcome(facts["outcome"]), "versions": (int(oldest), int(newest))})
@@ -112,7 +112,7 @@ class ArchiveSize(NamedTuple):
 class _Index:
     """What the lines of an index say so far, and how much of it was read."""
 
-    listed: dict[str, Entry] = field(default_factory=dict)
+    listed: dict[str, TrajectoryEntry] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     read_to: int = 0
     inode: int = 0
@@ -124,12 +124,12 @@ class _Index:
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             facts = json.loads(line)
             if "removed" not in facts:
-                self.remember(Entry.from_facts(facts))
+                self.remember(TrajectoryEntry.from_facts(facts))
             # A name from outside the pattern could lead out of the directory, and this one gets removed.
             elif _OURS.fullmatch(facts["removed"]):
                 self.forget(facts["removed"])
 
-    def remember(self, entry: Entry) -> None:
+    def remember(self, entry: TrajectoryEntry) -> None:
         self.listed[entry.file] = entry
         self.highest = max(self.highest, _number(entry.file))
 
@@ -152,7 +152,7 @@ class TrajectoryArchive:
 
     # ------------------------------------------------------------------ writing
 
-    def append(self, trajectory: Trajectory) -> Entry:
+    def append(self, trajectory: Trajectory) -> TrajectoryEntry:
         """Keep a trajectory. When this returns it is listed, also by other processes."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class TrajectoryArchive:
             name = f"{self._index.highest + 1:08d}_{_slug(trajectory.episode_id)}.safetensors"
             path = self.directory / name
             trajectory.save(path)
-            entry = Entry.of(trajectory, file=name, size=path.stat().st_size)
+            entry = TrajectoryEntry.of(trajectory, file=name, size=path.stat().st_size)
             self._write([entry.facts()])
             self._index.remember(entry)
         return entry
@@ -189,7 +189,7 @@ class TrajectoryArchive:
 
     def entries(
         self, *, task: str | None = None, outcome: Outcome | None = None, version: int | None = None
-    ) -> list[Entry]:
+    ) -> list[TrajectoryEntry]:
         """Oldest first; only those of a task, an outcome, or with a token of one policy version."""
         return [
             entry
@@ -199,7 +199,7 @@ class TrajectoryArchive:
             and (version is None or entry.versions[0] <= version <= entry.versions[1])
         ]
 
-    def load(self, entries: Iterable[Entry] | None = None) -> Iterator[Trajectory]:
+    def load(self, entries: Iterable[TrajectoryEntry] | None = None) -> Iterator[Trajectory]:
         """The trajectories themselves, one at a time. What is gone or damaged by then is left out."""
         for entry in self.entries() if entries is None else entries:
             trajectory = self._load(entry.file)
@@ -213,7 +213,7 @@ class TrajectoryArchive:
     def __len__(self) -> int:
         return len(self.entries())
 
-    def _present(self) -> list[Entry]:
+    def _present(self) -> list[TrajectoryEntry]:
         """What the directory holds, described by the index where that can be believed and by the files elsewhere."""
         with self._alone:
             self._read_index()
@@ -228,14 +228,14 @@ class TrajectoryArchive:
                     with suppress(FileNotFoundError):
                         yield file.name, file.stat().st_size
 
-    def _describe(self, name: str, size: int) -> Entry | None:
+    def _describe(self, name: str, size: int) -> TrajectoryEntry | None:
         entry = self._index.listed.get(name)
         if entry is not None and entry.bytes == size:
             return entry
         trajectory = None if name in self.damaged else self._load(name)
         if trajectory is None:
             return None
-        entry = Entry.of(trajectory, file=name, size=size)
+        entry = TrajectoryEntry.of(trajectory, file=name, size=size)
         self._index.remember(entry)
         return entry
 
@@ -304,7 +304,7 @@ class TrajectoryArchive:
                 os.close(fd)
 
 
-def _size_of(entries: Sequence[Entry]) -> ArchiveSize:
+def _size_of(entries: Sequence[TrajectoryEntry]) -> ArchiveSize:
     return ArchiveSize(len(entries), sum(entry.bytes for entry in entries))
 
 
@@ -329,7 +329,7 @@ def archives_in(directory: Path) -> list[TrajectoryArchive]:
     return []
 
 
-def entries_in(archives: Sequence[TrajectoryArchive]) -> tuple[list[tuple[TrajectoryArchive, Entry]], int]:
+def entries_in(archives: Sequence[TrajectoryArchive]) -> tuple[list[tuple[TrajectoryArchive, TrajectoryEntry]], int]:
     """The entries of a run's archives, oldest first, and how many episodes a later attempt played again.
 
     A resume starts at a checkpoint and plays what came after it once more, under the same ids; only the last archive

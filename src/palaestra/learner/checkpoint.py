@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from palaestra.files.checkpoint import LEARNER, POLICY, SOURCE, STATE, WAITING, Kind, open_checkpoint, write_checkpoint
-from palaestra.transport.source import State
+from palaestra.transport.source import SavedState
 
 __all__ = ["TrainingCheckpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -26,8 +26,8 @@ class TrainingCheckpoint:
     path: Path
     sha256: str
     kind: Kind
-    learner: State
-    source: State
+    learner: SavedState
+    source: SavedState
     progress: dict[str, Any]
     about: dict[str, Any]
 
@@ -42,8 +42,8 @@ def save_checkpoint(
     *,
     kind: Kind,
     policy: bytes | Callable[[Path], object],
-    learner: State,
-    source: State,
+    learner: SavedState,
+    source: SavedState,
     progress: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> str:
@@ -77,8 +77,8 @@ def load_checkpoint(path: Path, *, kind: Kind | None = None) -> TrainingCheckpoi
         path=path,
         sha256=found.sha256,
         kind=found.kind,
-        learner=State(learner, state["learner"]),
-        source=State(source, state["source"]),
+        learner=SavedState(learner, state["learner"]),
+        source=SavedState(source, state["source"]),
         progress=state["progress"],
         about=state["about"],
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from palaestra.config import Section
-from palaestra.transport.source import State
+from palaestra.transport.source import SavedState
 
 __all__ = ["Algorithm", "Learner"]
 
@@ -33,10 +33,10 @@ class Learner(Protocol[E_contra, W_co]):
     def weights(self) -> W_co:
         """The weights that learn, in place: whoever keeps them copies them."""
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Everything the next number depends on, except the policy's weights."""
 
-    def load_state(self, state: State) -> None:
+    def load_state(self, state: SavedState) -> None:
         """Continue where `state` was taken; the policy's weights must be those of that moment."""
 
 

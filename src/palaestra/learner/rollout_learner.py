@@ -27,7 +27,7 @@ from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights
-from palaestra.transport.source import State
+from palaestra.transport.source import SavedState
 
 __all__ = ["RolloutLearner"]
 
@@ -114,14 +114,14 @@ class RolloutLearner:
             self._weights = LiveWeights(self.policy)
         return self._weights
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Optimiser, shuffles and version."""
         adam = self.optimizer()
         tensors = {"adam.first": adam.first.cpu(), "adam.second": adam.second.cpu()}
         facts = {"n_updates": self.version, "adam_steps": adam.steps, "shuffle": self._shuffle.bit_generator.state}
-        return State(tensors, facts)
+        return SavedState(tensors, facts)
 
-    def load_state(self, state: State) -> None:
+    def load_state(self, state: SavedState) -> None:
         """Continue from there."""
         adam, facts = self.optimizer(), state.facts
         adam.first.copy_(state.tensors["adam.first"])
@@ -130,7 +130,7 @@ class RolloutLearner:
         self.version = int(facts["n_updates"])
         self._shuffle.bit_generator.state = facts["shuffle"]
 
-    def check_state(self, state: State, *, place: str) -> None:
+    def check_state(self, state: SavedState, *, place: str) -> None:
         """Refuse a state of another policy, before anything changes."""
         adam, first = self.optimizer(), state.tensors["adam.first"]
         if first.shape != adam.first.shape or set(state.facts["adam_steps"]) != set(adam.steps):

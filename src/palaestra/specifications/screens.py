@@ -1,6 +1,6 @@
 """Training on screens in the words of the specifications: a model, a trainer and an actor pool that a script wires.
 
-A thin layer over `train_ui`, for scripts that exist; new ones write a configuration and call that (docs/coming-from.md
+A thin layer over `train_screens`, for scripts that exist; new ones write a configuration and call that (docs/coming-from.md
 says what is different, and why). The pool and the trainer find each other through the model they share: `start` says
 who plays with it, and `train` runs them as one run, with its directory, journal, checkpoints and staleness bound.
 """
@@ -28,9 +28,9 @@ from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.config import ModelConfig
 from palaestra.sessions.provider import find_sessions
 from palaestra.train.held_out import play_held_out
-from palaestra.train.run import Outcome
-from palaestra.train.screens import train_ui
-from palaestra.train.ui_config import UiRunConfig, ui_config_from
+from palaestra.train.run import TrainingResult
+from palaestra.train.screen_config import ScreenRunConfig, screen_config_from
+from palaestra.train.screens import train_screens
 
 __all__ = [
     "ActorPool",
@@ -53,9 +53,9 @@ class Config:
     """Configurations of runs on screens."""
 
     @staticmethod
-    def from_yaml(path: str | Path) -> UiRunConfig:
+    def from_yaml(path: str | Path) -> ScreenRunConfig:
         """The checked configuration in a file."""
-        return ui_config_from(read_config_file(Path(path)))
+        return screen_config_from(read_config_file(Path(path)))
 
 
 class VLMWrapper:
@@ -111,7 +111,7 @@ class Trainer:
         self._updates = 0
         self._run: RunDirectory | None = None
 
-    def train(self, num_steps: int, save_every: int | None = None) -> Outcome:
+    def train(self, num_steps: int, save_every: int | None = None) -> TrainingResult:
         """Make so many updates; a further call goes on with the same run. The model then acts with what it learned."""
         if self.model.actors is None:
             reason = "no started ActorPool plays with this model"
@@ -157,7 +157,7 @@ def train_with_orchestration(
     data_dir: Path | None = None,
     task: str = TASK,
     **trainer: Any,
-) -> Outcome:
+) -> TrainingResult:
     """Train on the session server at a URL, in a run under `checkpoint_dir`; its episodes are copied to `data_dir`.
 
     `trainer`: keys of that section, such as `num_training_steps` and `batch_size`.
@@ -188,18 +188,20 @@ def _sections(
     }
 
 
-def _config(model: VLMWrapper, algorithm: TrajectoryAlgorithm, sections: Mapping[str, Any]) -> UiRunConfig:
+def _config(model: VLMWrapper, algorithm: TrajectoryAlgorithm, sections: Mapping[str, Any]) -> ScreenRunConfig:
     cls: Any = type(algorithm)
     ours = [name for name, known in ALGORITHMS["trajectories"].items() if known is cls]
     settings: Any = getattr(algorithm, "config", None)
     chosen = {"name": ours[0] if ours else f"{cls.__module__}:{cls.__qualname__}"}
     chosen |= {} if settings is None else settings.model_dump(mode="json")
     described = {"model": model.config.model_dump(mode="json"), "algorithm": chosen}
-    return ui_config_from({**described, "telemetry": {"progress": False}, **sections})
+    return screen_config_from({**described, "telemetry": {"progress": False}, **sections})
 
 
-def _train(config: UiRunConfig, model: VLMWrapper, root: Path, *, resume: RunDirectory | None = None) -> Outcome:
+def _train(
+    config: ScreenRunConfig, model: VLMWrapper, root: Path, *, resume: RunDirectory | None = None
+) -> TrainingResult:
     start = model.checkpoint if resume is None else None
-    outcome = train_ui(config, root=root, run_id=new_run_id("script"), resume=resume, warm_start=start)
+    outcome = train_screens(config, root=root, run_id=new_run_id("script"), resume=resume, warm_start=start)
     model.take_over(outcome.checkpoint)
     return outcome

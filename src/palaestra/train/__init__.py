@@ -6,14 +6,14 @@ from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, config_from, load_config
-    from palaestra.train.run import Outcome
+    from palaestra.train.run import TrainingResult
     from palaestra.train.trainer import Trainer, build_trainer
     from palaestra.train.vector import evaluate_checkpoint, train
 
 __all__ = [
-    "Outcome",
     "RunConfig",
     "Trainer",
+    "TrainingResult",
     "build_trainer",
     "config_from",
     "evaluate_checkpoint",
@@ -25,7 +25,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_attributes(
     __name__,
     {
-        "Outcome": "run",
+        "TrainingResult": "run",
         "RunConfig": "config",
         "Trainer": "trainer",
         "build_trainer": "trainer",

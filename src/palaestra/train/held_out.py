@@ -17,12 +17,12 @@ from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.sampler import LocalSampler
 from palaestra.sessions.provider import SessionAddress, load_tasks, open_provider
 from palaestra.sessions.task_sampler import TaskChoice, held_out
-from palaestra.train.ui_config import UiRunConfig, ui_config_from
+from palaestra.train.screen_config import ScreenRunConfig, screen_config_from
 
-__all__ = ["build_policy", "check_tasks", "load_ui_policy", "play_held_out"]
+__all__ = ["build_policy", "check_tasks", "load_screen_policy", "play_held_out"]
 
 
-def check_tasks(config: UiRunConfig, address: SessionAddress) -> list[str]:
+def check_tasks(config: ScreenRunConfig, address: SessionAddress) -> list[str]:
     """Load each task once; `ConfigError` for the first that cannot be.
 
     Returns warnings: rewards that teach an agent of a task not to finish.
@@ -43,7 +43,7 @@ def check_tasks(config: UiRunConfig, address: SessionAddress) -> list[str]:
 
 
 def play_held_out(
-    config: UiRunConfig, policy: Any, address: SessionAddress, *, episodes: int, first: int = 0,
+    config: ScreenRunConfig, policy: Any, address: SessionAddress, *, episodes: int, first: int = 0,
     tasks: Sequence[TaskChoice] | None = None, greedy: bool | None = None, samples: int = 1,
     heard: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> list[Trajectory]:  # fmt: skip
@@ -79,17 +79,17 @@ def play_held_out(
         return runner.run(play())
 
 
-def build_policy(config: UiRunConfig) -> VLMPolicy:
+def build_policy(config: ScreenRunConfig) -> VLMPolicy:
     """The model that the configuration names, with the grammar that its actors speak."""
     return VLMPolicy.from_config(
         config.model, seed=config.trainer.seed, codec=config.actor.codec, describe_grammar=config.actor.describe_grammar
     )
 
 
-def load_ui_policy(path: Path, *, device: str | None = None) -> tuple[UiRunConfig, VLMPolicy]:
+def load_screen_policy(path: Path, *, device: str | None = None) -> tuple[ScreenRunConfig, VLMPolicy]:
     """The model of a checkpoint, and the configuration it was trained with; `device` replaces its `model.device`."""
     checkpoint = load_checkpoint(path, kind="screens")
-    config = ui_config_from(checkpoint.about["config"])
+    config = screen_config_from(checkpoint.about["config"])
     if device is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
     policy = build_policy(config)

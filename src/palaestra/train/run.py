@@ -35,9 +35,9 @@ from palaestra.transport.source import Batch, ExperienceSource, Timing
 
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig
-    from palaestra.train.ui_config import UiRunConfig
+    from palaestra.train.screen_config import ScreenRunConfig
 
-__all__ = ["Outcome", "Schedule", "Update", "Wiring", "run_updates", "train"]
+__all__ = ["RunSchedule", "TrainingResult", "Update", "Wiring", "run_updates", "train"]
 
 
 class Update(NamedTuple):
@@ -83,7 +83,7 @@ class Intervals(Protocol):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RunSchedule:
     """How long a run is, and when it reports, evaluates and saves."""
 
     every: Intervals
@@ -102,7 +102,7 @@ class Wiring(Protocol):
 
     kind: Kind
     """Of its checkpoints."""
-    schedule: Schedule
+    schedule: RunSchedule
 
     @property
     def source(self) -> ExperienceSource[Any]:
@@ -139,7 +139,7 @@ class Wiring(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """How a run ended."""
 
     run: RunDirectory
@@ -150,7 +150,7 @@ class Outcome:
 
 
 def train(
-    config: RunConfig | UiRunConfig,
+    config: RunConfig | ScreenRunConfig,
     wire: Callable[[ExitStack], Wiring],
     *,
     root: Path,
@@ -161,7 +161,7 @@ def train(
     checkpoint: Path | None = None,
     into: Attempt | None = None,
     warm_start: Path | None = None,
-) -> Outcome:
+) -> TrainingResult:
     """Train to the end of the configuration: in a new run, as another attempt of one, or `into` a prepared attempt.
 
     `checkpoint` is what a resume goes on from, by default the run's newest. `warm_start` is a checkpoint whose weights,
@@ -233,7 +233,7 @@ class _Run:
         self._saved: Path | None = None
         self._saved_at = 0.0
 
-    def execute(self) -> Outcome:
+    def execute(self) -> TrainingResult:
         """Train to the end, or until an interruption."""
         wiring, stop = self._wiring, self._interruption
         try:
@@ -255,7 +255,7 @@ class _Run:
             raise
         ending = ("stopped", "interrupted") if stop.requested else ("succeeded", "done")
         self._telemetry.emit(PhaseChanged(*ending))
-        return Outcome(self._run, self._progress.steps, self._final, checkpoint, stop.requested)
+        return TrainingResult(self._run, self._progress.steps, self._final, checkpoint, stop.requested)
 
     def _is_over(self) -> bool:
         done = self._progress.steps if self._schedule.unit == "steps" else self._progress.updates

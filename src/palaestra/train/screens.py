@@ -1,7 +1,7 @@
 """Training on screens, wired: a model, sessions, actors that play, a learner of trajectories, and a publisher.
 
 Played episodes are archived with their pictures. Synchronous and asynchronous collection differ in the player that the
-source is given; a sampler in this process and one in a process of its own in the publisher. `train_ui` runs a
+source is given; a sampler in this process and one in a process of its own in the publisher. `train_screens` runs a
 configuration.
 """
 
@@ -33,11 +33,11 @@ from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
-from palaestra.train.run import Outcome, Schedule, Wiring
+from palaestra.train.run import RunSchedule, TrainingResult, Wiring
 from palaestra.train.run import train as run
-from palaestra.train.ui_config import UiRunConfig
+from palaestra.train.screen_config import ScreenRunConfig
 
-__all__ = ["SamplerPublisher", "train_ui"]
+__all__ = ["SamplerPublisher", "train_screens"]
 
 ARCHIVE_TRIMMED_EVERY = 20
 """Updates between two looks at how many trajectories are kept."""
@@ -70,7 +70,7 @@ class _ScreenRun:
 
     kind: Kind = "screens"
 
-    def __init__(self, config: UiRunConfig, policy: Any, address: SessionAddress, warnings: Sequence[str]) -> None:
+    def __init__(self, config: ScreenRunConfig, policy: Any, address: SessionAddress, warnings: Sequence[str]) -> None:
         t = config.trainer
         algorithm = make_algorithm(config.algorithm, "trajectories")
         if algorithm.needs_reference and not config.model.use_lora:
@@ -104,7 +104,7 @@ class _ScreenRun:
         self._failures_reported = 0
         self._archive: TrajectoryArchive | None = None
         score = "eval_success_rate" if t.eval_every else "success_rate"
-        self.schedule = Schedule(t, t.num_training_steps, "updates", score, keep_first=True)
+        self.schedule = RunSchedule(t, t.num_training_steps, "updates", score, keep_first=True)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler; the player starts sessions with the first batch."""
@@ -219,7 +219,7 @@ class _ScreenRun:
         return "every group succeeded or failed as a whole, or nothing was accepted"
 
 
-def train_ui(config: UiRunConfig, *, policy: Any = None, **where: Any) -> Outcome:
+def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) -> TrainingResult:
     """Train a model on the tasks of a configuration; `palaestra.train.run.train` explains the other arguments.
 
     `policy` replaces the model that the configuration names: a `VLMPolicy`, or an `nn.Module` that answers `sample` and

@@ -30,7 +30,7 @@ from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.train.config import RunConfig, make_algorithm
 from palaestra.train.run import refuse_malformed, run_updates
 from palaestra.train.vector import VectorTraining, make_parts, training_settings
-from palaestra.transport.source import Batch, Episode
+from palaestra.transport.source import Batch, EpisodeStats
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -97,7 +97,7 @@ class Trainer:
             env_config=env_config or _env_config(env),
         )
         self.env = self.training.env
-        self.last_episodes: list[Episode] = []
+        self.last_episodes: list[EpisodeStats] = []
         self._buffer_size = buffer_size
 
     def collect_rollouts(self, n_steps: int) -> Rollout:

@@ -36,7 +36,7 @@ from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
 from palaestra.train.config import RunConfig, config_from, make_algorithm
-from palaestra.train.run import Outcome, Schedule, Wiring, restore
+from palaestra.train.run import RunSchedule, TrainingResult, Wiring, restore
 from palaestra.train.run import train as run
 from palaestra.transport.publisher import SameMemory
 from palaestra.transport.weights import BoardPublisher
@@ -160,7 +160,7 @@ class _VectorRun(VectorTraining):
         super().__init__(policy, env, make_algorithm(config.algorithm, "rollouts"), **training_settings(config))
         t, self._config, self._failures_reported = config.trainer, config, 0
         score = "eval_return" if t.eval_every else "episode_return"
-        self.schedule = Schedule(t, config.total_timesteps, "steps", score, log_interval=t.log_interval)
+        self.schedule = RunSchedule(t, config.total_timesteps, "steps", score, log_interval=t.log_interval)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Plan the rollouts."""
@@ -205,7 +205,7 @@ class _VectorRun(VectorTraining):
         return [f"A collector was replaced: {text}" for text in failures]
 
 
-def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any) -> Outcome:
+def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any) -> TrainingResult:
     """Train in the environments of a configuration; `palaestra.train.run.train` explains the arguments."""
 
     def wire(stack: ExitStack) -> Wiring:

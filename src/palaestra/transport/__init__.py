@@ -2,18 +2,18 @@
 
 from palaestra.transport.publisher import SameMemory, WeightPublisher
 from palaestra.transport.queue import SegmentQueue
-from palaestra.transport.source import Batch, Episode, ExperienceSource, Progress, State
+from palaestra.transport.source import Batch, EpisodeStats, ExperienceSource, SavedState, TrainingProgress
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 
 __all__ = [
     "Batch",
     "BoardPublisher",
-    "Episode",
+    "EpisodeStats",
     "ExperienceSource",
-    "Progress",
     "SameMemory",
+    "SavedState",
     "SegmentQueue",
-    "State",
+    "TrainingProgress",
     "WeightBoard",
     "WeightPublisher",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from palaestra.transport.publisher import WeightPublisher
-from palaestra.transport.source import Batch, ExperienceSource, Progress, State, Timing
+from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 
 __all__ = ["ListSource", "check_publisher", "check_source"]
 
@@ -24,7 +24,7 @@ class ListSource:
     def __init__(self, batches: Sequence[Any], *, steps: int = 1) -> None:
         """`steps`: what each batch counts."""
         self._batches, self._steps, self._position = list(batches), steps, 0
-        self.progress = Progress()
+        self.progress = TrainingProgress()
 
     def next_batch(self) -> Batch[Any] | None:
         """The next one; None after the last."""
@@ -50,11 +50,11 @@ class ListSource:
         """How far it is."""
         return {"env_step": float(self.progress.steps)}
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """The position in the list."""
-        return State({}, {"position": self._position})
+        return SavedState({}, {"position": self._position})
 
-    def load_state(self, state: State) -> bool:
+    def load_state(self, state: SavedState) -> bool:
         """Go on from there."""
         self._position = int(state.facts["position"])
         return True
@@ -111,8 +111,8 @@ def _check_requeue(source: ExperienceSource[Any], requeues: bool) -> None:
         assert source.progress.steps == before, "steps of a batch that nobody learned from are counted"
 
 
-def _check_state(state: State) -> None:
-    assert isinstance(state, State), f"state() must give a State, and gave a {type(state).__name__}"
+def _check_state(state: SavedState) -> None:
+    assert isinstance(state, SavedState), f"state() must give a SavedState, and gave a {type(state).__name__}"
     assert all(isinstance(tensor, Tensor) for tensor in state.tensors.values()), "a state's tensors must be tensors"
     try:
         survives = json.loads(json.dumps(state.facts)) == state.facts

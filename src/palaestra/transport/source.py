@@ -1,7 +1,7 @@
 """The arrow from actors to the learner: `Batch`, and the `ExperienceSource` that gives one after the other.
 
 A source lends a batch to the learner until `release` (it was learned from) or `requeue` (it was not). It counts what it
-gave (`Progress`), and its `state` brings it back to where it stands. Whether experience is collected when asked, by a
+gave (`TrainingProgress`), and its `state` brings it back to where it stands. Whether experience is collected when asked, by a
 thread, by another process, by a pool of actors, or read from disk, is the source's own business.
 """
 
@@ -15,14 +15,14 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-__all__ = ["Batch", "Episode", "ExperienceSource", "Progress", "State", "Timing"]
+__all__ = ["Batch", "EpisodeStats", "ExperienceSource", "SavedState", "Timing", "TrainingProgress"]
 
 E = TypeVar("E")
 RECENT = 100
 """Episodes over which returns and lengths are averaged."""
 
 
-class State(NamedTuple):
+class SavedState(NamedTuple):
     """Everything that the next number depends on."""
 
     tensors: dict[str, Tensor]
@@ -30,7 +30,7 @@ class State(NamedTuple):
     """Plain JSON."""
 
 
-class Episode(NamedTuple):
+class EpisodeStats(NamedTuple):
     """An episode that ended while a batch was collected."""
 
     env_step: int
@@ -47,10 +47,10 @@ class Batch(Generic[E]):
     """Experience lent to the learner."""
 
     experience: E
-    episodes: Sequence[Episode] = ()
+    episodes: Sequence[EpisodeStats] = ()
     """Episodes that ended in it."""
     steps: int = 0
-    """What it adds to `Progress.steps`."""
+    """What it adds to `TrainingProgress.steps`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """How it was collected."""
     origin: Any = None
@@ -65,7 +65,7 @@ class Timing(NamedTuple):
     whole: float
 
 
-class Progress:
+class TrainingProgress:
     """How much experience a learner has been given, and how the latest episodes went."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Progress:
         self.lengths: deque[int] = deque(maxlen=RECENT)
         self.successes: deque[bool] = deque(maxlen=RECENT)
 
-    def add(self, steps: int, episodes: Sequence[Episode] = ()) -> None:
+    def add(self, steps: int, episodes: Sequence[EpisodeStats] = ()) -> None:
         """Count steps and the episodes that ended in them."""
         self.steps += steps
         self.episodes += len(episodes)
@@ -122,7 +122,7 @@ class Progress:
 class ExperienceSource(Protocol[E]):
     """Gives batches in the order in which they were collected."""
 
-    progress: Progress
+    progress: TrainingProgress
 
     def next_batch(self) -> Batch[E] | None:
         """Wait for the next batch; None when there will be none because the run was asked to stop."""
@@ -139,10 +139,10 @@ class ExperienceSource(Protocol[E]):
     def metrics(self, batch: Batch[E], timing: Timing) -> dict[str, float]:
         """What there is to report about a batch that was released."""
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Where collection stands."""
 
-    def load_state(self, state: State) -> bool:
+    def load_state(self, state: SavedState) -> bool:
         """Continue from there; False when the environments start new episodes instead."""
 
     def close(self) -> None:

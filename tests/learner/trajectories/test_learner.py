@@ -13,7 +13,7 @@ from tests.learner.trajectories.toy import TablePolicy, episode, play, turn, twi
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryLearner, TrajectoryPPO, UpdateConfig
-from palaestra.learner.trajectories.learner import State
+from palaestra.learner.trajectories.learner import SavedState
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.telemetry.metric import METRICS
@@ -276,7 +276,7 @@ def test_a_trainer_that_loads_a_state_continues_bit_for_bit(algorithm):
     other_rng = np.random.default_rng(99)
     other_rng.bit_generator.state = kept
     other = learner_of(copy, algorithm, seed=5, **settings)
-    other.load_state(State(load(stored), json.loads(said)))
+    other.load_state(SavedState(load(stored), json.loads(said)))
     assert other.version == 3
     assert same(whole, continued(copy, other, other_rng, 3))
     assert other.n_updates == learner.n_updates

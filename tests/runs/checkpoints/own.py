@@ -5,7 +5,7 @@ import json
 import gymnasium
 import torch
 
-from palaestra.learner.checkpoint import State, save_checkpoint
+from palaestra.learner.checkpoint import SavedState, save_checkpoint
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.storage import policy_bytes
@@ -31,8 +31,8 @@ def own_checkpoint(path, env_id="CartPole-v1", *, env_step=4096, returns=(10.0, 
         path,
         kind="vector",
         policy=policy_bytes(policy),
-        learner=State({"moment": torch.zeros(3)}, {}),
-        source=State({}, {}),
+        learner=SavedState({"moment": torch.zeros(3)}, {}),
+        source=SavedState({}, {}),
         progress={"updates": 1, "steps": env_step, "episode_rewards": list(returns)},
         # Initial weights do not depend on the seed; two of different seeds must differ.
         about={"config": config, "run_id": "somewhere", "score": max(returns), "seed": seed},

@@ -19,14 +19,14 @@ from palaestra.config import Section, parse_section
 from palaestra.experience.trajectory import TokenLogProbs, Trajectory
 from palaestra.learner.trajectories.reward import Rewards
 
-__all__ = ["Loss", "Normaliser", "Numbers", "Sample", "TokenBatch", "TrajectoryAlgorithm", "token_counts"]
+__all__ = ["Loss", "Normaliser", "Numbers", "TokenBatch", "TrainingSample", "TrajectoryAlgorithm", "token_counts"]
 
 Normaliser: TypeAlias = Literal["tokens", "trajectory", "constant"]
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """One turn to learn from."""
 
     turn: int
@@ -128,12 +128,12 @@ class TrajectoryAlgorithm:
 
     def samples(
         self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Rewards | None = None
-    ) -> list[Sample]:
+    ) -> list[TrainingSample]:
         """The turns to learn from: by default all, with the advantages of their episodes."""
         number = count()
         advantages, weights = self.advantages(trajectories, rewards), self.weigh_tokens(trajectories)
         return [
-            Sample(next(number), float(advantage), weight)
+            TrainingSample(next(number), float(advantage), weight)
             for one, advantage, weight in zip(trajectories, advantages, weights, strict=True)
             for _ in one.turns
         ]

@@ -23,7 +23,14 @@ from palaestra.errors import ExperienceError
 from palaestra.experience.groups import group_positions
 from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory
 from palaestra.learner.returns import gae
-from palaestra.learner.trajectories.algorithm import Loss, Normaliser, Numbers, Sample, TokenBatch, TrajectoryAlgorithm
+from palaestra.learner.trajectories.algorithm import (
+    Loss,
+    Normaliser,
+    Numbers,
+    TokenBatch,
+    TrainingSample,
+    TrajectoryAlgorithm,
+)
 from palaestra.learner.trajectories.reward import Rewards, all_alike
 
 __all__ = ["GRPO", "PolicyGradient", "PolicyGradientConfig", "RejectionSampling", "TrajectoryPPO"]
@@ -251,7 +258,7 @@ class TrajectoryPPO(PolicyGradient):
 
     def samples(
         self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Rewards | None = None
-    ) -> list[Sample]:
+    ) -> list[TrainingSample]:
         """Every turn, with its own advantage and the value it should have had."""
         if values is None:
             raise ExperienceError("PPO: the policy gave no values. It needs a value head.")
@@ -262,7 +269,7 @@ class TrajectoryPPO(PolicyGradient):
             shift, spread = float(every.mean()), float(every.std()) + 1e-8
         number = count()
         return [
-            Sample(next(number), (float(advantage) - shift) / spread, weight, float(advantage + value))
+            TrainingSample(next(number), (float(advantage) - shift) / spread, weight, float(advantage + value))
             for weight, own, worth in zip(self.weigh_tokens(trajectories), advantages, values, strict=True)
             for advantage, value in zip(own, worth, strict=True)
         ]

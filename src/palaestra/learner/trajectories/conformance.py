@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory, Turn, TurnInput, turn_inputs
-from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm, token_counts
+from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import KeepsReference, SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.reward import RewardConfig, learned_rewards
 from palaestra.learner.trajectories.scoring import Row, build_token_batch
@@ -141,7 +141,7 @@ def _sample_group(size: int) -> list[Trajectory]:
     return [*group[:-1], replace(group[-1], outcome=Outcome.ENVIRONMENT_FAILED)]
 
 
-def _check_samples(samples: Sequence[Sample], *, turns: int, has_values: bool) -> None:
+def _check_samples(samples: Sequence[TrainingSample], *, turns: int, has_values: bool) -> None:
     for sample in samples:
         assert 0 <= sample.turn < turns, f"a sample of turn {sample.turn}, and there are {turns}"
         numbers = sample.advantage, sample.weight, sample.value_target or 0.0
@@ -149,13 +149,13 @@ def _check_samples(samples: Sequence[Sample], *, turns: int, has_values: bool) -
         assert not has_values or sample.value_target is not None, "needs_values, and a sample has no value_target"
 
 
-def _check_loss(algorithm: TrajectoryAlgorithm, chosen: list[Trajectory], samples: list[Sample]) -> None:
+def _check_loss(algorithm: TrajectoryAlgorithm, chosen: list[Trajectory], samples: list[TrainingSample]) -> None:
     tokens = sum(token_counts(chosen))
     turns = [each.turn for one in chosen for each in turn_inputs(one)]
     recorded = [torch.tensor(turn.log_probs) for turn in turns]
     rows = [Row(own, torch.ones_like(own), value=0.2, reference=own - 0.1) for own in recorded]
 
-    def measure(some: Sequence[Sample]) -> tuple[dict[str, float], Tensor]:
+    def measure(some: Sequence[TrainingSample]) -> tuple[dict[str, float], Tensor]:
         shares = {"token_share": 1 / tokens, "turn_share": 1 / len(samples)}
         batch = build_token_batch(some, rows, **shares, device=torch.device("cpu"))
         kept = {name: part.clone() for name, part in vars(batch).items() if isinstance(part, Tensor)}

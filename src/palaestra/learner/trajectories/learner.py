@@ -19,7 +19,7 @@ from palaestra.errors import CheckpointError, ExperienceError
 from palaestra.experience.groups import split_groups
 from palaestra.experience.trajectory import Trajectory
 from palaestra.learner.returns import explained_variance
-from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm, token_counts
+from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import (
     Fingerprinted,
     ReadsReplies,
@@ -32,7 +32,7 @@ from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.scoring import BatchRefused, ScoredBatch
 from palaestra.learner.trajectories.update import Poll, TokenUpdater, UpdateConfig, choose_learning_rate, pace
-from palaestra.transport.source import State
+from palaestra.transport.source import SavedState
 
 __all__ = ["TrajectoryLearner"]
 
@@ -116,7 +116,7 @@ class TrajectoryLearner:
             torch.set_rng_state(dropout)
             raise
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Everything the next number depends on, except the policy's weights."""
         facts = {
             "n_updates": self.n_updates,
@@ -129,9 +129,9 @@ class TrajectoryLearner:
         }
         # Dropout draws from torch's own stream.
         tensors = {**self._updater.tensors(), **self.replay.tensors(), "torch_rng": torch.get_rng_state()}
-        return State(tensors, facts)
+        return SavedState(tensors, facts)
 
-    def load_state(self, state: State) -> None:
+    def load_state(self, state: SavedState) -> None:
         """Continue where `state` was taken; the policy's weights must be those of that moment."""
         tensors, facts = state
         mine = [list(parameter.shape) for parameter in self._updater.parameters]
@@ -248,7 +248,7 @@ class TrajectoryLearner:
             _log.warning(text, kept, wanted, KEPT_BYTES // 2**20)
         return kept
 
-    def _sample_metrics(self, samples: Sequence[Sample], scored: ScoredBatch) -> dict[str, float]:
+    def _sample_metrics(self, samples: Sequence[TrainingSample], scored: ScoredBatch) -> dict[str, float]:
         rows = [scored.rows[sample.turn] for sample in samples]
         advantage = np.array([sample.advantage for sample in samples])
         metrics: dict[str, float] = {}

@@ -28,7 +28,7 @@ from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.replay import SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig, Rewards, all_alike, learned_rewards, reward_range_of
 
-__all__ = ["Admission", "Expected", "ProofConfig", "Reason", "Refusal", "why_group_refused", "why_refused"]
+__all__ = ["Admission", "Expected", "ProofConfig", "ProofFailure", "Reason", "why_group_refused", "why_refused"]
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Reason(StrEnum):
     GROUP = "group"
 
 
-class Refusal(NamedTuple):
+class ProofFailure(NamedTuple):
     """A reason to count and a sentence to read."""
 
     reason: Reason
@@ -107,73 +107,73 @@ class Expected:
     reward: RewardConfig = field(default_factory=RewardConfig)
 
 
-def why_refused(trajectory: Trajectory, expected: Expected) -> Refusal | None:
+def why_refused(trajectory: Trajectory, expected: Expected) -> ProofFailure | None:
     """Why nothing may be learned from it; None when nothing speaks against it."""
     return next(_find_problems(trajectory, expected), None)
 
 
-def _find_problems(trajectory: Trajectory, expected: Expected) -> Iterator[Refusal]:
+def _find_problems(trajectory: Trajectory, expected: Expected) -> Iterator[ProofFailure]:
     """The first one counts; what comes after it may rely on what it denies, and is not asked for."""
     if trajectory.outcome is Outcome.ENVIRONMENT_FAILED:
-        yield Refusal(Reason.ENVIRONMENT, f"the screen broke ({trajectory.reason or 'no reason given'})")
+        yield ProofFailure(Reason.ENVIRONMENT, f"the screen broke ({trajectory.reason or 'no reason given'})")
     if not trajectory.turns:
-        yield Refusal(Reason.EMPTY, "it has no turns")
+        yield ProofFailure(Reason.EMPTY, "it has no turns")
     wanted = expected.temperature
     if wanted is not None and trajectory.temperature != wanted:
         text = f"it was sampled at temperature {trajectory.temperature:g}, and this run samples at {wanted:g}"
-        yield Refusal(Reason.TEMPERATURE, text)
+        yield ProofFailure(Reason.TEMPERATURE, text)
     for number, turn in enumerate(trajectory.turns):
         for problem in _find_turn_problems(turn, expected):
-            yield Refusal(problem.reason, f"turn {number}: {problem.detail}")
+            yield ProofFailure(problem.reason, f"turn {number}: {problem.detail}")
     for number, turn in enumerate(trajectory.turns):
         for sha in turn.pictures:
             if sha not in trajectory.pictures:
-                yield Refusal(Reason.PICTURE, f"turn {number}: picture {sha[:12]} is missing")
+                yield ProofFailure(Reason.PICTURE, f"turn {number}: picture {sha[:12]} is missing")
     for sha, data in trajectory.pictures.items():
         if hashlib.sha256(data).hexdigest() != sha:
-            yield Refusal(Reason.PICTURE, f"picture {sha[:12]} is not what was recorded under that SHA-256")
-    yield from (Refusal(Reason.REWARD, text) for text in _find_reward_problems(trajectory, expected.reward))
+            yield ProofFailure(Reason.PICTURE, f"picture {sha[:12]} is not what was recorded under that SHA-256")
+    yield from (ProofFailure(Reason.REWARD, text) for text in _find_reward_problems(trajectory, expected.reward))
     if expected.read_replies is not None:
         yield from _find_text_problems(trajectory, expected.read_replies)
 
 
-def _find_turn_problems(turn: Turn, expected: Expected) -> Iterator[Refusal]:
+def _find_turn_problems(turn: Turn, expected: Expected) -> Iterator[ProofFailure]:
     if len(turn.token_ids) == 0 or len(turn.prompt_ids) == 0:
-        yield Refusal(Reason.EMPTY, "no prompt or no sampled token")
+        yield ProofFailure(Reason.EMPTY, "no prompt or no sampled token")
     for ids in (turn.prompt_ids, turn.token_ids):
         lowest, highest = int(ids.min()), int(ids.max())
         if lowest < 0 or (expected.vocabulary is not None and highest >= expected.vocabulary):
-            yield Refusal(Reason.TEXT, f"token {lowest if lowest < 0 else highest} is not in the vocabulary")
+            yield ProofFailure(Reason.TEXT, f"token {lowest if lowest < 0 else highest} is not in the vocabulary")
     low, high = int(turn.versions.min()), int(turn.versions.max())
     if low < 0 or high > expected.version:
         text = f"tokens of versions {low} to {high}, but there are only versions 0 to {expected.version}"
-        yield Refusal(Reason.VERSION, text)
+        yield ProofFailure(Reason.VERSION, text)
     if not bool(np.isfinite(turn.log_probs).all()) or float(turn.log_probs.max()) > ABOVE_ZERO:
-        yield Refusal(Reason.LOG_PROB, "a log-probability is not finite or above 0")
+        yield ProofFailure(Reason.LOG_PROB, "a log-probability is not finite or above 0")
     if not turn.pictures:
-        yield Refusal(Reason.PICTURE, "it names no picture")
+        yield ProofFailure(Reason.PICTURE, "it names no picture")
     if any(width < 1 or height < 1 for width, height in turn.image_sizes):
-        yield Refusal(Reason.PICTURE, "the size at which a picture was seen is not known")
+        yield ProofFailure(Reason.PICTURE, "the size at which a picture was seen is not known")
     if expected.fingerprints is not None:
         yield from _find_weight_problems(turn, expected, expected.fingerprints)
 
 
-def _find_weight_problems(turn: Turn, expected: Expected, fingerprints: Mapping[int, str]) -> Iterator[Refusal]:
+def _find_weight_problems(turn: Turn, expected: Expected, fingerprints: Mapping[int, str]) -> Iterator[ProofFailure]:
     """A turn is drawn by one set of weights, which the learner has published under the version it names."""
     low, high = int(turn.versions.min()), int(turn.versions.max())
     if low != high:
-        yield Refusal(Reason.WEIGHTS, f"its tokens are of versions {low} to {high}; a turn is drawn by one")
+        yield ProofFailure(Reason.WEIGHTS, f"its tokens are of versions {low} to {high}; a turn is drawn by one")
     published = fingerprints.get(low)
     if expected.foreign_weights and (published is None or not turn.weights):
         return
     remedy = "proof.foreign_weights=true accepts it"
     if not turn.weights:
-        yield Refusal(Reason.WEIGHTS, f"it does not name the weights it was drawn from; {remedy}")
+        yield ProofFailure(Reason.WEIGHTS, f"it does not name the weights it was drawn from; {remedy}")
     if published is None:
-        yield Refusal(Reason.WEIGHTS, f"version {low} was not published by this learner; {remedy}")
+        yield ProofFailure(Reason.WEIGHTS, f"version {low} was not published by this learner; {remedy}")
     elif turn.weights != published:
         text = f"it was drawn from weights {turn.weights[:12]}, and version {low} was published as {published[:12]}"
-        yield Refusal(Reason.WEIGHTS, text)
+        yield ProofFailure(Reason.WEIGHTS, text)
 
 
 def _find_reward_problems(trajectory: Trajectory, config: RewardConfig) -> Iterator[str]:
@@ -204,26 +204,26 @@ def _find_reward_problems(trajectory: Trajectory, config: RewardConfig) -> Itera
 
 def _find_text_problems(
     trajectory: Trajectory, read_replies: Callable[[Trajectory], Sequence[ParsedReply]]
-) -> Iterator[Refusal]:
+) -> Iterator[ProofFailure]:
     """Tokens say the text, and the text says the action."""
     try:
         replies = read_replies(trajectory)
     except ExperienceError as error:
-        yield Refusal(Reason.PICTURE, str(error))
+        yield ProofFailure(Reason.PICTURE, str(error))
         return
     for number, (turn, read) in enumerate(zip(trajectory.turns, replies, strict=True)):
         if turn.text != read.text:
             text = f"turn {number}: its tokens say {_short(read.text)}, and its text is {_short(turn.text)}"
-            yield Refusal(Reason.TEXT, text)
+            yield ProofFailure(Reason.TEXT, text)
         # A session may refuse an action that can be read; then there is none, and the reason says so.
         read_action, action = _plain(read.action), _plain(turn.action)
         if turn.action is not None and action != read_action:
             text = f"turn {number}: its text says {_short(read_action)}, and its action is {_short(action)}"
-            yield Refusal(Reason.TEXT, text)
+            yield ProofFailure(Reason.TEXT, text)
         if turn.image_sizes[-1] != read.image_size:
             seen, wanted = (" x ".join(map(str, size)) for size in (turn.image_sizes[-1], read.image_size))
             text = f"turn {number}: its screen was seen at {seen}, and this model sees {wanted}"
-            yield Refusal(Reason.PICTURE, text)
+            yield ProofFailure(Reason.PICTURE, text)
 
 
 def _plain(action: Mapping[str, Any] | None) -> str:

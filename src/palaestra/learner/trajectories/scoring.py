@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience.trajectory import Trajectory, Turn, TurnInput, turn_inputs
-from palaestra.learner.trajectories.algorithm import Sample, TokenBatch, TrajectoryAlgorithm
+from palaestra.learner.trajectories.algorithm import TokenBatch, TrainingSample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.built_in import importance_weights, k3
 from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeights, TrajectoryPolicy
 from palaestra.learner.trajectories.proof import ProofConfig
@@ -110,7 +110,7 @@ class ScoredBatch:
         self._checked_turns = proof.checked_turns
         self._bounds = proof.bounds(half_precision=bool(getattr(policy, "half_precision", True)))
         self.turns = [each for one in trajectories for each in turn_inputs(one)]
-        """Trajectory after trajectory; `Sample.turn` counts them."""
+        """Trajectory after trajectory; `TrainingSample.turn` counts them."""
         recorded = [_behaviour_log_probs(each.turn) for each in self.turns]
         self.rows = [Row(own, torch.ones_like(own)) for own in recorded]
         """One for each turn."""
@@ -151,7 +151,7 @@ class ScoredBatch:
         if why is not None:
             raise BatchRefused(why)
 
-    def add_first_pass(self, samples: Sequence[Sample], log_probs: Tensor) -> None:
+    def add_first_pass(self, samples: Sequence[TrainingSample], log_probs: Tensor) -> None:
         """The log-probabilities of a microbatch in the first pass that learns: of the policy before it has learned.
 
         A single token that is far off raises `BatchRefused` here, before it can make the loss overflow.
@@ -255,7 +255,12 @@ class ScoredBatch:
 
 
 def build_token_batch(
-    samples: Sequence[Sample], rows: Sequence[Row], *, token_share: float, turn_share: float, device: torch.device
+    samples: Sequence[TrainingSample],
+    rows: Sequence[Row],
+    *,
+    token_share: float,
+    turn_share: float,
+    device: torch.device,
 ) -> TokenBatch:
     """Samples with the rows of their turns as padded tensors."""
     own = [rows[sample.turn] for sample in samples]

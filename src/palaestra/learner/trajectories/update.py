@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experience.trajectory import TurnInput
-from palaestra.learner.trajectories.algorithm import Sample, TrajectoryAlgorithm
+from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, prompt_key, split_microbatches
 
@@ -125,7 +125,7 @@ class TokenUpdater:
             group["lr"] = rate * factor
 
     def run(
-        self, samples: Sequence[Sample], batch: ScoredBatch, rng: np.random.Generator, *, poll: Poll = None
+        self, samples: Sequence[TrainingSample], batch: ScoredBatch, rng: np.random.Generator, *, poll: Poll = None
     ) -> dict[str, float]:
         """Learn from the samples; means over the epochs of the metrics of the loss. `poll` may raise."""
         epochs, steps_per_epoch = self._config.epochs, min(self._config.minibatches, len(samples))
@@ -163,7 +163,13 @@ class TokenUpdater:
         return {**means, "grad_norm": float(np.mean(norms)), "minibatches": float(steps)}
 
     def _add_gradients(
-        self, chosen: list[Sample], batch: ScoredBatch, every: Sequence[Sample], scale: int, *, first: bool
+        self,
+        chosen: list[TrainingSample],
+        batch: ScoredBatch,
+        every: Sequence[TrainingSample],
+        scale: int,
+        *,
+        first: bool,
     ) -> list[dict[str, float]]:
         """Add the gradient of a minibatch, microbatch by microbatch, and return the metrics of each."""
         algorithm, turns = self._algorithm, [batch.turns[sample.turn] for sample in chosen]
@@ -241,14 +247,14 @@ class TokenUpdater:
 
 
 def split_minibatches(
-    samples: Sequence[Sample], turns: Sequence[TurnInput], count: int, rng: np.random.Generator
-) -> list[list[Sample]]:
+    samples: Sequence[TrainingSample], turns: Sequence[TurnInput], count: int, rng: np.random.Generator
+) -> list[list[TrainingSample]]:
     """The samples in random order and equal parts; those that answer the same prompt stay together.
 
     Besides sharing its cost, a group's better and worse answers push against each other in one step. A border may cut
     through a prompt's answers, so that parts stay equal.
     """
-    answers: dict[bytes, list[Sample]] = {}
+    answers: dict[bytes, list[TrainingSample]] = {}
     for sample in samples:
         answers.setdefault(prompt_key(turns[sample.turn]), []).append(sample)
     clusters = list(answers.values())

@@ -158,7 +158,7 @@ def _verify(path: Path) -> dict[str, Any]:
                 PLACE,
                 str(path),
                 f"holds a module of one's own ({facts.get('class')})",
-                "Go on in Python: train_ui(config, policy=module, resume=…)",
+                "Go on in Python: train_screens(config, policy=module, resume=…)",
             )
         files = read_digests(raw)
         schema, _ = int(facts["schema"]), Architecture(**facts["architecture"])

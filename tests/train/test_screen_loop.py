@@ -22,9 +22,9 @@ from palaestra.sessions.gateway_process import start_gateway
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import run as run_module
-from palaestra.train.held_out import load_ui_policy, play_held_out
-from palaestra.train.screens import train_ui
-from palaestra.train.ui_config import ui_config_from
+from palaestra.train.held_out import load_screen_policy, play_held_out
+from palaestra.train.screen_config import screen_config_from
+from palaestra.train.screens import train_screens
 
 FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", "--port", "0"])
 
@@ -45,7 +45,7 @@ def gateway(tmp_path_factory):
 
 def config(gateway, updates=2, **more):
     trainer = {"batch_size": 4, "num_training_steps": updates, "learning_rate": 1e-3, **more.pop("trainer", {})}
-    return ui_config_from(
+    return screen_config_from(
         {
             "experiment_name": "t", "model": {"name": "tiny", "max_new_tokens": 12, "history": 1, "lora_rank": 4},
             "tasks": [{"task": "fake/button"}], "algorithm": {"name": "ppo"}, "trainer": trainer,
@@ -61,12 +61,12 @@ def steps_of(run):
 
 
 def learned(run):
-    policy = load_ui_policy(run.latest_checkpoint())[1]
+    policy = load_screen_policy(run.latest_checkpoint())[1]
     return policy.fingerprint, policy.version
 
 
 def test_a_run_plays_learns_records_and_leaves_a_checkpoint_of_two_updates(gateway, tmp_path):
-    outcome = train_ui(config(gateway), root=tmp_path, run_id="one")
+    outcome = train_screens(config(gateway), root=tmp_path, run_id="one")
     assert (outcome.steps, outcome.interrupted) == (8, False)
     assert [step.update for step in steps_of(outcome.run)] == [1, 2]
     assert outcome.final["policy_version"] == 2
@@ -87,28 +87,28 @@ def test_a_run_plays_learns_records_and_leaves_a_checkpoint_of_two_updates(gatew
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(gateway, tmp_path):
-    first = train_ui(config(gateway), root=tmp_path, run_id="a")
-    again = train_ui(config(gateway), root=tmp_path, run_id="b")
-    other = train_ui(config(gateway, trainer={"seed": 1}), root=tmp_path, run_id="c")
+    first = train_screens(config(gateway), root=tmp_path, run_id="a")
+    again = train_screens(config(gateway), root=tmp_path, run_id="b")
+    other = train_screens(config(gateway, trainer={"seed": 1}), root=tmp_path, run_id="c")
     assert learned(first.run) == learned(again.run)
     assert learned(first.run) != learned(other.run)
 
 
 def test_a_resumed_run_ends_with_the_very_weights_of_one_that_was_not_stopped(gateway, tmp_path):
-    whole = train_ui(config(gateway, 3), root=tmp_path, run_id="whole")
-    part = train_ui(config(gateway, 1), root=tmp_path, run_id="part")
-    resumed = train_ui(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
+    whole = train_screens(config(gateway, 3), root=tmp_path, run_id="whole")
+    part = train_screens(config(gateway, 1), root=tmp_path, run_id="part")
+    resumed = train_screens(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
     assert resumed.steps == whole.steps == 12
     assert learned(resumed.run) == learned(whole.run)
 
 
 def test_so_does_one_that_goes_on_from_a_checkpoint_of_schema_1(gateway, tmp_path):
-    whole = train_ui(config(gateway, 3), root=tmp_path, run_id="whole")
-    part = train_ui(config(gateway, 1), root=tmp_path, run_id="part")
+    whole = train_screens(config(gateway, 3), root=tmp_path, run_id="whole")
+    part = train_screens(config(gateway, 1), root=tmp_path, run_id="part")
     old = part.checkpoint.rename(tmp_path / "new")
     write_as_schema_1(old, part.checkpoint)
-    assert load_ui_policy(part.checkpoint)[1].fingerprint == load_ui_policy(old)[1].fingerprint
-    resumed = train_ui(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
+    assert load_screen_policy(part.checkpoint)[1].fingerprint == load_screen_policy(old)[1].fingerprint
+    resumed = train_screens(config(gateway, 3), root=tmp_path, run_id="-", resume=part.run)
     assert resumed.steps == whole.steps == 12
     assert learned(resumed.run) == learned(whole.run)
 
@@ -131,7 +131,7 @@ def test_played_behind_the_learners_back_nothing_is_older_than_allowed(gateway, 
     kill_the_first_sampler(monkeypatch)
     asynchronous = {"collection": "asynchronous", "max_staleness": 1}
     settings = config(gateway, 3, trainer=asynchronous, inference={"backend": backend})
-    outcome = train_ui(settings, root=tmp_path, run_id="back")
+    outcome = train_screens(settings, root=tmp_path, run_id="back")
     assert outcome.final["update"] == 3
     assert all(step.metrics["staleness_max"] <= 1 for step in steps_of(outcome.run))
     assert all(step.metrics["trajectories_learned"] == 4 for step in steps_of(outcome.run))
@@ -145,7 +145,7 @@ def test_played_behind_the_learners_back_nothing_is_older_than_allowed(gateway, 
 def test_a_batch_that_teaches_nothing_is_said_and_does_not_hold_up_the_run(gateway, tmp_path, algorithm):
     hopeless = {"model": {"name": "tiny", "max_new_tokens": 1, "history": 0}, "algorithm": algorithm}
     hopeless["reward"] = {"assumed_range": [-2, 2], "failure": -1.0, "unreadable": -0.5}
-    outcome = train_ui(config(gateway, **hopeless), root=tmp_path, run_id="none")
+    outcome = train_screens(config(gateway, **hopeless), root=tmp_path, run_id="none")
     assert outcome.final["trajectories_learned"] == 0
     assert outcome.final["episode_return"] == 0.0  # the environment paid nothing
     assert outcome.final["reward_mean"] == pytest.approx(
@@ -160,7 +160,7 @@ def test_a_batch_that_teaches_nothing_is_said_and_does_not_hold_up_the_run(gatew
 
 def test_screens_that_break_are_counted_tried_again_and_never_learned_from(gateway, tmp_path):
     breaking = {"tasks": [{"task": "fake/button", "params": {"fail_at": 1}}], "actor": {"retries": 1}}
-    outcome = train_ui(config(gateway, 1, **breaking), root=tmp_path, run_id="broken")
+    outcome = train_screens(config(gateway, 1, **breaking), root=tmp_path, run_id="broken")
     assert outcome.final["trajectories_learned"] == 0
     assert outcome.final["environment_failures"] == 8  # four episodes, two sessions each
     archive = TrajectoryArchive(outcome.run.attempts()[0].path / "trajectories")
@@ -170,7 +170,7 @@ def test_screens_that_break_are_counted_tried_again_and_never_learned_from(gatew
 def test_a_run_whose_screens_all_break_ends_and_says_so_instead_of_playing_on(gateway, tmp_path):
     breaking = {"tasks": [{"task": "fake/button", "params": {"fail_at": 1}}], "actor": {"retries": 0}}
     with pytest.raises(CollectorFailed, match="in 3 batches in a row every screen broke, 4 in the last one"):
-        train_ui(config(gateway, 50, **breaking), root=tmp_path, run_id="broken")
+        train_screens(config(gateway, 50, **breaking), root=tmp_path, run_id="broken")
     assert RunDirectory.find("broken", tmp_path).latest_checkpoint().name == "update_00000002"
 
 
@@ -185,13 +185,13 @@ def test_batches_that_teach_nothing_leave_room_for_the_next_behind_the_learners_
     how = {"trainer": {"collection": "asynchronous", "max_staleness": 0}, "actor": {"retries": 0}, "tasks": tasks}
     if broken:
         hopeless["model"] = {"name": "tiny", "max_new_tokens": 12, "history": 0}
-    outcome = train_ui(config(gateway, 2, **hopeless, **how), root=tmp_path, run_id="none")
+    outcome = train_screens(config(gateway, 2, **hopeless, **how), root=tmp_path, run_id="none")
     assert [step.metrics["trajectories_learned"] for step in steps_of(outcome.run)] == [0, 0]
 
 
 def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):
     settings = config(gateway, 2, trainer={"collection": "asynchronous"}, algorithm={"name": "ppo"})
-    outcome = train_ui(settings, root=tmp_path, run_id="queue")
+    outcome = train_screens(settings, root=tmp_path, run_id="queue")
     found = load_checkpoint(outcome.checkpoint)
     assert found.source.facts["ready"] == len(found.source.tensors)
     assert found.about["config"]["algorithm"]["name"] == "ppo"
@@ -209,19 +209,19 @@ def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):
 )
 def test_what_cannot_work_is_refused_before_a_run_directory_exists(gateway, tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=message):
-        train_ui(config(gateway, **wrong), root=tmp_path, run_id="no")
+        train_screens(config(gateway, **wrong), root=tmp_path, run_id="no")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(gateway, tmp_path):
-    outcome = train_ui(config(gateway, 1), root=tmp_path, run_id="one")
+    outcome = train_screens(config(gateway, 1), root=tmp_path, run_id="one")
     other = config(gateway).model.model_copy(update={"lora_rank": 8})
     with pytest.raises(CheckpointError, match="another architecture"):
         VLMPolicy.from_config(other).load(load_checkpoint(outcome.checkpoint).policy)
 
 
 def test_a_damaged_checkpoint_is_refused(gateway, tmp_path):
-    outcome = train_ui(config(gateway, 1), root=tmp_path, run_id="one")
+    outcome = train_screens(config(gateway, 1), root=tmp_path, run_id="one")
     state = outcome.checkpoint / "state.json"
     state.write_text(state.read_text().replace('"episodes"', '"episode"'))
     with pytest.raises(CheckpointError, match=r"state.json is truncated \(\d+ of \d+ bytes\)"):
@@ -239,9 +239,9 @@ def test_held_out_tasks_are_the_same_for_everybody_and_are_played_in_order(gatew
 
 
 def test_a_run_that_has_made_its_updates_is_not_resumed(gateway, tmp_path):
-    whole = train_ui(config(gateway, 1), root=tmp_path, run_id="whole")
+    whole = train_screens(config(gateway, 1), root=tmp_path, run_id="whole")
     with pytest.raises(ConfigError, match=r"num_training_steps = 1: run whole has made 1 updates already"):
-        train_ui(config(gateway, 1), root=tmp_path, run_id="-", resume=whole.run)
+        train_screens(config(gateway, 1), root=tmp_path, run_id="-", resume=whole.run)
     assert len(whole.run.attempts()) == 1
 
 
@@ -252,7 +252,7 @@ def test_whatever_ends_a_run_names_the_command_that_resumes_it(gateway, tmp_path
 
     monkeypatch.setattr(TrajectoryLearner, "update", fail)
     with pytest.raises(type(error)) as raised:
-        train_ui(config(gateway), root=tmp_path, run_id="failing")
+        train_screens(config(gateway), root=tmp_path, run_id="failing")
     message = " ".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
     command = "Resume with: palaestra train --resume failing"
     assert message.endswith(command)
@@ -281,5 +281,5 @@ def test_a_full_disk_does_not_hide_what_ended_a_run(gateway, tmp_path, monkeypat
     monkeypatch.setattr(TrajectoryLearner, "update", update)
     monkeypatch.setattr(run_module, "save_checkpoint", write)
     with pytest.raises(CollectorFailed, match=r"gave way. The last good state is .*update_00000000. Resume with: "):
-        train_ui(config(gateway), root=tmp_path, run_id="full")
+        train_screens(config(gateway), root=tmp_path, run_id="full")
     assert "No checkpoint could be written" in (tmp_path / "full" / "attempt_1" / "metrics.jsonl").read_text()

@@ -7,7 +7,7 @@ import yaml
 
 from palaestra.config.file import is_ui_config, read_config_file
 from palaestra.errors import ConfigError
-from palaestra.train.ui_config import ui_config_from
+from palaestra.train.screen_config import screen_config_from
 
 SPECIFICATION = """
 experiment_name: "my_experiment"
@@ -39,13 +39,13 @@ environment:
 
 
 def config(**more):
-    return ui_config_from({"model": {"name": "tiny"}, **more})
+    return screen_config_from({"model": {"name": "tiny"}, **more})
 
 
 def test_the_file_of_the_specification_loads_as_it_is_written():
     data = yaml.safe_load(SPECIFICATION)
     assert is_ui_config(data)
-    read = ui_config_from(data)
+    read = screen_config_from(data)
     assert (read.name, read.model.lora_rank, read.trainer.batch_size) == ("my_experiment", 32, 4)
     assert (read.trainer.learning_rate, read.trainer.num_training_steps) == (None, 100)
     assert (read.actor.session_type, read.actor_pool.target_concurrent_actors) == ("simple_data_entry", 2)
@@ -57,17 +57,17 @@ def test_the_query_dialect_has_one_task_which_need_not_be_named():
     environment = {"dialect": "query", "cluster_host": "10.0.0.7"}
     read = config(environment=environment, actor={"session_type": "simple_data_entry"})
     assert [choice.task for choice in read.tasks] == ["simple_data_entry/rows"]
-    assert ui_config_from(read.resolved()) == read
+    assert screen_config_from(read.resolved()) == read
 
 
 def test_everything_that_was_read_can_be_read_again():
     read = config(algorithm={"name": "grpo", "group_size": 8}, tasks=[{"task": "miniwob/click-test"}])
-    assert ui_config_from(read.resolved()) == read
+    assert screen_config_from(read.resolved()) == read
 
 
 @pytest.mark.parametrize("path", sorted(Path("configs/ui").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_configuration_that_ships_is_accepted(path):
-    assert ui_config_from(read_config_file(path)).tasks
+    assert screen_config_from(read_config_file(path)).tasks
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_only_asynchronous_runs_are_ever_stale():
 
 
 def test_the_price_of_an_unreadable_reply_is_read_where_older_checkpoints_have_it():
-    old = ui_config_from({"model": {"name": "tiny"}, "actor": {"unreadable_reward": -0.3}})
+    old = screen_config_from({"model": {"name": "tiny"}, "actor": {"unreadable_reward": -0.3}})
     assert old.reward.unreadable_reply == -0.3
     assert "unreadable_reward" not in old.resolved()["actor"]
 
@@ -145,9 +145,9 @@ def test_the_price_of_an_unreadable_reply_is_read_where_older_checkpoints_have_i
 @pytest.mark.parametrize("given", [[1, -1], [0, 0]])
 def test_an_assumed_range_of_rewards_has_to_be_one(given):
     with pytest.raises(ConfigError, match=r"reward.assumed_range = .*is no range"):
-        ui_config_from({"model": {"name": "tiny"}, "reward": {"assumed_range": given}})
+        screen_config_from({"model": {"name": "tiny"}, "reward": {"assumed_range": given}})
 
 
 def test_not_finishing_cannot_be_rewarded():
     with pytest.raises(ConfigError, match=r"reward.truncated = 0.5"):
-        ui_config_from({"model": {"name": "tiny"}, "reward": {"truncated": 0.5}})
+        screen_config_from({"model": {"name": "tiny"}, "reward": {"truncated": 0.5}})

@@ -28,7 +28,7 @@ from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice
 from palaestra.telemetry import TelemetryConfig
 from palaestra.train.config import make_algorithm, read_algorithm
 
-__all__ = ["UI_SECTIONS", "UiRunConfig", "UiTrainerConfig", "ui_config_from"]
+__all__ = ["SCREEN_SECTIONS", "ScreenRunConfig", "ScreenTrainerConfig", "screen_config_from"]
 
 MOVED = {
     "actor.unreadable_reward": "reward.unreadable_reply",
@@ -44,7 +44,7 @@ MOVED = {
 """Keys of older checkpoints and of the specification's configurations, and where they are read now."""
 
 
-class UiTrainerConfig(UpdateConfig):
+class ScreenTrainerConfig(UpdateConfig):
     """How long to train, on how many episodes at a time, and what to keep."""
 
     batch_size: int = Field(default=32, ge=1)
@@ -90,7 +90,7 @@ class EvaluationConfig(Section):
     """Take the likeliest token instead of drawing. False: the policy is measured as it acts."""
 
 
-class UiRunConfig(Section):
+class ScreenRunConfig(Section):
     """Everything that defines a run."""
 
     experiment_name: str = Field(default="", max_length=80)
@@ -101,7 +101,7 @@ class UiRunConfig(Section):
     sampler: SamplerConfig = SamplerConfig()
     algorithm: dict[str, Any] = Field(default_factory=dict)
     reward: RewardConfig = RewardConfig()
-    trainer: UiTrainerConfig = UiTrainerConfig()
+    trainer: ScreenTrainerConfig = ScreenTrainerConfig()
     actor: ActorConfig = ActorConfig()
     actor_pool: ActorPoolConfig = ActorPoolConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
@@ -128,10 +128,10 @@ class UiRunConfig(Section):
         return self.model_dump(mode="json")
 
 
-UI_SECTIONS: dict[str, type[Section]] = {
-    "ui": UiRunConfig,
+SCREEN_SECTIONS: dict[str, type[Section]] = {
+    "ui": ScreenRunConfig,
     "model": ModelConfig,
-    "ui_trainer": UiTrainerConfig,
+    "ui_trainer": ScreenTrainerConfig,
     "actor": ActorConfig,
     "actor_pool": ActorPoolConfig,
     "environment": EnvironmentConfig,
@@ -145,7 +145,7 @@ UI_SECTIONS: dict[str, type[Section]] = {
 }
 
 
-def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRunConfig:
+def screen_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> ScreenRunConfig:
     """The checked configuration from plain data."""
     # `actor:` with nothing behind it says nothing.
     data = {key: value for key, value in data.items() if value is not None}
@@ -157,12 +157,12 @@ def ui_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> UiRun
         data.setdefault("tasks", [{"task": ROWS_TASK}])
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
-    config = parse_section(UiRunConfig, data)
+    config = parse_section(ScreenRunConfig, data)
     _check_across(config)
     return config
 
 
-def _check_across(config: UiRunConfig) -> None:
+def _check_across(config: ScreenRunConfig) -> None:
     size = make_algorithm(config.algorithm, "trajectories").group_size
     if config.trainer.batch_size % size:
         nearest = sorted(
