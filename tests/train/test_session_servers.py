@@ -16,8 +16,8 @@ from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.gateway import Address, GatewayConfig
 from palaestra.gateway.serving import open_gateway
 from palaestra.http.server import listen, serve_in_background
-from palaestra.train.screens import train_screens
 from palaestra.train.screen_config import screen_config_from
+from palaestra.train.screens import train_screens
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.train.vector import VectorTraining
 from palaestra.transport.conformance import ListSource, check_publisher, check_source
-from palaestra.transport.publisher import SameMemory
 from palaestra.transport.source import SavedState
+from palaestra.transport.weights import SharedWeights
 
 
 def _training(asynchronous=None):
@@ -42,14 +42,14 @@ def test_a_list_is_a_source():
 @pytest.mark.parametrize(
     ("breaking", "rule"),
     [
-        ({"next_batch": lambda self: None}, "gave no batch"),
-        ({"release": lambda self, batch, version: None}, "counts another number"),
+        ({"next_batch": lambda self: None}, "returned None"),
+        ({"release": lambda self, batch, version: None}, "progress.updates must be"),
         ({"metrics": lambda self, batch, timing: {"loss": float("nan")}}, "not finite"),
-        ({"requeue": lambda self, batch: None}, "another batch came first"),
-        ({"state": lambda self: ({"position": 3}, {})}, "must give a SavedState"),
+        ({"requeue": lambda self, batch: None}, "must be the next one"),
+        ({"state": lambda self: ({"position": 3}, {})}, "must return a SavedState"),
         ({"state": lambda self: SavedState({}, {"position": object()})}, "plain JSON"),
-        ({"state": lambda self: SavedState({"position": 3}, {})}, "must be tensors"),
-        ({"load_state": lambda self, state: None}, "must say whether"),
+        ({"state": lambda self: SavedState({"position": 3}, {})}, "must hold tensors"),
+        ({"load_state": lambda self, state: None}, "must return whether"),
     ],
 )
 def test_a_source_that_breaks_a_rule_is_told_which(breaking, rule):
@@ -71,7 +71,7 @@ def _change(policy):
 def test_the_same_memory_publishes_every_update_at_once():
     policy = _training().policy
     check_publisher(
-        SameMemory(), lambda: policy, lambda: _change(policy), lambda: (None, _weights(policy)), copies=False
+        SharedWeights(), lambda: policy, lambda: _change(policy), lambda: (None, _weights(policy)), copies=False
     )
 
 
@@ -84,12 +84,10 @@ def test_a_board_publishes_copies_by_version():
     def read():
         return board.read_into(targets), [array.tolist() for array in targets]
 
-    check_publisher(
-        training.publisher, training.learner.weights, lambda: _change(training.policy), read
-    )  # fmt: skip
+    check_publisher(training.publisher, training.learner.weights, lambda: _change(training.policy), read)
 
 
 def test_a_publisher_that_shares_memory_with_the_learner_is_found_out():
     policy = _training().policy
-    with pytest.raises(AssertionError, match="weights that were not published act"):
-        check_publisher(SameMemory(), lambda: policy, lambda: _change(policy), lambda: (None, _weights(policy)))
+    with pytest.raises(AssertionError, match="weights that were not published"):
+        check_publisher(SharedWeights(), lambda: policy, lambda: _change(policy), lambda: (None, _weights(policy)))

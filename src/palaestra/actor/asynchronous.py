@@ -34,7 +34,7 @@ from palaestra.policy.device import device_of
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, twin
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
-from palaestra.transport.queue import SegmentQueue, Taken
+from palaestra.transport.queue import SegmentQueue, TakenSegment
 from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 
@@ -212,7 +212,7 @@ class AsynchronousSource:
             if taken is not None:
                 return self._make_batch(taken)
 
-    def _make_batch(self, taken: Taken) -> Batch[RolloutBuffer]:
+    def _make_batch(self, taken: TakenSegment) -> Batch[RolloutBuffer]:
         buffer, report = self._queue.ring.segments[taken.slot], taken.report
         self._num_steps = buffer.first_env_step + buffer.num_steps
         self._moments = report.moments
@@ -275,7 +275,7 @@ class AsynchronousSource:
         return {
             **rollout_metrics(self.progress, batch, timing),
             "wait_seconds": timing.waited,
-            "learner_utilisation": 1.0 - timing.waited / max(timing.whole, 1e-9),
+            "learner_utilisation": 1.0 - timing.waited / max(timing.total, 1e-9),
             "dropped_steps": float(self._queue.ring.dropped_steps),
             "collector_restarts": float(len(self.failures)),
         }

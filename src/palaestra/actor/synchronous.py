@@ -67,8 +67,8 @@ def rollout_metrics(progress: TrainingProgress, batch: Batch[RolloutBuffer], tim
         "env_step": float(progress.steps),
         "update": float(progress.updates),
         "episodes": float(progress.episodes),
-        "learn_seconds": timing.whole - timing.waited,
-        "steps_per_second": batch.steps / max(timing.whole, 1e-9),
+        "learn_seconds": timing.total - timing.waited,
+        "steps_per_second": batch.steps / max(timing.total, 1e-9),
         **batch.metrics,
         **progress.metrics(),
     }

@@ -1,8 +1,8 @@
-"""Training on screens in the words of the specifications: a model, a trainer and an actor pool that a script wires.
+"""Training on screens with the names of the specifications: a model, a trainer and an actor pool.
 
-A thin layer over `train_screens`, for scripts that exist; new ones write a configuration and call that (docs/coming-from.md
-says what is different, and why). The pool and the trainer find each other through the model they share: `start` says
-who plays with it, and `train` runs them as one run, with its directory, journal, checkpoints and staleness bound.
+This is a thin layer over `train_screens` for existing scripts; new scripts write a configuration and call
+`train_screens`. docs/coming-from.md lists the differences. The pool and the trainer find each other through the model
+they share: `ActorPool.start` registers the pool with the model, and `Trainer.train` runs both as one training run.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from palaestra.learner.protocol import Learner
 from palaestra.telemetry import Telemetry, open_telemetry
 from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 from palaestra.telemetry.sinks import check_telemetry
-from palaestra.transport.publisher import WeightPublisher
 from palaestra.transport.source import Batch, ExperienceSource, Timing
+from palaestra.transport.weights import WeightPublisher
 
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig

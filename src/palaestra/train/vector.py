@@ -38,8 +38,7 @@ from palaestra.telemetry import Telemetry
 from palaestra.train.config import RunConfig, config_from, make_algorithm
 from palaestra.train.run import RunSchedule, TrainingResult, Wiring, restore
 from palaestra.train.run import train as run
-from palaestra.transport.publisher import SameMemory
-from palaestra.transport.weights import BoardPublisher
+from palaestra.transport.weights import BoardPublisher, SharedWeights
 
 __all__ = ["VectorTraining", "evaluate_checkpoint", "train"]
 
@@ -75,10 +74,10 @@ class VectorTraining:
         self._torch_threads = torch_threads
         discount = algorithm.config.gamma if normalize_reward else None
         self.source: SynchronousSource | AsynchronousSource
-        self.publisher: SameMemory | BoardPublisher
+        self.publisher: SharedWeights | BoardPublisher
         if asynchronous is None:
             collector = Collector(env, policy, seed=seed, compiled=compiled, discount=discount)
-            self.source, self.publisher = SynchronousSource(collector), SameMemory()
+            self.source, self.publisher = SynchronousSource(collector), SharedWeights()
         else:
             self.source = AsynchronousSource(
                 asynchronous,

@@ -1,18 +1,17 @@
-"""The two arrows between actor and learner: experience one way, versioned weights the other."""
+"""The connections between actor and learner: experience in one direction, versioned weights in the other."""
 
-from palaestra.transport.publisher import SameMemory, WeightPublisher
 from palaestra.transport.queue import SegmentQueue
 from palaestra.transport.source import Batch, EpisodeStats, ExperienceSource, SavedState, TrainingProgress
-from palaestra.transport.weights import BoardPublisher, WeightBoard
+from palaestra.transport.weights import BoardPublisher, SharedWeights, WeightBoard, WeightPublisher
 
 __all__ = [
     "Batch",
     "BoardPublisher",
     "EpisodeStats",
     "ExperienceSource",
-    "SameMemory",
     "SavedState",
     "SegmentQueue",
+    "SharedWeights",
     "TrainingProgress",
     "WeightBoard",
     "WeightPublisher",

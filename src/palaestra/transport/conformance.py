@@ -1,6 +1,6 @@
-"""Whether a source of experience and a publisher of weights keep what the training loop relies on.
+"""Conformance checks for an `ExperienceSource` and a `WeightPublisher`.
 
-Run these on your own before you train with them. They raise `AssertionError` with the broken rule.
+Run these on your own implementation before training with it. They raise `AssertionError` naming the violated rule.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 from torch import Tensor
 
-from palaestra.transport.publisher import WeightPublisher
 from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
+from palaestra.transport.weights import WeightPublisher
 
 __all__ = ["ListSource", "check_publisher", "check_source"]
 
 
 class ListSource:
-    """A source of batches that are there already: for tests, and for experience that is read from disk."""
+    """A source of prepared batches: for tests, and for experience read from disk."""
 
     def __init__(self, batches: Sequence[Any], *, steps: int = 1) -> None:
-        """`steps`: what each batch counts."""
+        """`steps`: number of steps that each batch counts as."""
         self._batches, self._steps, self._position = list(batches), steps, 0
         self.progress = TrainingProgress()
 
     def next_batch(self) -> Batch[Any] | None:
-        """The next one; None after the last."""
+        """The next batch; None after the last."""
         if self._position == len(self._batches):
             return None
         self._position += 1
@@ -35,19 +35,19 @@ class ListSource:
         return Batch(self._batches[self._position - 1], steps=self._steps)
 
     def release(self, batch: Batch[Any], version: int) -> None:
-        """Count it."""
+        """Count the batch."""
         self.progress.updates += 1
 
     def requeue(self, batch: Batch[Any]) -> None:
-        """Give it again."""
+        """Return the batch again next."""
         self._position -= 1
         self.progress.add(-self._steps)
 
     def raise_if_failed(self) -> None:
-        """A list does not fail."""
+        """Do nothing: a list cannot fail."""
 
     def metrics(self, batch: Batch[Any], timing: Timing) -> dict[str, float]:
-        """How far it is."""
+        """Steps so far."""
         return {"env_step": float(self.progress.steps)}
 
     def state(self) -> SavedState:
@@ -55,70 +55,71 @@ class ListSource:
         return SavedState({}, {"position": self._position})
 
     def load_state(self, state: SavedState) -> bool:
-        """Go on from there."""
+        """Continue from the saved position."""
         self._position = int(state.facts["position"])
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def check_source(make: Callable[[], ExperienceSource[Any]], *, requeues: bool = True) -> None:
-    """`make` gives a source that is ready for its first batch, the learner being at version 0.
+    """`make` builds a source that is ready for its first batch, with the learner at version 0.
 
-    `requeues`: a batch that was not learned from comes again; a source that overwrites it only takes its steps back.
+    `requeues`: the source returns a requeued batch again; otherwise it only subtracts the batch's steps.
     """
     source = make()
     try:
         for version in (1, 2):
             before = source.progress.steps
             batch = source.next_batch()
-            assert batch is not None, "a source that was not asked to stop gave no batch"
-            assert source.progress.steps >= before, "progress.steps must not fall while batches are collected"
+            assert batch is not None, "next_batch() returned None, although the source was not asked to stop"
+            assert source.progress.steps >= before, "progress.steps must not decrease while batches are collected"
             source.raise_if_failed()
             source.release(batch, version)
-            assert source.progress.updates == version, f"{version} batches were released and it counts another number"
+            assert source.progress.updates == version, f"progress.updates must be {version} after as many releases"
             metrics = source.metrics(batch, Timing(0.5, 1.0))
             assert all(math.isfinite(number) for number in metrics.values()), "a metric is not finite"
         _check_requeue(source, requeues)
         _check_state(source.state())
-        counted = source.progress.facts()
+        counters = source.progress.facts()
         fresh = make()
         try:
-            fresh.progress.load(counted)
+            fresh.progress.load(counters)
             exact = fresh.load_state(source.state())
-            assert isinstance(exact, bool), "load_state must say whether the environments stand where they stood"
-            assert fresh.progress.facts() == counted, "loading a state must not change what was counted"
+            assert isinstance(exact, bool), "load_state must return whether the environments were restored exactly"
+            assert fresh.progress.facts() == counters, "load_state must not change the progress counters"
         finally:
             fresh.close()
     finally:
         source.close()
-        source.close()  # harmless when repeated
+        source.close()  # must be harmless
 
 
 def _check_requeue(source: ExperienceSource[Any], requeues: bool) -> None:
     before, updates = source.progress.steps, source.progress.updates
     batch = source.next_batch()
-    assert batch is not None, "a source that was not asked to stop gave no batch"
+    assert batch is not None, "next_batch() returned None, although the source was not asked to stop"
     source.requeue(batch)
-    assert source.progress.updates == updates, "a batch that was requeued counts as released"
+    assert source.progress.updates == updates, "a requeued batch must not count as released"
     if requeues:
         again = source.next_batch()
-        assert again is not None, "what was requeued did not come again"
-        assert again.experience is batch.experience or again.experience == batch.experience, "another batch came first"
+        assert again is not None, "a requeued batch was not returned again"
+        same = again.experience is batch.experience or again.experience == batch.experience
+        assert same, "a requeued batch must be the next one"
         source.release(again, updates + 1)
     else:
-        assert source.progress.steps == before, "steps of a batch that nobody learned from are counted"
+        assert source.progress.steps == before, "the steps of a requeued batch must be subtracted from progress.steps"
 
 
 def _check_state(state: SavedState) -> None:
-    assert isinstance(state, SavedState), f"state() must give a SavedState, and gave a {type(state).__name__}"
-    assert all(isinstance(tensor, Tensor) for tensor in state.tensors.values()), "a state's tensors must be tensors"
+    assert isinstance(state, SavedState), f"state() must return a SavedState, and returned {type(state).__name__}"
+    assert all(isinstance(tensor, Tensor) for tensor in state.tensors.values()), "state().tensors must hold tensors"
     try:
-        survives = json.loads(json.dumps(state.facts)) == state.facts
+        is_json = json.loads(json.dumps(state.facts)) == state.facts
     except (TypeError, ValueError):
-        survives = False
-    assert survives, "a state's facts must be plain JSON"
+        is_json = False
+    assert is_json, "state().facts must be plain JSON"
 
 
 def check_publisher(
@@ -129,22 +130,22 @@ def check_publisher(
     *,
     copies: bool = True,
 ) -> None:
-    """`read` gives the version and the weights that act now; `change` makes the learner's weights others in place.
+    """`read` returns the version and the weights of the actors; `change` changes the learner's weights in place.
 
-    `copies`: actors have weights of their own; otherwise they read the learner's memory and know no version.
+    `copies`: the actors have their own copy; otherwise they read the learner's memory and have no version.
     """
     publisher.publish(1, weights())
     version, first = read()
-    assert version in (1, None), f"version 1 was published, and version {version} acts"
+    assert version in (1, None), f"version 1 was published, and the actors use version {version}"
     change()
     _, unpublished = read()
     assert (unpublished == first) == copies, (
-        "weights that were not published act" if copies else "an update is not seen"
+        "the actors use weights that were not published" if copies else "the actors do not see an update"
     )
     publisher.publish(2, weights())
     version, second = read()
-    assert version in (2, None), f"version 2 was published, and version {version} acts"
-    assert second != first, "the new weights did not arrive"
+    assert version in (2, None), f"version 2 was published, and the actors use version {version}"
+    assert second != first, "the actors did not receive the new weights"
     change()
     publisher.publish(2, weights())
     version, again = read()
@@ -155,4 +156,4 @@ def check_publisher(
     assert version in (2, None), "an older version must not replace a newer one"
     assert not copies or again == second, "an older version must not change the weights"
     publisher.close()
-    publisher.close()  # harmless when repeated
+    publisher.close()  # must be harmless

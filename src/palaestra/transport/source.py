@@ -1,8 +1,8 @@
-"""The arrow from actors to the learner: `Batch`, and the `ExperienceSource` that gives one after the other.
+"""Experience from actors to the learner: `Batch`, and the `ExperienceSource` that returns one after the other.
 
 A source lends a batch to the learner until `release` (it was learned from) or `requeue` (it was not). It counts what it
-gave (`TrainingProgress`), and its `state` brings it back to where it stands. Whether experience is collected when asked, by a
-thread, by another process, by a pool of actors, or read from disk, is the source's own business.
+returned (`TrainingProgress`), and its `state` restores its position. A source may collect on demand, in a thread, in
+another process or with a pool of actors, or read experience from disk.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Batch", "EpisodeStats", "ExperienceSource", "SavedState", "Timing", 
 
 E = TypeVar("E")
 RECENT = 100
-"""Episodes over which returns and lengths are averaged."""
+"""Number of episodes over which returns and lengths are averaged."""
 
 
 class SavedState(NamedTuple):
-    """Everything that the next number depends on."""
+    """The state of a learner or a source, as a checkpoint stores it."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
@@ -34,12 +34,12 @@ class EpisodeStats(NamedTuple):
     """An episode that ended while a batch was collected."""
 
     env_step: int
-    """Steps that all environments together had taken when it ended."""
+    """Steps taken by all environments together when it ended."""
     env_index: int
     episode_return: float
     length: int
     success: bool | None = None
-    """Whether the task was solved; None where the environment does not report it."""
+    """Whether the task was solved; None if the environment does not report it."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +50,27 @@ class Batch(Generic[E]):
     episodes: Sequence[EpisodeStats] = ()
     """Episodes that ended in it."""
     steps: int = 0
-    """What it adds to `TrainingProgress.steps`."""
+    """Steps it adds to `TrainingProgress.steps`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """How it was collected."""
+    """Metrics of its collection."""
     origin: Any = None
-    """What the source needs to take it back."""
+    """Private data of the source, needed by `release` and `requeue`."""
 
 
 class Timing(NamedTuple):
-    """Where the time of one update went, in seconds."""
+    """Duration of one update in seconds."""
 
     waited: float
-    """Until the batch was there."""
-    whole: float
+    """Time spent waiting for the batch."""
+    total: float
 
 
 class TrainingProgress:
-    """How much experience a learner has been given, and how the latest episodes went."""
+    """How much experience the learner has received, and the results of the latest episodes."""
 
     def __init__(self) -> None:
         self.updates = 0
-        """Batches that were released."""
+        """Number of released batches."""
         self.steps = 0
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=RECENT)
@@ -88,7 +88,7 @@ class TrainingProgress:
                 self.successes.append(episode.success)
 
     def metrics(self) -> dict[str, float]:
-        """The latest episodes in numbers."""
+        """Means and extremes over the latest episodes."""
         metrics: dict[str, float] = {}
         if self.returns:
             metrics["episode_return"] = float(np.mean(self.returns))
@@ -100,7 +100,7 @@ class TrainingProgress:
         return metrics
 
     def facts(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """The counters as plain JSON."""
         return {
             "updates": self.updates,
             "steps": self.steps,
@@ -111,7 +111,7 @@ class TrainingProgress:
         }
 
     def load(self, facts: Mapping[str, Any]) -> None:
-        """Count on from `facts`."""
+        """Restore the counters from `facts`."""
         self.updates, self.steps = int(facts["updates"]), int(facts["steps"])
         self.episodes = int(facts.get("episodes", 0))
         self.returns = deque(facts.get("episode_rewards", ()), maxlen=RECENT)
@@ -120,30 +120,30 @@ class TrainingProgress:
 
 
 class ExperienceSource(Protocol[E]):
-    """Gives batches in the order in which they were collected."""
+    """Returns batches in the order in which they were collected."""
 
     progress: TrainingProgress
 
     def next_batch(self) -> Batch[E] | None:
-        """Wait for the next batch; None when there will be none because the run was asked to stop."""
+        """Wait for the next batch; None if the run was asked to stop."""
 
     def release(self, batch: Batch[E], version: int) -> None:
-        """The learner is done with the batch and at `version`, whose weights have been published."""
+        """Take a batch back after the learner has learned from it and published `version`."""
 
     def requeue(self, batch: Batch[E]) -> None:
-        """The batch was not learned from: where it can be kept, it is the next one again."""
+        """Take back a batch that was not learned from. A source that can keep it returns it again next."""
 
     def raise_if_failed(self) -> None:
-        """Raise `CollectorFailed` when collection has failed; called within long updates."""
+        """Raise `CollectorFailed` if collection has failed. Called during long updates."""
 
     def metrics(self, batch: Batch[E], timing: Timing) -> dict[str, float]:
-        """What there is to report about a batch that was released."""
+        """The metrics of a released batch."""
 
     def state(self) -> SavedState:
-        """Where collection stands."""
+        """The position of collection."""
 
     def load_state(self, state: SavedState) -> bool:
-        """Continue from there; False when the environments start new episodes instead."""
+        """Continue from `state`; returns False if the environments start new episodes instead."""
 
     def close(self) -> None:
-        """End collection in bounded time. Harmless when repeated."""
+        """Stop collection in bounded time. May be called repeatedly."""

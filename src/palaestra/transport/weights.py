@@ -1,25 +1,50 @@
-"""The arrow from learner to actor: published weights with version numbers, read without ever being torn.
+"""Weights from the learner to the actors: `WeightPublisher`, and `WeightBoard` for actors with their own copy.
 
-The board keeps the last `depth` versions. The writer announces a version before it touches the memory and makes it the
-newest only when it is whole; a reader copies, then looks whether the writer had come round to that memory meanwhile,
-and if so copies again. Nobody waits for anybody, so a reader that is killed leaves no lock behind. Knows nothing of
-policies: it carries arrays of fixed shapes, from one writer to any number of readers.
+The board keeps the last `depth` versions of a list of arrays. The writer announces a version before it writes to the
+memory and marks it as the newest after the last byte. A reader copies, then checks whether the writer has reached the
+same memory in the meantime, and copies again if so. Neither side takes a lock, so a killed reader blocks nothing. There
+is one writer and any number of readers.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from palaestra.errors import ExperienceError
 
-__all__ = ["BoardPublisher", "ReadableWeights", "WeightBoard"]
+__all__ = ["BoardPublisher", "ReadableWeights", "SharedWeights", "WeightBoard", "WeightPublisher"]
 
+W_contra = TypeVar("W_contra", contravariant=True)
 WRITING, NEWEST = 0, 1
+
+
+class WeightPublisher(Protocol[W_contra]):
+    """Makes new weights available to the actors."""
+
+    def publish(self, version: int, weights: W_contra) -> None:
+        """Act with these weights, known as `version`, from the next step or reply on.
+
+        `weights` are the learner's own memory, so a publisher copies what it keeps. A version that is not newer than
+        the last one changes nothing.
+        """
+
+    def close(self) -> None:
+        """Release resources. May be called repeatedly."""
+
+
+class SharedWeights:
+    """Publisher for actors that read the learner's own weights: every update takes effect immediately."""
+
+    def publish(self, version: int, weights: Any) -> None:
+        """Do nothing: the actors read the same memory."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class WeightBoard:
@@ -32,29 +57,29 @@ class WeightBoard:
         *,
         memory: Callable[[tuple[int, ...], Any], NDArray[Any]] = np.zeros,
     ) -> None:
-        """`memory` gives zeroed arrays; laid over the same shared memory by two processes, it is one board."""
+        """`memory` allocates zeroed arrays. Two processes that pass the same shared memory share one board."""
         if depth < 2:
             raise ExperienceError(f"WeightBoard: depth {depth} leaves nothing to read while it is written. Use 2.")
         self.depth = depth
-        # Counted from 1, so that untouched memory says that nothing was published.
+        # Versions are stored plus one, so that zeroed memory means that nothing was published.
         self._state = memory((2,), np.int64)
         self._versions = [[memory(array.shape, array.dtype) for array in like] for _ in range(depth)]
 
     @property
     def newest(self) -> int:
-        """The newest whole version; -1 before the first."""
+        """The newest complete version; -1 before the first."""
         return int(self._state[NEWEST]) - 1
 
     def publish(self, version: int, arrays: Sequence[NDArray[Any]]) -> None:
-        """Make a copy of `arrays` the newest version. Versions only grow."""
+        """Make a copy of `arrays` the newest version. Versions must increase."""
         if version <= self.newest:
             raise ExperienceError(f"WeightBoard.publish: version {version} is not newer than {self.newest}.")
-        board = [array.shape for array in self._versions[0]]
-        given = [array.shape for array in arrays]
-        if given != board:
+        expected = [array.shape for array in self._versions[0]]
+        shapes = [array.shape for array in arrays]
+        if shapes != expected:
             raise ExperienceError(
-                f"WeightBoard.publish: the weights have other sizes than those on the board ({given}, not {board}). "
-                "Thaw or replace layers between two calls of train(), not while a background collector runs."
+                f"WeightBoard.publish: the weights have shapes {shapes}, and the board has {expected}. "
+                "Unfreeze or replace layers between two calls of train(), not during asynchronous collection."
             )
         self._state[WRITING] = version + 1
         _fence()
@@ -64,11 +89,11 @@ class WeightBoard:
         self._state[NEWEST] = version + 1
 
     def clear(self) -> None:
-        """Forget every version; only while nobody reads."""
+        """Remove every version. There must be no reader."""
         self._state[:] = 0
 
     def read_into(self, targets: Sequence[NDArray[Any]], version: int | None = None) -> int:
-        """Copy the newest version, or exactly the one asked for, and say which it was."""
+        """Copy the newest version, or exactly `version`, into `targets`; returns the version copied."""
         while True:
             wanted = self.newest if version is None else version
             if wanted < 0 or wanted > self.newest:
@@ -77,7 +102,7 @@ class WeightBoard:
             for target, array in zip(targets, self._versions[wanted % self.depth], strict=True):
                 np.copyto(target, array)
             _fence()
-            # The writer announces itself before its first byte, so whoever finds no announcement has clean bytes.
+            # The writer announces a version before its first byte: without an announcement the copy is consistent.
             if int(self._state[WRITING]) - 1 < wanted + self.depth:
                 return wanted
             if version is not None:
@@ -91,28 +116,28 @@ class ReadableWeights(Protocol):
     """Weights as arrays of fixed shapes."""
 
     def read(self) -> Sequence[NDArray[Any]]:
-        """The arrays as they are, in place where possible."""
+        """The arrays, without copying where possible."""
 
 
 class BoardPublisher:
-    """Publishes on a board, which may be replaced while nobody reads it."""
+    """Publishes on a board, which may be replaced while it has no reader."""
 
     def __init__(self, board: WeightBoard | None = None) -> None:
         self.board = board
 
     def publish(self, version: int, weights: ReadableWeights) -> None:
-        """Copy the weights onto the board, unless it has this version already."""
+        """Copy the weights to the board unless it already has this version."""
         assert self.board is not None
         if version > self.board.newest:
             self.board.publish(version, weights.read())
 
     def close(self) -> None:
-        """The board belongs to its readers."""
+        """Do nothing: the board belongs to its readers."""
 
 
 def _fence() -> None:
-    """Keep what comes before from being seen after what follows, on processors that reorder (ARM) as well."""
-    # Letting go of one lock and taking the next is a full barrier; either alone orders one direction.
+    """Full memory barrier, also on processors that reorder stores (ARM)."""
+    # Releasing one lock and acquiring the next is a full barrier; either alone orders one direction.
     with threading.Lock():
         pass
     with threading.Lock():
