@@ -11,7 +11,7 @@ from yarl import URL
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway import GatewayConfig
 from palaestra.gateway.api import build_api
-from palaestra.gateway.entrance import authorise
+from palaestra.gateway.auth import authorise
 from palaestra.gateway.metrics import Metrics
 from palaestra.gateway.serving import open_gateway
 

@@ -13,12 +13,12 @@ from starlette.routing import Route
 
 from palaestra import __version__
 from palaestra.errors import SessionFailed, SessionRefused
-from palaestra.gateway.caller import CALLER
+from palaestra.gateway.auth import CALLER
 from palaestra.gateway.config import GatewayConfig
 from palaestra.gateway.desk import SessionDesk
+from palaestra.gateway.error_responses import ErrorResponse, error_response
 from palaestra.gateway.leases import Lease, State
 from palaestra.gateway.metrics import CONTENT_TYPE
-from palaestra.gateway.replies import ErrorReply, error_reply
 from palaestra.http.strict_route import StrictJsonRoute
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
@@ -178,13 +178,13 @@ def _lease_fields(lease: Lease, desk: SessionDesk) -> dict[str, Any]:
 
 
 def _add_error_replies(app: FastAPI) -> None:
-    def respond(reply: ErrorReply) -> JSONResponse:
+    def respond(reply: ErrorResponse) -> JSONResponse:
         return JSONResponse(reply.document, reply.status, reply.headers)
 
     @app.exception_handler(SessionRefused)
     @app.exception_handler(SessionFailed)
     async def ours(request: Request, error: Any) -> JSONResponse:
-        return respond(error_reply(error))
+        return respond(error_response(error))
 
     @app.exception_handler(RequestValidationError)
     async def bad_input(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -193,19 +193,19 @@ def _add_error_replies(app: FastAPI) -> None:
         if isinstance(found.get("input"), bytes):
             # Insisted upon: a web page can make a browser send forms to this machine, but not JSON.
             text = f"Content-Type = {kind!r:.100}: the body must be declared as JSON. Send application/json."
-            return respond(ErrorReply(422, "bad_request", text))
+            return respond(ErrorResponse(422, "bad_request", text))
         if found["type"] == "json_invalid":
             at, why = found["loc"][-1], found.get("ctx", {}).get("error", "")
-            return respond(ErrorReply(422, "bad_request", f"the body is not JSON ({why} at character {at})."))
+            return respond(ErrorResponse(422, "bad_request", f"the body is not JSON ({why} at character {at})."))
         place = ".".join(str(part) for part in found["loc"])
-        return respond(ErrorReply(422, "bad_request", f"{place} = {found.get('input')!r:.200}: {found['msg']}."))
+        return respond(ErrorResponse(422, "bad_request", f"{place} = {found.get('input')!r:.200}: {found['msg']}."))
 
     @app.exception_handler(HTTPException)
     async def not_a_route(request: Request, error: HTTPException) -> JSONResponse:
         # A body that is no text at all is bad input like any other.
         status = 422 if error.status_code == 400 else error.status_code
         code = {404: "no_route", 405: "bad_method", 422: "bad_request"}.get(status, "refused")
-        reply = ErrorReply(status, code, f"{request.method} {request.url.path[:200]}: {error.detail}.")
+        reply = ErrorResponse(status, code, f"{request.method} {request.url.path[:200]}: {error.detail}.")
         reply.headers.update(error.headers or {})
         if status == 405:
             # Several routes share a path; each knows its own methods only.

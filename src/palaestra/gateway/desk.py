@@ -16,7 +16,7 @@ from typing import Any
 
 from palaestra.config import closest_names
 from palaestra.errors import SessionFailed, SessionRefused
-from palaestra.gateway.caller import Caller
+from palaestra.gateway.auth import Caller
 from palaestra.gateway.leases import Lease, LeaseTable, State
 from palaestra.gateway.metrics import Metrics
 from palaestra.gateway.runtime import Address, Runtime

@@ -12,12 +12,13 @@ import time
 from collections.abc import AsyncIterator
 
 from palaestra.errors import SessionFailed, SessionRefused
-from palaestra.gateway.caller import CALLER
+from palaestra.gateway.auth import CALLER
 from palaestra.gateway.desk import SessionDesk
+from palaestra.gateway.error_responses import FORWARDED_METHODS, content_length, send_error
 from palaestra.gateway.forwarding import request_headers, response_headers, session_and_path
-from palaestra.gateway.replies import FORWARDED, Message, Receive, Scope, Send, announced, send_error
 from palaestra.gateway.runtime import Address
 from palaestra.gateway.upstream import Upstream, UpstreamLost
+from palaestra.http.asgi import Message, Receive, Scope, Send
 
 __all__ = ["Proxy"]
 
@@ -53,12 +54,12 @@ class Proxy:
 
     def _check(self, scope: Scope) -> None:
         """Refuse methods, queries and sizes that are not forwarded."""
-        if scope["method"] not in FORWARDED:
+        if scope["method"] not in FORWARDED_METHODS:
             text = f"{scope['method'][:32]} is not forwarded to sessions."
             raise SessionRefused("bad_method", text, status=405)
         if not _QUERY.fullmatch(scope["query_string"]):
             raise SessionRefused("bad_path", "the query has characters that no query has.", status=400)
-        length = announced(scope)
+        length = content_length(scope)
         if length is not None and int(length) > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
 
@@ -82,7 +83,7 @@ class Proxy:
         body: bytes | AsyncIterator[bytes] = first.get("body", b"")
         if len(first.get("body", b"")) > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
-        length = announced(scope)
+        length = content_length(scope)
         if first.get("more_body", False):
             body = _upload(receive, first.get("body", b""), self._max_body_bytes)
         elif body or length is not None:

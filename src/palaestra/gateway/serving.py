@@ -20,9 +20,9 @@ from functools import partial
 import aiohttp
 
 from palaestra.gateway.api import build_api
+from palaestra.gateway.auth import GatewayApp
 from palaestra.gateway.config import GatewayConfig, read_operator_token, read_token
 from palaestra.gateway.desk import SessionDesk
-from palaestra.gateway.entrance import Entrance
 from palaestra.gateway.local import LocalRuntime, Patience, make_client
 from palaestra.gateway.pods.manifest import read_manifests
 from palaestra.gateway.pods.runtime import KubernetesRuntime
@@ -39,7 +39,7 @@ __all__ = ["Gateway", "open_gateway", "run_gateway"]
 class Gateway:
     """A running gateway: what answers, and what it is about."""
 
-    app: Entrance
+    app: GatewayApp
     desk: SessionDesk
 
 
@@ -56,7 +56,7 @@ async def open_gateway(
         proxy = Proxy(desk, upstream, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
         try:
             await desk.start()
-            yield Gateway(Entrance(proxy, build_api(desk, config), token, operator_token), desk)
+            yield Gateway(GatewayApp(proxy, build_api(desk, config), token, operator_token), desk)
         finally:
             await desk.stop()
             upstream.close()

@@ -1,1 +1,1 @@
-"""Shared parts of the HTTP servers: sockets, allowed host names and strict JSON bodies."""
+"""Shared parts of the HTTP servers: sockets, allowed host names, strict JSON bodies and ASGI helpers."""

@@ -12,7 +12,7 @@ import pytest
 from palaestra.files.home import Home
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.app import build_api
-from palaestra.runs.service.auth import Entrance
+from palaestra.runs.service.auth import AuthMiddleware
 from palaestra.telemetry.event import TrainingStep, decode
 
 
@@ -154,7 +154,7 @@ def test_a_mistake_of_the_service_is_answered_as_any_refusal_and_logged(tmp_path
 
         headers = [(b"authorization", b"Bearer token"), (b"host", b"localhost")]
         scope = {"type": "http", "method": "GET", "path": "/broken", "headers": headers, "query_string": b""}
-        await Entrance(api, "token")(scope, receive, send)
+        await AuthMiddleware(api, "token")(scope, receive, send)
 
     asyncio.run(ask())
 

@@ -40,7 +40,7 @@ def build_api(
     tensorboards: TensorBoards,
     closing: asyncio.Event,
 ) -> FastAPI:
-    """Everything but the entrance. Streams end when `closing` is set."""
+    """Everything but authentication. Streams end when `closing` is set."""
     app = FastAPI(
         title="Palaestra run service", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="Launches, watches, stops, recovers and compares training runs. Send `Authorization: Bearer` and "

@@ -1,123 +1,96 @@
-"""Who comes in: the token, this machine's name, no web pages, and bodies of a bearable size. Pure ASGI, outermost.
+"""The outermost ASGI layer of the run service: checks the token, the `Host` header, the origin and the body size.
 
-Also knows when the last request was under way, which is what an idle service goes by.
+Also measures how long the service has been idle.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
 
+from palaestra.http.asgi import (
+    AsgiApp,
+    BodyTooLarge,
+    Receive,
+    Scope,
+    Send,
+    has_token,
+    read_body,
+    replay_body,
+    send_json,
+)
 from palaestra.http.hosts import AllowedHosts
 
-__all__ = ["Entrance"]
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Asgi: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+__all__ = ["AuthMiddleware"]
 
 _log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
+_TOO_LARGE = (413, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes.")
 
 
-class Entrance:
-    """Lets requests in."""
+class AuthMiddleware:
+    """Passes authorised requests on to `app` and refuses all others."""
 
-    def __init__(self, app: Asgi, token: str, hosts: AllowedHosts | None = None) -> None:
+    def __init__(self, app: AsgiApp, token: str, hosts: AllowedHosts | None = None) -> None:
         self._app, self._token = app, token.encode()
         self._hosts = hosts or AllowedHosts("127.0.0.1")
-        self._under_way = 0
-        self._last = time.monotonic()
+        self._in_flight = 0
+        self._last_request = time.monotonic()
 
     def idle_s(self) -> float:
-        """Seconds since the last request was under way."""
-        return 0.0 if self._under_way else time.monotonic() - self._last
+        """Seconds since the last request ended; 0 while one is in flight."""
+        return 0.0 if self._in_flight else time.monotonic() - self._last_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             return
-        refusal = self._refusal(scope)
+        refusal = self._check(scope)
         if refusal is not None:
             await _refuse(send, *refusal)
             return
-        # A look whether the service is there must not be what keeps it there.
+        # A health check must not keep an idle service running.
         counted = scope["path"] != "/health"
-        self._under_way += counted
+        self._in_flight += counted
         try:
-            body = await _read(receive)
-            if body is None:
-                await _refuse(send, *_TOO_LARGE)
-            else:
-                await self._app(scope, _replayed(body, receive), send)
-        except Exception:  # noqa: BLE001 - one request's trouble is logged, and none of the others'
-            # The application has answered, or had begun to: then the server cuts off what has no end.
+            body = await read_body(receive, MAX_BODY_BYTES)
+            # A client that disconnected before its request was complete gets no answer.
+            if body is not None:
+                await self._app(scope, replay_body(body, receive), send)
+        except BodyTooLarge:
+            await _refuse(send, *_TOO_LARGE)
+        except Exception:  # noqa: BLE001 - a failed request is logged and does not affect others
+            # The application has answered, or had begun to; then the server closes the connection.
             _log.exception("%s %s failed", scope["method"], scope["path"])
         finally:
             if counted:
-                self._under_way -= 1
-                self._last = time.monotonic()
+                self._in_flight -= 1
+                self._last_request = time.monotonic()
 
-    def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
-        found = {name: value for name, value in scope["headers"] if name in _LOOKED_AT}
-        if b"origin" in found:
-            # Our clients send none; a web page in a browser on this machine cannot help it.
+    def _check(self, scope: Scope) -> tuple[int, str, str] | None:
+        """Status, code and text of the refusal of a request; None when it is authorised."""
+        headers = dict(scope["headers"])
+        if b"origin" in headers:
+            # Our clients send none; browsers always add it to requests of web pages.
             return 403, "foreign_origin", "web pages are not served."
-        host, server = found.get(b"host", b"localhost").decode("latin-1"), scope.get("server")
+        host, server = headers.get(b"host", b"localhost").decode("latin-1"), scope.get("server")
         if not self._hosts.allows(host, server[0] if server else None):
             text = f"the service is not known as {host[:200]!r}. Start it with allowed_hosts=[NAME] to allow a name."
             return 403, "foreign_host", text
         if scope["path"] == "/health":
             return None
-        scheme, _, given = found.get(b"authorization", b"").partition(b" ")
-        # Compared in full whatever the first bytes are, so that the time taken tells nothing.
-        if not hmac.compare_digest(given.strip(), self._token) or scheme.lower() != b"bearer":
+        if not has_token(headers.get(b"authorization", b""), self._token):
             text = (
                 "the request carries no token, or a wrong one. "
-                "Send Authorization: Bearer and what stands in service/token of the state directory."
+                "Send Authorization: Bearer and the contents of service/token in the state directory."
             )
             return 401, "unauthorised", text
-        announced = found.get(b"content-length", b"0")
-        if not announced.isdigit() or int(announced) > MAX_BODY_BYTES:
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
             return _TOO_LARGE
         return None
 
 
-_LOOKED_AT = (b"authorization", b"origin", b"host", b"content-length")
-_TOO_LARGE = (413, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes.")
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """A whole body; None when more comes than was announced and than is allowed."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return replay
-
-
 async def _refuse(send: Send, status: int, code: str, text: str) -> None:
-    body = json.dumps({"error": {"code": code, "text": text, "place": "", "reason": text, "remedy": ""}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", b'Bearer realm="palaestra"'))
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": body})
+    error = {"code": code, "text": text, "place": "", "reason": text, "remedy": ""}
+    await send_json(send, status, {"error": error}, close=True)

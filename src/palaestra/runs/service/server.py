@@ -34,7 +34,7 @@ from palaestra.runs.checkpoints.importing import separate_from_runs
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.table import add_installed, registered_runners
 from palaestra.runs.service.app import build_api
-from palaestra.runs.service.auth import Entrance
+from palaestra.runs.service.auth import AuthMiddleware
 from palaestra.runs.service.config import ServiceConfig, service_config
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
@@ -89,8 +89,8 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
             # Beside the work: thousands of directories take seconds, and a resume finds its checkpoint without a row.
             catching_up = asyncio.create_task(_catch_up(catalogue, home, closing))
             app = build_api(supervisor, RunReader(home), registry, tensorboards, closing)
-            entrance = Entrance(app, token, AllowedHosts(config.host, config.allowed_hosts))
-            async with serve_in_background(entrance, sock) as serving:
+            auth = AuthMiddleware(app, token, AllowedHosts(config.host, config.allowed_hosts))
+            async with serve_in_background(auth, sock) as serving:
                 lock.serving(url)
                 me = ProcessIdentity.of(os.getpid())
                 write_json(
@@ -102,7 +102,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
 
                 def idle() -> bool:
                     in_use = tensorboards.in_use or catalogue.busy
-                    return not in_use and _idle(config, supervisor, entrance)
+                    return not in_use and _idle(config, supervisor, auth)
 
                 try:
                     await _until(stop, serving, idle)
@@ -183,8 +183,8 @@ async def _until(stop: asyncio.Event, serving: asyncio.Task[None], idle: Callabl
         asked.cancel()
 
 
-def _idle(config: ServiceConfig, supervisor: Supervisor, entrance: Entrance) -> bool:
-    return config.idle_exit_s is not None and supervisor.idle and entrance.idle_s() > config.idle_exit_s
+def _idle(config: ServiceConfig, supervisor: Supervisor, auth: AuthMiddleware) -> bool:
+    return config.idle_exit_s is not None and supervisor.idle and auth.idle_s() > config.idle_exit_s
 
 
 @contextlib.asynccontextmanager
