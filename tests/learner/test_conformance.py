@@ -9,7 +9,7 @@ from palaestra.env import as_vector_env
 from palaestra.errors import ConfigError
 from palaestra.learner import PPO, RolloutAlgorithm, evaluate_actions, flatten_rollout
 from palaestra.learner.conformance import check_learner, check_rollout_algorithm
-from palaestra.learner.table import build_algorithm
+from palaestra.learner.registry import build_algorithm
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.train import Trainer
 
@@ -105,5 +105,5 @@ class Detached(Own):
 @pytest.mark.parametrize(("broken", "gave"), [(Vector, r"shape \[16\]"), (Detached, "Tensor")])
 def test_a_loss_that_cannot_be_minimised_is_refused_by_name(broken, gave):
     trainer = _trainer(broken(batch_size=16))
-    with pytest.raises(ConfigError, match=rf"algorithm = '{broken.__name__}': its loss gave {gave}, which cannot be"):
+    with pytest.raises(ConfigError, match=rf"algorithm = '{broken.__name__}': its loss returned {gave}, which cannot be"):
         trainer.learn(trainer.collect_rollouts(16))

@@ -100,7 +100,7 @@ def test_several_environments_side_by_side_keep_their_streams():
     [
         (flat(), "has no next_value, terminated, truncated, policy_version"),
         ({"observations": torch.zeros(4, 4), "dones": torch.zeros(4)}, "has no action, log_prob, value"),
-        (flat(truncated=torch.tensor([False, True, False, False])), "truncated, and the rollout has no next_value"),
+        (flat(truncated=torch.tensor([False, True, False, False])), "truncated steps and no next_value"),
         (flat(dones=torch.zeros(3)), "has no next_value"),
         (flat(reward=torch.ones(4), dones=torch.zeros(4)), "has reward twice, once as rewards|once as reward"),
         ({key: value[:1] for key, value in flat(dones=torch.zeros(4)).items()}, "Give at least two steps"),

@@ -12,8 +12,9 @@ from torch import nn, tensor
 from palaestra.env import EnvConfig, make_env
 from palaestra.learner import PPO
 from palaestra.learner.compiled import compiled_vtrace
-from palaestra.learner.off_policy import reevaluate, stale_steps
+from palaestra.learner.ppo import reevaluate
 from palaestra.learner.returns import gae, vtrace
+from palaestra.learner.rollout_learner import stale_steps
 from palaestra.policy import ActorCritic
 from palaestra.train import Trainer
 

@@ -359,10 +359,10 @@ def test_compiled_acting_refuses_arrays_of_other_sizes() -> None:
 
 def test_compiled_returns_refuse_columns_of_different_rollouts() -> None:
     columns = trainer_for().collect_rollouts(8).columns()
-    with pytest.raises(ExperienceError, match=r"columns of shapes .* do not belong to one rollout"):
+    with pytest.raises(ExperienceError, match=r"columns have shapes .*, expected one shape"):
         compiled_gae(columns | {"value": torch.zeros(4, 2)}, columns["reward"], discount=0.9, lam=0.9)
     ratio, limits = torch.zeros(2, 2), {"rho_bar": 1.0, "c_bar": 1.0}
-    with pytest.raises(ExperienceError, match=r"columns of shapes .* do not belong to one rollout"):
+    with pytest.raises(ExperienceError, match=r"columns have shapes .*, expected one shape"):
         compiled_vtrace(columns, columns["reward"], ratio, discount=0.9, lam=0.9, **limits)
 
 

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 import palaestra
 from palaestra.cli.app import _app
-from palaestra.learner.table import ALGORITHMS, config_of
+from palaestra.learner.registry import ALGORITHMS, config_of
 from palaestra.train.config import SECTIONS
 from palaestra.train.screen_config import SCREEN_SECTIONS
 

@@ -34,7 +34,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a configuration section: every key, its default and what it does."""
     from palaestra.config import closest_names
-    from palaestra.learner.table import ALGORITHMS
+    from palaestra.learner.registry import ALGORITHMS
     from palaestra.train.config import SECTIONS
     from palaestra.train.screen_config import SCREEN_SECTIONS
 

@@ -1,7 +1,7 @@
-"""Rollouts as plain tensors by key (`read_columns`), flattened to samples `[B, ...]`, cut into minibatches, and judged.
+"""Rollouts as plain tensors by key (`read_columns`), and training batches: samples `[B, ...]` by key.
 
-`learn` takes more than what our collectors write: a dictionary of made-up data or of another library's buffer may be
-flat and lack columns that follow from others, which `read_columns` adds.
+`learn` also accepts plain dictionaries, for example from another library's buffer. They may be flat and lack columns
+that follow from others; `read_columns` adds those.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import PLURALS, REQUIRED, UNKNOWN_VERSION, Columns
 from palaestra.policy.device import move_to
 
-__all__ = ["TrainBatch", "evaluate_actions", "flatten_rollout", "join_batches", "minibatch", "read_columns"]
+__all__ = ["TrainBatch", "concatenate_batches", "evaluate_actions", "flatten_rollout", "minibatch", "read_columns"]
 
 TrainBatch: TypeAlias = dict[str, Any]
-"""Samples by key, `[B, ...]`: a rollout's entries flattened, plus what an algorithm adds, such as `advantage`."""
+"""Samples `[B, ...]` by key: a flattened rollout, plus columns of the algorithm such as `advantage`."""
 
-LEARNED_FROM = ("observation", "action", "log_prob", "value", "action_mask", "duration", "weight")
+SAMPLE_COLUMNS = ("observation", "action", "log_prob", "value", "action_mask", "duration", "weight")
 
 
-def map_entry(entry: Any, change: Callable[[Any], Any]) -> Any:
-    """`change` applied to a column, or to every part of a nested one."""
+def map_column(entry: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply `change` to a column, or to every part of a nested one."""
     return {name: change(part) for name, part in entry.items()} if isinstance(entry, Mapping) else change(entry)
 
 
-def list_parts(entry: Any) -> list[Any]:
+def column_parts(entry: Any) -> list[Any]:
     """The parts of a nested column, or the column itself."""
     return list(entry.values()) if isinstance(entry, Mapping) else [entry]
 
 
 def read_columns(rollout: Any) -> Columns:
-    """The entries of whatever `learn` was given as plain tensors; `ExperienceError` when it is no rollout."""
+    """The entries of a rollout as plain tensors; `ExperienceError` if it is not a rollout."""
     if isinstance(rollout, RolloutBuffer):
-        # A buffer of ours is read where it is: tensordict takes over a second to import.
+        # Read directly: importing tensordict takes over a second.
         return rollout.columns()
 
     if not hasattr(rollout, "keys"):
@@ -50,44 +50,44 @@ def read_columns(rollout: Any) -> Columns:
             raise ExperienceError(f"learn: the rollout has {key} twice, once as {name}. Keep one of them.")
         entry = rollout[name]
         columns[key] = {str(part): entry[part] for part in entry.keys()} if hasattr(entry, "keys") else entry
-    # What a collector wrote names its streams, and is checked as it is.
+    # A collector records `stream`; only other data is completed.
     if isinstance(rollout, dict) and "stream" not in columns:
         columns = _complete_columns(columns)
     missing = [key for key in REQUIRED if key not in columns]
     if missing:
-        raise ExperienceError(f"learn: the rollout has no {', '.join(missing)}. collect_rollouts gives all of them.")
-    return {key: map_entry(entry, _without_graph) for key, entry in columns.items()}
+        raise ExperienceError(f"learn: the rollout has no {', '.join(missing)}. collect_rollouts records all of them.")
+    return {key: map_column(entry, _without_graph) for key, entry in columns.items()}
 
 
 def _complete_columns(given: Columns) -> Columns:
-    """Data `[T, N]`, or one environment's `[n]` steps in order, with the columns that follow from the others.
+    """Add the columns that follow from the others to data `[T, N]`, or `[n]` consecutive steps of one environment.
 
-    With `advantage` (or `target`, the return) it is learned from as it is. Else `next_value` is the value of the step
-    after, and a last step that goes on gives its value and nothing else. What cannot be completed stays as it is.
+    Data with `advantage` (or `target`, the return) is used directly. Otherwise `next_value` is the value of the next
+    step, and a last step that is not terminal only provides its value. Data that cannot be completed is returned as is.
     """
     try:
-        columns = {key: map_entry(entry, _as_tensor) for key, entry in given.items()}
+        columns = {key: map_column(entry, _as_tensor) for key, entry in given.items()}
     except (TypeError, ValueError, RuntimeError):
         return given
-    judged = "advantage" in columns or "target" in columns
+    has_advantage = "advantage" in columns or "target" in columns
     ends = {"done", "terminated", "truncated"} & set(columns)
-    enough = {"value", "log_prob", "action", "observation"} | (set() if judged else {"reward"})
-    if not enough <= set(columns) or not (judged or ends):
+    needed = {"value", "log_prob", "action", "observation"} | (set() if has_advantage else {"reward"})
+    if not needed <= set(columns) or not (has_advantage or ends):
         return given
     value: Tensor = columns["value"]
-    leading = [part.shape[: value.ndim] for entry in columns.values() for part in list_parts(entry)]
+    leading = [part.shape[: value.ndim] for entry in columns.values() for part in column_parts(entry)]
     if value.ndim not in (1, 2) or any(shape != value.shape for shape in leading):
         return given
     if value.ndim == 1:
-        columns = {key: map_entry(entry, lambda part: part.unsqueeze(1)) for key, entry in columns.items()}
+        columns = {key: map_column(entry, lambda part: part.unsqueeze(1)) for key, entry in columns.items()}
         value = columns["value"]
     never = torch.zeros_like(value, dtype=torch.bool)
     done = columns.pop("done", never) != 0
     for key, other in (("terminated", "truncated"), ("truncated", "terminated")):
-        # `done` alone says that the task ended.
+        # `done` alone means terminated.
         columns[key] = columns[key] != 0 if key in columns else done & ~(columns.get(other, never) != 0)
     columns.setdefault("policy_version", torch.full_like(value, UNKNOWN_VERSION, dtype=torch.int64))
-    if judged:
+    if has_advantage:
         columns.setdefault("advantage", columns.get("target", value) - value)
         columns.setdefault("target", columns["advantage"] + value)
         return {"reward": torch.zeros_like(value), "next_value": torch.zeros_like(value), **columns}
@@ -98,12 +98,12 @@ def _with_next_value(columns: Columns) -> Columns:
     value, terminated = columns["value"], columns["terminated"]
     if bool((columns["truncated"] & ~terminated).any()):
         raise ExperienceError(
-            "learn: steps are truncated, and the rollout has no next_value: the value of what they led to is not known."
+            "learn: the rollout has truncated steps and no next_value. Add the value of the observation after each."
         )
     if not bool(terminated[-1].all()):
         if len(value) < 2:
-            raise ExperienceError("learn: one step that goes on, and no next_value. Give at least two steps.")
-        columns = {key: map_entry(entry, lambda part: part[:-1]) for key, entry in columns.items()}
+            raise ExperienceError("learn: a single, non-terminal step without next_value. Give at least two steps.")
+        columns = {key: map_column(entry, lambda part: part[:-1]) for key, entry in columns.items()}
     following = torch.cat([value[1:], torch.zeros_like(value[:1])])[: len(columns["value"])]
     return {**columns, "next_value": following.where(~columns["terminated"], 0)}
 
@@ -116,45 +116,44 @@ def _as_tensor(part: Any) -> Tensor:
 
 
 def _without_graph(part: Any) -> Any:
-    # A column that still hangs on the graph that computed it would be differentiated through. A negated view has no
-    # memory that numpy can read.
+    # Detached, so that no gradient flows into the rollout. numpy cannot read the memory of a negated view.
     return part.detach().resolve_neg() if isinstance(part, Tensor) else part
 
 
 def move_columns(rollout: Columns, device: torch.device) -> Columns:
-    """The same columns on another device; as they are when they are there."""
+    """The columns on `device`; not copied if they are already there."""
 
     def move(part: Any) -> Any:
         return move_to(device, part) if isinstance(part, Tensor) else part
 
-    return {key: map_entry(entry, move) for key, entry in rollout.items()}
+    return {key: map_column(entry, move) for key, entry in rollout.items()}
 
 
 def flatten_rollout(rollout: Columns, **columns: Tensor) -> TrainBatch:
-    """The valid steps of a rollout `[T, N]`, and further columns of the same shape, as samples `[B]`."""
-    entries: TrainBatch = {key: rollout[key] for key in LEARNED_FROM if key in rollout} | columns
-    batch = {key: map_entry(entry, lambda part: part.flatten(0, 1)) for key, entry in entries.items()}
+    """The valid steps of a rollout `[T, N]` and of further columns of the same shape, as samples `[B]`."""
+    entries: TrainBatch = {key: rollout[key] for key in SAMPLE_COLUMNS if key in rollout} | columns
+    batch = {key: map_column(entry, lambda part: part.flatten(0, 1)) for key, entry in entries.items()}
     if "valid" in rollout:
         keep = rollout["valid"].reshape(-1)
-        batch = {key: map_entry(entry, lambda part: part[keep]) for key, entry in batch.items()}
+        batch = {key: map_column(entry, lambda part: part[keep]) for key, entry in batch.items()}
     return batch
 
 
 def num_samples(batch: TrainBatch) -> int:
-    """B."""
+    """The number of samples."""
     return len(batch["action"])
 
 
 def minibatch(batch: TrainBatch, rows: Tensor) -> TrainBatch:
     """The given rows of a batch."""
-    # Several times faster than `part[rows]`, which minibatches of images notice.
-    return {key: map_entry(entry, lambda part: part.index_select(0, rows)) for key, entry in batch.items()}
+    # Several times faster than `part[rows]`, which matters for images.
+    return {key: map_column(entry, lambda part: part.index_select(0, rows)) for key, entry in batch.items()}
 
 
-def join_batches(batches: Sequence[TrainBatch]) -> TrainBatch:
-    """Several prepared rollouts as one batch; each kept its own advantages.
+def concatenate_batches(batches: Sequence[TrainBatch]) -> TrainBatch:
+    """Several prepared rollouts as one batch.
 
-    Samples without a weight weigh 1, and without a mask were free to act, beside others that have one.
+    If only some have a `weight` or an `action_mask`, the others get weight 1 and a mask that allows every action.
     """
     if len(batches) == 1:
         return batches[0]
@@ -163,16 +162,16 @@ def join_batches(batches: Sequence[TrainBatch]) -> TrainBatch:
 
 
 def evaluate_actions(policy: Any, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability, entropy and value `[B]` of the samples under the policy as it is."""
+    """Log-probability, entropy and value `[B]` of the samples under the present policy."""
     extra = {"duration": batch["duration"]} if "duration" in batch else {}
     result: tuple[Tensor, Tensor, Tensor] = policy.evaluate_actions(
         batch["observation"], batch["action"], mask=batch.get("action_mask"), **extra
     )
     size = (num_samples(batch),)
-    if any(part.shape != size for part in result):  # `[B, 1]` against `[B]` would silently become `[B, B]`
+    if any(part.shape != size for part in result):  # `[B, 1]` and `[B]` would silently broadcast to `[B, B]`
         shapes = [list(part.shape) for part in result]
-        reason = f"its evaluate_actions gave log_prob, entropy, value of shapes {shapes}"
-        raise ConfigError("policy", type(policy).__name__, reason, f"Give each as {list(size)}")
+        reason = f"its evaluate_actions returned log_prob, entropy, value of shapes {shapes}"
+        raise ConfigError("policy", type(policy).__name__, reason, f"Return each as {list(size)}")
     return result
 
 

@@ -1,7 +1,4 @@
-"""The tensors of a checkpoint: the state of a learner and of its experience source; the format is `files.checkpoint`.
-
-Knows names and tensors, nothing of training.
-"""
+"""Checkpoints of a learner and its experience source. `files.checkpoint` defines the format on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ __all__ = ["TrainingCheckpoint", "load_checkpoint", "save_checkpoint"]
 
 @dataclass(frozen=True)
 class TrainingCheckpoint:
-    """A checkpoint that was verified and read; the policy loads itself from `policy`."""
+    """A verified checkpoint in memory. The policy is loaded separately, from the path `policy`."""
 
     path: Path
     sha256: str
@@ -33,7 +30,7 @@ class TrainingCheckpoint:
 
     @property
     def policy(self) -> Path:
-        """The file or directory of the policy alone."""
+        """The file or directory with the policy."""
         return self.path / POLICY[self.kind]
 
 
@@ -47,7 +44,7 @@ def save_checkpoint(
     progress: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> str:
-    """Write a checkpoint to `path` (which must not exist) and return its SHA-256."""
+    """Write a checkpoint to `path`, which must not exist, and return its SHA-256."""
     state = {"learner": learner.facts, "source": source.facts, "progress": dict(progress), "about": dict(about)}
     contents = {
         POLICY[kind]: policy,
@@ -59,24 +56,24 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, *, kind: Kind | None = None) -> TrainingCheckpoint:
-    """Read and verify a checkpoint; anything missing, altered, newer than we know or of another kind is refused."""
+    """Read and verify a checkpoint; `CheckpointError` if it is incomplete, altered, too new or of another kind."""
     from safetensors.torch import load
 
-    found = open_checkpoint(path, kind=kind)
-    learner = load(found.read(LEARNER))
-    if found.schema > 1:
-        source = load(found.read(SOURCE))
-    elif found.kind == "screens":
-        source = {f"waiting.{name}": tensor for name, tensor in load(found.read(WAITING)).items()}
+    stored = open_checkpoint(path, kind=kind)
+    learner = load(stored.read(LEARNER))
+    if stored.schema > 1:
+        source = load(stored.read(SOURCE))
+    elif stored.kind == "screens":
+        source = {f"waiting.{name}": tensor for name, tensor in load(stored.read(WAITING)).items()}
     else:
-        # Schema 1 had the positions of the environments beside the optimiser's moments.
+        # Schema 1 stored the state of the environments with the optimiser's moments.
         names = [name for name in learner if name.startswith("collector.")]
         source = {name.removeprefix("collector."): learner.pop(name) for name in names}
-    state = found.state
+    state = stored.state
     return TrainingCheckpoint(
         path=path,
-        sha256=found.sha256,
-        kind=found.kind,
+        sha256=stored.sha256,
+        kind=stored.kind,
         learner=SavedState(learner, state["learner"]),
         source=SavedState(source, state["source"]),
         progress=state["progress"],

@@ -1,4 +1,4 @@
-"""Advantages and returns as pure functions of `[T, N]` tensors. Nothing here knows a policy or edits its input."""
+"""Advantages and returns as pure functions of `[T, N]` tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from palaestra.experience.columns import Columns
 __all__ = ["explained_variance", "gae", "scale_reward", "vtrace"]
 
 REWARD_LIMIT = 10.0
-"""Scaled rewards are clipped here, as in the reference implementations; unscaled ones never are."""
+"""Scaled rewards are clipped to this, as in the reference implementations; unscaled rewards are not clipped."""
 
 
 def gae(
@@ -23,9 +23,9 @@ def gae(
     discount: float,
     lam: float,
 ) -> Tensor:
-    """Generalised advantages. Bootstraps through truncation, never through termination, and leaks across neither.
+    """Generalised advantage estimates. Bootstraps at truncation, not at termination, and crosses neither.
 
-    `next_value[t]` is the value of what followed step t: of the final observation where the episode was cut short.
+    `next_value[t]` is the value of the observation after step t: of the final observation if the episode was truncated.
     """
     delta = reward + discount * next_value * ~terminated - value
     keep = discount * lam * (~(terminated | truncated)).to(delta.dtype)
@@ -50,10 +50,10 @@ def vtrace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets for experience of another policy, `log_ratio` = log(today's / the one that acted).
+    """Advantages and value targets for experience of another policy, with `log_ratio` = log(current / behaviour).
 
-    With all ratios 1 they are GAE's; with lam = 1 they are V-trace as published. The advantage of a step does not
-    contain its own weight: that belongs into the objective.
+    With all ratios 1 this is GAE; with lam = 1 it is V-trace as published. The advantage of a step does not include its
+    own weight, which is applied in the objective.
     """
     ratio = log_ratio.exp()
     rho, c = ratio.clamp(max=rho_bar), ratio.clamp(max=c_bar)
@@ -69,15 +69,15 @@ def vtrace(
 
 
 def explained_variance(prediction: Tensor, target: Tensor) -> float:
-    """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 no better than a constant, below 0 worse."""
-    spread = target.double().var(correction=0)
-    if spread == 0:
+    """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 is no better than a constant."""
+    variance = target.double().var(correction=0)
+    if variance == 0:
         return float("nan")
-    return float(1.0 - (target - prediction).double().var(correction=0) / spread)
+    return float(1.0 - (target - prediction).double().var(correction=0) / variance)
 
 
 def scale_reward(rollout: Columns) -> Tensor:
-    """Rewards as they are learned from: multiplied by the scale that the rollout carries, and then clipped."""
+    """The rewards multiplied by the rollout's reward scale, if it has one, and clipped."""
     reward: Tensor = rollout["reward"]
     scale = rollout.get("reward_scale")
     if scale is None or bool((scale == 1.0).all()):

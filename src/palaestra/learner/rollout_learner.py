@@ -1,7 +1,7 @@
-"""`RolloutLearner`: improves a policy from rollouts, with any `RolloutAlgorithm`, compiled where that gives the same.
+"""`RolloutLearner`: improves a policy from rollouts with any `RolloutAlgorithm`, in compiled kernels where possible.
 
-Owns the optimiser, the shuffles and the version. An update that meets a number which is not finite, or is interrupted,
-leaves weights and optimiser as they were before it.
+It owns the optimiser, the shuffles and the version. An update that produces a non-finite number, or is interrupted,
+restores weights and optimiser.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.columns import Columns, RolloutSpec, check_columns
-from palaestra.learner.adam import Adam
+from palaestra.experience.columns import NO_FINGERPRINT, UNKNOWN_VERSION, Columns, RolloutSpec, check_columns
 from palaestra.learner.algorithm import CompiledUpdate, RolloutAlgorithm
-from palaestra.learner.batch import join_batches, move_columns, num_samples, read_columns
-from palaestra.learner.off_policy import stale_steps, staleness_metrics
-from palaestra.learner.update import locate_failure, run_epochs
+from palaestra.learner.batch import concatenate_batches, move_columns, num_samples, read_columns
+from palaestra.learner.update import Adam, locate_failure, run_epochs
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.fingerprint import policy_fingerprint
@@ -29,7 +27,7 @@ from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights
 from palaestra.transport.source import SavedState
 
-__all__ = ["RolloutLearner"]
+__all__ = ["RolloutLearner", "stale_steps", "staleness_metrics"]
 
 
 class RolloutLearner:
@@ -46,9 +44,9 @@ class RolloutLearner:
         scaled_rewards: bool = False,
         progress: Callable[[int], float] = lambda samples: 0.0,
     ) -> None:
-        """`spec`: what rollouts of this policy look like; `scaled_rewards`: whether they carry a scale to report.
+        """`spec`: shapes and types of the policy's rollouts; `scaled_rewards`: report their reward scale.
 
-        `progress` gives the share of the planned training before an update of so many samples, for schedules.
+        `progress` maps the number of samples of an update to the share of the training before it, for schedules.
         """
         self.policy, self.algorithm = policy, algorithm
         self.version = 0
@@ -60,16 +58,16 @@ class RolloutLearner:
         self._weights: LiveWeights | None = None
 
     def update(self, experience: RolloutBuffer | Any, *, poll: Callable[[], None] | None = None) -> dict[str, float]:
-        """Learn from a rollout that is learned from only once."""
+        """Learn from a rollout that is not used again."""
         return self.learn([experience], poll=poll, only_once=True)
 
     def learn(
         self, rollouts: Sequence[Any], *, poll: Callable[[], None] | None = None, only_once: bool = False
     ) -> dict[str, float]:
-        """Learn from several rollouts together, each with advantages of its own.
+        """Learn from several rollouts together; advantages are computed for each separately.
 
-        Unless a rollout is learned `only_once`, stale experience does not move the statistics of observations: they
-        may have seen it already.
+        Stale experience updates the observation statistics only if it is learned from `only_once`: otherwise it may
+        have been counted before.
         """
         columns = [read_columns(rollout) for rollout in rollouts]
         flat = FlatParameters.refresh(self.policy)
@@ -79,7 +77,7 @@ class RolloutLearner:
         fingerprint = policy_fingerprint(self.policy)
         stale = [stale_steps(one, self.version, fingerprint) for one in columns]
         prepare = partial(self.algorithm.prepare_batch, self.policy, compiled=self._compiled)
-        batch = join_batches([prepare(one, steps) for one, steps in zip(columns, stale, strict=True)])
+        batch = concatenate_batches([prepare(one, steps) for one, steps in zip(columns, stale, strict=True)])
         size = num_samples(batch)
         if size == 0:
             raise ExperienceError("learn: the rollout holds no valid step.")
@@ -87,7 +85,7 @@ class RolloutLearner:
         rate, clip_range = self.algorithm.learning_rate(progress), self.algorithm.clip_range(progress)
         plain = partial(run_epochs, self.policy, self.algorithm, self.optimizer(flat), poll=poll)
         run = self._compiled_update(columns, flat) or plain
-        undo, order = self._undo_point(flat), self._shuffles(size)
+        undo, order = self._undo_point(flat), self._draw_shuffles(size)
         try:
             metrics = run(batch, order.to(flat.vector.device), rate=rate, clip_range=clip_range)
         except CollectorFailed:
@@ -97,19 +95,19 @@ class RolloutLearner:
             failure = locate_failure(self.policy, batch, str(error))
             undo()
             raise failure from None
-        metrics |= {"learning_rate": rate, "clip_range": clip_range, **self.algorithm.describe(batch, metrics)}
+        metrics |= {"learning_rate": rate, "clip_range": clip_range, **self.algorithm.extra_metrics(batch, metrics)}
         if self._scaled_rewards and "reward_scale" in columns[-1]:
             metrics["reward_scale"] = float(columns[-1]["reward_scale"].reshape(-1)[-1])
         metrics |= staleness_metrics(columns, self.version, stale)
         self.version += 1
         absorb = getattr(self.policy, "absorb", None)
         if absorb is not None and (only_once or all(one is None for one in stale)):
-            # Statistics move between rollouts, never within one, and no experience counts twice.
+            # Statistics change between rollouts, never within one, and count no experience twice.
             absorb(batch["observation"])
         return metrics
 
     def weights(self) -> LiveWeights:
-        """What of the policy moves while it learns, in place."""
+        """The trained weights and statistics of the policy, not copied."""
         if self._weights is None:
             self._weights = LiveWeights(self.policy)
         return self._weights
@@ -122,7 +120,7 @@ class RolloutLearner:
         return SavedState(tensors, facts)
 
     def load_state(self, state: SavedState) -> None:
-        """Continue from there."""
+        """Continue from `state`."""
         adam, facts = self.optimizer(), state.facts
         adam.first.copy_(state.tensors["adam.first"])
         adam.second.copy_(state.tensors["adam.second"])
@@ -131,24 +129,24 @@ class RolloutLearner:
         self._shuffle.bit_generator.state = facts["shuffle"]
 
     def check_state(self, state: SavedState, *, place: str) -> None:
-        """Refuse a state of another policy, before anything changes."""
+        """Raise `CheckpointError` if the state belongs to another policy."""
         adam, first = self.optimizer(), state.tensors["adam.first"]
         if first.shape != adam.first.shape or set(state.facts["adam_steps"]) != set(adam.steps):
             reason = f"has {first.numel()} trained numbers, this policy has {adam.first.numel()}"
             raise CheckpointError("checkpoint", place, reason, "Use the configuration it was trained with")
 
     def optimizer(self, flat: FlatParameters | None = None) -> Adam:
-        """Adam of the policy's parameters as they lie now."""
+        """Adam for the current layout of the policy's parameters."""
         flat = FlatParameters.of(self.policy) if flat is None else flat
         if self._adam is None:
             self._adam = Adam(flat, self.algorithm.config.adam_eps, compiled=self._compiled)
         elif self._adam.flat is not flat:
-            self._adam = self._adam.moved_to(flat)
+            self._adam = self._adam.rebuild(flat)
         self._adam.eps = self.algorithm.config.adam_eps  # the algorithm may have been replaced
         return self._adam
 
     def _compiled_update(self, columns: list[Columns], flat: FlatParameters) -> Callable[..., dict[str, float]] | None:
-        """The algorithm's update in compiled kernels; None when they cannot run this policy on these columns."""
+        """The algorithm's update in compiled kernels; None if they do not support this policy or these columns."""
         if not self._compiled or why_not_compiled(self.policy) is not None:
             return None
         if any("action_mask" in one for one in columns):
@@ -160,12 +158,12 @@ class RolloutLearner:
             self._fast = self.algorithm.compiled_update(CompiledActorCritic(self.policy), self.optimizer(flat))
         return None if self._fast is None else self._fast.learn
 
-    def _shuffles(self, size: int) -> Tensor:
+    def _draw_shuffles(self, size: int) -> Tensor:
         epochs = range(self.algorithm.config.n_epochs)
         return torch.from_numpy(np.stack([self._shuffle.permutation(size) for _ in epochs]))
 
     def _undo_point(self, flat: FlatParameters) -> Callable[[], None]:
-        """A function that puts weights, optimiser and shuffles back to what they are now."""
+        """A function that restores the present weights, optimiser state and shuffles."""
         adam = self.optimizer(flat)
         vectors = (flat.vector, adam.first, adam.second)
         copies, steps = [vector.clone() for vector in vectors], dict(adam.steps)
@@ -178,3 +176,37 @@ class RolloutLearner:
             self._shuffle.bit_generator.state = shuffle
 
         return undo
+
+
+def stale_steps(rollout: Columns, version: int, fingerprint: int = NO_FINGERPRINT) -> Tensor | None:
+    """Mask `[T, N]` of the steps taken by weights other than `fingerprint`; None if there are none.
+
+    Steps without a recorded fingerprint are compared by version; steps without a version count as fresh.
+    """
+    recorded = rollout.get("policy_fingerprint")
+    if recorded is not None and fingerprint != NO_FINGERPRINT and bool((recorded == fingerprint).all()):
+        return None
+    stale: Tensor = (rollout["policy_version"] != version) & (rollout["policy_version"] != UNKNOWN_VERSION)
+    if recorded is not None and fingerprint != NO_FINGERPRINT:
+        stale = torch.where(recorded == NO_FINGERPRINT, stale, recorded != fingerprint)
+    return stale if bool(stale.any()) else None
+
+
+def staleness_metrics(rollouts: Sequence[Columns], version: int, stale: Sequence[Tensor | None]) -> dict[str, float]:
+    """The age of the acting weights in updates, given the `stale_steps` of each rollout.
+
+    Fresh steps have age 0, whatever their version. A stale step whose version is not older than the current weights is
+    foreign (another trainer's); it counts as one update old.
+    """
+    if all(steps is None for steps in stale):
+        return {"staleness": 0.0, "staleness_max": 0.0}
+    lags, foreign = [], []
+    for rollout, steps in zip(rollouts, stale, strict=True):
+        lag = (version - rollout["policy_version"]).reshape(-1)
+        old = torch.zeros_like(lag, dtype=torch.bool) if steps is None else steps.reshape(-1)
+        lags.append(torch.where(old, lag.clamp(min=1), 0))
+        foreign.append(old & (lag <= 0))
+    lag = torch.cat(lags)
+    metrics = {"staleness": float(lag.double().mean()), "staleness_max": float(lag.max())}
+    share = float(torch.cat(foreign).double().mean())
+    return metrics | ({"foreign_steps": share} if share else {})

@@ -1,29 +1,89 @@
-"""The plain learning phase: epochs, minibatches, gradients, Adam, on any policy, through autograd.
+"""The update of any policy through autograd: epochs, minibatches, gradients and `Adam`.
 
-`run_epochs` is the reference: `learner.compiled` must give the same numbers. Shuffles come in as `order`, so both
-visit the samples alike. Diagnostics stay tensors until the end: reading one number costs as much as a small layer.
+`run_epochs` is the reference: `learner.compiled` must compute the same numbers. The shuffles are an argument, so both
+visit the samples in the same order. Metrics stay tensors until the end: reading one costs as much as a small layer.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from palaestra.errors import ConfigError, NonFiniteError
-from palaestra.learner.adam import Adam
+from palaestra.kernels.ppo import adam_step
 from palaestra.learner.algorithm import RolloutAlgorithm, RolloutConfig
 from palaestra.learner.batch import TrainBatch, evaluate_actions, minibatch
+from palaestra.policy.flat_parameters import FlatParameters
 
-__all__ = ["locate_failure", "run_epochs"]
+__all__ = ["Adam", "locate_failure", "run_epochs"]
+
+BETA_1, BETA_2 = 0.9, 0.999
+
+
+class Adam:
+    """Adam on one flat vector, by parameter group. Its state is plain tensors, shared with checkpoints and kernels.
+
+    A step skips frozen weights: they have no gradient, but would still move along their momentum. `compiled` takes
+    the step in one pass over memory instead of six, which matters for networks of millions of weights.
+    """
+
+    def __init__(self, flat: FlatParameters, eps: float, *, compiled: bool = False) -> None:
+        self.flat = flat
+        self.first = torch.zeros_like(flat.vector)
+        self.second = torch.zeros_like(flat.vector)
+        self.steps = dict.fromkeys(flat.groups, 0)
+        self.eps = eps
+        self._allows_kernel = compiled
+        self._compiled = compiled and flat.vector.device.type == "cpu" and flat.vector.dtype == torch.float32
+
+    def rebuild(self, flat: FlatParameters) -> Adam:
+        """The optimiser for the same policy after its parameters were laid out in another vector.
+
+        A group with the same parameters keeps its moments. A group that gained or lost parameters starts from zero: its
+        step count applies to all of them, and would make the first steps of new ones several times too large.
+        """
+        new = Adam(flat, self.eps, compiled=self._allows_kernel)
+        for group, part in flat.groups.items():
+            old = self.flat.groups.get(group)
+            if old is None or [id(p) for p in flat.members(group)] != [id(p) for p in self.flat.members(group)]:
+                continue
+            new.first[part].copy_(self.first[old])
+            new.second[part].copy_(self.second[old])
+            new.steps[group] = self.steps[group]
+        return new
+
+    @torch.no_grad()
+    def step(self, group: str, parts: Sequence[slice], rate: float, gradient_scale: float) -> None:
+        """Update the trainable `parts` of one group with the gradient times `gradient_scale`."""
+        if not parts:
+            return
+        self.steps[group] += 1
+        for part in parts:
+            self._step(part, self.steps[group], rate, gradient_scale)
+
+    def _step(self, part: slice, t: int, rate: float, gradient_scale: float) -> None:
+        weights, gradient = self.flat.vector[part], self.flat.gradient[part]
+        first, second = self.first[part], self.second[part]
+        if self._compiled:
+            numbers = (np.float32(rate), np.float32(gradient_scale), np.float32(self.eps), t)
+            adam_step(*(vector.numpy() for vector in (weights, gradient, first, second)), *numbers)
+            return
+        if gradient_scale != 1.0:
+            gradient = gradient * gradient_scale
+        first.lerp_(gradient, 1.0 - BETA_1)
+        second.mul_(BETA_2).addcmul_(gradient, gradient, value=1.0 - BETA_2)
+        denominator = second.sqrt().div_(math.sqrt(1.0 - BETA_2**t)).add_(self.eps)
+        weights.addcdiv_(first, denominator, value=-rate / (1.0 - BETA_1**t))
 
 
 class _Means:
-    """Means by name of what minibatches report: the policy may see fewer of them than the critic."""
+    """Running means by name. The policy may see fewer minibatches than the critic."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
@@ -48,16 +108,16 @@ def run_epochs(
     clip_range: float,
     poll: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Run every epoch (`order[E, B]` holds the shuffles) and return the means of the diagnostics.
+    """Run every epoch (`order[E, B]` holds the shuffles) and return the means of the metrics.
 
-    `poll` is called before each minibatch and may raise: a failure need not wait for the end of a long update.
+    `poll` is called before each minibatch and may raise, so that a failure does not wait for the end of a long update.
     """
     config, flat = algorithm.config, adam.flat
     scales: dict[str, float] = getattr(policy, "learning_rate_scales", {})
     parts = {group: trainable for group in flat.groups if (trainable := flat.trainable(group))}
     if not parts:
         reason = "every weight is frozen, so there is nothing to learn"
-        raise ConfigError("policy", "no trainable parameter", reason, "Set requires_grad=True on what should learn")
+        raise ConfigError("policy", "no trainable parameter", reason, "Set requires_grad=True on some parameters")
     means, minibatches, stopped_at = _Means(), 0, 0
     for rows in (rows for epoch in order for rows in epoch.split(config.batch_size)):
         if poll is not None:
@@ -67,9 +127,9 @@ def run_epochs(
             for name, number in losses.metrics.items():
                 if name != "value_loss":
                     means.add(name, number)
-            if algorithm.has_moved_enough(losses.metrics):
+            if algorithm.should_stop_policy(losses.metrics):
                 stopped_at = minibatches + 1
-                # Only parts that share nothing can go on without each other.
+                # Only a critic that shares no weights with the actor can continue alone.
                 parts = {group: own for group, own in parts.items() if group == "critic" and "actor" in flat.groups}
         if not parts:
             break
@@ -88,43 +148,43 @@ def run_epochs(
 def _step(
     adam: Adam, parts: dict[str, list[slice]], rates: dict[str, float], config: RolloutConfig, number: int
 ) -> dict[str, float]:
-    """The `number`th step, of what is not frozen of each group in `parts`; the norms of their gradients."""
+    """Take the `number`th step of the trainable `parts` of each group; returns the norms of the gradients."""
     flat, limit = adam.flat, config.max_grad_norm
     gradients = {group: flat.gradient[flat.groups[group]] for group in parts}
     squares = {group: float(torch.dot(gradient, gradient)) for group, gradient in gradients.items()}
-    whole = sum(squares.values())
-    if not math.isfinite(whole):
+    total = sum(squares.values())
+    if not math.isfinite(total):
         raise NonFiniteError(f"gradient is not finite at minibatch {number} of this update")
     separable = "actor" in flat.groups
     for group, square in squares.items():
-        norm = math.sqrt(square if separable and config.grad_clip == "separate" else whole)
+        norm = math.sqrt(square if separable and config.grad_clip == "separate" else total)
         adam.step(group, parts[group], rates[group], 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
     if not separable:
-        return {"grad_norm": math.sqrt(whole)}
+        return {"grad_norm": math.sqrt(total)}
     return {f"{group}_grad_norm": math.sqrt(square) for group, square in squares.items()}
 
 
-def locate_failure(policy: Any, batch: TrainBatch, found: str) -> NonFiniteError:
-    """Say which boundary a non-finite number came from: experience, network or optimiser."""
+def locate_failure(policy: Any, batch: TrainBatch, symptom: str) -> NonFiniteError:
+    """The error that names the source of a non-finite number: experience, network or optimiser."""
     for key in (key for key in ("observation", "target", "advantage", "log_prob") if key in batch):
         parts = batch[key] if isinstance(batch[key], dict) else {key: batch[key]}
         for name, part in parts.items():
             if part.is_floating_point() and not bool(torch.isfinite(part).all()):
                 row = int((~torch.isfinite(part.reshape(len(part), -1)).all(-1)).nonzero()[0])
                 return NonFiniteError(
-                    f"{found}; it came from the environment's side: sample {row} of the rollout has a {name} that is "
+                    f"{symptom}; it came from the environment's side: sample {row} of the rollout has a {name} that is "
                     "not finite. Check what the environment (or the saved rollout) returns."
                 )
     for name, parameter in policy.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             return NonFiniteError(
-                f"{found}; it came from the optimiser: parameter {name} stopped being finite in an earlier step. "
+                f"{symptom}; it came from the optimiser: parameter {name} stopped being finite in an earlier step. "
                 "Lower algorithm.learning_rate, or set algorithm.max_grad_norm."
             )
     with torch.no_grad():
         _, _, value = evaluate_actions(policy, batch)
     side = "value" if not bool(torch.isfinite(value).all()) else "policy"
     return NonFiniteError(
-        f"{found}; it came from the network: finite weights and finite samples gave a {side} loss that is not finite. "
+        f"{symptom}; it came from the network: finite weights and samples gave a {side} loss that is not finite. "
         "Lower algorithm.learning_rate, or normalise observations (env.normalize_observation=true)."
     )

@@ -22,7 +22,7 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.files.run_id import new_run_id
 from palaestra.learner.checkpoint import load_checkpoint
-from palaestra.learner.table import ALGORITHMS
+from palaestra.learner.registry import ALGORITHMS
 from palaestra.learner.trajectories import RejectionSampling, TrajectoryAlgorithm
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.config import ModelConfig

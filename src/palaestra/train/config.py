@@ -20,7 +20,7 @@ from palaestra.env.catalogue import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
 from palaestra.learner.ppo import PPOConfig
-from palaestra.learner.table import build_algorithm, config_of
+from palaestra.learner.registry import build_algorithm, config_of
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import DEVICE_PATTERN, check_device_name
 from palaestra.telemetry import TelemetryConfig

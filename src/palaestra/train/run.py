@@ -25,8 +25,8 @@ from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, 
 from palaestra.files.atomic import write_json
 from palaestra.files.checkpoint import Kind, checkpoints_in
 from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
+from palaestra.learner.algorithm import Learner
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
-from palaestra.learner.protocol import Learner
 from palaestra.telemetry import Telemetry, open_telemetry
 from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 from palaestra.telemetry.sinks import check_telemetry

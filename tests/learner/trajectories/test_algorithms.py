@@ -7,7 +7,7 @@ from tests.learner.trajectories.toy import END, episode, paid, turn
 
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome, TokenLogProbs
-from palaestra.learner.table import ALGORITHMS, build_algorithm, config_of
+from palaestra.learner.registry import ALGORITHMS, build_algorithm, config_of
 from palaestra.learner.trajectories import (
     GRPO,
     RejectionSampling,

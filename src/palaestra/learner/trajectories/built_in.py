@@ -1,7 +1,7 @@
 """The algorithms on trajectories that come with the package: rejection sampling, GRPO and PPO.
 
 Below them stand pure functions of numbers and of tensors `[B, G]` (turns by tokens), and `PolicyGradient`, which puts
-them together. Three policies are told apart as in `learner.off_policy`: the *behaviour* policy sampled a token, the
+them together. Three policies are distinguished as in `learner.ppo`: the *behaviour* policy sampled a token, the
 *proximal* one is where this update starts, the *current* one moves. The weight of a token in the sum is decided once
 for the whole update, so its microbatches add up to the same gradient, and no average is taken over a part.
 """

@@ -1,4 +1,4 @@
-"""The algorithms we have, as one table by the kind of experience they learn from; a user's own is an address."""
+"""The built-in algorithms by kind of experience and name. A user's own algorithm is given by its import address."""
 
 from __future__ import annotations
 
@@ -22,34 +22,32 @@ BASES: dict[str, Any] = {"rollouts": RolloutAlgorithm, "trajectories": Trajector
 
 
 def find_algorithm(name: str, experience: str = "rollouts") -> Any:
-    """The class called `name`, or at that address, for this kind of experience."""
+    """The algorithm class called `name`, or at that import address, for this kind of experience."""
     table, base = ALGORITHMS[experience], BASES[experience]
     if ":" in name:
         cls = import_address(name, place="algorithm.name")
-        is_ours = isinstance(cls, type) and issubclass(cls, base)
-        defect = cls.find_defect() if is_ours else f"it does not derive from {base.__name__}"
+        is_subclass = isinstance(cls, type) and issubclass(cls, base)
+        defect = cls.find_defect() if is_subclass else f"it does not derive from {base.__name__}"
         if defect:
             remedy = f"See palaestra.learner.{base.__name__} and docs/algorithms.md"
             raise ConfigError("algorithm.name", name, f"is no algorithm on {experience}: {defect}", remedy)
         return cls
     if name not in table:
         close = closest_names(name, table, count=1)
-        raise ConfigError(
-            "algorithm.name",
-            name,
-            f"not one of ours on {experience} ({', '.join(table)})",
-            f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'",
+        remedy = (
+            f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'"
         )
+        raise ConfigError("algorithm.name", name, f"not one of ours on {experience} ({', '.join(table)})", remedy)
     return table[name]
 
 
 def config_of(name: str, experience: str = "rollouts") -> type[Section]:
-    """The configuration section that an algorithm reads."""
+    """The configuration section of an algorithm."""
     section: type[Section] = find_algorithm(name, experience).config_class
     return section
 
 
 def build_algorithm(name: str, settings: Mapping[str, Any] | None = None, experience: str = "rollouts") -> Any:
-    """The algorithm called `name` (or at that address) with its settings checked."""
+    """The algorithm called `name` (or at that import address) with checked settings."""
     cls = find_algorithm(name, experience)
     return cls(parse_section(cls.config_class, settings or {}, place="algorithm"))
