@@ -105,5 +105,7 @@ class Detached(Own):
 @pytest.mark.parametrize(("broken", "gave"), [(Vector, r"shape \[16\]"), (Detached, "Tensor")])
 def test_a_loss_that_cannot_be_minimised_is_refused_by_name(broken, gave):
     trainer = _trainer(broken(batch_size=16))
-    with pytest.raises(ConfigError, match=rf"algorithm = '{broken.__name__}': its loss returned {gave}, which cannot be"):
+    with pytest.raises(
+        ConfigError, match=rf"algorithm = '{broken.__name__}': its loss returned {gave}, which cannot be"
+    ):
         trainer.learn(trainer.collect_rollouts(16))
