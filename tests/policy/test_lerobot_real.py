@@ -101,7 +101,7 @@ def test_a_saved_act_acts_as_lerobots_own_pipeline_does(tmp_path):
 
 
 def test_a_frozen_resnet_stays_bit_identical_while_the_rest_moves():
-    from palaestra.learner.update import Adam
+    from palaestra.learner.adam import Adam
 
     policy = _built(freeze=["policy.model.backbone", "policy.model.vae_encoder"])
     seen = random_observations(OBSERVATION, 4)

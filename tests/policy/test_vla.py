@@ -352,7 +352,7 @@ def test_parts_have_their_own_learning_rate_and_frozen_ones_none():
 
 
 def test_a_frozen_part_stays_bit_identical_while_the_rest_learns():
-    from palaestra.learner.update import Adam
+    from palaestra.learner.adam import Adam
 
     policy, seen = _built(freeze=["vision_encoder"]), _seen()
     before = {name: value.clone() for name, value in policy.state_dict().items()}

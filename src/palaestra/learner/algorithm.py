@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from pydantic import Field
@@ -17,12 +17,10 @@ from torch import Tensor
 from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError
 from palaestra.experience.columns import Columns
+from palaestra.learner.adam import Adam
 from palaestra.learner.batch import TrainBatch
 from palaestra.policy.compiled import CompiledActorCritic
 from palaestra.transport.source import SavedState
-
-if TYPE_CHECKING:
-    from palaestra.learner.update import Adam
 
 __all__ = ["Algorithm", "CompiledUpdate", "Learner", "Losses", "RolloutAlgorithm", "RolloutConfig"]
 

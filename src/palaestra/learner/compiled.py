@@ -18,8 +18,8 @@ from torch import Tensor
 from palaestra.errors import ExperienceError, NonFiniteError
 from palaestra.experience.columns import Columns
 from palaestra.kernels import ppo as k
+from palaestra.learner.adam import Adam
 from palaestra.learner.batch import TrainBatch
-from palaestra.learner.update import Adam
 from palaestra.policy.compiled import CompiledActorCritic
 
 __all__ = ["CompiledPPO", "compiled_gae", "compiled_vtrace"]

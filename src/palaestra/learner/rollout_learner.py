@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT, UNKNOWN_VERSION, Columns, RolloutSpec, check_columns
+from palaestra.learner.adam import Adam
 from palaestra.learner.algorithm import CompiledUpdate, RolloutAlgorithm
 from palaestra.learner.batch import concatenate_batches, move_columns, num_samples, read_columns
-from palaestra.learner.update import Adam, locate_failure, run_epochs
+from palaestra.learner.update import locate_failure, run_epochs
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.fingerprint import policy_fingerprint
