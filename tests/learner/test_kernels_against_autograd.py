@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.learner.adam import Adam, run_epochs
+from palaestra.learner.adam import Adam
 from palaestra.learner.compiled import CompiledPPO, compiled_gae
 from palaestra.learner.ppo import PPO
 from palaestra.learner.returns import gae
+from palaestra.learner.update import run_epochs
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.policy.compiled import CompiledActorCritic
 from palaestra.policy.flat_parameters import FlatParameters
