@@ -23,7 +23,7 @@ from benchmarks.overlap_report import markdown
 from benchmarks.slow_policy import SlowPolicy
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.env import make_env
-from palaestra.env.catalogue import EnvConfig
+from palaestra.env.make import EnvConfig
 from palaestra.learner.ppo import PPO
 from palaestra.train import build_trainer, load_config
 from palaestra.train.trainer import Trainer

@@ -34,7 +34,7 @@ from benchmarks.slow_policy import SlowPolicy
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.collector_process import CollectorProcess
 from palaestra.actor.collector_thread import STEPS
-from palaestra.env.catalogue import EnvConfig, make_env
+from palaestra.env.make import EnvConfig, make_env
 from palaestra.learner.ppo import PPO
 from palaestra.train.trainer import Trainer
 

@@ -21,7 +21,7 @@ from benchmarks.learning import EVAL_SEED, RESULTS, ROOT
 from benchmarks.slow_policy import SlowPolicy
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.env import make_env
-from palaestra.env.catalogue import EnvConfig
+from palaestra.env.make import EnvConfig
 from palaestra.evaluation import evaluate
 from palaestra.learner.ppo import PPO
 from palaestra.train import build_trainer, load_config

@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from benchmarks.machine import facts
-from palaestra.env.catalogue import EnvConfig, make_env
+from palaestra.env.make import EnvConfig, make_env
 from palaestra.env.spaces import allocate_row, random_actions
 from palaestra.env.toy import Countdown
 from palaestra.env.vector import VectorEnv

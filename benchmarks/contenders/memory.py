@@ -24,7 +24,7 @@ def _resident_bytes() -> int:
 
 
 def _ours() -> tuple[int, int]:
-    from palaestra.env.catalogue import EnvConfig, make_env
+    from palaestra.env.make import EnvConfig, make_env
     from palaestra.policy.actor_critic import ActorCritic
     from palaestra.train.trainer import Trainer
 

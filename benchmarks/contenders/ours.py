@@ -39,7 +39,7 @@ def _own_network(observation_space: Any, action_space: Any) -> Any:
 def _trainer(w: Workload, arguments: argparse.Namespace) -> Any:
     import torch
 
-    from palaestra.env.catalogue import EnvConfig, make_env
+    from palaestra.env.make import EnvConfig, make_env
     from palaestra.errors import ConfigError
     from palaestra.learner.ppo import PPO
     from palaestra.policy.actor_critic import ActorCritic

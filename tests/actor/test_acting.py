@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from palaestra.env.catalogue import as_vector_env
+from palaestra.env.make import as_vector_env
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.evaluation import evaluate
 from palaestra.learner import PPO

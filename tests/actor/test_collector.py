@@ -23,7 +23,7 @@ class Fast(Countdown):
     def reset(self, **options):
         super().reset(**options)
         self._t = 1
-        return self._left(), {}
+        return self._observe(), {}
 
 
 def _policy(env, *, normalize=False, **config):

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from tests.devices.fake_gpu import GPU, GpuTensor, MixedDevices, fake_gpu
 
 from palaestra.actor.asynchronous import AsyncConfig
-from palaestra.env.catalogue import as_vector_env
+from palaestra.env.make import as_vector_env
 from palaestra.env.toy import MaskedChoice, MixedSenses, Pixels
 from palaestra.errors import ConfigError
 from palaestra.evaluation import evaluate

@@ -8,7 +8,7 @@ from torch import nn
 
 from palaestra.actor.collector import Collector
 from palaestra.env import EnvConfig, make_env
-from palaestra.env.chunk import ActionChunk
+from palaestra.env.factory import ActionChunk
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.spaces import allocate_row
 from palaestra.errors import ConfigError
@@ -87,7 +87,7 @@ def test_chunks_come_by_configuration():
 
 
 def test_chunks_of_discrete_actions_are_refused():
-    with pytest.raises(ConfigError, match=r"env.action_chunk = 2: chunks are of Box actions"):
+    with pytest.raises(ConfigError, match=r"env.action_chunk = 2: chunks need Box actions"):
         make_env(EnvConfig(id="CartPole-v1", action_chunk=2))
 
 

@@ -9,15 +9,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from palaestra.env import toy
 from palaestra.env.conformance import check
+from palaestra.env.factory import EnvFactory
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.native import NativeEnv
-from palaestra.env.recipe import EnvRecipe
 from palaestra.env.workers import WorkerEnv
 
 _TOYS = [getattr(toy, name) for name in toy.__all__ if name != "Faulty"]
 
 
-@pytest.mark.parametrize("make", [*_TOYS, partial(toy.Faulty, fault="none"), EnvRecipe("CartPole-v1")])
+@pytest.mark.parametrize("make", [*_TOYS, partial(toy.Faulty, fault="none"), EnvFactory("CartPole-v1")])
 def test_the_in_process_form_keeps_the_rules(make):
     check(lambda: InProcessEnv(make, 3))
 
@@ -77,9 +77,9 @@ class _Forgetful(InProcessEnv):
     [
         (_Unwritten, "every field of the row is written"),
         (_Unseeded, "the same seed gives the same first observation"),
-        (_Miscounted, "Ended.length counts"),
-        (_Underpaid, "Ended.episode_return is the sum"),
-        (_Silent, "Ended is given once"),
+        (_Miscounted, "EpisodeEnd.length counts"),
+        (_Underpaid, "EpisodeEnd.episode_return is the sum"),
+        (_Silent, "EpisodeEnd is given once"),
         (_Forgetful, "restore writes the observation"),
     ],
 )

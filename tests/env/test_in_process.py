@@ -72,7 +72,9 @@ def test_a_time_limit_truncates_and_is_the_shorter_of_two(layers):
 
 
 def test_environments_with_their_own_limits_are_cut_each_at_its_own():
-    env = InProcessEnv.of([TimeLimit(Countdown(length=10), 2), TimeLimit(Countdown(length=10), 3), Countdown(10)])
+    env = InProcessEnv.from_envs(
+        [TimeLimit(Countdown(length=10), 2), TimeLimit(Countdown(length=10), 3), Countdown(10)]
+    )
     row = _started(env)
     ends = [(t, e.index) for t in range(1, 7) for e in env.step(np.zeros(3, np.int64), row)]
     assert ends == [(2, 0), (3, 1), (4, 0), (6, 0), (6, 1)]
@@ -167,7 +169,7 @@ def test_stepping_before_a_reset_or_with_a_wrong_batch_is_refused():
 
 def test_environments_of_different_spaces_are_not_mixed():
     with pytest.raises(ConfigError, match=r"env\[1\].observation_space"):
-        InProcessEnv.of([Countdown(), TargetReach()])
+        InProcessEnv.from_envs([Countdown(), TargetReach()])
 
 
 def test_calls_reach_through_wrappers_to_every_environment():
@@ -259,7 +261,7 @@ def test_an_environment_with_other_randomness_gives_no_snapshot():
 
         def reset(self, *, seed=None, options=None):
             self._t = 0
-            return self._left(), {}
+            return self._observe(), {}
 
     env = InProcessEnv(Own, 1)
     _started(env)
@@ -267,7 +269,7 @@ def test_an_environment_with_other_randomness_gives_no_snapshot():
 
 
 def test_actions_of_finished_episodes_are_forgotten_and_endless_ones_give_no_snapshot(monkeypatch):
-    monkeypatch.setattr(in_process, "_FORGET_AFTER", 8)
+    monkeypatch.setattr(in_process, "_MAX_REPLAY_STEPS", 8)
     env = InProcessEnv(partial(Countdown, length=1000), 1)
     row = _started(env)
     for _ in range(16):
@@ -277,7 +279,7 @@ def test_actions_of_finished_episodes_are_forgotten_and_endless_ones_give_no_sna
     assert env.snapshot() is None
     short = InProcessEnv(partial(Countdown, length=7), 2)
     row = _started(short)
-    monkeypatch.setattr(in_process, "_FORGET_AFTER", 10**6)
+    monkeypatch.setattr(in_process, "_MAX_REPLAY_STEPS", 10**6)
     for _ in range(9000):
         short.step(np.zeros(2, np.int64), row)
     assert len(short._history) < 5000
@@ -290,7 +292,7 @@ def test_an_observation_array_that_is_reused_by_the_environment_is_copied_in_tim
             super().__init__(length=2)
             self._kept = np.zeros(1, np.float32)
 
-        def _left(self):
+        def _observe(self):
             self._kept[0] = self._length - self._t
             return self._kept
 
@@ -308,11 +310,11 @@ def test_scalar_boxes_and_plain_lists_are_observations_too():
             super().__init__(length=2)
             self.observation_space = spaces.Box(0.0, 2.0, (), np.float32)
 
-        def _left(self):
+        def _observe(self):
             return np.float32(self._length - self._t)
 
     class Lists(Countdown):
-        def _left(self):
+        def _observe(self):
             return [float(self._length - self._t)]
 
     env = InProcessEnv(Scalar, 2)

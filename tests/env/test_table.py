@@ -12,15 +12,24 @@ from gymnasium.wrappers import TimeLimit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.env import recipe
-from palaestra.env.catalogue import EnvConfig, known_environments, make_env
+from palaestra.env import factory
 from palaestra.env.conformance import check
+from palaestra.env.factory import EnvFactory
 from palaestra.env.in_process import InProcessEnv
-from palaestra.env.instruction import LENGTH, WORDS, decode, encode
-from palaestra.env.recipe import EnvRecipe
-from palaestra.env.table import RGB, STRIDE, TablePush, TableReach, expert_action
-from palaestra.env.table_physics import BLOCK, GRIPPER, distance, pushed
-from palaestra.env.table_render import Look, TopView
+from palaestra.env.make import EnvConfig, known_environments, make_env
+from palaestra.env.table.physics import BLOCK_RADIUS, GRIPPER_RADIUS, distance, push_blocks
+from palaestra.env.table.rendering import Disc, TableRenderer
+from palaestra.env.table.tasks import (
+    INSTRUCTION_LENGTH,
+    RGB,
+    STRIDE,
+    WORDS,
+    TablePush,
+    TableReach,
+    decode_instruction,
+    encode_instruction,
+    expert_action,
+)
 from palaestra.errors import ConfigError, UnknownEnvironment
 
 IDS = ["palaestra/TableReach-v0", "palaestra/TablePush-v0", "palaestra/TableReachMujoco-v0"]
@@ -29,21 +38,21 @@ IDS = ["palaestra/TableReach-v0", "palaestra/TablePush-v0", "palaestra/TableReac
 # ---------------------------------------------------------------- words
 
 
-@given(st.lists(st.sampled_from(WORDS[1:]), max_size=LENGTH))
+@given(st.lists(st.sampled_from(WORDS[1:]), max_size=INSTRUCTION_LENGTH))
 def test_what_is_encoded_is_decoded_again(words):
-    assert decode(encode(" ".join(words))) == " ".join(words)
+    assert decode_instruction(encode_instruction(" ".join(words))) == " ".join(words)
 
 
 def test_an_instruction_is_eight_numbers_filled_up_with_zeros():
-    assert encode("reach the red block").tolist() == [1, 3, 7, 4, 0, 0, 0, 0]
-    assert encode("push the purple block to the goal").tolist() == [2, 3, 11, 4, 5, 3, 6, 0]
+    assert encode_instruction("reach the red block").tolist() == [1, 3, 7, 4, 0, 0, 0, 0]
+    assert encode_instruction("push the purple block to the goal").tolist() == [2, 3, 11, 4, 5, 3, 6, 0]
 
 
 def test_unknown_words_and_long_sentences_are_refused():
-    with pytest.raises(ConfigError, match="'lift' is no known word"):
-        encode("lift the red block")
+    with pytest.raises(ConfigError, match="'lift' is not a known word"):
+        encode_instruction("lift the red block")
     with pytest.raises(ConfigError, match="has 9 words"):
-        encode("the " * 9)
+        encode_instruction("the " * 9)
 
 
 # ---------------------------------------------------------------- the task
@@ -53,7 +62,7 @@ def _facing(env, gripper, blocks, target=0, goal=(0.5, 0.5)):
     """A scene of known places, in the middle of an episode."""
     env.reset(seed=0)
     env.gripper, env.blocks, env.target, env.goal = gripper, list(blocks), target, goal
-    env._owed = env._left()
+    env._last_remaining = env._remaining()
     return env
 
 
@@ -80,9 +89,9 @@ def test_the_same_scene_and_action_pay_differently_under_another_instruction():
     for number in range(3):
         env = TableReach()
         env.reset(seed=5)
-        asked = env.sentence.format(env.colours[number])
+        asked = env.template.format(env.colours[number])
         seen, _ = env.reset(seed=5, options={"instruction": asked})
-        assert env.instruction == decode(seen["language"]) == asked
+        assert env.instruction == decode_instruction(seen["language"]) == asked
         pictures.append(seen["rgb"])
         x, y = env.gripper
         over = env.blocks[number]
@@ -90,7 +99,7 @@ def test_the_same_scene_and_action_pay_differently_under_another_instruction():
         paid[number] = env.step(action)[1]
         for other in range(3):
             if other != number:
-                env.reset(seed=5, options={"instruction": env.sentence.format(env.colours[other])})
+                env.reset(seed=5, options={"instruction": env.template.format(env.colours[other])})
                 assert env.step(action)[1] != pytest.approx(paid[number])
     assert (pictures[0] == pictures[1]).all()
     assert (pictures[0] == pictures[2]).all()
@@ -117,7 +126,7 @@ def test_a_pushed_block_stays_in_front_of_the_gripper_and_the_goal_pays():
     env = _facing(TablePush(), (0.3, 0.5), [(0.42, 0.5), (0.1, 0.9), (0.1, 0.1)], goal=(0.8, 0.5))
     # The way to the goal is 0.38. The gripper stops at 0.35 and keeps its distance of two radii: the block is at 0.455.
     reward = env.step(np.array([1.0, 0.0], np.float32))[1]
-    assert env.blocks[0] == pytest.approx((0.35 + GRIPPER + BLOCK, 0.5))
+    assert env.blocks[0] == pytest.approx((0.35 + GRIPPER_RADIUS + BLOCK_RADIUS, 0.5))
     assert reward == pytest.approx(2 * (0.38 - 0.345) + 0.5 * (0.12 - 0.105))
 
 
@@ -127,13 +136,15 @@ def test_blocks_push_each_other_and_nothing_overlaps_or_leaves_the_table():
     start = list(blocks)
     for chased in np.repeat(np.arange(60) % 3, 30):
         way = np.array(blocks[chased]) - gripper
-        gripper, blocks = pushed(gripper, blocks, *(0.05 * way / np.abs(way).max() + 0.02 * rng.standard_normal(2)))
-        assert all(BLOCK <= number <= 1 - BLOCK for block in blocks for number in block)
-        assert all(GRIPPER <= number <= 1 - GRIPPER for number in gripper)
-        assert min(distance(gripper, block) for block in blocks) > 0.9999 * (GRIPPER + BLOCK)
-        assert min(distance(blocks[i], blocks[k]) for i, k in [(0, 1), (0, 2), (1, 2)]) > 0.9999 * 2 * BLOCK
+        gripper, blocks = push_blocks(
+            gripper, blocks, *(0.05 * way / np.abs(way).max() + 0.02 * rng.standard_normal(2))
+        )
+        assert all(BLOCK_RADIUS <= number <= 1 - BLOCK_RADIUS for block in blocks for number in block)
+        assert all(GRIPPER_RADIUS <= number <= 1 - GRIPPER_RADIUS for number in gripper)
+        assert min(distance(gripper, block) for block in blocks) > 0.9999 * (GRIPPER_RADIUS + BLOCK_RADIUS)
+        assert min(distance(blocks[i], blocks[k]) for i, k in [(0, 1), (0, 2), (1, 2)]) > 0.9999 * 2 * BLOCK_RADIUS
     assert all(distance(old, new) > 0.01 for old, new in zip(start, blocks, strict=True))
-    _, row = pushed((0.2, 0.5), [(0.305, 0.5), (0.425, 0.5)], 0.03, 0.0)
+    _, row = push_blocks((0.2, 0.5), [(0.305, 0.5), (0.425, 0.5)], 0.03, 0.0)
     assert [number for place in row for number in place] == pytest.approx([0.335, 0.5, 0.455, 0.5])
 
 
@@ -175,10 +186,10 @@ def test_a_block_is_seen_where_it_is_in_its_colour():
 
 
 def test_a_quarter_of_a_pixel_is_seen():
-    view, white = TopView(48), Look((255, 255, 255), 0.05)
+    view, white = TableRenderer(48), Disc((255, 255, 255), 0.05)
     middles = []
     for quarter in range(4):
-        picture, heights = view.picture(white, (0.5 + quarter / (4 * 48), 0.5))
+        picture, heights = view.draw(white, (0.5 + quarter / (4 * 48), 0.5))
         bright = picture[:, :, 0].astype(float) - picture[0, 0, 0]
         middles.append(float((bright.sum(0) * np.arange(48)).sum() / bright.sum()))
         assert heights is None
@@ -209,7 +220,7 @@ def test_two_thousand_steps_with_pictures_take_less_than_a_second():
 
 @pytest.mark.parametrize("env_id", IDS)
 def test_the_tables_keep_the_rules_and_replay_exactly(env_id):
-    check(lambda: InProcessEnv(EnvRecipe(env_id, {"size": 16, "depth": True}), 2), steps=80)
+    check(lambda: InProcessEnv(EnvFactory(env_id, {"size": 16, "depth": True}), 2), steps=80)
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -232,11 +243,11 @@ def test_the_tables_are_listed_and_made_by_name():
     assert all(known[env_id].installed for env_id in IDS)
     env = make_env(EnvConfig(id=IDS[0], num_envs=2, kwargs={"size": 32}))
     assert env.observation_space["rgb"].shape == (32, 32, 3)
-    assert env.observation_space["language"].nvec.tolist() == [len(WORDS)] * LENGTH
+    assert env.observation_space["language"].nvec.tolist() == [len(WORDS)] * INSTRUCTION_LENGTH
 
 
 def test_the_physics_of_mujoco_lag_behind_the_command_and_need_the_package(monkeypatch):
-    env = EnvRecipe(IDS[2])().unwrapped
+    env = EnvFactory(IDS[2])().unwrapped
     env.reset(seed=0)
     before = env.gripper[0]
     towards = 1.0 if before < 0.5 else -1.0
@@ -245,10 +256,10 @@ def test_the_physics_of_mujoco_lag_behind_the_command_and_need_the_package(monke
     assert env.step(expert_action(env))[1] > 0
     with pytest.raises(ConfigError, match="no such camera"):
         type(env)(camera="phone")
-    monkeypatch.setattr(recipe, "_installed", lambda package: package != "mujoco")
-    monkeypatch.setattr(recipe.gymnasium, "make", _without_mujoco)
+    monkeypatch.setattr(factory, "_is_installed", lambda package: package != "mujoco")
+    monkeypatch.setattr(factory.gymnasium, "make", _without_mujoco)
     with pytest.raises(UnknownEnvironment, match=r"\(mujoco\)\. pip install 'palaestra\[mujoco\]'"):
-        EnvRecipe(IDS[2])()
+        EnvFactory(IDS[2])()
 
 
 def _without_mujoco(*args, **kwargs):
@@ -257,8 +268,8 @@ def _without_mujoco(*args, **kwargs):
 
 _MUJOCO_CAMERA = """
 import numpy as np
-from palaestra.env.table import RGB
-from palaestra.env.table_mujoco import TableReachMujoco
+from palaestra.env.table.tasks import RGB
+from palaestra.env.table.mujoco import TableReachMujoco
 from palaestra.errors import ConfigError
 try:
     env = TableReachMujoco(camera="mujoco")

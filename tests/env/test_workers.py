@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from palaestra.env.factory import EnvFactory
 from palaestra.env.in_process import InProcessEnv
-from palaestra.env.preflight import EnvFacts
-from palaestra.env.recipe import EnvRecipe
+from palaestra.env.inspection import EnvProperties
 from palaestra.env.spaces import allocate_row, random_actions, same_observation
 from palaestra.env.toy import Countdown, Faulty, Gate, MixedSenses, TargetReach
 from palaestra.env.workers import WorkerEnv
@@ -40,7 +40,7 @@ def _same_play(one, left, other, right, steps, seed):
         ]
 
 
-@pytest.mark.parametrize("make", [EnvRecipe("CartPole-v1"), partial(MixedSenses, length=3)])
+@pytest.mark.parametrize("make", [EnvFactory("CartPole-v1"), partial(MixedSenses, length=3)])
 def test_workers_give_the_same_data_as_one_process(make):
     near, far = InProcessEnv(make, 5), WorkerEnv(make, 5, 2)
     try:
@@ -147,8 +147,8 @@ class Interrupted(Countdown):
 
 def test_after_an_interrupt_the_next_question_gets_its_own_answer():
     calm = Countdown()
-    facts = EnvFacts(0.0, calm.observation_space, calm.action_space, 0)
-    env = WorkerEnv(partial(Interrupted, os.getpid()), 2, 2, facts=facts)
+    properties = EnvProperties(0.0, calm.observation_space, calm.action_space, 0)
+    env = WorkerEnv(partial(Interrupted, os.getpid()), 2, 2, properties=properties)
     try:
         row = _started(env)
         for _ in range(2):
@@ -170,15 +170,15 @@ class EndsEveryStep(Interrupted):
 
 def test_episodes_that_ended_in_an_interrupted_step_are_not_taken_for_the_next_answer():
     calm = Countdown()
-    facts = EnvFacts(0.0, calm.observation_space, calm.action_space, 0)
-    env = WorkerEnv(partial(EndsEveryStep, os.getpid()), 2, 2, facts=facts)
+    properties = EnvProperties(0.0, calm.observation_space, calm.action_space, 0)
+    env = WorkerEnv(partial(EndsEveryStep, os.getpid()), 2, 2, properties=properties)
     try:
         row = _started(env)
         for _ in range(2):
             env.step(np.zeros(2, np.int64), row)
         with pytest.raises(KeyboardInterrupt):
             env.step(np.zeros(2, np.int64), row)
-        while env._workers[0].signals.answered != env._asked:  # the test's time limit is the bound
+        while env._workers[0].signals.last_done != env._request:  # the test's time limit is the bound
             time.sleep(0.01)
         assert env.call("get_wrapper_attr", "action_space") == [calm.action_space] * 2
         assert [ended.index for ended in env.step(np.zeros(2, np.int64), row)] == [0, 1]
@@ -207,7 +207,7 @@ def test_a_worker_whose_parent_is_killed_ends_by_itself():
 def test_a_script_without_a_main_guard_is_told_what_to_do(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
-        "from palaestra.env.catalogue import EnvConfig, make_env\n"
+        "from palaestra.env.make import EnvConfig, make_env\n"
         "make_env(EnvConfig(id='CartPole-v1', num_envs=2, vectorization='workers', num_workers=2))\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -231,10 +231,10 @@ class Sleeper(Countdown):
 def test_a_hung_worker_is_killed_and_named():
     # Not preflighted: its random actions would hang this process.
     awake = Countdown()
-    env = WorkerEnv(Sleeper, 2, 2, facts=EnvFacts(0.0, awake.observation_space, awake.action_space, 0))
+    env = WorkerEnv(Sleeper, 2, 2, properties=EnvProperties(0.0, awake.observation_space, awake.action_space, 0))
     row = _started(env)
     env._timeout_s = 0.2
-    with pytest.raises(EnvironmentContractError, match=r"worker 1 .* did not answer within 0.2 s"):
+    with pytest.raises(EnvironmentContractError, match=r"worker 1 .* did not respond within 0.2 s"):
         env.step(np.array([0, 1]), row)
     assert multiprocessing.active_children() == []
 
@@ -252,7 +252,7 @@ def test_closing_leaves_no_process_and_no_shared_memory():
             os.kill(pid, 0)
 
 
-def test_recipes_that_cannot_travel_and_impossible_shares_are_refused_before_any_process_starts():
+def test_factories_that_cannot_be_pickled_and_impossible_shares_are_refused_before_any_process_starts():
     with pytest.raises(ConfigError, match="cannot be sent to a worker"):
         WorkerEnv(lambda: Countdown(), 2, 2)
     with pytest.raises(ConfigError, match=r"env\.num_workers = 3"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from palaestra.actor.collector import Collector
 from palaestra.env import EnvConfig, make_env
-from palaestra.env.catalogue import as_vector_env
+from palaestra.env.make import as_vector_env
 from palaestra.env.spaces import allocate_row
 from palaestra.errors import ConfigError, EnvironmentContractError, ExperienceError, NonFiniteError, PalaestraError
 from palaestra.evaluation import evaluate

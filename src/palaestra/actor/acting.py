@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.env.compiled_cartpole import CompiledCartPole
-from palaestra.env.vector import Ended, Observation, VectorEnv
+from palaestra.env.vector import EpisodeEnd, Observation, VectorEnv
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import possible_actions
@@ -139,7 +139,9 @@ def can_roll_out_whole(env: VectorEnv, acting: Acting) -> bool:
     return type(poles) is CompiledCartPole and isinstance(acting, CompiledActing) and acting.takes_raw
 
 
-def roll_out_whole(poles: Any, net: Any, buffer: RolloutBuffer, noise: NDArray[np.float32]) -> list[tuple[int, Ended]]:
+def roll_out_whole(
+    poles: Any, net: Any, buffer: RolloutBuffer, noise: NDArray[np.float32]
+) -> list[tuple[int, EpisodeEnd]]:
     """Fill the buffer; returns the episodes that ended, each with its step."""
     N, most = buffer.num_envs, buffer.num_steps * buffer.num_envs
     ended = _allocate_ended(most)
@@ -163,7 +165,8 @@ def roll_out_whole(poles: Any, net: Any, buffer: RolloutBuffer, noise: NDArray[n
     )
     who, last, lengths = ended
     return [
-        (int(steps[k]), Ended(int(who[k]), last[k].copy(), float(lengths[k]), int(lengths[k]))) for k in range(count)
+        (int(steps[k]), EpisodeEnd(int(who[k]), last[k].copy(), float(lengths[k]), int(lengths[k])))
+        for k in range(count)
     ]
 
 

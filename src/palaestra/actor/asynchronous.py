@@ -25,7 +25,7 @@ from palaestra.actor.collector_thread import CollectorThread, SegmentReport
 from palaestra.actor.fit import buffer_shape
 from palaestra.actor.synchronous import rollout_metrics
 from palaestra.config import Section
-from palaestra.env.catalogue import EnvConfig
+from palaestra.env.make import EnvConfig
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer

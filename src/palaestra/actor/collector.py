@@ -30,7 +30,7 @@ from palaestra.actor.acting import (
 )
 from palaestra.actor.fit import buffer_shape, check_fit
 from palaestra.env.spaces import allocate_row, write_observation
-from palaestra.env.vector import Ended, Observation, Snapshot, StepRow, VectorEnv
+from palaestra.env.vector import EpisodeEnd, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentContractError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT
@@ -221,7 +221,9 @@ class Collector:
             self._acting = acting_for(self.policy, self._compiled, masked=self.env.mask_size > 0)
         return self._acting
 
-    def _run(self, buffer: RolloutBuffer, acting: Acting, before_step: BeforeStep | None) -> list[tuple[int, Ended]]:
+    def _run(
+        self, buffer: RolloutBuffer, acting: Acting, before_step: BeforeStep | None
+    ) -> list[tuple[int, EpisodeEnd]]:
         """Fill the buffer. Returns the episodes that were cut short, with the step at which they were."""
         distribution: Any = self.policy.distribution
         uniform = distribution.noise_kind == "uniform"
@@ -244,7 +246,7 @@ class Collector:
 
     def _step_by_step(
         self, buffer: RolloutBuffer, acting: Acting, noise: NDArray[np.float32], before_step: BeforeStep | None
-    ) -> list[tuple[int, Ended]]:
+    ) -> list[tuple[int, EpisodeEnd]]:
         """The hot loop: every line is paid T times."""
         distribution: Any = self.policy.distribution
         act_into, step, to_env = acting.act_into, self.env.step, distribution.to_env
@@ -254,7 +256,7 @@ class Collector:
         row = StepRow(None, buffer.reward[0], buffer.terminated[0], buffer.truncated[0], buffer.valid[0])  # type: ignore[arg-type]
         nested = isinstance(observations, dict)
         here = _at(observations, 0)
-        ends: list[tuple[int, Ended]] = []
+        ends: list[tuple[int, EpisodeEnd]] = []
         fingerprint, over = NO_FINGERPRINT, self._over
         for t in range(buffer.num_steps):
             row.observation = _at(observations, t + 1) if nested else observations[t + 1]
@@ -345,7 +347,7 @@ def _sum_executed(buffer: RolloutBuffer) -> None:
     np.sum(buffer.chunk_log_prob, axis=-1, where=executed, out=buffer.log_prob)
 
 
-def _fill_next_values(buffer: RolloutBuffer, acting: Acting, cut_short: list[tuple[int, Ended]]) -> None:
+def _fill_next_values(buffer: RolloutBuffer, acting: Acting, cut_short: list[tuple[int, EpisodeEnd]]) -> None:
     buffer.next_value[:-1] = buffer.value[1:]
     buffer.next_value[-1] = acting.value(_at(buffer.observation, buffer.num_steps))
     for start in range(0, len(cut_short), 64):

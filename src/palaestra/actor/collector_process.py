@@ -38,13 +38,13 @@ from palaestra.actor.collector_thread import (
     SegmentReport,
     WeightSubscriber,
 )
-from palaestra.env.catalogue import EnvConfig, make_env
+from palaestra.env.make import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
-from palaestra.env.workers import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process
 from palaestra.errors import CollectorFailed, PalaestraError
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, packed, tensors_of, unpacked
+from palaestra.processes.children import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process
 from palaestra.processes.shared_memory import SharedArrays
 from palaestra.processes.threads import limit_threads
 from palaestra.transport.queue import SegmentQueue

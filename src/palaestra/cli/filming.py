@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 
 from palaestra.env import EnvConfig, VectorEnv
-from palaestra.env.catalogue import COMPILED
+from palaestra.env.factory import EnvFactory
 from palaestra.env.in_process import InProcessEnv
-from palaestra.env.recipe import EnvRecipe
+from palaestra.env.make import COMPILED
 from palaestra.errors import ConfigError, PalaestraError
 from palaestra.runs.video.clip import ClipReport
 from palaestra.runs.video.encoder import Encoder
@@ -69,7 +69,7 @@ def film(path: Path, file: Path, *, frames: int, seed: int | None, deterministic
 
     def filmed(config: EnvConfig) -> VectorEnv:
         cameras.append(_camera(config, file, frames))
-        env = InProcessEnv.of(cameras)
+        env = InProcessEnv.from_envs(cameras)
         cameras[0].rolling = True  # what was reset until here was to look at it
         return env
 
@@ -104,7 +104,7 @@ def _camera(config: EnvConfig, file: Path, frames: int) -> _Camera:
     if config.id in COMPILED:
         raise ConfigError("--video", str(file), f"{config.id} draws nothing", "Leave --video out")
     kwargs = {**config.kwargs, "render_mode": "rgb_array"}
-    env = EnvRecipe(config.id, kwargs, config.max_episode_steps, config.action_chunk)()
+    env = EnvFactory(config.id, kwargs, config.max_episode_steps, config.action_chunk)()
     if env.render_mode != "rgb_array":
         env.close()
         raise ConfigError("--video", str(file), f"{config.id} cannot draw pictures", "Leave --video out")

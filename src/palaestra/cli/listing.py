@@ -18,7 +18,7 @@ def envs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the environments that can be named in env.id."""
-    from palaestra.env.catalogue import known_environments
+    from palaestra.env.make import known_environments
 
     found = [entry for entry in known_environments() if contains.lower() in entry.id.lower()]
     if as_json:

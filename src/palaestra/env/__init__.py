@@ -1,17 +1,17 @@
-"""Gymnasium environments as ours: N copies stepped together, with autoreset and truncation done right.
+"""Vector environments: N copies of one Gymnasium environment stepped together, with correct autoreset and truncation.
 
-`make_env` turns the `env` section of a configuration into a `VectorEnv`; `as_vector_env` does the same for whatever is
-at hand. An implementation of your own is done when `palaestra.env.conformance.check` passes.
+`make_env` builds a `VectorEnv` from the `env` section of a configuration; `as_vector_env` also accepts environment
+objects. Run `palaestra.env.conformance.check` on your own implementation of `VectorEnv`.
 """
 
-from palaestra.env.catalogue import EnvConfig, as_vector_env, known_environments, make_env
-from palaestra.env.preflight import inspect_env
+from palaestra.env.inspection import inspect_env
+from palaestra.env.make import EnvConfig, as_vector_env, known_environments, make_env
 from palaestra.env.spaces import allocate_row
-from palaestra.env.vector import Ended, Snapshot, StepRow, VectorEnv
+from palaestra.env.vector import EpisodeEnd, Snapshot, StepRow, VectorEnv
 
 __all__ = [
-    "Ended",
     "EnvConfig",
+    "EpisodeEnd",
     "Snapshot",
     "StepRow",
     "VectorEnv",

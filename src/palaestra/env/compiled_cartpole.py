@@ -1,7 +1,6 @@
-"""`compiled/CartPole-v1`: the same task as Gymnasium's CartPole-v1, stepped by a kernel instead of by Python.
+"""`compiled/CartPole-v1`: Gymnasium's CartPole-v1, stepped by a compiled kernel instead of Python.
 
-A vector environment like any other; the collector may also hand its whole rollout to one kernel, because `state`,
-`elapsed` and `stream` are plain arrays.
+`state`, `elapsed` and `stream` are plain arrays, so that the collector can run a whole rollout in one kernel.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
-from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
+from palaestra.env.vector import Array, EpisodeEnd, MethodForwarding, Snapshot, StepRow
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.kernels.cartpole import LEAN, TRACK, begin_cartpole, step_cartpole
 
@@ -20,7 +18,7 @@ __all__ = ["CompiledCartPole"]
 
 
 class CompiledCartPole(MethodForwarding):
-    """N poles on N carts."""
+    """N CartPole environments."""
 
     mask_size = 0
 
@@ -39,14 +37,14 @@ class CompiledCartPole(MethodForwarding):
         self._started = False
 
     def reset(self, seed: int, row: StepRow) -> None:
-        """Fresh episodes everywhere."""
+        """Start new episodes."""
         self._check_row(row)
         self.stream[:] = np.random.SeedSequence(seed).generate_state(self.num_envs, np.uint64)
         for i in range(self.num_envs):
             begin_cartpole(i, self.state, self.elapsed, self.stream, row.observation)
         self._started = True
 
-    def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
+    def step(self, action: Array, row: StepRow) -> list[EpisodeEnd]:
         """Act in every environment."""
         if not self._started:
             raise EnvironmentContractError("step() was called before reset(). Call reset(seed, row) first.")
@@ -56,25 +54,25 @@ class CompiledCartPole(MethodForwarding):
         row.valid.fill(True)
         arrays = (row.observation, row.reward, row.terminated, row.truncated)
         count = step_cartpole(action, self.state, self.elapsed, self.stream, self.limit, arrays, self._ended)
-        who, last, lengths = self._ended
+        indices, last, lengths = self._ended
         # Every step pays 1, so an episode's return is its length.
-        return [Ended(int(who[k]), last[k].copy(), float(lengths[k]), int(lengths[k])) for k in range(count)]
+        return [EpisodeEnd(int(indices[k]), last[k].copy(), float(lengths[k]), int(lengths[k])) for k in range(count)]
 
     def _check_row(self, row: StepRow) -> None:
-        """The kernel writes for every environment, however many the row has room for."""
+        """Check the shapes, because the kernel writes without bounds checks."""
         count = (self.num_envs,)
         if not (
             row.observation.shape == (self.num_envs, 4)  # type: ignore[union-attr]
             and row.reward.shape == row.terminated.shape == row.truncated.shape == row.valid.shape == count
         ):
-            raise EnvironmentContractError(f"the row is not made for {self.num_envs} environments. Use allocate_row.")
+            raise EnvironmentContractError(f"the row does not have {self.num_envs} environments. Use allocate_row.")
 
     def snapshot(self) -> Snapshot:
-        """Three arrays say it all."""
+        """Copies of the three state arrays."""
         return Snapshot({"state": self.state.copy(), "elapsed": self.elapsed.copy(), "stream": self.stream.copy()})
 
     def restore(self, snapshot: Snapshot, row: StepRow) -> bool:
-        """Put the three arrays back."""
+        """Set the three state arrays."""
         if snapshot.arrays["state"].shape != self.state.shape:
             return False
         self.state[:] = snapshot.arrays["state"]
@@ -85,13 +83,13 @@ class CompiledCartPole(MethodForwarding):
         return True
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Refused: there are no environment objects behind a kernel."""
+        """Not supported: a kernel has no environment objects."""
         raise EnvironmentContractError(
             f"compiled/CartPole-v1 has no method {name!r}. Use CartPole-v1 for wrappers and curricula."
         )
 
     def has_method(self, name: str) -> bool:
-        """None: there are no environment objects behind a kernel."""
+        """Always false: a kernel has no environment objects."""
         return False
 
     def close(self) -> None:

@@ -1,72 +1,72 @@
-"""Environments that are vectorised by their author: one `gymnasium.vector.VectorEnv` that steps N copies at once.
+"""Adapter for `gymnasium.vector.VectorEnv`: environments whose authors vectorised them.
 
-Owns the translation of Gymnasium's three autoreset modes into ours. SAME_STEP is ours already; DISABLED is reset here,
-within the step; NEXT_STEP cannot be hidden, so the row after an end is marked `valid = False`: its action was ignored,
-its reward is 0 and its observation is the first one of the next episode. At the ending step of a NEXT_STEP environment
-the row still shows the final observation, and so does `Ended`.
-Snapshots copy what the environment keeps in plain attributes, and are refused when it keeps anything else.
+Translates Gymnasium's three autoreset modes. SAME_STEP is ours already; for DISABLED the reset happens here, within the
+step. NEXT_STEP cannot be hidden: the row after an end has `valid = False`, because its action was ignored, its reward
+is 0 and its observation is the first of the next episode; the row of the end itself still has the final observation.
+Snapshots copy the plain attributes of the environment; there is no snapshot if it has any other attributes.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorWrapper
-from numpy.typing import NDArray
 
 from palaestra.env.spaces import ActionLayout, ObservationLayout, copy_observation, write_observation
-from palaestra.env.vector import Ended, MethodForwarding, Snapshot, StepRow
+from palaestra.env.vector import Array, EpisodeEnd, Flags, MethodForwarding, Snapshot, Space, StepRow
 from palaestra.errors import ConfigError, EnvironmentContractError
 
 __all__ = ["NativeEnv"]
 
 _PLAIN = (bool, int, str, type(None))
+GymVectorEnv: TypeAlias = gymnasium.vector.VectorEnv[Any, Any, Any]
+
 _CONSTANT = (gymnasium.Space, EnvSpec, enum.Enum, type)
 
 
 class NativeEnv(MethodForwarding):
-    """A `gymnasium.vector.VectorEnv` as ours."""
+    """A `gymnasium.vector.VectorEnv` as a `VectorEnv`."""
 
-    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
+    def __init__(self, env: GymVectorEnv) -> None:
         self._env = env
         self.num_envs = int(env.num_envs)
         self._layout = ObservationLayout(env.single_observation_space)
         self._actions = ActionLayout(env.single_action_space)
         self.observation_space = self._layout.space
-        self.action_space: gymnasium.Space[Any] = env.single_action_space
+        self.action_space: Space = env.single_action_space
         self.autoreset_mode = _autoreset_mode(env)
         n = self.num_envs
         self._resetting = np.zeros(n, np.bool_)
         self._returns = np.zeros(n, np.float64)
         self._lengths = np.zeros(n, np.int64)
         self._last = self._layout.empty((n,))
-        self._last_mask: NDArray[np.bool_] | None = None
+        self._last_mask: Flags | None = None
         self._running = False
         self._closed = False
         self.mask_size = self._probe_mask()
 
     def reset(self, seed: int, row: StepRow) -> None:
-        """Start fresh episodes everywhere; the environment spreads the one seed over its copies itself."""
-        # Neighbouring run seeds would share streams where an environment seeds copy i with seed + i.
-        spread = int(np.random.SeedSequence([seed]).generate_state(1)[0])
+        """Start new episodes; the environment derives the seeds of its copies from one seed."""
+        # Environments often seed copy i with seed + i; hashing keeps neighbouring run seeds apart.
+        env_seed = int(np.random.SeedSequence([seed]).generate_state(1)[0])
         self._resetting[:] = False
         self._returns[:] = 0.0
         self._lengths[:] = 0
         try:
-            value, infos = self._env.reset(seed=spread)
+            value, infos = self._env.reset(seed=env_seed)
             self._layout.write_batch(row.observation, value)
         except Exception as error:
-            raise self._fault(error, "in reset()") from error
+            raise self._contract_error(error, "in reset()") from error
         self._write_masks(infos, row)
-        self._remember(row)
+        self._save_last(row)
         self._running = True
 
-    def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
+    def step(self, action: Array, row: StepRow) -> list[EpisodeEnd]:
         """Act in all copies at once."""
         if not self._running:
             raise EnvironmentContractError("step() was called before reset(). Call reset(seed, row) first.")
@@ -78,46 +78,46 @@ class NativeEnv(MethodForwarding):
             row.terminated[:] = terminated
             row.truncated[:] = truncated
         except Exception as error:
-            raise self._fault(error, "in step()") from error
+            raise self._contract_error(error, "in step()") from error
         np.logical_not(ignored, out=row.valid)
         self._returns += np.where(ignored, 0.0, reward)
         self._lengths += row.valid
         over = (row.terminated | row.truncated) & row.valid
-        ended = self._ended(over, infos, row) if over.any() else []
+        ended = self._collect_ends(over, infos, row) if over.any() else []
         self._write_masks(infos, row)
         if ended and self.autoreset_mode is AutoresetMode.DISABLED:
-            self._reset_some(over, row)
+            self._reset_ended(over, row)
         self._resetting = over if self.autoreset_mode is AutoresetMode.NEXT_STEP else np.zeros_like(over)
-        self._remember(row)
+        self._save_last(row)
         return ended
 
-    def _ended(self, over: NDArray[np.bool_], infos: Mapping[str, Any], row: StepRow) -> list[Ended]:
+    def _collect_ends(self, over: Flags, infos: Mapping[str, Any], row: StepRow) -> list[EpisodeEnd]:
         finals = infos.get("final_obs") if self.autoreset_mode is AutoresetMode.SAME_STEP else None
         if self.autoreset_mode is AutoresetMode.SAME_STEP and finals is None:
             raise EnvironmentContractError(
-                f"{self._env} says autoreset_mode SAME_STEP but gave no infos['final_obs'] for an ended episode. "
-                "Give the final observations, or declare the mode the environment really has in its metadata."
+                f"{self._env} declares autoreset_mode SAME_STEP but returned no infos['final_obs']. "
+                "Return the final observations, or declare the actual autoreset mode in the metadata."
             )
         ended = []
         for i in np.flatnonzero(over).tolist():
             last = copy_observation(row.observation, i) if finals is None else self._layout.single(finals[i])
-            ended.append(Ended(i, last, float(self._returns[i]), int(self._lengths[i])))
+            ended.append(EpisodeEnd(i, last, float(self._returns[i]), int(self._lengths[i])))
         self._returns[over] = 0.0
         self._lengths[over] = 0
         return ended
 
-    def _reset_some(self, over: NDArray[np.bool_], row: StepRow) -> None:
+    def _reset_ended(self, over: Flags, row: StepRow) -> None:
         fresh = self._layout.empty((self.num_envs,))
         try:
             value, infos = self._env.reset(options={"reset_mask": over.copy()})
             self._layout.write_batch(fresh, value)
         except Exception as error:
-            raise self._fault(error, "in reset() of ended episodes") from error
+            raise self._contract_error(error, "in reset() of ended episodes") from error
         for i in np.flatnonzero(over).tolist():
             write_observation(row.observation, i, copy_observation(fresh, i))
         self._write_masks(infos, row, only=over)
 
-    def _write_masks(self, infos: Mapping[str, Any], row: StepRow, only: NDArray[np.bool_] | None = None) -> None:
+    def _write_masks(self, infos: Mapping[str, Any], row: StepRow, only: Flags | None = None) -> None:
         if row.action_mask is None:
             return
         rows = np.ones(self.num_envs, np.bool_) if only is None else only
@@ -129,7 +129,7 @@ class NativeEnv(MethodForwarding):
         for i in np.flatnonzero(rows & given).tolist():
             row.action_mask[i] = self._actions.read_mask(masks[i])
 
-    def _remember(self, row: StepRow) -> None:
+    def _save_last(self, row: StepRow) -> None:
         self._last = copy_observation(row.observation)
         self._last_mask = None if row.action_mask is None else row.action_mask.copy()
 
@@ -139,10 +139,10 @@ class NativeEnv(MethodForwarding):
         try:
             _, infos = self._env.reset(seed=0)
         except Exception as error:
-            raise self._fault(error, "in reset()") from error
+            raise self._contract_error(error, "in reset()") from error
         return self._actions.mask_size if infos.get("action_mask") is not None else 0
 
-    def _fault(self, error: Exception, when: str) -> EnvironmentContractError:
+    def _contract_error(self, error: Exception, when: str) -> EnvironmentContractError:
         if isinstance(error, EnvironmentContractError):
             return error
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -151,11 +151,11 @@ class NativeEnv(MethodForwarding):
         )
 
     def snapshot(self) -> Snapshot | None:
-        """A copy of the environment's plain attributes; None when it keeps anything we cannot copy."""
-        # A wrapper between us and the environment may keep state of its own.
+        """A copy of the plain attributes of the environment; None if it has attributes that cannot be copied."""
+        # A wrapper may have state, too.
         if not self._running or isinstance(self._env, VectorWrapper) or self._env.unwrapped is not self._env:
             return None
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, Array] = {}
         plain: dict[str, Any] = {}
         floats: list[str] = []
         for name, value in vars(self._env).items():
@@ -181,13 +181,13 @@ class NativeEnv(MethodForwarding):
         return Snapshot(arrays, facts)
 
     def restore(self, snapshot: Snapshot, row: StepRow) -> bool:
-        """Put the attributes back; False (and fresh episodes) when the snapshot is of another environment."""
+        """Set the attributes; False (and new episodes) if the snapshot belongs to another environment."""
         facts, arrays = snapshot.facts, snapshot.arrays
         fits = facts.get("kind") == "attributes" and facts.get("env") == type(self._env).__qualname__
         if not fits or len(arrays.get("lengths", ())) != self.num_envs:
             self.reset(0, row)
             return False
-        # Creates whatever the environment only makes on its first reset.
+        # Creates the attributes that the environment sets in its first reset.
         self._env.reset(seed=0)
         for name, value in facts["plain"].items():
             if isinstance(value, Mapping):
@@ -206,23 +206,23 @@ class NativeEnv(MethodForwarding):
         write_observation(row.observation, ..., self._layout.from_arrays(arrays))
         if row.action_mask is not None:
             row.action_mask[...] = arrays.get("action_mask", np.True_)
-        self._remember(row)
+        self._save_last(row)
         self._running = True
         return True
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of each copy, or of the one environment that holds them all (its answer N times)."""
-        spread = getattr(self._env, "call", None)
-        if callable(spread):
-            return list(spread(name, *args, **kwargs))
-        found = getattr(self._env.unwrapped, name, None)
-        if found is None:
+        """Call a method of each copy, or of the one environment that holds all copies (its result N times)."""
+        call = getattr(self._env, "call", None)
+        if callable(call):
+            return list(call(name, *args, **kwargs))
+        attribute = getattr(self._env.unwrapped, name, None)
+        if attribute is None:
             raise ConfigError("call", name, f"{self._env} has no such method", "Check the name")
-        answer = found(*args, **kwargs) if callable(found) else found
-        return [answer] * self.num_envs
+        result = attribute(*args, **kwargs) if callable(attribute) else attribute
+        return [result] * self.num_envs
 
     def has_method(self, name: str) -> bool:
-        """Whether the environments have it; for those in Gymnasium's own processes a fresh copy answers."""
+        """Whether the environments have this method; for environments in other processes, a new copy is checked."""
         inner = self._env.unwrapped
         if not hasattr(inner, "env_fns"):
             return callable(getattr(inner, name, None))
@@ -241,14 +241,14 @@ class NativeEnv(MethodForwarding):
             self._env.close()
 
 
-def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    # Gymnasium's default when nothing is said; one of its own environments misspells the key.
-    found = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
+def _autoreset_mode(env: GymVectorEnv) -> AutoresetMode:
+    # The default is Gymnasium's; one of its own environments misspells the key.
+    mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
     try:
-        return AutoresetMode(found)
+        return AutoresetMode(mode)
     except ValueError:
-        known = ", ".join(mode.name for mode in AutoresetMode)
-        raise ConfigError("env.metadata['autoreset_mode']", found, "unknown autoreset mode", f"Use {known}") from None
+        known = ", ".join(item.name for item in AutoresetMode)
+        raise ConfigError("env.metadata['autoreset_mode']", mode, "unknown autoreset mode", f"Use {known}") from None
 
 
 def _is_constant_tuple(value: Any) -> bool:

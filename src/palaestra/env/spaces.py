@@ -1,9 +1,8 @@
-"""Which spaces we train on, and how an environment's values become rows of plain arrays.
+"""Supported spaces, and how observations and actions of environments are stored in arrays.
 
-Owns the storage rules: a `Box` of uint8 stays uint8 (an image), every other `Box` and every `MultiBinary` becomes
-float32, `Discrete` and `MultiDiscrete` become int64, and nested `Dict` spaces become one level of keys joined by "/".
-Refuses `Tuple` and everything else with a `ConfigError` that says what to do instead. Actions are always the
-environment's own values: a `Discrete(3, start=5)` is acted on with 5, 6 or 7. Driven by every environment of ours.
+A `Box` of uint8 stays uint8 (an image); every other `Box` and every `MultiBinary` becomes float32; `Discrete` and
+`MultiDiscrete` become int64; nested `Dict` spaces become one level of keys joined by "/". Other spaces are refused with
+a `ConfigError`. Actions are always the values of the environment: a `Discrete(3, start=5)` takes 5, 6 or 7.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
-from palaestra.env.vector import Observation, StepRow
+from palaestra.env.vector import Array, Flags, Observation, Space, StepRow
 from palaestra.errors import ConfigError
 
 __all__ = [
@@ -43,23 +40,23 @@ class _Leaf:
     path: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    space: gymnasium.Space[Any]
+    space: Space
 
-    def pick(self, value: Any) -> Any:
+    def select(self, value: Any) -> Any:
         for key in self.path:
             value = value[key]
         return value
 
-    def describe(self, got: object) -> str:
+    def shape_error(self, shape: object) -> ValueError:
         where = f"observation[{self.name!r}]" if self.name else "the observation"
-        return f"{where} has shape {got}, the observation space says {self.shape}"
+        return ValueError(f"{where} has shape {shape}, the observation space says {self.shape}")
 
 
 class ObservationLayout:
-    """How one environment's observation is laid out in arrays: an array, or one array per leaf of a `Dict`."""
+    """Storage of observations: one array, or one array per leaf of a `Dict`."""
 
-    def __init__(self, space: gymnasium.Space[Any]) -> None:
-        self._leaves = tuple(_leaves_of(space, ()))
+    def __init__(self, space: Space) -> None:
+        self._leaves = tuple(_iterate_leaves(space, ()))
         self.is_dict = isinstance(space, spaces.Dict)
         names = [leaf.name for leaf in self._leaves]
         doubled = sorted({name for name in names if names.count(name) > 1})
@@ -69,14 +66,14 @@ class ObservationLayout:
             )
         if not names:
             raise ConfigError("env.observation_space", space, "it is empty", "Give the environment an observation")
-        self.space: gymnasium.Space[Any] = (
+        self.space: Space = (
             spaces.Dict({leaf.name: leaf.space for leaf in self._leaves}) if self.is_dict else self._leaves[0].space
         )
-        """What the rows hold, described as a space of one environment."""
+        """The space of one stored observation."""
 
     @property
     def plain_shape(self) -> tuple[int, ...] | None:
-        """Shape of one observation when it is a single array, so that a hot loop may write it by itself."""
+        """Shape of one observation if it is a single array, so that a hot loop may write it directly."""
         leaf = self._leaves[0]
         return None if self.is_dict or not isinstance(leaf.space, spaces.Box) else leaf.shape
 
@@ -86,50 +83,50 @@ class ObservationLayout:
         return arrays if self.is_dict else arrays[""]
 
     def write(self, out: Observation, index: int, value: Any) -> None:
-        """Write one environment's observation at `out[index]`; ValueError when its shape is not the space's."""
+        """Write the observation of one environment to `out[index]`; `ValueError` for a wrong shape."""
         for leaf in self._leaves:
             target = out[leaf.name] if isinstance(out, dict) else out
-            found = np.asarray(leaf.pick(value))
-            # Numpy would broadcast a wrong shape into the row without a word.
-            if found.shape != leaf.shape:
-                raise ValueError(leaf.describe(found.shape))
-            target[index] = found
+            array = np.asarray(leaf.select(value))
+            # NumPy would broadcast a wrong shape silently.
+            if array.shape != leaf.shape:
+                raise leaf.shape_error(array.shape)
+            target[index] = array
 
     def write_batch(self, out: Observation, value: Any) -> None:
-        """Write a whole batch `[N, ...]`; ValueError when a shape is not the space's."""
+        """Write a batch `[N, ...]`; `ValueError` for a wrong shape."""
         for leaf in self._leaves:
             target = out[leaf.name] if isinstance(out, dict) else out
-            found = np.asarray(leaf.pick(value))
-            if found.shape != target.shape:
-                raise ValueError(leaf.describe(f"{found.shape} for {len(target)} environments"))
-            target[...] = found
+            array = np.asarray(leaf.select(value))
+            if array.shape != target.shape:
+                raise leaf.shape_error(f"{array.shape} for {len(target)} environments")
+            target[...] = array
 
     def single(self, value: Any) -> Observation:
-        """A copy of one environment's observation in stored form, without a leading axis."""
+        """A copy of one observation in stored form, without a leading axis."""
         out = self.empty((1,))
         self.write(out, 0, value)
         return copy_observation(out, 0)
 
-    def arrays(self, observation: Observation) -> dict[str, NDArray[Any]]:
-        """The arrays of an observation under stable names, for snapshots."""
+    def arrays(self, observation: Observation) -> dict[str, Array]:
+        """The arrays of an observation by name, for snapshots."""
         if isinstance(observation, dict):
             return {f"observation/{name}": array for name, array in observation.items()}
         return {"observation": observation}
 
-    def from_arrays(self, arrays: dict[str, NDArray[Any]]) -> Observation:
-        """The opposite of `arrays`; KeyError when one is missing."""
+    def from_arrays(self, arrays: dict[str, Array]) -> Observation:
+        """The inverse of `arrays`; `KeyError` if one is missing."""
         if self.is_dict:
             return {leaf.name: arrays[f"observation/{leaf.name}"] for leaf in self._leaves}
         return arrays["observation"]
 
 
 class ActionLayout:
-    """How a batch of actions `[N, ...]` is stored and handed to single environments."""
+    """Storage of a batch of actions `[N, ...]`, and its conversion for single environments."""
 
-    def __init__(self, space: gymnasium.Space[Any]) -> None:
+    def __init__(self, space: Space) -> None:
         self.space = space
         self.mask_size = 0
-        """Length of an action mask for this space, were the environment to give one."""
+        """Length of an action mask for this space."""
         self.dtype: np.dtype[Any]
         self.shape: tuple[int, ...]
         if isinstance(space, spaces.Discrete):
@@ -142,29 +139,29 @@ class ActionLayout:
         elif isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
             self.dtype, self.shape = np.dtype(np.float32), tuple(space.shape)
         else:
-            remedy = f"Supported action spaces are {_ACTIONS}; wrap the environment so that it offers one"
-            raise ConfigError("env.action_space", space, "no policy of ours can act in this space", remedy)
+            remedy = f"Supported action spaces are {_ACTIONS}; wrap the environment"
+            raise ConfigError("env.action_space", space, "no policy supports this space", remedy)
         self.native_dtype = np.dtype(self.dtype if space.dtype is None else space.dtype)
 
-    def empty(self, num_envs: int) -> NDArray[Any]:
+    def empty(self, num_envs: int) -> Array:
         """Zeroed storage for a batch of actions."""
         return np.zeros((num_envs, *self.shape), self.dtype)
 
-    def splitter(self) -> Callable[[NDArray[Any]], Sequence[Any]]:
-        """A function that copies a batch and gives one action per environment, as the environment likes it."""
+    def splitter(self) -> Callable[[Array], Sequence[Any]]:
+        """A function that copies a batch and returns one action per environment, in the type it expects."""
         if isinstance(self.space, spaces.Discrete):
-            # numpy's own integers: `Discrete.contains`, which environments call, is slower on Python's.
+            # NumPy integers: `Discrete.contains`, which environments call, is slower for Python integers.
             return list
         dtype = self.native_dtype
-        # astype copies: the collector reuses its action buffer while a replay still needs these.
+        # astype copies: the collector reuses its action buffer, and a replay needs the old values.
         return lambda action: list(action.astype(dtype))
 
-    def batch(self, action: NDArray[Any]) -> NDArray[Any]:
-        """A copy of a batch in the dtype the environment declared."""
+    def batch(self, action: Array) -> Array:
+        """A copy of a batch in the dtype of the action space."""
         return action.astype(self.native_dtype)
 
-    def read_mask(self, mask: Any) -> NDArray[np.bool_]:
-        """An environment's `info["action_mask"]` as one flat array; ValueError when its length is wrong."""
+    def read_mask(self, mask: Any) -> Flags:
+        """An `info["action_mask"]` as one flat array; `ValueError` for a wrong length."""
         parts = mask if isinstance(mask, tuple | list) else (mask,)
         flat = np.concatenate([np.ravel(np.asarray(part)) for part in parts]).astype(np.bool_)
         if flat.shape != (self.mask_size,):
@@ -172,21 +169,21 @@ class ActionLayout:
         return flat
 
 
-def flat_observation_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """The space as we store it: nested `Dict`s one level deep, floats as float32."""
+def flat_observation_space(space: Space) -> Space:
+    """The space of stored observations: nested `Dict`s flattened, floats as float32."""
     return ObservationLayout(space).space
 
 
-def empty_observation(space: gymnasium.Space[Any], leading: tuple[int, ...]) -> Observation:
+def empty_observation(space: Space, leading: tuple[int, ...]) -> Observation:
     """Zeroed storage for observations of `space`, e.g. `leading = (T, N)`."""
     return ObservationLayout(space).empty(leading)
 
 
 def write_observation(out: Observation, index: int | EllipsisType, value: Observation) -> None:
-    """Copy a stored observation (as `Ended.observation`) into `out[index]`, or a whole batch with `...`."""
+    """Copy a stored observation (as `EpisodeEnd.observation`) to `out[index]`, or a whole batch with `...`."""
     if isinstance(out, dict):
         if not isinstance(value, dict):
-            raise TypeError(f"a dict of arrays is needed here, got {type(value).__name__}")
+            raise TypeError(f"expected a dict of arrays, got {type(value).__name__}")
         for name, target in out.items():
             target[index] = value[name]
     else:
@@ -210,12 +207,12 @@ def same_observation(one: Observation, other: Observation) -> bool:
     return _same_bits(one, other)
 
 
-def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
+def _same_bits(one: Array, other: Array) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-def allocate_row(observation_space: gymnasium.Space[Any], num_envs: int, mask_size: int = 0) -> StepRow:
-    """A row of zeros for `num_envs` environments, for callers that keep no rollout buffer."""
+def allocate_row(observation_space: Space, num_envs: int, mask_size: int = 0) -> StepRow:
+    """A row of zeros for `num_envs` environments."""
     return StepRow(
         observation=empty_observation(observation_space, (num_envs,)),
         reward=np.zeros(num_envs, np.float32),
@@ -227,12 +224,12 @@ def allocate_row(observation_space: gymnasium.Space[Any], num_envs: int, mask_si
 
 
 def random_actions(
-    space: gymnasium.Space[Any],
+    space: Space,
     num_envs: int,
     rng: np.random.Generator,
-    mask: NDArray[np.bool_] | None = None,
-) -> NDArray[Any]:
-    """A batch of allowed random actions, in the environment's own values."""
+    mask: Flags | None = None,
+) -> Array:
+    """A batch of random actions that the mask allows."""
     layout = ActionLayout(space)
     action = layout.empty(num_envs)
     allowed = np.ones((num_envs, layout.mask_size), np.bool_) if mask is None else mask
@@ -254,13 +251,13 @@ def random_actions(
     return action
 
 
-def _leaves_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Iterator[_Leaf]:
+def _iterate_leaves(space: Space, path: tuple[str, ...]) -> Iterator[_Leaf]:
     name = "/".join(path)
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
-            yield from _leaves_of(inner, (*path, key))
+            yield from _iterate_leaves(inner, (*path, key))
     elif isinstance(space, spaces.Box):
-        stored = _stored_box(space)
+        stored = _storage_box(space)
         yield _Leaf(name, path, tuple(space.shape), np.dtype(stored.dtype), stored)
     elif isinstance(space, spaces.Discrete):
         yield _Leaf(name, path, (), np.dtype(np.int64), space)
@@ -275,9 +272,9 @@ def _leaves_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Iterator[_
         raise ConfigError(place, space, reason, remedy)
 
 
-def _stored_box(space: spaces.Box) -> spaces.Box:
+def _storage_box(space: spaces.Box) -> spaces.Box:
     if space.dtype in (np.dtype(np.uint8), np.dtype(np.float32)):
         return space
-    with np.errstate(over="ignore"):  # a float64 bound beyond float32 is no bound: infinity says the same
+    with np.errstate(over="ignore"):  # a float64 bound beyond float32 becomes infinity
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     return spaces.Box(low, high, space.shape, np.float32)

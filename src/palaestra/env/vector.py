@@ -1,10 +1,9 @@
-"""The environment seam: N copies of one task, stepped together, writing where the collector tells them.
+"""The `VectorEnv` protocol: N copies of one environment that are stepped together and write into the caller's arrays.
 
-A `VectorEnv` owns autoreset: when an episode ends at a step, the row's observation is already the first one of the
-next episode, and the ended episode's last observation is handed back in an `Ended`. Arrays are written into the
-caller's rows, so nothing is allocated per step. `terminated` means the task ended and the future is worth nothing;
-`truncated` means we stopped watching and the future is worth the value of `Ended.observation`. Both may be true:
-termination then wins.
+A `VectorEnv` resets ended episodes within the step: the row then holds the first observation of the next episode, and
+the last observation of the ended one is in its `EpisodeEnd`. `terminated` means that the task ended, so the value of
+the future is zero; `truncated` means that the episode was cut off, so the future is worth the value of
+`EpisodeEnd.observation`. If both are true, termination wins.
 """
 
 from __future__ import annotations
@@ -20,101 +19,120 @@ from numpy.typing import NDArray
 
 from palaestra.errors import EnvironmentContractError
 
-__all__ = ["Ended", "MethodForwarding", "Observation", "Snapshot", "StepRow", "VectorEnv"]
+__all__ = [
+    "Array",
+    "EpisodeEnd",
+    "Flags",
+    "GymEnv",
+    "Info",
+    "MethodForwarding",
+    "Observation",
+    "Snapshot",
+    "Space",
+    "StepRow",
+    "VectorEnv",
+]
 
-Observation: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
-"""A batch of observations, `[N, ...]`; a `Dict` space gives a dict with one array per leaf ("camera/rgb")."""
+Array: TypeAlias = NDArray[Any]
+Flags: TypeAlias = NDArray[np.bool_]
+Space: TypeAlias = gymnasium.Space[Any]
+GymEnv: TypeAlias = gymnasium.Env[Any, Any]
+Info: TypeAlias = dict[str, Any]
+"""The `info` of a Gymnasium environment."""
+
+Observation: TypeAlias = Array | dict[str, Array]
+"""A batch of observations, `[N, ...]`; for a `Dict` space a dict with one array per leaf ("camera/rgb")."""
 
 
-class Ended(NamedTuple):
-    """One episode that ended at this step."""
+class EpisodeEnd(NamedTuple):
+    """One episode that ended in this step."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody misses here
+    index: int  # type: ignore[assignment]  # hides tuple.index
     """Which of the N environments."""
     observation: Observation
-    """The last observation of the episode, without the leading N (the row already shows the next episode)."""
+    """The last observation of the episode, without the leading N (the row already holds the next episode)."""
     episode_return: float
-    """Sum of the rewards as the environment paid them."""
+    """Sum of the environment's unscaled rewards."""
     length: int
-    """Steps in the episode."""
+    """Number of steps in the episode."""
     executed: int | None = None
-    """Actions of the last chunk that reached the environment before the end; None without action chunks."""
+    """Actions of the last chunk that were executed before the end; None without action chunks."""
     success: bool | None = None
-    """What the environment said in `info["is_success"]`; None where it says nothing of the kind."""
+    """`info["is_success"]`; None if the environment does not report it."""
 
 
 @dataclass(slots=True)
 class StepRow:
-    """Where one step of N environments is written. Every array is `[N, ...]` and belongs to the caller."""
+    """The arrays into which one step of N environments is written: each `[N, ...]`, owned by the caller."""
 
     observation: Observation
-    """What to act on next."""
+    """The observation for the next action."""
     reward: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    valid: NDArray[np.bool_]
-    """False where the environment ignored the action (a NEXT_STEP autoreset row): no experience, only a pause."""
-    action_mask: NDArray[np.bool_] | None = None
-    """Which actions are allowed on `observation`; None when the environment has no masks."""
+    terminated: Flags
+    truncated: Flags
+    valid: Flags
+    """False where the environment ignored the action (the reset step of NEXT_STEP autoreset); not experience."""
+    action_mask: Flags | None = None
+    """Which actions are allowed on `observation`; None if the environment has no masks."""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """How to bring environments back to exactly where they are, without pickle: plain arrays and plain JSON."""
+    """The exact state of environments as arrays and plain JSON, so that storing it needs no pickle."""
 
-    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 class VectorEnv(Protocol):
-    """N copies of one task. `conformance.check` proves an implementation right."""
+    """N copies of one environment. `conformance.check` tests an implementation."""
 
     num_envs: int
-    observation_space: gymnasium.Space[Any]
+    observation_space: Space
     """Of one environment. Nested `Dict` spaces are flattened to one level, keys joined by "/"."""
-    action_space: gymnasium.Space[Any]
+    action_space: Space
     """Of one environment: Discrete, MultiDiscrete, MultiBinary or Box."""
     mask_size: int
-    """Length of `info["action_mask"]` per environment; 0 when the environment gives none."""
+    """Length of `info["action_mask"]` per environment; 0 if the environment has no masks."""
 
     def reset(self, seed: int, row: StepRow) -> None:
-        """Start fresh episodes everywhere and write `observation` (and `action_mask`). Same seed, same episodes."""
+        """Start new episodes and write `observation` (and `action_mask`). The same seed gives the same episodes."""
 
-    def step(self, action: NDArray[Any], row: StepRow) -> Sequence[Ended]:
-        """Act with `action[N, ...]`, write every field of `row`, and tell which episodes ended."""
+    def step(self, action: Array, row: StepRow) -> Sequence[EpisodeEnd]:
+        """Act with `action[N, ...]`, write every field of `row`, and return the episodes that ended."""
 
     def snapshot(self) -> Snapshot | None:
-        """Everything needed to come back here, or None when this environment cannot promise that."""
+        """The current state, or None if this environment cannot restore it exactly."""
 
     def restore(self, snapshot: Snapshot, row: StepRow) -> bool:
-        """Come back to `snapshot` and write the observation. False when the replay did not lead to the same place."""
+        """Return to `snapshot` and write the observation. False if the state could not be reproduced."""
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of each environment (looked up through wrappers), for curricula and tasks."""
+        """Call a method of each environment (looked up through wrappers), for example to set a difficulty."""
 
     def close(self) -> None:
-        """Release everything. Harmless when repeated."""
+        """Release all resources. May be called more than once."""
 
 
 class MethodForwarding:
-    """Gives a `VectorEnv` the methods of its environments: `env.set_difficulty(2)` is `env.call("set_difficulty", 2)`.
+    """Forwards unknown methods to the environments: `env.set_difficulty(2)` is `env.call("set_difficulty", 2)`.
 
-    `hasattr` tells whether the environments have one. Attributes that are no methods are read with `call`.
+    `hasattr` is true if the environments have the method. Read other attributes with `call`.
     """
 
     in_use = ""
-    """Why methods of the environments cannot be called now: a collector in the background has them."""
+    """Why methods cannot be called now (an asynchronous collector is using the environments); empty if they can."""
 
     def has_method(self, name: str) -> bool:
-        """Whether each environment has a method of this name, its own or a wrapper's."""
+        """Whether each environment or one of its wrappers has a method of this name."""
         raise NotImplementedError
 
-    if not TYPE_CHECKING:  # a type checker would take every misspelling for a method of the environments
+    if not TYPE_CHECKING:  # a type checker would accept every misspelled name
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_") or not self.has_method(name):
-                what = f"neither {type(self).__name__} nor the environments in it have a method {name!r}"
-                raise AttributeError(what, name=name, obj=self)
+                message = f"neither {type(self).__name__} nor the environments in it have a method {name!r}"
+                raise AttributeError(message, name=name, obj=self)
             if self.in_use:
                 raise EnvironmentContractError(f"env.{name}: {self.in_use}")
             return partial(self.call, name)

@@ -1,37 +1,39 @@
-"""Signals between a parent and a worker process that there is something to do: numbers and two semaphores.
+"""Signals between a parent process and a worker: request numbers in shared memory and two semaphores.
 
-A question and an answer are one number each in shared memory, followed by a semaphore that wakes the other side. Waking
-a sleeping process takes tens of microseconds, as long as several environments take to step, so a side that waits first
-spins on the number for a moment. Spinning takes a core: it pays when the core is free and the other side is quick, and
-is expensive otherwise. A spin without success is therefore followed by 1, 2, 4, … waits without one.
+A request and its completion are one number each in shared memory, followed by a semaphore that wakes the other side.
+Waking a sleeping process takes tens of microseconds, as long as several environment steps, so a side that waits first
+spins on the number for a moment. Spinning pays only if a core is free and the other side is fast: after a spin without
+success, the next 1, 2, 4, … waits do not spin.
 """
 
 from __future__ import annotations
 
 import time
+from multiprocessing.context import BaseContext
+from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 __all__ = ["WorkerSignals"]
 
-SPIN_S = 1e-4
-"""How long a side spins before it sleeps."""
-MOST_SKIPPED = 1024
-"""Most waits without spinning after spins without success."""
+_SPIN_S = 1e-4
+"""Seconds of spinning before sleeping."""
+_MAX_SKIPPED = 1024
+"""Most consecutive waits without spinning."""
 
-_ASKED, _ANSWERED, _MESSAGE, _SILENT = range(4)
+_REQUESTED, _DONE, _HAS_MESSAGE, _IS_EMPTY = range(4)
 
 
 class WorkerSignals:
     """The signals between one parent and one worker; pickled to the worker when its process is started."""
 
-    def __init__(self, context: Any, *, spin: bool = True) -> None:
-        """`context`: of multiprocessing; `spin=False` where processes outnumber cores."""
+    def __init__(self, context: BaseContext, *, spin: bool = True) -> None:
+        """Pass `spin=False` if there are more processes than cores."""
         self._memory = context.RawArray("q", 4)
-        self._memory[_ANSWERED] = -1
-        self._question, self._answer = context.Semaphore(0), context.Semaphore(0)
+        self._memory[_DONE] = -1
+        self._request_ready, self._done_ready = context.Semaphore(0), context.Semaphore(0)
         self._spin = spin
         self._numbers = memoryview(self._memory).cast("B").cast("q")
-        self._skips = self._skip = 0
+        self._skip_count = self._skips_left = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_numbers"}
@@ -42,56 +44,56 @@ class WorkerSignals:
 
     # ------------------------------------------------------------------ the parent's side
 
-    def ask(self, number: int, *, message: bool) -> None:
-        """Ask question `number`: a step, or what comes through the pipe as a `message`."""
-        self._numbers[_MESSAGE] = message
-        self._numbers[_ASKED] = number
-        self._question.release()
+    def send_request(self, number: int, *, has_message: bool) -> None:
+        """Send request `number`: a step, or the command in the pipe if `has_message`."""
+        self._numbers[_HAS_MESSAGE] = has_message
+        self._numbers[_REQUESTED] = number
+        self._request_ready.release()
 
     @property
-    def answered(self) -> int:
-        """The last question that was answered; -1 before the worker is ready."""
-        return self._numbers[_ANSWERED]
+    def last_done(self) -> int:
+        """Number of the last completed request; -1 before the worker is ready."""
+        return self._numbers[_DONE]
 
     @property
-    def silent(self) -> bool:
-        """Whether the answer is only that it is done, with nothing in the pipe."""
-        return bool(self._numbers[_SILENT])
+    def is_result_empty(self) -> bool:
+        """Whether the completed request has no result in the pipe."""
+        return bool(self._numbers[_IS_EMPTY])
 
-    def wait_for_answer(self, number: int, timeout: float) -> bool:
-        """Whether question `number` was answered within `timeout` seconds."""
-        return self._wait(_ANSWERED, number, self._answer, timeout)
+    def wait_until_done(self, number: int, timeout: float) -> bool:
+        """Whether request `number` was completed within `timeout` seconds."""
+        return self._wait(_DONE, number, self._done_ready, timeout)
 
     # ------------------------------------------------------------------ the worker's side
 
-    def answer(self, number: int, *, silent: bool) -> None:
-        """Answer question `number`; 0 says that the worker is ready."""
-        self._numbers[_SILENT] = silent
-        self._numbers[_ANSWERED] = number
-        self._answer.release()
+    def report_done(self, number: int, *, empty: bool) -> None:
+        """Report that request `number` is completed; 0 means that the worker is ready."""
+        self._numbers[_IS_EMPTY] = empty
+        self._numbers[_DONE] = number
+        self._done_ready.release()
 
     @property
     def has_message(self) -> bool:
-        """Whether the question is in the pipe."""
-        return bool(self._numbers[_MESSAGE])
+        """Whether the command is in the pipe."""
+        return bool(self._numbers[_HAS_MESSAGE])
 
-    def wait_for_question(self, number: int, timeout: float) -> bool:
-        """Whether question `number` was asked within `timeout` seconds."""
-        return self._wait(_ASKED, number, self._question, timeout)
+    def wait_for_request(self, number: int, timeout: float) -> bool:
+        """Whether request `number` arrived within `timeout` seconds."""
+        return self._wait(_REQUESTED, number, self._request_ready, timeout)
 
-    def _wait(self, place: int, number: int, semaphore: Any, timeout: float) -> bool:
+    def _wait(self, place: int, number: int, semaphore: Semaphore, timeout: float) -> bool:
         numbers = self._numbers
-        if self._skip:
-            self._skip -= 1
+        if self._skips_left:
+            self._skips_left -= 1
         elif self._spin:
-            deadline = time.perf_counter() + SPIN_S
+            deadline = time.perf_counter() + _SPIN_S
             while numbers[place] != number and time.perf_counter() < deadline:
                 pass
             if numbers[place] == number:
-                self._skips //= 2
+                self._skip_count //= 2
             else:
-                self._skips = min(MOST_SKIPPED, 2 * self._skips or 1)
-                self._skip = self._skips
-        # Taken even if the number is there already: it orders memory, and its count must not grow.
+                self._skip_count = min(_MAX_SKIPPED, 2 * self._skip_count or 1)
+                self._skips_left = self._skip_count
+        # Acquire even if the number has arrived: this orders memory and keeps the semaphore's count at zero.
         semaphore.acquire(True, timeout)
         return numbers[place] == number

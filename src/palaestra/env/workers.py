@@ -1,10 +1,10 @@
-"""Environments shared out over processes: this one and worker processes step a share each, at the same time.
+"""Environments divided among processes: this process and worker processes each step a part of them in parallel.
 
-Every process hosts an `InProcessEnv` over its share. Actions, observations, rewards and flags lie in anonymous shared
-memory, and `WorkerSignals` says when to step; a pipe per worker carries the rest: ended episodes, calls, snapshots,
-tracebacks. Environments are seeded by their global number: the data is the same, bit for bit, as in one process, and so
-are snapshots. A worker that raises, dies or stops answering surfaces as an `EnvironmentContractError` that names it,
-with its traceback or exit code, and takes the others down with it. Refuses recipes that cannot be pickled.
+Every process runs an `InProcessEnv` for its part. Actions, observations, rewards and flags are in anonymous shared
+memory, and `WorkerSignals` triggers the steps; a pipe per worker carries the rest (ended episodes, method calls,
+snapshots, tracebacks). Environments are seeded by their global index, so data and snapshots are bit-identical to those
+of one process. If a worker raises, dies or stops answering, all workers are stopped and an `EnvironmentContractError`
+gives its name and its traceback or exit code. The function that makes an environment must be picklable.
 """
 
 from __future__ import annotations
@@ -20,78 +20,68 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
 from palaestra.env.in_process import InProcessEnv
-from palaestra.env.preflight import EnvFacts, inspect_env
+from palaestra.env.inspection import EnvProperties, inspect_env
 from palaestra.env.spaces import ActionLayout, empty_observation, write_observation
-from palaestra.env.vector import Ended, MethodForwarding, Observation, Snapshot, StepRow
+from palaestra.env.vector import Array, EpisodeEnd, GymEnv, MethodForwarding, Observation, Snapshot, Space, StepRow
 from palaestra.env.worker_signals import WorkerSignals
 from palaestra.errors import ConfigError, EnvironmentContractError, PalaestraError
+from palaestra.processes.children import (
+    UNGUARDED_EXIT,
+    UNGUARDED_REMEDY,
+    is_picklable,
+    start_process,
+    usable_cores,
+)
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 
-__all__ = ["UNGUARDED_EXIT", "UNGUARDED_REMEDY", "WorkerEnv", "is_picklable", "start_process", "usable_cores"]
+__all__ = ["WorkerEnv"]
 
-_ALIGN = 64
-_GRACE_S = 5.0
-"""How long a worker may take to close its environments before it is killed."""
+_CLOSE_TIMEOUT_S = 5.0
+"""Seconds that a worker may take to close its environments before it is killed."""
 _ALIVE_CHECK_S = 0.1
-"""Seconds between two checks of a waiting parent whether its workers are alive."""
+"""Seconds between two checks whether the workers are alive, while the parent waits."""
 _PARENT_CHECK_S = 2.0
-"""Seconds between two checks of an idle worker whether its parent is alive."""
-UNGUARDED_EXIT = 97
-"""Exit code of a child that would start children while it imports the script of its parent."""
-UNGUARDED_REMEDY = (
-    "Put what the script does under `if __name__ == '__main__':`, because every child process imports the script"
-)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
-def start_process(process: Any) -> None:
-    """Start a child; one that is itself still importing its parent's script ends instead, with `UNGUARDED_EXIT`."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # multiprocessing would raise here, and its traceback would come before the parent's message.
-        raise SystemExit(UNGUARDED_EXIT)
-    process.start()
+"""Seconds between two checks whether the parent is alive, while a worker is idle."""
 
 
 @dataclass(slots=True)
 class _Worker:
     number: int
     share: slice
-    process: Any
+    process: BaseProcess
     pipe: Connection
     signals: WorkerSignals
-    last_read: int = -1
-    """The last question whose answer was read."""
+    last_received: int = -1
+    """The last request whose result was read."""
 
     def __str__(self) -> str:
         return f"worker {self.number} (environments {self.share.start} to {self.share.stop - 1})"
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a worker needs to know to lay the same arrays over the shared memory as its parent."""
+class _Layout:
+    """Describes the arrays in the shared memory, so that parent and workers lay them out alike."""
 
-    observation_space: gymnasium.Space[Any]
-    action_space: gymnasium.Space[Any]
+    observation_space: Space
+    action_space: Space
     num_envs: int
     mask_size: int
 
-    def allocate(self, memory: SharedArrays) -> tuple[NDArray[Any], StepRow]:
-        """The action batch and the row, over memory that both processes see."""
+    def allocate(self, memory: SharedArrays) -> tuple[Array, StepRow]:
+        """The action batch and the row, in shared memory."""
         n, actions = self.num_envs, ActionLayout(self.action_space)
-        like = _by_name(empty_observation(self.observation_space, (n,)))
-        parts = {name: memory(array.shape, array.dtype) for name, array in like.items()}
-        observation: Observation = parts if isinstance(self.observation_space, gymnasium.spaces.Dict) else parts[""]
+        empty = empty_observation(self.observation_space, (n,))
+        observation: Observation = (
+            {name: memory(array.shape, array.dtype) for name, array in empty.items()}
+            if isinstance(empty, dict)
+            else memory(empty.shape, empty.dtype)
+        )
         action, reward = memory((n, *actions.shape), actions.dtype), memory((n,), np.float32)
         terminated, truncated, valid = (memory((n,), np.bool_) for _ in range(3))
         mask = memory((n, self.mask_size), np.bool_) if self.mask_size else None
@@ -99,18 +89,18 @@ class _Plan:
 
 
 class WorkerEnv(MethodForwarding):
-    """N environments over `num_processes` processes, this one among them, as a `VectorEnv`."""
+    """N environments in `num_processes` processes, including this one, as a `VectorEnv`."""
 
     def __init__(
         self,
-        make: Callable[[], gymnasium.Env[Any, Any]],
+        make: Callable[[], GymEnv],
         num_envs: int,
         num_processes: int,
         *,
-        facts: EnvFacts | None = None,
+        properties: EnvProperties | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        """Start the workers; `timeout_s` is how long any answer may take before a worker counts as hung."""
+        """Start the workers; one that does not respond within `timeout_s` seconds counts as hung."""
         if not 1 <= num_processes <= num_envs:
             reason = f"must lie between 1 and env.num_envs ({num_envs})"
             raise ConfigError("env.num_workers", num_processes, reason, "Use one per core or fewer")
@@ -120,17 +110,17 @@ class WorkerEnv(MethodForwarding):
             reason = f"it cannot be sent to a worker process ({error})"
             remedy = "Use an importable function, or env.vectorization = 'in_process'"
             raise ConfigError("env.id", make, reason, remedy) from error
-        facts = facts or inspect_env(make)
-        self.num_envs, self.mask_size = num_envs, facts.mask_size
-        self.observation_space, self.action_space = facts.observation_space, facts.action_space
+        properties = properties or inspect_env(make)
+        self.num_envs, self.mask_size = num_envs, properties.mask_size
+        self.observation_space, self.action_space = properties.observation_space, properties.action_space
         self._timeout_s = timeout_s
-        self._asked = 0
+        self._request = 0
         self._closed = False
-        # Spawned, not forked: a fork copies the locks of the parent's threads in whatever state they are.
+        # Spawned, not forked: a fork copies locks that other threads of the parent may hold.
         context = multiprocessing.get_context("spawn")
-        plan = _Plan(facts.observation_space, facts.action_space, num_envs, facts.mask_size)
-        memory = allocate_shared_block(plan.allocate)
-        self._action, self._row = plan.allocate(SharedArrays(memory))
+        layout = _Layout(properties.observation_space, properties.action_space, num_envs, properties.mask_size)
+        memory = allocate_shared_block(layout.allocate)
+        self._action, self._row = layout.allocate(SharedArrays(memory))
         self._workers: list[_Worker] = []
         edges = np.linspace(0, num_envs, num_processes + 1).round().astype(int).tolist()
         own, *others = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
@@ -138,44 +128,44 @@ class WorkerEnv(MethodForwarding):
         for number, share in enumerate(others, start=1):
             ours, theirs = context.Pipe()
             signals = WorkerSignals(context, spin=spin)
-            args = (theirs, make, memory, plan, share, signals, os.getpid())
-            process = context.Process(target=_work, args=args, daemon=True, name=f"palaestra-env-{number}")
+            args = (theirs, make, memory, layout, share, signals, os.getpid())
+            process = context.Process(target=_run_worker, args=args, daemon=True, name=f"palaestra-env-{number}")
             start_process(process)
             theirs.close()
             self._workers.append(_Worker(number, share, process, ours, signals))
-        self._own_action, self._own_row = self._action[own], _part_of(self._row, own)
+        self._own_action, self._own_row = self._action[own], _slice_row(self._row, own)
         try:
-            self._own = InProcessEnv(make, own.stop, mask_size=facts.mask_size)
+            self._own = InProcessEnv(make, own.stop, mask_size=properties.mask_size)
         except BaseException:
             self._kill()
             raise
-        self._gather()
+        self._collect_results()
 
     def reset(self, seed: int, row: StepRow) -> None:
-        """Start fresh episodes everywhere."""
-        self._ask("reset", seed)
-        self._copy_seen(row)
+        """Start new episodes."""
+        self._send("reset", seed)
+        self._copy_observation(row)
 
-    def step(self, action: NDArray[Any], row: StepRow) -> list[Ended]:
-        """Act in every environment, all processes at once."""
+    def step(self, action: Array, row: StepRow) -> list[EpisodeEnd]:
+        """Act in every environment, in all processes at once."""
         if action.shape != self._action.shape:
             raise EnvironmentContractError(f"action has shape {action.shape}, expected {self._action.shape}.")
         self._action[...] = action
-        answers = self._ask("step")
-        self._copy_seen(row)
+        results = self._send("step")
+        self._copy_observation(row)
         row.reward[:] = self._row.reward
         row.terminated[:] = self._row.terminated
         row.truncated[:] = self._row.truncated
         row.valid[:] = self._row.valid
-        ended: list[Ended] = answers[0]
-        for worker, answer in zip(self._workers, answers[1:], strict=True):
-            if answer:
-                ended += [one._replace(index=one.index + worker.share.start) for one in answer]
+        ended: list[EpisodeEnd] = results[0]
+        for worker, worker_ends in zip(self._workers, results[1:], strict=True):
+            if worker_ends:
+                ended += [end._replace(index=end.index + worker.share.start) for end in worker_ends]
         return ended
 
     def snapshot(self) -> Snapshot | None:
-        """As `InProcessEnv` would give it: it restores there and here, with any number of workers."""
-        parts = self._ask("snapshot")
+        """The same snapshot as that of an `InProcessEnv`; both can restore it, with any number of workers."""
+        parts = self._send("snapshot")
         if any(part is None for part in parts):
             return None
         arrays = {key: np.concatenate([part.arrays[key] for part in parts]) for key in parts[0].arrays}
@@ -185,37 +175,37 @@ class WorkerEnv(MethodForwarding):
         return Snapshot(arrays, facts)
 
     def restore(self, snapshot: Snapshot, row: StepRow) -> bool:
-        """Every process replays its share; one that fails makes all start afresh."""
+        """Every process replays its part; if one fails, all start new episodes."""
         same = snapshot.facts.get("kind") == "replay" and len(snapshot.facts["starts"]) == self.num_envs
         shares = [slice(0, self._own.num_envs), *(worker.share for worker in self._workers)]
         if same:
-            same = all(self._ask_each("restore", [(_share_of(snapshot, share),) for share in shares]))
+            same = all(self._send_each("restore", [(_slice_snapshot(snapshot, share),) for share in shares]))
         if not same:
-            self._ask_each("restore", [(Snapshot(),)] * len(shares))
-        self._copy_seen(row)
+            self._send_each("restore", [(Snapshot(),)] * len(shares))
+        self._copy_observation(row)
         return same
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of each environment where it lives; arguments and answers are pickled."""
-        return [answer for part in self._ask("call", name, args, kwargs) for answer in part]
+        """Call a method of each environment in its process; arguments and results are pickled."""
+        return [result for part in self._send("call", name, args, kwargs) for result in part]
 
     def has_method(self, name: str) -> bool:
-        """Whether the environments have a method of this name; those of this process speak for all."""
+        """Whether the environments have a method of this name; only those of this process are checked."""
         return self._own.has_method(name)
 
     def close(self) -> None:
-        """Stop every worker: asked first, killed if it does not listen."""
+        """Stop every worker; one that does not exit in time is killed."""
         if self._closed:
             return
         self._closed = True
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.signals.ask(self._asked + 1, message=True)
+            worker.signals.send_request(self._request + 1, has_message=True)
             with contextlib.suppress(OSError, ValueError):
                 worker.pipe.send(("close",))
         if hasattr(self, "_own"):
             self._own.close()
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
             if worker.process.is_alive():
@@ -224,33 +214,33 @@ class WorkerEnv(MethodForwarding):
             worker.process.close()
             worker.pipe.close()
 
-    def _copy_seen(self, row: StepRow) -> None:
+    def _copy_observation(self, row: StepRow) -> None:
         write_observation(row.observation, ..., self._row.observation)
         if row.action_mask is not None and self._row.action_mask is not None:
             row.action_mask[...] = self._row.action_mask
 
-    def _ask(self, *message: Any) -> list[Any]:
-        return self._ask_each(message[0], [message[1:]] * (1 + len(self._workers)))
+    def _send(self, *message: Any) -> list[Any]:
+        return self._send_each(message[0], [message[1:]] * (1 + len(self._workers)))
 
-    def _ask_each(self, word: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        """Answers of every process, this one first, which does its share while the others do theirs."""
+    def _send_each(self, command: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Send a request to all processes, execute it here, and return the results, those of this process first."""
         if self._closed:
-            raise EnvironmentContractError(f"{word} was asked of an environment that is closed. Make a new one.")
-        if any(worker.last_read != self._asked for worker in self._workers):
-            self._gather()  # an interrupt came before the last answers were read
-        self._asked += 1
+            raise EnvironmentContractError(f"{command} was called on a closed environment. Make a new one.")
+        if any(worker.last_received != self._request for worker in self._workers):
+            self._collect_results()  # an interrupt came before the last results were read
+        self._request += 1
         for worker, rest in zip(self._workers, arguments[1:], strict=True):
-            worker.signals.ask(self._asked, message=word != "step")
-            if word != "step":
+            worker.signals.send_request(self._request, has_message=command != "step")
+            if command != "step":
                 try:
-                    worker.pipe.send((word, *rest))
+                    worker.pipe.send((command, *rest))
                 except OSError:
-                    self._give_up(worker, None)
+                    self._raise_worker_error(worker, None)
         try:
-            mine = _obey(self._own, word, arguments[0], self._own_action, self._own_row)
+            own_result = _execute(self._own, command, arguments[0], self._own_action, self._own_row)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # an exit of the environment's is a fault like any other
+        except BaseException as error:  # also a SystemExit of the environment
             self._kill()
             if isinstance(error, PalaestraError):
                 raise
@@ -258,44 +248,44 @@ class WorkerEnv(MethodForwarding):
             raise EnvironmentContractError(
                 f"environments 0 to {self._own.num_envs - 1}, in this process: {what}."
             ) from error
-        return [mine, *self._gather()]
+        return [own_result, *self._collect_results()]
 
-    def _gather(self) -> list[Any]:
-        """What the workers answered to the last question, in order; without answers that were read before."""
+    def _collect_results(self) -> list[Any]:
+        """Results of the workers for the last request, in order, without results that were read before."""
         deadline = time.monotonic() + self._timeout_s
-        return [self._answer(worker, deadline) for worker in self._workers if worker.last_read != self._asked]
+        return [self._receive(worker, deadline) for worker in self._workers if worker.last_received != self._request]
 
-    def _answer(self, worker: _Worker, deadline: float) -> Any:
-        while not worker.signals.wait_for_answer(self._asked, _ALIVE_CHECK_S):
+    def _receive(self, worker: _Worker, deadline: float) -> Any:
+        while not worker.signals.wait_until_done(self._request, _ALIVE_CHECK_S):
             for each in self._workers:
-                # Whichever dies is noticed, whatever the others are doing.
-                if not each.process.is_alive() and each.signals.answered != self._asked:
-                    self._give_up(each, None)
+                # Detect the death of any worker, not only of this one.
+                if not each.process.is_alive() and each.signals.last_done != self._request:
+                    self._raise_worker_error(each, None)
             if time.monotonic() > deadline:
                 self._kill()
-                raise EnvironmentContractError(f"{worker} did not answer within {self._timeout_s:g} s and was killed.")
-        if worker.signals.silent:
-            worker.last_read = self._asked
+                raise EnvironmentContractError(f"{worker} did not respond within {self._timeout_s:g} s and was killed.")
+        if worker.signals.is_result_empty:
+            worker.last_received = self._request
             return None
         try:
-            kind, answer = worker.pipe.recv()
+            kind, result = worker.pipe.recv()
         except (EOFError, OSError):
-            self._give_up(worker, None)
-        worker.last_read = self._asked
+            self._raise_worker_error(worker, None)
+        worker.last_received = self._request
         if kind != "done":
-            self._give_up(worker, answer)
-        return answer
+            self._raise_worker_error(worker, result)
+        return result
 
-    def _give_up(self, worker: _Worker, report: tuple[BaseException | None, str] | None) -> NoReturn:
+    def _raise_worker_error(self, worker: _Worker, report: tuple[BaseException | None, str] | None) -> NoReturn:
         cause: BaseException | None = None
         if report is None:
             worker.process.join(1.0)
             cause = _unguarded_error(worker.process.exitcode)
             text = f"{worker} died ({_exit_reason(worker.process.exitcode)}) without a traceback."
-            if self._asked == 0:
+            if self._request == 0:
                 text += (
-                    " It never started: look at its output above. The script must be a file, not standard input, and "
-                    "what makes an environment must be importable, not defined in a notebook."
+                    " It never started: see its output above. The script must be a file, not standard input, and the "
+                    "function that makes an environment must be importable, not defined in a notebook."
                 )
         else:
             cause, trace = report
@@ -306,79 +296,79 @@ class WorkerEnv(MethodForwarding):
         raise EnvironmentContractError(text) from cause
 
     def _kill(self) -> None:
-        """After a fault nobody can be asked nicely: the answers to come belong to a step that has failed."""
+        """Stop the workers after an error, without waiting for the results of the failed step."""
         for worker in self._workers:
             worker.process.kill()
         self.close()
 
 
-def _work(
+def _run_worker(
     pipe: Connection,
-    make: Callable[[], Any],
+    make: Callable[[], GymEnv],
     memory: Any,
-    plan: _Plan,
+    layout: _Layout,
     share: slice,
     signals: WorkerSignals,
     parent: int,
 ) -> None:
-    """The life of a worker: make the environments, then answer one question at a time until told to stop."""
-    # A terminal's Ctrl-C reaches the whole group; stopping the workers is the parent's decision.
+    """Main function of a worker: make the environments, then execute one request at a time until `close`."""
+    # Ctrl-C in a terminal reaches the whole process group; the parent decides when to stop the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     env: InProcessEnv | None = None
-    asked = 0
+    request = 0
     try:
-        action, shared = plan.allocate(SharedArrays(memory))
-        mine, actions = _part_of(shared, share), action[share]
-        env = InProcessEnv(make, share.stop - share.start, first_index=share.start, mask_size=plan.mask_size)
-        signals.answer(asked, silent=True)
+        action, shared = layout.allocate(SharedArrays(memory))
+        row, actions = _slice_row(shared, share), action[share]
+        env = InProcessEnv(make, share.stop - share.start, first_index=share.start, mask_size=layout.mask_size)
+        signals.report_done(request, empty=True)
         while True:
-            while not signals.wait_for_question(asked + 1, _PARENT_CHECK_S):
+            while not signals.wait_for_request(request + 1, _PARENT_CHECK_S):
                 if os.getppid() != parent:
                     return
-            asked += 1
-            word, *rest = pipe.recv() if signals.has_message else ("step",)
-            if word == "close":
+            request += 1
+            command, *rest = pipe.recv() if signals.has_message else ("step",)
+            if command == "close":
                 return
-            answer = _obey(env, word, rest, actions, mine)
-            # The signal first: an answer that does not fit into the pipe waits there until the parent reads.
-            signals.answer(asked, silent=not answer)
-            if answer:
-                pipe.send(("done", answer))
+            result = _execute(env, command, rest, actions, row)
+            # Signal first: sending a result that does not fit into the pipe blocks until the parent reads.
+            signals.report_done(request, empty=not result)
+            if result:
+                pipe.send(("done", result))
     except EOFError:
-        pass  # the parent is gone, and nobody is left to tell
-    except BaseException as error:  # noqa: BLE001  an exit of the environment's is a fault like any other
+        pass  # the parent is gone
+    except BaseException as error:  # noqa: BLE001  also a SystemExit of the environment
         cause = error if isinstance(error, PalaestraError) and is_picklable(error) else None
         with contextlib.suppress(OSError):
-            signals.answer(asked, silent=False)
+            signals.report_done(request, empty=False)
             pipe.send(("failed", (cause, traceback.format_exc())))
     finally:
         if env is not None:
             env.close()
 
 
-def _obey(env: InProcessEnv, word: str, rest: Any, action: NDArray[Any], row: StepRow) -> Any:
-    if word == "step":
+def _execute(env: InProcessEnv, command: str, rest: Any, action: Array, row: StepRow) -> Any:
+    if command == "step":
         return env.step(action, row)
-    if word == "reset":
+    if command == "reset":
         return env.reset(rest[0], row)
-    if word == "snapshot":
+    if command == "snapshot":
         return env.snapshot()
-    if word == "restore":
+    if command == "restore":
         return env.restore(rest[0], row)
     name, args, kwargs = rest
     return env.call(name, *args, **kwargs)
 
 
-def _part_of(row: StepRow, share: slice) -> StepRow:
-    seen = row.observation
-    observation: Observation = {k: v[share] for k, v in seen.items()} if isinstance(seen, dict) else seen[share]
+def _slice_row(row: StepRow, share: slice) -> StepRow:
+    whole = row.observation
+    observation: Observation = {k: v[share] for k, v in whole.items()} if isinstance(whole, dict) else whole[share]
     mask = None if row.action_mask is None else row.action_mask[share]
     flags = (row.terminated[share], row.truncated[share], row.valid[share])
     return StepRow(observation, row.reward[share], *flags, mask)
 
 
-def _share_of(snapshot: Snapshot, share: slice) -> Snapshot:
-    """The part of a snapshot that one worker's environments need."""
+def _slice_snapshot(snapshot: Snapshot, share: slice) -> Snapshot:
+    """The part of a snapshot for the environments of one worker."""
     lengths = snapshot.arrays["lengths"]
     edges = np.concatenate([[0], np.cumsum(lengths)])
     arrays = {key: array[share] for key, array in snapshot.arrays.items() if key != "actions"}
@@ -387,10 +377,6 @@ def _share_of(snapshot: Snapshot, share: slice) -> Snapshot:
     for key in ("seeds", "starts"):
         facts[key] = facts[key][share]
     return Snapshot(arrays, facts)
-
-
-def _by_name(observation: Observation) -> dict[str, NDArray[Any]]:
-    return observation if isinstance(observation, dict) else {"": observation}
 
 
 def _unguarded_error(code: int | None) -> ConfigError | None:
@@ -405,12 +391,3 @@ def _exit_reason(code: int | None) -> str:
     if code is not None and code < 0:
         return f"killed by signal {-code}, {signal.Signals(-code).name}"
     return f"exit code {code}"
-
-
-def is_picklable(error: BaseException) -> bool:
-    """Whether an error comes out of another process as it went in."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001  an error that cannot travel is told as text instead
-        return False
-    return True

@@ -12,7 +12,7 @@ from torch import nn
 from palaestra.actor.acting import refuse_impossible
 from palaestra.actor.fit import check_fit
 from palaestra.env.spaces import allocate_row
-from palaestra.env.vector import Ended, VectorEnv
+from palaestra.env.vector import EpisodeEnd, VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.evaluation.statistics import confidence_interval, wilson_interval
 from palaestra.policy.device import device_of, move_to
@@ -80,7 +80,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
     rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
     # A fixed share for each environment: taking the first n that end anywhere would favour short episodes.
     shares = [episodes // N + (1 if i < episodes % N else 0) for i in range(N)]
-    played: list[list[Ended]] = [[] for _ in range(N)]
+    played: list[list[EpisodeEnd]] = [[] for _ in range(N)]
     with eval_mode(policy):
         while any(len(done) < share for done, share in zip(played, shares, strict=True)):
             noise = mask = None

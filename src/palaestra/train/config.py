@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.config import Section, parse_section
 from palaestra.config.file import apply_overrides, read_config_file
-from palaestra.env.catalogue import EnvConfig
+from palaestra.env.make import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
 from palaestra.learner.ppo import PPOConfig

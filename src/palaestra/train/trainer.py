@@ -20,7 +20,7 @@ from palaestra.actor.acting import Compiled
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
 from palaestra.actor.collector import Collector, default_seed
 from palaestra.actor.synchronous import SynchronousSource
-from palaestra.env.catalogue import EnvConfig, as_vector_env
+from palaestra.env.make import EnvConfig, as_vector_env
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.learner.algorithm import RolloutAlgorithm

@@ -19,7 +19,7 @@ from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
 from palaestra.actor.collector import Collector
 from palaestra.actor.fit import check_fit, check_memory, rollout_spec
 from palaestra.actor.synchronous import SynchronousSource
-from palaestra.env.catalogue import EnvConfig, make_env
+from palaestra.env.make import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.evaluation.play import Evaluation, evaluate

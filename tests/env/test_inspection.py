@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from palaestra.env.preflight import inspect_env
+from palaestra.env.inspection import inspect_env
 from palaestra.env.toy import Bandit, Countdown, Faulty, MaskedChoice, MixedSenses
 from palaestra.errors import ConfigError
 
@@ -73,7 +73,7 @@ class _Odd(Countdown):
 
     def step(self, action):
         reward, flag, _, observation = self._odd
-        return (self._left() if observation is None else observation), reward, flag, False, {}
+        return (self._observe() if observation is None else observation), reward, flag, False, {}
 
 
 @pytest.mark.parametrize(

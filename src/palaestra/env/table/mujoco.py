@@ -1,9 +1,8 @@
-"""`TableReach` with MuJoCo underneath: the gripper has mass and is driven by servos, so it lags behind its commands.
+"""`TableReach` simulated by MuJoCo: the gripper has mass and is driven by servos, so it lags behind its commands.
 
-Spaces, instruction and reward are those of `env.table`; only how the gripper moves differs. Pictures are drawn from
-MuJoCo's state by `env.table_render`, which needs no OpenGL and gives the same bits everywhere. `camera="mujoco"` asks
-MuJoCo's own renderer instead, for those who have a headless one (`MUJOCO_GL=egl` or `osmesa`, set before Python
-starts). Needs `pip install 'palaestra[mujoco]'`.
+Spaces, instruction and reward are those of `TableReach`. Images are drawn by `TableRenderer` from MuJoCo's state, which
+needs no OpenGL and gives the same bits everywhere. `camera="mujoco"` uses MuJoCo's own renderer instead, which needs
+headless OpenGL (`MUJOCO_GL=egl` or `osmesa`, set before Python starts). Needs `pip install 'palaestra[mujoco]'`.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from palaestra.env.table import NUM_BLOCKS, RGB, TableReach
-from palaestra.env.table_physics import BLOCK, GRIPPER, within_table
+from palaestra.env.table.physics import BLOCK_RADIUS, GRIPPER_RADIUS, clip_to_table
+from palaestra.env.table.tasks import NUM_BLOCKS, RGB, TableReach
 from palaestra.errors import ConfigError
 
 __all__ = ["TableReachMujoco"]
 
 _SUBSTEPS = 15
-"""MuJoCo's steps of 5 ms per action."""
+"""Simulation steps of 5 ms per action."""
 _CAMERA_HEIGHT = 2.0
 
 _XML = f"""
@@ -34,18 +33,18 @@ _XML = f"""
     <body name="gripper" pos="0 0 0.1">
       <joint name="right" type="slide" axis="1 0 0" damping="90"/>
       <joint name="up" type="slide" axis="0 1 0" damping="90"/>
-      <geom type="cylinder" size="{GRIPPER} 0.05" mass="1" rgba="0.96 0.96 0.96 1"/>
+      <geom type="cylinder" size="{GRIPPER_RADIUS} 0.05" mass="1" rgba="0.96 0.96 0.96 1"/>
     </body>
     {
     "".join(
-        f'<body name="block{i}" mocap="true" pos="0 0 0.025"><geom type="cylinder" size="{BLOCK} 0.025"/></body>'
+        f'<body name="block{i}" mocap="true" pos="0 0 0.025"><geom type="cylinder" size="{BLOCK_RADIUS} 0.025"/></body>'
         for i in range(NUM_BLOCKS)
     )
 }
   </worldbody>
   <actuator>
-    <position joint="right" kp="2000" ctrlrange="{GRIPPER} {1 - GRIPPER}" ctrllimited="true"/>
-    <position joint="up" kp="2000" ctrlrange="{GRIPPER} {1 - GRIPPER}" ctrllimited="true"/>
+    <position joint="right" kp="2000" ctrlrange="{GRIPPER_RADIUS} {1 - GRIPPER_RADIUS}" ctrllimited="true"/>
+    <position joint="up" kp="2000" ctrlrange="{GRIPPER_RADIUS} {1 - GRIPPER_RADIUS}" ctrllimited="true"/>
   </actuator>
 </mujoco>
 """
@@ -61,26 +60,26 @@ class TableReachMujoco(TableReach):
         render_mode: str | None = None,
         camera: Literal["drawn", "mujoco"] = "drawn",
     ) -> None:
-        """`camera`: `drawn` by NumPy, or by `mujoco`; heights are always drawn."""
+        """`camera`: images `drawn` by NumPy or rendered by `mujoco`; height maps are always drawn."""
         super().__init__(size, depth, render_mode)
         if camera not in ("drawn", "mujoco"):
             raise ConfigError("env.kwargs.camera", camera, "there is no such camera", "Use 'drawn' or 'mujoco'")
         self._model = mujoco.MjModel.from_xml_string(_XML)
         self._data = mujoco.MjData(self._model)
-        self._renderer: Any = _renderer(self._model, size) if camera == "mujoco" else None
+        self._renderer: Any = _make_renderer(self._model, size) if camera == "mujoco" else None
 
     def close(self) -> None:
-        """Give the renderer's memory back."""
+        """Release the renderer."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
 
-    def _place(self) -> None:
-        # A full reset: the solver's warm start would otherwise carry over from the episode before.
+    def _reset_physics(self) -> None:
+        # A full reset, because the solver would otherwise warm-start from the last episode.
         mujoco.mj_resetData(self._model, self._data)
         self._data.qpos[:] = self._data.ctrl[:] = self.gripper
-        for i, (colour, place) in enumerate(zip(self.colours, self.blocks, strict=True)):
-            self._data.mocap_pos[i, :2] = place
+        for i, (colour, position) in enumerate(zip(self.colours, self.blocks, strict=True)):
+            self._data.mocap_pos[i, :2] = position
             geom = self._model.body(f"block{i}").geomadr[0]
             self._model.geom_rgba[geom, :3] = np.divide(RGB[colour], 255.0)
         mujoco.mj_forward(self._model, self._data)
@@ -88,20 +87,20 @@ class TableReachMujoco(TableReach):
     def _move(self, right: float, up: float) -> None:
         self._data.ctrl[:] = self.gripper[0] + right, self.gripper[1] + up
         mujoco.mj_step(self._model, self._data, _SUBSTEPS)
-        self.gripper = within_table(float(self._data.qpos[0]), float(self._data.qpos[1]), GRIPPER)
+        self.gripper = clip_to_table(float(self._data.qpos[0]), float(self._data.qpos[1]), GRIPPER_RADIUS)
 
-    def _pictures(self) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
-        rgb, depth = super()._pictures()
+    def _draw(self) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
+        rgb, depth = super()._draw()
         if self._renderer is not None:
             self._renderer.update_scene(self._data, camera="above")
             rgb = self._renderer.render().copy()
         return rgb, depth
 
 
-def _renderer(model: Any, size: int) -> Any:
+def _make_renderer(model: Any, size: int) -> Any:
     try:
         return mujoco.Renderer(model, size, size)
-    # Each of MuJoCo's ways to OpenGL says in its own way that it is not there.
+    # Each OpenGL backend of MuJoCo raises another error if it is missing.
     except (ImportError, AttributeError, RuntimeError, mujoco.FatalError) as error:
         reason = f"MuJoCo found no OpenGL ({type(error).__name__})"
         remedy = "Set MUJOCO_GL=egl or osmesa before Python starts, or use 'drawn'"

@@ -9,12 +9,12 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from palaestra.config import parse_section
-from palaestra.env import catalogue, recipe
-from palaestra.env.catalogue import EnvConfig, as_vector_env, known_environments, make_env
+from palaestra.env import factory, make
+from palaestra.env.factory import EnvFactory
 from palaestra.env.in_process import InProcessEnv
+from palaestra.env.inspection import EnvProperties
+from palaestra.env.make import EnvConfig, as_vector_env, known_environments, make_env
 from palaestra.env.native import NativeEnv
-from palaestra.env.preflight import EnvFacts
-from palaestra.env.recipe import EnvRecipe
 from palaestra.env.spaces import allocate_row
 from palaestra.env.toy import Countdown
 from palaestra.env.workers import WorkerEnv
@@ -48,10 +48,10 @@ def test_auto_shares_out_what_computes_over_cores_and_lets_what_waits_wait_toget
 ):
     made = []
     space = Countdown()
-    facts = EnvFacts(milliseconds / 1e3, space.observation_space, space.action_space, 0, busy)
-    monkeypatch.setattr(catalogue, "inspect_env", lambda make, name, patience_s: facts)
-    monkeypatch.setattr(catalogue, "usable_cores", lambda: cores)
-    monkeypatch.setattr(catalogue, "WorkerEnv", lambda make, n, count, facts: made.append(count))
+    properties = EnvProperties(milliseconds / 1e3, space.observation_space, space.action_space, 0, busy)
+    monkeypatch.setattr(make, "inspect_env", lambda make, name, patience_s: properties)
+    monkeypatch.setattr(make, "usable_cores", lambda: cores)
+    monkeypatch.setattr(make, "WorkerEnv", lambda make, n, count, properties: made.append(count))
     make_env(EnvConfig(id="palaestra.env.toy:Countdown", num_envs=num_envs))
     assert made == ([] if processes == 1 else [processes])
 
@@ -97,10 +97,10 @@ def test_a_missing_dependency_names_the_command_that_installs_it(monkeypatch):
     def refuse(*args, **kwargs):
         raise gymnasium.error.DependencyNotInstalled("Box2D is not installed")
 
-    monkeypatch.setattr(recipe.gymnasium, "make", refuse)
-    monkeypatch.setattr(recipe, "_installed", lambda package: package != "Box2D")
+    monkeypatch.setattr(factory.gymnasium, "make", refuse)
+    monkeypatch.setattr(factory, "_is_installed", lambda package: package != "Box2D")
     with pytest.raises(UnknownEnvironment, match=r"\(Box2D\)\. pip install 'palaestra\[box2d\]'"):
-        EnvRecipe("LunarLander-v3")()
+        EnvFactory("LunarLander-v3")()
     lander = next(known for known in known_environments() if known.id == "LunarLander-v3")
     assert not lander.installed
     assert "box2d" in lander.remedy
@@ -118,7 +118,7 @@ def test_wrong_arguments_name_the_kwargs():
 def test_factories_that_are_none_are_refused():
     with pytest.raises(ConfigError, match="cannot be called"):
         make_env(EnvConfig(id="palaestra.env.toy:__all__"))
-    with pytest.raises(ConfigError, match=r"made a float, not a gymnasium\.Env"):
+    with pytest.raises(ConfigError, match=r"returned a float, not a gymnasium\.Env"):
         make_env(EnvConfig(id="time:time"))
     with pytest.raises(ConfigError, match=r"env\.vectorization"):
         make_env(EnvConfig(id="palaestra.env.toy:Countdown", vectorization="native"))
@@ -129,17 +129,17 @@ def test_an_address_is_an_attribute_first_and_gymnasiums_module_form_second(monk
     monkeypatch.setitem(sys.modules, "my_tasks", module)
     gymnasium.register("MyCountdown-v0", entry_point=Countdown, max_episode_steps=3)
     try:
-        env = EnvRecipe("my_tasks:MyCountdown-v0")()
+        env = EnvFactory("my_tasks:MyCountdown-v0")()
         assert isinstance(env.unwrapped, Countdown)
         module.Fast = lambda length=2: Countdown(length)
-        assert isinstance(EnvRecipe("my_tasks:Fast", {"length": 4})(), Countdown)
+        assert isinstance(EnvFactory("my_tasks:Fast", {"length": 4})(), Countdown)
     finally:
         del gymnasium.registry["MyCountdown-v0"]
 
 
 def test_a_factory_that_fails_says_how():
     with pytest.raises(ConfigError, match="making it failed with ZeroDivisionError"):
-        EnvRecipe(f"{__name__}:_broken")()
+        EnvFactory(f"{__name__}:_broken")()
 
 
 def _broken():
@@ -162,10 +162,10 @@ def test_the_list_of_environments_holds_gymnasiums_and_ours():
     known = {one.id: one for one in known_environments()}
     assert known["CartPole-v1"].installed
     assert known["compiled/CartPole-v1"].origin == "compiled"
-    assert EnvRecipe("palaestra.env.toy:Countdown")().action_space.n == 2
+    assert EnvFactory("palaestra.env.toy:Countdown")().action_space.n == 2
     for name, one in known.items():
         if one.origin == "toy":
-            EnvRecipe(name)().close()
+            EnvFactory(name)().close()
 
 
 def test_a_configuration_is_checked_before_anything_is_made():

@@ -1,0 +1,38 @@
+"""Child processes: starting one, and sending an exception back from one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from multiprocessing.process import BaseProcess
+
+__all__ = ["UNGUARDED_EXIT", "UNGUARDED_REMEDY", "is_picklable", "start_process", "usable_cores"]
+
+UNGUARDED_EXIT = 97
+"""Exit code of a child process that would start children while it imports the script of its parent."""
+UNGUARDED_REMEDY = (
+    "Put what the script does under `if __name__ == '__main__':`, because every child process imports the script"
+)
+
+
+def usable_cores() -> int:
+    """Number of CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a child process. A process that is still importing its parent's script exits with `UNGUARDED_EXIT`."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # multiprocessing would raise here, and print its traceback before the parent's message.
+        raise SystemExit(UNGUARDED_EXIT)
+    process.start()
+
+
+def is_picklable(error: BaseException) -> bool:
+    """Whether an exception can be sent to another process and restored there."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  user-defined exceptions may fail in any way
+        return False
+    return True
