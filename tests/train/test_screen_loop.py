@@ -155,7 +155,7 @@ def test_a_batch_that_teaches_nothing_is_said_and_does_not_hold_up_the_run(gatew
     assert outcome.final["unreadable_share"] == 1.0
     text = outcome.run.attempts()[0].journal.read_text()
     assert text.count("Nothing was learned from this batch") == 2
-    assert "reward.unreadable = -0.5 pays more than a mistake in fake/button (-1)" in text
+    assert "reward.unreadable = -0.5 is above the reward of a mistake in fake/button (-1)" in text
 
 
 def test_screens_that_break_are_counted_tried_again_and_never_learned_from(gateway, tmp_path):

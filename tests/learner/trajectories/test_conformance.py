@@ -44,7 +44,7 @@ def changed(**how):
         (changed(mask=lambda x, turns: x | True), "more in the mask"),
         (changed(log_probs=lambda x, turns: x[:, :1]), "has shape"),
         (changed(log_probs=lambda x, turns: x.detach()), "must record a graph"),
-        (changed(entropy=lambda x, turns: None), "asked for the entropy"),
+        (changed(entropy=lambda x, turns: None), "returned no entropy"),
         (changed(values=lambda x, turns: None if x is None else x[:, None]), "values has shape"),
     ],
 )
@@ -125,7 +125,7 @@ class Infinite(RejectionSampling):
         (ReadsPadding, "a padded position has a gradient"),
         (Scales, "changed the rewards|the same for the same episodes"),
         (Draws, "the same for the same episodes"),
-        (TakesBroken, "whose screen broke"),
+        (TakesBroken, "with an environment failure"),
         (Infinite, "is not finite"),
         (lambda: RejectionSampling(reward_threshold=9.0), "keeps nothing"),
     ],

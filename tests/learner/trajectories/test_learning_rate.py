@@ -2,7 +2,7 @@
 
 import pytest
 
-from palaestra.learner.trajectories.update import choose_learning_rate, pace
+from palaestra.learner.trajectories.update import choose_learning_rate, learning_rate_factor
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,8 @@ def test_a_given_rate_is_used_as_it_is():
 
 
 def test_the_rate_grows_over_its_warmup_and_falls_evenly_to_a_tenth():
-    assert [pace(update, warmup=4, decay=None) for update in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert [pace(update, warmup=0, decay=9) for update in (0, 3, 9, 100)] == pytest.approx([1.0, 0.7, 0.1, 0.1])
-    assert pace(1, warmup=4, decay=9) == pytest.approx(0.5 * 0.9)
+    assert [learning_rate_factor(update, warmup=4, decay=None) for update in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [learning_rate_factor(update, warmup=0, decay=9) for update in (0, 3, 9, 100)] == pytest.approx(
+        [1.0, 0.7, 0.1, 0.1]
+    )
+    assert learning_rate_factor(1, warmup=4, decay=9) == pytest.approx(0.5 * 0.9)

@@ -6,16 +6,16 @@ import pytest
 from tests.learner.trajectories.toy import SHA, episode, turn
 
 from palaestra.experience.trajectory import Outcome
-from palaestra.learner.trajectories.proof import Expected, ProofConfig, why_refused
-from palaestra.learner.trajectories.scoring import Disagreement, why_disagreeing
+from palaestra.learner.trajectories.proof import Expected, ProofConfig, find_proof_failure
+from palaestra.learner.trajectories.scoring import Disagreement, describe_disagreement
 
 
 def test_an_episode_with_everything_proven_is_accepted():
-    assert why_refused(episode(turn(version=3), turn(version=4)), Expected(version=4)) is None
+    assert find_proof_failure(episode(turn(version=3), turn(version=4)), Expected(version=4)) is None
 
 
 def test_a_log_probability_may_be_above_zero_by_rounding():
-    assert why_refused(episode(turn(log_probs=[5e-5, -1.0])), Expected(version=0)) is None
+    assert find_proof_failure(episode(turn(log_probs=[5e-5, -1.0])), Expected(version=0)) is None
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,17 @@ def test_a_log_probability_may_be_above_zero_by_rounding():
     ],
 )
 def test_what_is_not_proven_is_refused_with_a_reason(made, reason, detail):
-    found = why_refused(made, Expected(version=2))
+    found = find_proof_failure(made, Expected(version=2))
     assert found.reason == reason
     assert detail in found.detail
 
 
 def test_sampler_and_learner_may_differ_by_rounding_and_not_by_weights():
     bounds = ProofConfig(mean_disagreement=0.05, max_disagreement=1.0).bounds(half_precision=True)
-    assert why_disagreeing(Disagreement(0.05, 1.0, 10), bounds) is None
-    assert why_disagreeing(Disagreement(9.0, 9.0, 0), bounds) is None
-    said = why_disagreeing(Disagreement(0.06, 0.5, 10), bounds)
+    assert describe_disagreement(Disagreement(0.05, 1.0, 10), bounds) is None
+    assert describe_disagreement(Disagreement(9.0, 9.0, 0), bounds) is None
+    said = describe_disagreement(Disagreement(0.06, 0.5, 10), bounds)
     assert "0.06 on average (allowed 0.05)" in said
     assert "did not reach the sampler" in said
     assert "different pictures" in said
-    assert "at most by 1.5" in why_disagreeing(Disagreement(0.01, 1.5, 10), bounds)
+    assert "at most by 1.5" in describe_disagreement(Disagreement(0.01, 1.5, 10), bounds)

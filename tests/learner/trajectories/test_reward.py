@@ -6,7 +6,7 @@ from tests.learner.trajectories.toy import TablePolicy, episode, play, turn
 
 from palaestra.experience.trajectory import Outcome
 from palaestra.learner.trajectories import GRPO, TrajectoryLearner, UpdateConfig
-from palaestra.learner.trajectories.reward import RewardConfig, ending_of, learned_rewards, reward_warnings
+from palaestra.learner.trajectories.reward import RewardConfig, episode_ending, reward_warnings, training_rewards
 
 TASK = {"task": "toy/add", "seed": 7, "params": {}, "reward_range": [-1.0, 1.0]}
 
@@ -19,7 +19,7 @@ def ended(outcome, *rewards, last=None, **more):
 
 
 def earned(made, **config):
-    return learned_rewards(made, RewardConfig(**config)).tolist()
+    return training_rewards(made, RewardConfig(**config)).tolist()
 
 
 def test_what_was_finished_earns_what_was_paid():
@@ -37,7 +37,7 @@ def test_what_was_finished_earns_what_was_paid():
     ],
 )
 def test_stalling_and_giving_up_earn_as_little_as_the_worst_mistake(made, ending):
-    assert ending_of(made) == ending
+    assert episode_ending(made) == ending
     assert earned(made) == [0.0, -1.0]
     assert earned(made, failure=-0.5) == [0.0, -0.5]
     assert earned(made, **{ending: -0.25}) == [0.0, -0.25]
@@ -102,7 +102,7 @@ def test_by_default_not_finishing_never_earns_more_than_failing_with_the_same_cr
 def test_a_configuration_that_pays_more_for_not_finishing_than_for_failing_is_warned_about(name):
     told = reward_warnings(RewardConfig(**{name: -0.5}), -1.0, task="miniwob/click-test")
     assert len(told) == 1
-    assert f"reward.{name} = -0.5 pays more than a mistake in miniwob/click-test (-1)" in told[0]
+    assert f"reward.{name} = -0.5 is above the reward of a mistake in miniwob/click-test (-1)" in told[0]
     assert "Use null or at most -1" in told[0]
     assert reward_warnings(RewardConfig(**{name: -1.0}), -1.0, task="t") == []
     assert reward_warnings(RewardConfig(**{name: 0.0}), 0.0, task="t") == []

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from palaestra.learner.trajectories.scoring import order_by_prompt
+from palaestra.learner.trajectories.scoring import split_microbatches
 from palaestra.learner.trajectories.update import split_minibatches
 
 
@@ -23,14 +23,14 @@ def split(prompts, count, seed=0):
 
 def test_short_prompts_come_first_and_equal_ones_together_short_answers_first():
     turns = [turn([1, 2, 3], [9, 9]), turn([5, 6], [9]), turn([1, 2, 4], [9]), turn([1, 2, 3], [9]), turn([5, 6], [9])]
-    order = order_by_prompt(turns)
+    (order,) = split_microbatches(turns, size=len(turns))
     assert order[:2] == [1, 4]
     assert order.index(3) + 1 == order.index(0)
 
 
 def test_the_same_words_about_another_picture_are_another_prompt():
     turns = [turn([1], [9], "a"), turn([1], [9], "b"), turn([1], [9], "a")]
-    assert order_by_prompt(turns) == [0, 2, 1]
+    assert split_microbatches(turns, size=3) == [[0, 2, 1]]
 
 
 def test_minibatches_are_equal_and_keep_answers_to_one_prompt_together():

@@ -163,7 +163,7 @@ def test_a_separate_value_head_learns_at_its_own_rate_and_both_warm_up():
     apart.load_state_dict(policy.state_dict())
     config = UpdateConfig(value_learning_rate=0.5, max_grad_norm=None)
     updater = TokenUpdater(apart, TrajectoryPPO(), config, rate=0.01)
-    updater.set_pace(0.5)
+    updater.set_rate_factor(0.5)
     updater.run(samples, batch, np.random.default_rng(0))
     # Adam's first step is the rate, in each coordinate that has a gradient.
     assert (apart.worth.bias - policy.worth.bias).abs().max().item() == pytest.approx(0.25, rel=1e-3)

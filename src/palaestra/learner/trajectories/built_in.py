@@ -1,9 +1,8 @@
-"""The algorithms on trajectories that come with the package: rejection sampling, GRPO and PPO.
+"""The built-in algorithms on trajectories: rejection sampling, GRPO and PPO.
 
-Below them stand pure functions of numbers and of tensors `[B, G]` (turns by tokens), and `PolicyGradient`, which puts
-them together. Three policies are distinguished as in `learner.ppo`: the *behaviour* policy sampled a token, the
-*proximal* one is where this update starts, the *current* one moves. The weight of a token in the sum is decided once
-for the whole update, so its microbatches add up to the same gradient, and no average is taken over a part.
+`PolicyGradient` combines pure functions of tensors `[B, G]` (turns by tokens). As in `learner.ppo`, the *behaviour*
+policy sampled a token, the *proximal* policy is the one before this update, and the *current* policy is being trained.
+Token weights are computed once for the whole update, so that the gradients of its microbatches add up.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from palaestra.learner.trajectories.algorithm import (
     TrainingSample,
     TrajectoryAlgorithm,
 )
-from palaestra.learner.trajectories.reward import Rewards, all_alike
+from palaestra.learner.trajectories.reward import Rewards, all_equal
 
 __all__ = ["GRPO", "PolicyGradient", "PolicyGradientConfig", "RejectionSampling", "TrajectoryPPO"]
 
@@ -39,11 +38,11 @@ Scale: TypeAlias = Literal["std", "none"]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 LOG_LIMIT = 20.0
-"""Log-ratios beyond this are held here: exp(20) is far outside every clip, and exp(90) is infinite."""
+"""Log-ratios are clamped to this: exp(20) is far outside every clip range, and exp(90) overflows."""
 
 
 def group_advantages(rewards: Numbers, scale: Scale = "std", eps: float = 1e-6) -> Doubles:
-    """How much better each episode of a group did: reward minus mean, divided by the (population) spread or not."""
+    """Reward minus group mean, divided by the population standard deviation if `scale` is `std`."""
     earned = np.asarray(rewards, np.float64)
     advantage: Doubles = earned - earned.mean()
     if scale == "std":
@@ -52,16 +51,15 @@ def group_advantages(rewards: Numbers, scale: Scale = "std", eps: float = 1e-6) 
 
 
 def step_gae(rewards: Numbers, values: Numbers, *, gamma: float, gae_lambda: float, last_value: float = 0.0) -> Doubles:
-    """Generalised advantages along the turns of one episode.
+    """Generalised advantage estimates along the turns of one episode.
 
-    `last_value` is what the future after the last turn is worth: 0 for an episode that ended, the newest value
-    estimate for one that was cut short.
+    `last_value` is the value after the last turn: 0 if the episode ended, the latest estimate if it was truncated.
     """
-    paid, worth = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
-    if paid.shape != worth.shape or paid.ndim != 1:
-        raise ValueError(f"{paid.shape} rewards and {worth.shape} values: each turn needs one of each")
-    columns = [torch.from_numpy(column) for column in (paid, worth, np.append(worth[1:], last_value))]
-    never = torch.zeros(len(paid), dtype=torch.bool)
+    reward, value = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    if reward.shape != value.shape or reward.ndim != 1:
+        raise ValueError(f"{reward.shape} rewards and {value.shape} values: each turn needs one of each")
+    columns = [torch.from_numpy(column) for column in (reward, value, np.append(value[1:], last_value))]
+    never = torch.zeros(len(reward), dtype=torch.bool)
     advantage: Doubles = gae(*columns, terminated=never, truncated=never, discount=gamma, lam=gae_lambda).numpy()
     return advantage
 
@@ -73,7 +71,7 @@ def importance_weights(proximal: Tensor, behaviour: Tensor, stale: Tensor, *, li
 
 
 class Surrogate(NamedTuple):
-    """Per token `[B, G]`: the objective to be raised, and whether the clip holds it, so that it no longer pushes."""
+    """Per token `[B, G]`: the objective, the log-ratio, and whether the objective is clipped."""
 
     objective: Tensor
     log_ratio: Tensor
@@ -86,39 +84,39 @@ def surrogate(
     """PPO's clipped objective per token, with the ratio against the proximal policy; `advantage` is `[B]`."""
     log_ratio = (log_probs - proximal).clamp(-LOG_LIMIT, LOG_LIMIT)
     ratio = log_ratio.exp()
-    push = advantage[:, None]
-    free, held = push * ratio, push * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    # Never negative, so the weight may stand outside the minimum.
-    return Surrogate(importance * torch.min(free, held), log_ratio, held < free)
+    factor = advantage[:, None]
+    free, clipped = factor * ratio, factor * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    # The weight is not negative, so it may be applied outside the minimum.
+    return Surrogate(importance * torch.min(free, clipped), log_ratio, clipped < free)
 
 
 def k3(log_probs: Tensor, other: Tensor) -> Tensor:
-    """KL(current || other) estimated on the current policy's tokens, one number per token, never negative."""
+    """k3 estimate of KL(current || other) per token, on tokens of the current policy; never negative."""
     difference = (other - log_probs).clamp(-LOG_LIMIT, LOG_LIMIT)
     return difference.exp() - difference - 1.0
 
 
 class PolicyGradientConfig(Section):
-    """The settings of every policy gradient on trajectories."""
+    """Settings shared by policy gradients on trajectories."""
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """How far below 1 the ratio of a token may fall before it stops being pushed down."""
+    """Lower clip range: the ratio of a token is clipped at 1 minus this."""
     clip_high: float = Field(default=0.28, gt=0, le=10)
-    """How far above 1 it may rise. Above `clip_low`, unlikely tokens may grow and entropy lasts longer."""
+    """Upper clip range. Larger than `clip_low` lets unlikely tokens grow and preserves entropy."""
     kl_coef: float = Field(default=0.0, ge=0, le=1e6)
-    """Pull towards the policy from before training. Holds general abilities, and holds learning back."""
+    """Weight of the KL penalty towards the policy before training. Preserves general abilities and slows learning."""
     entropy_coef: float = Field(default=0.0, ge=0, le=1e6)
-    """Reward for staying undecided. Raise it when `entropy` falls to 0 before the task is solved."""
+    """Weight of the entropy bonus. Raise it if `entropy` falls to 0 before the task is solved."""
     weight_limit: float = Field(default=2.0, ge=1, le=1e6)
-    """The most a token of older weights may count. Higher is less biased and noisier."""
+    """Maximum importance weight of a stale token. Higher is less biased and has more variance."""
     normaliser: Normaliser = "tokens"
-    """How tokens of long and short episodes compare. `trajectory` dilutes long failures; see docs/algorithms.md."""
+    """Weighting of tokens of long and short episodes. `trajectory` dilutes long failures; see docs/algorithms.md."""
     normaliser_tokens: float = Field(default=256.0, gt=0, le=1e9)
-    """k of the `constant` normaliser: about how many tokens an episode has. Half of it doubles the gradient."""
+    """k of the `constant` normaliser: about the number of tokens of an episode. Half of it doubles the gradient."""
 
 
 class PolicyGradient(TrajectoryAlgorithm):
-    """The clipped surrogate, with the pulls that are switched on; a subclass writes `advantages`."""
+    """The clipped surrogate, with entropy bonus and KL penalty if configured. A subclass implements `advantages`."""
 
     config: PolicyGradientConfig
     config_class = PolicyGradientConfig
@@ -130,19 +128,19 @@ class PolicyGradient(TrajectoryAlgorithm):
         self.weight_limit = self.config.weight_limit
 
     def loss(self, batch: TokenBatch, now: TokenLogProbs) -> Loss:
-        """The policy's part of the objective on a microbatch, as a sum over its tokens."""
+        """The policy loss of a microbatch, as a sum over its tokens."""
         c = self.config
-        found = surrogate(
+        clipped = surrogate(
             now.log_probs, batch.proximal, batch.advantage, batch.importance, clip_low=c.clip_low, clip_high=c.clip_high
         )
-        policy_loss = -(batch.weight * found.objective).sum()
+        policy_loss = -(batch.weight * clipped.objective).sum()
         total = policy_loss
         with torch.no_grad():
             mean = batch.mask * batch.token_share
             metrics: dict[str, Tensor] = {
                 "policy_loss": policy_loss.detach(),
-                "approx_kl": (mean * (found.log_ratio.exp() - 1.0 - found.log_ratio)).sum(),
-                "clip_fraction": (mean * found.clipped).sum(),
+                "approx_kl": (mean * (clipped.log_ratio.exp() - 1.0 - clipped.log_ratio)).sum(),
+                "clip_fraction": (mean * clipped.clipped).sum(),
             }
         if c.entropy_coef > 0:
             if now.entropy is None:
@@ -158,16 +156,16 @@ class PolicyGradient(TrajectoryAlgorithm):
 
 
 class RejectionSamplingConfig(Section):
-    """How rejection sampling learns."""
+    """Settings of rejection sampling."""
 
     reward_threshold: float = 0.0
-    """An episode is imitated when it earned strictly more than this in all. With rewards of 0 for failure and 1 for
-    success, 0 keeps the successes; above what is ever earned, nothing is learned, and `accepted_share` is 0."""
+    """An episode is imitated if its return is above this. With rewards of 0 for failure and 1 for success, 0 keeps the
+    successes. If no return is above it, nothing is learned, and `accepted_share` is 0."""
     normaliser: Normaliser = "trajectory"
-    """`trajectory`: every success counts alike, however long. `tokens`: every token does, so long episodes weigh more.
-    `constant`: as `tokens`, with a step that does not depend on how long the episodes of an update happen to be."""
+    """`trajectory`: every success has the same weight. `tokens`: every token has, so long episodes weigh more.
+    `constant`: as `tokens`, with a step size that does not depend on the lengths of the episodes of an update."""
     normaliser_tokens: float = Field(default=256.0, gt=0, le=1e9)
-    """k of the `constant` normaliser: about how many tokens an episode has. Half of it doubles the gradient."""
+    """k of the `constant` normaliser: about the number of tokens of an episode. Half of it doubles the gradient."""
 
 
 class RejectionSampling(TrajectoryAlgorithm):
@@ -179,12 +177,12 @@ class RejectionSampling(TrajectoryAlgorithm):
     weight_limit = 1.0
 
     def select(self, group: Sequence[Trajectory], rewards: Rewards) -> list[Trajectory]:
-        """Those that earned more than the threshold on a screen that held."""
+        """The episodes with a return above the threshold and without an environment failure."""
         threshold, pairs = self.config.reward_threshold, zip(group, rewards, strict=True)
         return [one for one, earned in pairs if one.learnable and float(earned.sum()) > threshold]
 
     def advantages(self, trajectories: Sequence[Trajectory], rewards: Rewards) -> list[float]:
-        """Every episode that was accepted counts the same."""
+        """1 for every accepted episode."""
         return [1.0] * len(trajectories)
 
     def loss(self, batch: TokenBatch, now: TokenLogProbs) -> Loss:
@@ -194,16 +192,16 @@ class RejectionSampling(TrajectoryAlgorithm):
 
 
 class GRPOConfig(PolicyGradientConfig):
-    """How GRPO learns."""
+    """Settings of GRPO."""
 
     group_size: int = Field(default=8, ge=2, le=4096)
-    """Episodes per start. Larger groups find a rare success more often and cost as many more sessions per start."""
+    """Episodes per group. Larger groups contain a rare success more often and need more sessions."""
     scale: Scale = "std"
-    """`std` divides by the spread of a group, so every group pushes alike; `none` leaves the reward's own scale."""
+    """`std` divides advantages by the standard deviation of the group; `none` keeps the scale of the reward."""
 
 
 class GRPO(PolicyGradient):
-    """Group-relative policy optimisation: an episode is as good as it did better than the others of its group."""
+    """Group-relative policy optimisation: the advantage of an episode is relative to the others of its group."""
 
     config: GRPOConfig
     config_class = GRPOConfig
@@ -213,14 +211,14 @@ class GRPO(PolicyGradient):
         self.group_size = self.config.group_size
 
     def select(self, group: Sequence[Trajectory], rewards: Rewards) -> list[Trajectory]:
-        """The members whose screen held, unless fewer than two are left or all of them earned the same."""
+        """The members without an environment failure; none if fewer than two are left or all returns are equal."""
         members = [(one, earned) for one, earned in zip(group, rewards, strict=True) if one.learnable]
-        if len(members) < 2 or all_alike([earned for _, earned in members]):
+        if len(members) < 2 or all_equal([earned for _, earned in members]):
             return []
         return [one for one, _ in members]
 
     def advantages(self, trajectories: Sequence[Trajectory], rewards: Rewards) -> Doubles:
-        """Of each episode within its group."""
+        """The advantage of each episode within its group."""
         earned = np.array([float(own.sum()) for own in rewards])
         advantages = np.zeros(len(trajectories))
         for members in group_positions(trajectories):
@@ -229,27 +227,25 @@ class GRPO(PolicyGradient):
 
 
 class TrajectoryPPOConfig(PolicyGradientConfig):
-    """How PPO learns from trajectories."""
+    """Settings of PPO on trajectories."""
 
     gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount per turn. Below 1 a success is worth more the sooner it comes."""
+    """Discount factor per turn. Below 1, an early success is worth more."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """Between trusting the value of the next turn (0: biased, calm) and the whole return (1: unbiased, noisy)."""
+    """Between one-step bootstrapping (0: biased, low variance) and full returns (1: unbiased, high variance)."""
     bootstrap_truncated: bool = False
-    """What an episode that ran into its step limit is told. False: the limit belongs to the task and dawdling earned
-    what it earned. True: the future is worth what the last turn was believed to be worth; right for limits that only
-    save time, but an agent that idles until the limit then never hears of it."""
+    """Value after an episode that reached its step limit. False: 0, the limit is part of the task. True: the value of
+    the last turn; right for limits that only save time, but an agent that idles until the limit is not penalised."""
     normalize_advantage: bool = True
-    """Give the advantages of an update mean 0 and variance 1, so that the step does not depend on reward scale."""
+    """Normalise the advantages of an update to mean 0 and variance 1."""
     value_coef: float = Field(default=0.5, ge=0, le=1e6)
-    """Weight of the value error against the policy objective."""
+    """Weight of the value loss."""
 
 
 class TrajectoryPPO(PolicyGradient):
-    """PPO with token-level ratios, one value per turn and generalised advantages along the turns.
+    """PPO with token-level ratios, one value per turn, and generalised advantages along the turns.
 
-    The value is read where the model has seen the screen and said nothing yet; every token of the answer shares the
-    advantage of its turn. There is no critic of half-written answers.
+    The value is read at the last prompt token; every token of the reply has the advantage of its turn.
     """
 
     config: TrajectoryPPOConfig
@@ -259,10 +255,10 @@ class TrajectoryPPO(PolicyGradient):
     def samples(
         self, trajectories: Sequence[Trajectory], rewards: Rewards, *, values: Rewards | None = None
     ) -> list[TrainingSample]:
-        """Every turn, with its own advantage and the value it should have had."""
+        """Every turn, with its own advantage and value target."""
         if values is None:
-            raise ExperienceError("PPO: the policy gave no values. It needs a value head.")
-        advantages = [self._along_turns(*episode) for episode in zip(trajectories, rewards, values, strict=True)]
+            raise ExperienceError("PPO: the policy returned no values. It needs a value head.")
+        advantages = [self._compute_advantages(*episode) for episode in zip(trajectories, rewards, values, strict=True)]
         shift, spread = 0.0, 1.0
         if self.config.normalize_advantage and sum(len(each) for each in advantages) > 1:
             every = np.concatenate(advantages)
@@ -274,18 +270,18 @@ class TrajectoryPPO(PolicyGradient):
             for advantage, value in zip(own, worth, strict=True)
         ]
 
-    def _along_turns(self, trajectory: Trajectory, rewards: Doubles, values: Doubles) -> Doubles:
+    def _compute_advantages(self, trajectory: Trajectory, rewards: Doubles, values: Doubles) -> Doubles:
         c = self.config
-        # Nobody asked for the value of the screen after the last action; the one before it is the nearest there is.
-        cut_short = c.bootstrap_truncated and trajectory.outcome is Outcome.TRUNCATED
-        last_value = float(values[-1]) if cut_short else 0.0
+        # The value of the screen after the last action is not known; that of the last turn is the closest.
+        is_truncated = c.bootstrap_truncated and trajectory.outcome is Outcome.TRUNCATED
+        last_value = float(values[-1]) if is_truncated else 0.0
         return step_gae(rewards, values, gamma=c.gamma, gae_lambda=c.gae_lambda, last_value=last_value)
 
     def loss(self, batch: TokenBatch, now: TokenLogProbs) -> Loss:
-        """Clipped surrogate and squared value error."""
+        """Clipped surrogate loss and squared value error."""
         loss = super().loss(batch, now)
         if now.values is None or batch.value_target is None:
-            raise ExperienceError("PPO: the policy gave no values. It needs a value head.")
+            raise ExperienceError("PPO: the policy returned no values. It needs a value head.")
         value_loss = 0.5 * batch.turn_share * (now.values.float() - batch.value_target).square().sum()
         metrics = {**loss.metrics, "value_loss": value_loss.detach()}
         return Loss(loss.total + self.config.value_coef * value_loss, metrics)

@@ -1,6 +1,6 @@
-"""Whether a policy or an algorithm keeps what `TrajectoryPolicy` and `TrajectoryAlgorithm` promise.
+"""Conformance checks for a `TrajectoryPolicy` and a `TrajectoryAlgorithm`.
 
-Run these on your own before you train with it; they raise `AssertionError` with the broken rule.
+Run these on your own implementation before training with it. They raise `AssertionError` naming the violated rule.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory, Turn, TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import KeepsReference, SeparateValueHead, TrajectoryPolicy, trainable_weights
-from palaestra.learner.trajectories.reward import RewardConfig, learned_rewards
-from palaestra.learner.trajectories.scoring import Row, build_token_batch
+from palaestra.learner.trajectories.reward import RewardConfig, training_rewards
+from palaestra.learner.trajectories.scoring import ScoredTurn, build_token_batch
 
 __all__ = ["check_trajectory_algorithm", "check_trajectory_policy"]
 
@@ -31,9 +31,9 @@ def check_trajectory_policy(
     with_entropy: bool = True,
     tolerance: float = 1e-4,
 ) -> None:
-    """`turns` should differ in length; `fresh`: the policy sampled them with the weights it has.
+    """`turns` should differ in length; `fresh`: the policy sampled them with its present weights.
 
-    `with_values` and `with_entropy`: whether the policy has them; not every algorithm needs them.
+    `with_values` and `with_entropy`: whether the policy provides them; not every algorithm needs them.
     """
     turns = list(turns)
     lengths = [len(each.turn.token_ids) for each in turns]
@@ -50,7 +50,7 @@ def check_trajectory_policy(
     assert bool(torch.isfinite(whole.log_probs).all()), "a log-probability is not finite"
     assert float(whole.log_probs.max()) <= tolerance, "a log-probability is above 0"
     if with_entropy:
-        assert whole.entropy is not None, "asked for the entropy, it gave none"
+        assert whole.entropy is not None, "the policy returned no entropy although it was requested"
         assert whole.entropy.shape == shape, "entropy has another shape than the log-probabilities"
         assert not bool((whole.entropy * ~whole.mask).any()), "entropy must be 0 where padded"
     assert not whole.log_probs.requires_grad, "grad=False must not record a graph"
@@ -65,8 +65,8 @@ def _check_turn(
     policy: TrajectoryPolicy, each: TurnInput, found: Tensor, tolerance: float, *, fresh: bool, name: str
 ) -> None:
     alone = policy.log_probs([each], grad=False)
-    assert alone.values is None, "values were not asked for"
-    assert alone.entropy is None, "entropy was not asked for"
+    assert alone.values is None, "the policy returned values that were not requested"
+    assert alone.entropy is None, "the policy returned an entropy that was not requested"
     apart = float((alone.log_probs[0] - found[: alone.log_probs.shape[1]]).abs().max())
     assert apart <= tolerance, f"{name} differs by {apart:.2g} alone and in company: padding leaks into it"
     recorded = torch.tensor(each.turn.log_probs, device=found.device)
@@ -90,7 +90,7 @@ def _check_gradients(policy: TrajectoryPolicy, turns: list[TurnInput], *, with_v
     assert is_pushed, "no gradient reaches any weight from the tokens"
     if not with_values:
         return
-    assert now.values is not None, "asked for values, it gave none"
+    assert now.values is not None, "the policy returned no values although they were requested"
     assert now.values.shape == (len(turns),), f"values has shape {tuple(now.values.shape)}, not ({len(turns)},)"
     if head:
         valued = torch.autograd.grad(now.values.sum(), list(head), allow_unused=True)
@@ -98,9 +98,9 @@ def _check_gradients(policy: TrajectoryPolicy, turns: list[TurnInput], *, with_v
 
 
 def check_trajectory_algorithm(make_algorithm: Callable[[], TrajectoryAlgorithm]) -> None:
-    """`make_algorithm` builds it anew, each time the same."""
+    """`make_algorithm` builds the same algorithm each time."""
     group = _sample_group(max(4, make_algorithm().group_size))
-    rewards = [learned_rewards(one, RewardConfig()) for one in group]
+    rewards = [training_rewards(one, RewardConfig()) for one in group]
     before = repr(group), [earned.copy() for earned in rewards]
     chosen, again = (list(make_algorithm().select(group, rewards)) for _ in range(2))
     names = [one.episode_id for one in chosen]
@@ -108,7 +108,7 @@ def check_trajectory_algorithm(make_algorithm: Callable[[], TrajectoryAlgorithm]
     assert names == [one.episode_id for one in again], "select must give the same for the same group"
     assert len(set(names)) == len(names), "select gives an episode twice"
     assert set(names) <= {one.episode_id for one in group}, "select gives an episode that is not in the group"
-    assert all(one.learnable for one in chosen), "select keeps an episode whose screen broke"
+    assert all(one.learnable for one in chosen), "select keeps an episode with an environment failure"
     earned = [rewards[int(name)] for name in names]
     values = [np.linspace(0.1, 0.5, len(one)) for one in chosen] if make_algorithm().needs_values else None
     samples, others = (make_algorithm().samples(chosen, earned, values=values) for _ in range(2))
@@ -121,7 +121,7 @@ def check_trajectory_algorithm(make_algorithm: Callable[[], TrajectoryAlgorithm]
 
 
 def _sample_group(size: int) -> list[Trajectory]:
-    """Episodes of one start: successes and failures of several lengths, the last one on a screen that broke."""
+    """Episodes with one start: successes and failures of several lengths, the last with an environment failure."""
     rng, picture = np.random.default_rng(0), b"a screen"
     sha, prompt = hashlib.sha256(picture).hexdigest(), np.arange(4, dtype=np.int32)
 
@@ -153,7 +153,7 @@ def _check_loss(algorithm: TrajectoryAlgorithm, chosen: list[Trajectory], sample
     tokens = sum(token_counts(chosen))
     turns = [each.turn for one in chosen for each in turn_inputs(one)]
     recorded = [torch.tensor(turn.log_probs) for turn in turns]
-    rows = [Row(own, torch.ones_like(own), value=0.2, reference=own - 0.1) for own in recorded]
+    rows = [ScoredTurn(own, torch.ones_like(own), value=0.2, reference=own - 0.1) for own in recorded]
 
     def measure(some: Sequence[TrainingSample]) -> tuple[dict[str, float], Tensor]:
         shares = {"token_share": 1 / tokens, "turn_share": 1 / len(samples)}
@@ -163,7 +163,7 @@ def _check_loss(algorithm: TrajectoryAlgorithm, chosen: list[Trajectory], sample
         entropy = batch.mask.float() if algorithm.needs_entropy else None
         values = torch.full((len(some),), 0.2) if algorithm.needs_values else None
         loss = algorithm.loss(batch, TokenLogProbs(log_probs, batch.mask, entropy, values))
-        assert loss.total.shape == (), f"the loss has shape {tuple(loss.total.shape)}, and is to be one number"
+        assert loss.total.shape == (), f"the loss has shape {tuple(loss.total.shape)}, and must be a scalar"
         assert bool(torch.isfinite(loss.total)), f"the loss is {float(loss.total)}"
         assert all(torch.equal(kept[name], getattr(batch, name)) for name in kept), "the loss changed its batch"
         assert loss.total.requires_grad, "no gradient reaches the loss"

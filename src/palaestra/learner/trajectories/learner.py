@@ -1,7 +1,8 @@
-"""`TrajectoryLearner`: improves a policy that speaks tokens from the episodes it played.
+"""`TrajectoryLearner`: improves a token policy from trajectories.
 
-Proof, one pass without gradients, samples, and the update, in this order; whatever is refused on the way changes
-nothing. It owns the version of the weights, the optimiser, the shuffles and the replay, and remembers earlier versions.
+An update checks the episodes, scores them without gradients, asks the algorithm for samples, and trains on them. A
+refused batch changes nothing. The learner owns the version, the optimiser, the shuffles and the success replay, and
+keeps the weights of earlier versions.
 """
 
 from __future__ import annotations
@@ -31,17 +32,23 @@ from palaestra.learner.trajectories.proof import Admission, Expected, ProofConfi
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.scoring import BatchRefused, ScoredBatch
-from palaestra.learner.trajectories.update import Poll, TokenUpdater, UpdateConfig, choose_learning_rate, pace
+from palaestra.learner.trajectories.update import (
+    Poll,
+    TokenUpdater,
+    UpdateConfig,
+    choose_learning_rate,
+    learning_rate_factor,
+)
 from palaestra.transport.source import SavedState
 
 __all__ = ["TrajectoryLearner"]
 
 _log = logging.getLogger(__name__)
 
-VERSIONS_KNOWN = 1024
-"""Newest versions whose fingerprints are remembered."""
+MAX_FINGERPRINTS = 1024
+"""Number of versions whose fingerprints are kept."""
 KEPT_BYTES = 2 * 2**30
-"""The most that the weights of earlier versions may take together."""
+"""Memory limit for the weights of earlier versions."""
 
 
 class TrajectoryLearner:
@@ -62,51 +69,51 @@ class TrajectoryLearner:
         version: int = 0,
         seed: int = 0,
     ) -> None:
-        """`lora` says whether an adapter is trained; it decides the learning rate when the config gives none.
+        """`lora`: whether an adapter is trained; determines the learning rate if the config has none.
 
-        `temperature` is what the actors sample at; episodes sampled at another one are refused. `kept_versions`: how
-        many versions before the present one have their weights kept, to check tokens they drew. `version`: of the
-        policy's weights as they are.
+        `temperature`: sampling temperature of the actors; episodes with another one are refused. `kept_versions`:
+        number of earlier versions whose weights are kept, to check their tokens. `version`: that of the policy's
+        present weights.
         """
         self.policy, self.algorithm = policy, algorithm
         self.config, self.proof = config or UpdateConfig(), proof or ProofConfig()
         self.replay, self.reward, self.temperature = SuccessReplay(replay), reward or RewardConfig(), temperature
         self.n_updates = 0
         self.last_refusal = ""
-        """Why the last batch was refused; empty when it was not."""
+        """Why the last batch was refused; empty if it was not."""
         self.rate = choose_learning_rate(lora=lora, supervised=algorithm.supervised, given=self.config.learning_rate)
         self._admission = Admission(algorithm, self.replay, self.reward)
         self._updater = TokenUpdater(policy, algorithm, self.config, rate=self.rate.rate)
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
         self._refused_in_a_row = 0
         self.version = version
-        """Of the weights as they are: counts updates that changed them."""
+        """Number of updates that changed the weights."""
         self._fingerprints: dict[int, str] | None = {} if isinstance(policy, Fingerprinted) else None
-        """Of the weights of every version."""
-        self._kept_versions = self._bound_kept(kept_versions)
+        """By version."""
+        self._kept_versions = self._limit_kept_versions(kept_versions)
         self._kept: dict[int, dict[str, Tensor]] = {}
-        """The weights of the last versions."""
+        """Weights of the latest versions."""
         self._remember_weights()
 
     def reset_version(self, version: int) -> None:
-        """The policy's weights were replaced, and are known as `version` now."""
+        """Set the version after the policy's weights were replaced."""
         self.version = version
         self._kept.clear()
         self._remember_weights()
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What learns, by name: the tensors themselves, to be copied by whoever keeps them."""
+        """The trained tensors by name, not copied."""
         return trainable_weights(self.policy)
 
     def admit(self, group: Sequence[Trajectory]) -> list[Trajectory]:
-        """What of a complete group is worth learning from; nothing when another should be sampled in its place."""
-        return self._admission.admit(group, self._expected())
+        """The episodes of a complete group to learn from; empty if another group should be sampled instead."""
+        return self._admission.admit(group, self._build_expected())
 
     def update(self, batch: Sequence[Trajectory], *, poll: Poll = None) -> dict[str, float]:
-        """Improve the policy on these; what has not been through `admit` goes through it first, by groups.
+        """Improve the policy. Trajectories that were not admitted before are admitted first, by groups.
 
-        When nothing is worth learning from, or the batch is refused, the metrics say so (`trajectories_learned` is 0)
-        and neither weights nor version change. When `poll` raises, all is as it was.
+        If the batch is refused or has no learning signal, the metric `trajectories_learned` is 0 and weights and
+        version do not change. If `poll` raises, the previous state is restored.
         """
         shuffles, dropout = self._rng.bit_generator.state, torch.get_rng_state()
         try:
@@ -117,7 +124,7 @@ class TrajectoryLearner:
             raise
 
     def state(self) -> SavedState:
-        """Everything the next number depends on, except the policy's weights."""
+        """Everything that determines the next update, except the policy's weights."""
         facts = {
             "n_updates": self.n_updates,
             "version": self.version,
@@ -127,12 +134,12 @@ class TrajectoryLearner:
             "fingerprints": {str(version): known for version, known in (self._fingerprints or {}).items()},
             "parameters": [list(parameter.shape) for parameter in self._updater.parameters],
         }
-        # Dropout draws from torch's own stream.
+        # Dropout uses the random generator of torch.
         tensors = {**self._updater.tensors(), **self.replay.tensors(), "torch_rng": torch.get_rng_state()}
         return SavedState(tensors, facts)
 
     def load_state(self, state: SavedState) -> None:
-        """Continue where `state` was taken; the policy's weights must be those of that moment."""
+        """Continue from `state`; the policy must have the weights it had then."""
         tensors, facts = state
         mine = [list(parameter.shape) for parameter in self._updater.parameters]
         if facts["parameters"] != mine:
@@ -156,7 +163,7 @@ class TrajectoryLearner:
         learned: dict[str, float] | None = None
         self.last_refusal = "" if chosen else self._admission.why_all_refused()
         if chosen:
-            # Then the first pass with gradients gives the log-probabilities of the policy before it has learned.
+            # With a single step, the training pass computes the log-probabilities before learning.
             one_step = self.config.epochs == 1 and self.config.minibatches == 1
             scored = ScoredBatch(
                 self.policy,
@@ -166,7 +173,7 @@ class TrajectoryLearner:
                 microbatch=self.config.microbatch_turns,
                 proof=self.proof,
                 past_weights=self._kept,
-                in_passing=one_step and bool(getattr(self.policy, "exact_gradients", False)),
+                defer_checks=one_step and bool(getattr(self.policy, "exact_gradients", False)),
             )
             try:
                 learned = self._learn(chosen, scored, poll)
@@ -182,19 +189,19 @@ class TrajectoryLearner:
             remedy = "raise proof.mean_disagreement or proof.max_disagreement" if scored else "see docs/algorithms.md"
             raise ExperienceError(
                 f"{self._refused_in_a_row} batches in a row were refused at version {self.version}; the last: "
-                f"{self.last_refusal} Nothing was learned from them. If this is meant to be so, {remedy}."
+                f"{self.last_refusal} Nothing was learned from them. If this is intended, {remedy}."
             )
         return metrics
 
     def _learn(self, chosen: Sequence[Trajectory], scored: ScoredBatch, poll: Poll) -> dict[str, float] | None:
-        """Metrics of the update; None when the algorithm found nothing to learn. `BatchRefused` changes nothing."""
+        """Metrics of the update; None if the algorithm returned no samples. `BatchRefused` changes nothing."""
         values = None
         if self.algorithm.needs_values:
             borders = np.cumsum([len(one) for one in chosen])[:-1]
             values = np.split(np.array([row.value for row in scored.rows], np.float64), borders)
         samples = self.algorithm.samples(chosen, self._admission.rewards(chosen), values=values)
-        share = pace(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
-        self._updater.set_pace(share)
+        share = learning_rate_factor(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
+        self._updater.set_rate_factor(share)
         scored.check()
         if not samples:
             return None
@@ -212,7 +219,7 @@ class TrajectoryLearner:
             chosen += self.replay.draw(chosen, version=self.version, rng=self._rng)
         return chosen
 
-    def _expected(self) -> Expected:
+    def _build_expected(self) -> Expected:
         return Expected(
             version=self.version,
             fingerprints=self._fingerprints,
@@ -224,18 +231,18 @@ class TrajectoryLearner:
         )
 
     def _remember_weights(self) -> None:
-        """Note the fingerprint of the weights as they are, and keep a copy for when they are an earlier version's."""
+        """Store the fingerprint and a copy of the present weights, for later checks."""
         if self._fingerprints is not None and isinstance(self.policy, Fingerprinted):
             self._fingerprints[self.version] = self.policy.fingerprint
-            while len(self._fingerprints) > VERSIONS_KNOWN:
+            while len(self._fingerprints) > MAX_FINGERPRINTS:
                 del self._fingerprints[min(self._fingerprints)]
         if self._kept_versions > 0:
             self._kept[self.version] = {name: weight.detach().cpu().clone() for name, weight in self.weights().items()}
             for version in sorted(self._kept)[: -1 - self._kept_versions]:
                 del self._kept[version]
 
-    def _bound_kept(self, wanted: int) -> int:
-        """How many versions are kept: those that are wanted, as far as memory allows and the policy can use them."""
+    def _limit_kept_versions(self, wanted: int) -> int:
+        """`wanted`, limited by memory; 0 if the policy cannot score with earlier weights."""
         if not isinstance(self.policy, ScoresPastWeights):
             return 0
         size = sum(weight.numel() * weight.element_size() for weight in self.weights().values())
@@ -257,7 +264,7 @@ class TrajectoryLearner:
         if targets and len(targets) == len(values):
             metrics |= {"value_mean": float(np.mean(values)), "return_mean": float(np.mean(targets))}
             metrics["explained_variance"] = explained_variance(torch.tensor(values), torch.tensor(targets))
-            advantage = np.array(targets) - np.array(values)  # as it was before it was normalised
+            advantage = np.array(targets) - np.array(values)  # before normalisation
         metrics |= {"advantage_mean": float(advantage.mean()), "advantage_std": float(advantage.std())}
         if not self.algorithm.supervised:
             weights = torch.cat([row.importance for row in rows])
@@ -271,7 +278,7 @@ class TrajectoryLearner:
     def _report(
         self, chosen: list[Trajectory], seconds: float, scored: ScoredBatch | None, update: dict[str, float] | None
     ) -> dict[str, float]:
-        """The metrics of a call of `update`; without those of an `update` nothing was learned."""
+        """The metrics of a call of `update`; with `update` None, nothing was learned."""
         learned = [] if update is None else chosen
         tokens = sum(token_counts(learned))
         metrics = {

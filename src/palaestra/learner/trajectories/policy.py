@@ -1,7 +1,6 @@
-"""What learning needs of a policy that speaks tokens: `log_probs`, and parameters to train. The rest is optional.
+"""The interface of a policy on trajectories: `log_probs`, and optional protocols.
 
-An `nn.Module` with `log_probs` will do. Whatever else a policy may have is a protocol of its own, which says what
-happens without it.
+An `nn.Module` with `log_probs` is enough. Each optional protocol states what happens without it.
 """
 
 from __future__ import annotations
@@ -17,73 +16,73 @@ __all__ = ["Fingerprinted", "KeepsReference", "ReadsReplies", "ScoresPastWeights
 
 
 class TrajectoryPolicy(Protocol):
-    """A policy that can say how likely recorded tokens are, and be improved.
+    """A trainable policy that computes log-probabilities of recorded tokens.
 
-    Three attributes are optional. `exact_gradients`: log_probs(grad=True) gives the numbers of grad=False because there
-    is no dropout (assumed False). `half_precision`: part of it computes with less than 32 bits (assumed True).
-    `vocabulary`: how many tokens it knows (assumed unlimited).
+    Three attributes are optional. `exact_gradients`: `log_probs` returns the same numbers with and without gradients,
+    because there is no dropout (default False). `half_precision`: part of it computes with less than 32 bits (default
+    True). `vocabulary`: number of tokens (default unlimited).
     """
 
     def log_probs(
         self, turns: Sequence[TurnInput], *, with_values: bool = False, with_entropy: bool = False, grad: bool = True
     ) -> TokenLogProbs:
-        """Log-probabilities of the recorded tokens, in one batch. Nothing is re-tokenised.
+        """Log-probabilities of the recorded tokens, in one batch, without re-tokenising.
 
-        Values may be None unless the algorithm learns them, the entropy unless its loss reads it.
+        Values and entropy may be None unless requested.
         """
 
 
 @runtime_checkable
 class Trainable(Protocol):
-    """A policy that says what it trains; an `nn.Module` without it trains every parameter that requires a gradient."""
+    """Names its trainable parameters; without it, every parameter that requires a gradient is trained."""
 
     def trainable_parameters(self) -> Iterable[nn.Parameter]:
-        """What is learned, always in the same order."""
+        """The trained parameters, always in the same order."""
 
 
 @runtime_checkable
 class SeparateValueHead(Protocol):
-    """A policy whose value head learns at a rate of its own; without it, everything learns at one rate."""
+    """Has a value head with its own learning rate; without it, there is one learning rate."""
 
     def value_parameters(self) -> Iterable[nn.Parameter]:
-        """Those of the trained parameters that only the value depends on."""
+        """The trained parameters that only the value depends on."""
 
 
 @runtime_checkable
 class KeepsReference(Protocol):
-    """A policy that still has the weights from before training; without it, `kl_coef` is refused."""
+    """Keeps the weights from before training; without it, `kl_coef` must be 0."""
 
     def reference_log_probs(self, turns: Sequence[TurnInput]) -> Tensor | None:
-        """`[B, G]` as `log_probs`, under those weights; None when they are not kept after all."""
+        """`[B, G]` as `log_probs`, under those weights; None if they were not kept."""
 
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A policy whose samples name the weights they were drawn from; without it, `Turn.weights` is not checked."""
+    """Records the fingerprint of its weights with its samples; without it, `Turn.weights` is not checked."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights that learn, as they are now."""
+        """Fingerprint of the present trained weights."""
 
 
 @runtime_checkable
 class ReadsReplies(Protocol):
-    """A policy that can say what recorded tokens mean; without it, texts and actions are believed."""
+    """Decodes recorded tokens; without it, recorded texts and actions are not checked."""
 
     def read_replies(self, trajectory: Trajectory) -> Sequence[ParsedReply]:
-        """Every turn of the episode, from its token ids alone."""
+        """Every turn of the episode, decoded from its token ids alone."""
 
 
 @runtime_checkable
 class ScoresPastWeights(Protocol):
-    """A policy that can score with earlier weights; without it, log-probabilities of stale tokens are believed."""
+    """Scores with earlier weights; without it, log-probabilities of stale tokens are not checked."""
 
     def past_log_probs(self, turns: Sequence[TurnInput], learned: Mapping[str, Tensor], /) -> Tensor:
-        """`[B, G]` under earlier values of the trained weights, by name; never differentiated."""
+        """`[B, G]` under earlier values of the trained weights by name, without gradients."""
 
 
 def trainable_weights(policy: TrajectoryPolicy) -> dict[str, nn.Parameter]:
-    """What the policy learns, always in the same order, by the names of its `named_parameters`; else by number."""
+    """The trained parameters in fixed order, by their names in `named_parameters`, else by number."""
     named = list(policy.named_parameters()) if hasattr(policy, "named_parameters") else []
     names = {parameter: name for name, parameter in named}
     if isinstance(policy, Trainable):

@@ -1,9 +1,8 @@
-"""What has to hold of an episode before anything is learned from it, and what gets into an update (`Admission`).
+"""Validation of recorded episodes before learning, and the selection of episodes for an update (`Admission`).
 
-One trajectory is refused by itself (`why_refused`), a group when its members did not start alike or are copies
-(`why_group_refused`); each refusal has a reason that is counted and a sentence to read. Whether the log-probabilities
-are those of the recorded weights is asked in `scoring`. `docs/algorithms.md` says what all of it together proves and
-what it does not.
+`find_proof_failure` checks one trajectory; `find_group_mismatch` checks that the members of a group started alike and
+are not copies. Refused episodes are counted by reason. `scoring` compares their log-probabilities with the recorded
+weights. docs/algorithms.md lists what the checks prove together, and what they do not.
 """
 
 from __future__ import annotations
@@ -26,39 +25,47 @@ from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Outcome, ParsedReply, Trajectory, Turn
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.replay import SuccessReplay
-from palaestra.learner.trajectories.reward import RewardConfig, Rewards, all_alike, learned_rewards, reward_range_of
+from palaestra.learner.trajectories.reward import RewardConfig, Rewards, all_equal, reward_range, training_rewards
 
-__all__ = ["Admission", "Expected", "ProofConfig", "ProofFailure", "Reason", "why_group_refused", "why_refused"]
+__all__ = [
+    "Admission",
+    "Expected",
+    "ProofConfig",
+    "ProofFailure",
+    "Reason",
+    "find_group_mismatch",
+    "find_proof_failure",
+]
 
 _log = logging.getLogger(__name__)
 
 ABOVE_ZERO = 1e-4
-"""Rounding may lift the log-probability of a certain token this far above 0."""
+"""Rounding may raise a log-probability this far above 0."""
 ROUNDING = 1e-6
-"""Of sums of rewards."""
+"""Tolerance of sums of rewards."""
 
 
 class ProofConfig(Section):
-    """How strictly a batch is looked at before it is learned from."""
+    """Strictness of the checks before a batch is learned from."""
 
     mean_disagreement: float | None = Field(default=None, gt=0, le=1e6)
-    """Largest mean distance (nats) between recorded log-probabilities and those of the recorded weights, over a batch;
-    over a single episode four times as much. null: 0.002 for a model in float32, where equal code gives below 1e-5, and
-    0.05 in half precision, where it gives about 0.01. Raising it lets a broken weight transfer pass unseen."""
+    """Maximum mean difference (nats) of a batch between recorded log-probabilities and those of the recorded weights;
+    four times as much for a single episode. null: 0.002 in float32, where identical code stays below 1e-5, and 0.05
+    in half precision, where it reaches about 0.01. A high value hides a broken weight transfer."""
     max_disagreement: float | None = Field(default=None, gt=0, le=1e6)
-    """Largest distance of any single token; unlikely tokens differ most. null: 0.1 in float32, 1 in half precision."""
+    """Maximum difference of a single token; unlikely tokens differ most. null: 0.1 in float32, 1 in half precision."""
     checked_turns: int | None = Field(default=None, ge=1)
-    """How many turns of an update are compared with the weights that drew them, evenly spread; null: all. Turns of the
-    present version cost nothing with one step per batch and no dropout, where the pass that learns compares them all.
-    Otherwise, and for turns of earlier versions, each costs a pass without gradients, at most a third of an epoch."""
+    """Number of turns per update that are compared with the weights that sampled them, evenly spaced; null: all. With
+    one step per batch and no dropout, turns of the present version are all compared in the training pass, at no cost.
+    Otherwise, and for earlier versions, each costs a pass without gradients, at most a third of an epoch."""
     refusals_in_a_row: int = Field(default=3, ge=1)
-    """So many refused batches, one after the other, end the training: they would all be refused."""
+    """Number of consecutive refused batches after which training fails."""
     foreign_weights: bool = False
-    """Learn from episodes of weights that this learner did not publish, such as the archive of another run or files
-    that do not name their weights. Their log-probabilities are believed (`unchecked_share`) and weighed as stale."""
+    """Accept episodes of weights that this learner did not publish, such as the archive of another run, or files
+    without a fingerprint. Their log-probabilities are not checked (`unchecked_share`) and count as stale."""
 
     def bounds(self, *, half_precision: bool) -> tuple[float, float]:
-        """The largest mean distance of a batch and the largest of a token."""
+        """Maximum mean difference of a batch, and maximum difference of a token."""
         mean, largest = (0.05, 1.0) if half_precision else (0.002, 0.1)
         return (
             mean if self.mean_disagreement is None else self.mean_disagreement,
@@ -82,7 +89,7 @@ class Reason(StrEnum):
 
 
 class ProofFailure(NamedTuple):
-    """A reason to count and a sentence to read."""
+    """Why a trajectory is refused: a reason for metrics, and a message."""
 
     reason: Reason
     detail: str
@@ -90,32 +97,32 @@ class ProofFailure(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What the learner knows by itself and holds an episode against."""
+    """What the learner knows, to compare recorded episodes with."""
 
     version: int
-    """The newest there is."""
+    """The newest version."""
     fingerprints: Mapping[int, str] | None = None
-    """Of the weights of every version that was published; None: the policy has no fingerprints."""
+    """Fingerprints of the published versions; None: the policy has no fingerprints."""
     foreign_weights: bool = False
-    """Whether weights that are not among them are accepted."""
+    """Whether other weights are accepted."""
     temperature: float | None = None
-    """What this run samples at; None: not known."""
+    """Sampling temperature of this run; None: unknown."""
     vocabulary: int | None = None
-    """How many tokens the policy knows; None: not known."""
+    """Number of tokens of the policy; None: unknown."""
     read_replies: Callable[[Trajectory], Sequence[ParsedReply]] | None = None
-    """What tokens mean; None: the policy cannot say."""
+    """Decodes recorded tokens; None: not supported by the policy."""
     reward: RewardConfig = field(default_factory=RewardConfig)
 
 
-def why_refused(trajectory: Trajectory, expected: Expected) -> ProofFailure | None:
-    """Why nothing may be learned from it; None when nothing speaks against it."""
+def find_proof_failure(trajectory: Trajectory, expected: Expected) -> ProofFailure | None:
+    """The first reason not to learn from a trajectory; None if there is none."""
     return next(_find_problems(trajectory, expected), None)
 
 
 def _find_problems(trajectory: Trajectory, expected: Expected) -> Iterator[ProofFailure]:
-    """The first one counts; what comes after it may rely on what it denies, and is not asked for."""
+    """Problems in order. Later checks rely on earlier ones, so only the first is evaluated."""
     if trajectory.outcome is Outcome.ENVIRONMENT_FAILED:
-        yield ProofFailure(Reason.ENVIRONMENT, f"the screen broke ({trajectory.reason or 'no reason given'})")
+        yield ProofFailure(Reason.ENVIRONMENT, f"the environment failed ({trajectory.reason or 'no reason given'})")
     if not trajectory.turns:
         yield ProofFailure(Reason.EMPTY, "it has no turns")
     wanted = expected.temperature
@@ -159,7 +166,7 @@ def _find_turn_problems(turn: Turn, expected: Expected) -> Iterator[ProofFailure
 
 
 def _find_weight_problems(turn: Turn, expected: Expected, fingerprints: Mapping[int, str]) -> Iterator[ProofFailure]:
-    """A turn is drawn by one set of weights, which the learner has published under the version it names."""
+    """A turn must be sampled by one published version, with the fingerprint it records."""
     low, high = int(turn.versions.min()), int(turn.versions.max())
     if low != high:
         yield ProofFailure(Reason.WEIGHTS, f"its tokens are of versions {low} to {high}; a turn is drawn by one")
@@ -177,10 +184,10 @@ def _find_weight_problems(turn: Turn, expected: Expected, fingerprints: Mapping[
 
 
 def _find_reward_problems(trajectory: Trajectory, config: RewardConfig) -> Iterator[str]:
-    """Rewards lie within what the task pays, and are those of the outcome."""
+    """Rewards must be within the range of the task and agree with the outcome."""
     declared = trajectory.task.get("reward_range")
     try:
-        low, high = reward_range_of(trajectory, config)
+        low, high = reward_range(trajectory, config)
     except (TypeError, ValueError):
         yield f"its task declares the reward range {declared!r}, which is not two numbers"
         return
@@ -194,7 +201,7 @@ def _find_reward_problems(trajectory: Trajectory, config: RewardConfig) -> Itera
         if not low - ROUNDING <= paid <= high + ROUNDING:
             source = "" if declared is not None else " (reward.assumed_range; the task declares none)"
             yield f"turn {number}: paid {paid:g} in all, and the task pays from {low:g} to {high:g}{source}"
-    # A task that declares no range may pay a solved episode less than the most, but not nothing.
+    # Without a declared range, a success may have less than the maximum, but not nothing.
     least = high if declared is not None else ROUNDING * 2
     if trajectory.success and paid < least - ROUNDING:
         yield f"it ended as a success and was paid {paid:g}, and solving pays {high:g}"
@@ -205,7 +212,7 @@ def _find_reward_problems(trajectory: Trajectory, config: RewardConfig) -> Itera
 def _find_text_problems(
     trajectory: Trajectory, read_replies: Callable[[Trajectory], Sequence[ParsedReply]]
 ) -> Iterator[ProofFailure]:
-    """Tokens say the text, and the text says the action."""
+    """The tokens must decode to the recorded text, and the text to the recorded action."""
     try:
         replies = read_replies(trajectory)
     except ExperienceError as error:
@@ -215,7 +222,7 @@ def _find_text_problems(
         if turn.text != read.text:
             text = f"turn {number}: its tokens say {_short(read.text)}, and its text is {_short(turn.text)}"
             yield ProofFailure(Reason.TEXT, text)
-        # A session may refuse an action that can be read; then there is none, and the reason says so.
+        # A session may refuse a readable action; then none is recorded.
         read_action, action = _plain(read.action), _plain(turn.action)
         if turn.action is not None and action != read_action:
             text = f"turn {number}: its text says {_short(read_action)}, and its action is {_short(action)}"
@@ -234,8 +241,8 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:77]}...")
 
 
-def why_group_refused(group: Sequence[Trajectory]) -> str | None:
-    """Why these episodes cannot be compared with each other; None when they can."""
+def find_group_mismatch(group: Sequence[Trajectory]) -> str | None:
+    """Why these episodes cannot be compared as a group; None if they can."""
     first = group[0]
     for other in group[1:]:
         for name in ("task", "temperature", "codec"):
@@ -261,7 +268,7 @@ def why_group_refused(group: Sequence[Trajectory]) -> str | None:
 
 
 def _identities(trajectory: Trajectory) -> list[tuple[str, Any]]:
-    """What two episodes never have in common. Their tokens may well be the same, when the policy is sure."""
+    """Values that are unique to an episode. Tokens alone may repeat if the policy is confident."""
     own: list[tuple[str, Any]] = [("episode id", trajectory.episode_id)]
     if trajectory.session_id:
         own.append(("session", trajectory.session_id))
@@ -283,46 +290,46 @@ def _difference(one: Any, other: Any) -> str:
 
 
 class Admission:
-    """Decides what of a group is learned from: what is proven, and of that what the algorithm selects.
+    """Selects the episodes of a group to learn from: those that pass the checks and that the algorithm selects.
 
-    The source of episodes offers groups through it, the learner trajectories that have not been offered yet. Its counts
-    are reported with the next update and then start anew.
+    The experience source admits groups as they complete; the learner admits trajectories that were not admitted before.
+    Counters are reported with the next update and then reset.
     """
 
     def __init__(self, algorithm: TrajectoryAlgorithm, replay: SuccessReplay, reward: RewardConfig) -> None:
         self._algorithm, self._replay, self._reward = algorithm, replay, reward
         self.admitted: dict[str, bool] = {}
-        """By name, those admitted and not yet learned from; whether they came from replay."""
+        """Admitted trajectories that were not learned from yet, by name; True if from replay."""
         self.finish_update(())
 
     def finish_update(self, learned: Sequence[Trajectory]) -> None:
-        """Forget what the update learned from, and start counting anew."""
+        """Remove the trajectories of an update, and reset the counters."""
         for one in learned:
             self.admitted.pop(_name(one), None)
         self._counts: Counter[str] = Counter()
         self._refused: Counter[Reason] = Counter()
         self._earned = 0.0
         self._last_refusal = ""
-        """The sentence of the last one that was not a broken screen."""
+        """Message of the last refusal that was not an environment failure."""
 
     def rewards(self, trajectories: Sequence[Trajectory]) -> Rewards:
-        """What each turn of them earns for learning."""
-        return [learned_rewards(one, self._reward) for one in trajectories]
+        """Training rewards of each turn."""
+        return [training_rewards(one, self._reward) for one in trajectories]
 
     def admit(self, group: Sequence[Trajectory], expected: Expected) -> list[Trajectory]:
-        """What of a complete group is worth learning from; nothing when another should be sampled instead."""
+        """The episodes of a complete group to learn from; empty if another group should be sampled instead."""
         self._counts["offered"] += len(group)
-        proven = self._prove_group([one for one in group if self._prove(one, expected)])
+        proven = self._check_group([one for one in group if self._check_trajectory(one, expected)])
         rewards = self.rewards(proven)
         self._earned += float(sum(earned.sum() for earned in rewards))
         kept = list(self._algorithm.select(proven, rewards))
         if not kept and self._algorithm.group_size > 1:
             filled = self._replay.fill_group(proven, version=expected.version)
-            if len(filled) > 1 and why_group_refused(filled) is None:
+            if len(filled) > 1 and find_group_mismatch(filled) is None:
                 kept = list(self._algorithm.select(filled, self.rewards(filled)))
         self._counts["groups"] += 1
         self._counts["short"] += not kept and len(proven) < 2
-        self._counts["alike"] += not kept and len(proven) >= 2 and all_alike(rewards)
+        self._counts["alike"] += not kept and len(proven) >= 2 and all_equal(rewards)
         for one in proven:
             self._replay.add(one)
         fresh = {_name(one) for one in proven}
@@ -331,23 +338,23 @@ class Admission:
         return kept
 
     def is_admitted(self, trajectory: Trajectory) -> bool:
-        """Whether it has been admitted and not been learned from yet."""
+        """Whether a trajectory was admitted and not learned from yet."""
         return _name(trajectory) in self.admitted
 
     def count_replayed(self, trajectories: Sequence[Trajectory]) -> int:
-        """How many of these came from replay: as a member of a group, or added to the update without being admitted."""
+        """Number of replayed trajectories: group members from replay, and those added without being admitted."""
         return sum(self.admitted.get(_name(one), True) for one in trajectories)
 
     def why_all_refused(self) -> str:
-        """Why every episode was refused, broken screens aside; empty when some were not."""
+        """Why every episode was refused, environment failures aside; empty if some were not."""
         broken = self._refused[Reason.ENVIRONMENT]
         refused = self._refused.total() - broken
         if not refused or refused + broken < self._counts["offered"]:
             return ""
-        return f"all {refused} episodes whose screen held were refused, the last because {self._last_refusal}."
+        return f"all {refused} episodes without an environment failure were refused, the last: {self._last_refusal}."
 
     def metrics(self) -> dict[str, float]:
-        """What was offered since the last update, and what became of it."""
+        """Counts of offered, refused and admitted episodes since the last update."""
         counts, refused = self._counts, self._refused.total()
         metrics = {
             "trajectories_offered": float(counts["offered"]),
@@ -362,25 +369,25 @@ class Admission:
             metrics["short_group_share"] = counts["short"] / max(1, counts["groups"])
         return metrics
 
-    def _prove_group(self, members: list[Trajectory]) -> list[Trajectory]:
-        """The members, or none when they cannot be compared with each other."""
-        is_compared = self._algorithm.group_size > 1 and len(members) > 1
-        why = why_group_refused(members) if is_compared else None
-        if why is None:
+    def _check_group(self, members: list[Trajectory]) -> list[Trajectory]:
+        """The members, or none if they cannot be compared."""
+        needs_comparison = self._algorithm.group_size > 1 and len(members) > 1
+        mismatch = find_group_mismatch(members) if needs_comparison else None
+        if mismatch is None:
             return members
         self._refused[Reason.GROUP] += len(members)
-        self._last_refusal = why
-        _log.warning("group %s of %d episodes is not learned from: %s", members[0].group, len(members), why)
+        self._last_refusal = mismatch
+        _log.warning("group %s of %d episodes is not learned from: %s", members[0].group, len(members), mismatch)
         return []
 
-    def _prove(self, trajectory: Trajectory, expected: Expected) -> bool:
-        refusal = why_refused(trajectory, expected)
+    def _check_trajectory(self, trajectory: Trajectory, expected: Expected) -> bool:
+        refusal = find_proof_failure(trajectory, expected)
         if refusal is None:
             return True
         self._refused[refusal.reason] += 1
         if refusal.reason is not Reason.ENVIRONMENT:
             self._last_refusal = f"{trajectory.episode_id}: {refusal.detail}"
-        # A screen that breaks is everyday; everything else means that something is wrong with the recording.
+        # Environment failures are common; anything else indicates a defective recording.
         level = logging.INFO if refusal.reason is Reason.ENVIRONMENT else logging.WARNING
         _log.log(level, "episode %s is not learned from: %s", trajectory.episode_id, refusal.detail)
         return False

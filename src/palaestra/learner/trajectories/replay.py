@@ -1,7 +1,7 @@
-"""`SuccessReplay`: recent successes, kept for starts at which the policy fails or has become rare.
+"""`SuccessReplay`: a replay buffer of recent successes, for starts at which the policy fails or that became rare.
 
-Bounded per start and per task, and nothing older than `max_age` versions is ever given out. What is given out keeps its
-tokens, log-probabilities and versions: a policy gradient weighs its tokens as stale ones.
+It is bounded per start, per task and by age in versions. Replayed episodes keep their tokens, log-probabilities and
+versions, so a policy gradient weighs their tokens as stale.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ PREFIX = "replay"
 
 
 class ReplayConfig(Section):
-    """What past successes are used for."""
+    """Use of past successes."""
 
     fill_groups: bool = False
     """Replace the oldest member of a group in which all failed by a stored success of the same start, so that the group
-    teaches something (DART, ARPO). Helps when successes are rare; the success may be one that today's policy could
-    hardly repeat, which `behaviour_weight` tells."""
+    has a learning signal (DART, ARPO). Helps if successes are rare. `behaviour_weight` shows how likely the present
+    policy is to repeat the stored success."""
     share: float = Field(default=0.0, ge=0, lt=1)
-    """Part of an update that is stored successes, for algorithms that imitate. Keeps what was learned on tasks that are
-    seldom sampled; too much and the policy imitates its past."""
+    """Share of stored successes in an update, for algorithms that imitate. Prevents forgetting of rarely sampled tasks;
+    if it is too high, the policy imitates its past."""
     per_start: int = Field(default=2, ge=1, le=10_000)
     """Successes kept for each task, params and seed."""
     per_task: int = Field(default=64, ge=1, le=1_000_000)
     """Successes kept for each task; with their screenshots, each may take a megabyte."""
     max_age: int = Field(default=16, ge=0, le=1_000_000)
-    """How many versions old the oldest token of a success may be. Older ones are forgotten."""
+    """Maximum age of a success in versions, by its oldest token. Older ones are removed."""
 
 
 class SuccessReplay:
@@ -52,7 +52,7 @@ class SuccessReplay:
         return sum(len(kept) for kept in self._kept.values())
 
     def add(self, trajectory: Trajectory) -> None:
-        """Keep it if it is a success and the settings use what is kept."""
+        """Store the trajectory if it is a success and the settings use stored ones."""
         is_used = self.config.fill_groups or self.config.share > 0
         if not (is_used and trajectory.success and trajectory.learnable):
             return
@@ -64,44 +64,43 @@ class SuccessReplay:
         if len(kept) > self.config.per_task:
             del kept[0]
 
-    def forget(self, version: int) -> None:
-        """Drop what is too old for the policy of this version."""
+    def remove_old(self, version: int) -> None:
+        """Remove successes that are too old at this version."""
         oldest = version - self.config.max_age
         young = {name: [one for one in kept if one.versions[0] >= oldest] for name, kept in self._kept.items()}
         self._kept = {name: kept for name, kept in young.items() if kept}
 
     def fill_group(self, group: Sequence[Trajectory], *, version: int) -> list[Trajectory]:
-        """The group, its oldest member replaced by the newest success of the same start if all of them failed."""
+        """The group; if all members failed, its oldest is replaced by the newest success of the same start."""
         members = list(group)
         if not self.config.fill_groups or len(members) < 2 or any(one.success for one in members):
             return members
-        self.forget(version)
+        self.remove_old(version)
         key = task_key(members[0])
-        found = [one for one in self._kept.get(task_name(members[0]), []) if task_key(one) == key]
-        if not found:
+        stored = [one for one in self._kept.get(task_name(members[0]), []) if task_key(one) == key]
+        if not stored:
             return members
         oldest = min(range(len(members)), key=lambda index: (members[index].versions, members[index].started_at))
-        # The same recording under the name of the group it is compared with.
-        members[oldest] = replace(found[-1], group=members[0].group)
+        members[oldest] = replace(stored[-1], group=members[0].group)
         return members
 
     def draw(self, fresh: Sequence[Trajectory], *, version: int, rng: np.random.Generator) -> list[Trajectory]:
-        """Stored successes to mix with `fresh` ones, so that they make up the configured share; fewer if there are."""
+        """Stored successes to add to `fresh` ones, up to the configured share of the update."""
         if self.config.share <= 0 or not fresh:
             return []
-        self.forget(version)
+        self.remove_old(version)
         present = {one.episode_id for one in fresh}
         stored = [one for kept in self._kept.values() for one in kept if one.episode_id not in present]
-        # Rounded down: a share is a limit, and a single fresh episode is not half replaced.
+        # Rounded down: the share is an upper limit.
         count = min(len(stored), int(len(fresh) * self.config.share / (1 - self.config.share)))
         return [stored[index] for index in sorted(rng.choice(len(stored), count, replace=False))] if count else []
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything kept, for a checkpoint."""
+        """The stored trajectories, for a checkpoint."""
         return pack_trajectories([one for kept in self._kept.values() for one in kept], PREFIX)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep exactly what `tensors` gave."""
+        """Restore what `tensors` returned."""
         self._kept = {}
         for one in unpack_trajectories(tensors, PREFIX):
             self._kept.setdefault(task_name(one), []).append(one)

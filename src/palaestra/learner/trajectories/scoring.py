@@ -1,12 +1,12 @@
-"""The turns of an update as the policy sees them before it learns: one pass without gradients.
+"""Scores of the turns of an update by the policy before it learns: one pass without gradients.
 
-`ScoredBatch` has the value of every turn if those are needed, the proximal log-probabilities and weights of stale
-tokens, and the reference's log-probabilities. A fresh token keeps its recorded log-probability untouched, so experience
-without staleness is learned from exactly as by plain PPO.
+`ScoredBatch` holds the values (if the algorithm needs them), the proximal log-probabilities and importance weights of
+stale tokens, and the reference log-probabilities. A fresh token keeps its recorded log-probability, so fresh experience
+is learned from exactly as by plain PPO.
 
-On the way recorded log-probabilities are compared with those of the weights that drew them: of fresh tokens with the
-policy as it is, of stale ones with earlier weights that are still kept. When they differ, sampler and learner do not
-have the same weights or pictures, or the recording was changed; learning from it would look healthy and go wrong.
+Recorded log-probabilities are compared with those of the weights that sampled them: fresh tokens with the present
+policy, stale tokens with earlier weights that are still kept. If they differ, sampler and learner use different weights
+or pictures, or the recording was changed.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from palaestra.learner.trajectories.built_in import importance_weights, k3
 from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeights, TrajectoryPolicy
 from palaestra.learner.trajectories.proof import ProofConfig
 
-__all__ = ["BatchRefused", "Row", "ScoredBatch", "build_token_batch", "why_disagreeing"]
+__all__ = ["BatchRefused", "ScoredBatch", "ScoredTurn", "build_token_batch", "describe_disagreement"]
 
-SAMPLED = 16
-"""Turns that are scored beforehand when the pass that learns sees to all of them: enough for the mean entropy."""
-OF_ONE_EPISODE = 4.0
-"""How many times the mean of a batch a single episode's may be: a few unlikely tokens weigh more in it."""
+SAMPLED_TURNS = 16
+"""Turns scored in advance if the training pass checks all of them: enough for the mean entropy."""
+EPISODE_FACTOR = 4.0
+"""The bound on the mean of an episode, relative to that of a batch: it has fewer tokens to average over."""
 
 
 class BatchRefused(Exception):
-    """The batch cannot be trusted; the text says why."""
+    """The batch failed the checks."""
 
 
 class Disagreement(NamedTuple):
-    """How far recorded log-probabilities are from those of the weights they name."""
+    """Differences between recorded log-probabilities and those of the recorded weights."""
 
     mean: float
     maximum: float
     tokens: int
     episode_mean: float = 0.0
     episode: str = ""
-    """In which they differ most, and how far."""
+    """The episode with the largest mean difference."""
     worst: str = ""
-    """Where the single largest distance is."""
+    """Location of the largest difference."""
 
 
-def why_disagreeing(found: Disagreement, bounds: tuple[float, float]) -> str | None:
-    """Why the batch cannot be trusted; None when it can, or when there was nothing to compare."""
+def describe_disagreement(found: Disagreement, bounds: tuple[float, float]) -> str | None:
+    """Why the batch must be refused; None if it is within the bounds or nothing was compared."""
     mean, largest = bounds
-    allowed = OF_ONE_EPISODE * mean
-    # Written so that a distance that is no number is too large.
+    allowed = EPISODE_FACTOR * mean
+    # NaN must count as too large.
     if found.tokens == 0 or (found.mean <= mean and found.maximum <= largest and found.episode_mean <= allowed):
         return None
     return (
@@ -70,21 +70,21 @@ def why_disagreeing(found: Disagreement, bounds: tuple[float, float]) -> str | N
 
 
 @dataclass(eq=False)
-class Row:
-    """One turn as the policy sees it before it learns; every tensor is `[tokens]`."""
+class ScoredTurn:
+    """One turn, scored before the update; every tensor is `[tokens]`."""
 
     proximal: Tensor
-    """The recorded log-probability of fresh tokens, the policy's own of stale ones."""
+    """Recorded log-probabilities of fresh tokens; the policy's own for stale tokens."""
     importance: Tensor
-    """Weight of each token; exactly 1 for fresh ones."""
+    """Importance weights; exactly 1 for fresh tokens."""
     value: float | None = None
     reference: Tensor | None = None
     capped: int = 0
-    """How many of its tokens weigh less than they should, because of the limit."""
+    """Number of tokens whose weight was limited."""
 
 
 class ScoredBatch:
-    """The turns of an update, and what is known of each before the policy learns."""
+    """The turns of an update, scored before the policy learns."""
 
     def __init__(
         self,
@@ -96,27 +96,26 @@ class ScoredBatch:
         microbatch: int,
         proof: ProofConfig | None = None,
         past_weights: Mapping[int, Mapping[str, Tensor]] | None = None,
-        in_passing: bool = False,
+        defer_checks: bool = False,
     ) -> None:
-        """Score the turns with the policy of `version`; each once, and only if something is asked of it.
+        """Score the turns with the policy of `version`, each at most once.
 
-        Log-probabilities are compared on `proof.checked_turns` of the turns that have tokens of the present version,
-        and of each version in `past_weights`. `in_passing`: the pass that learns will compare fresh tokens and weigh
-        stale ones, and only a sample of the turns is scored here.
+        Log-probabilities are compared on `proof.checked_turns` turns of the present version, and of each version in
+        `past_weights`. `defer_checks`: the training pass compares fresh tokens and weighs stale ones
+        (`add_first_pass`), and only a sample of the turns is scored here.
         """
         proof = proof or ProofConfig()
-        self.version, self.in_passing = version, in_passing
+        self.version, self.defer_checks = version, defer_checks
         self._policy, self._algorithm, self._microbatch = policy, algorithm, microbatch
         self._checked_turns = proof.checked_turns
         self._bounds = proof.bounds(half_precision=bool(getattr(policy, "half_precision", True)))
         self.turns = [each for one in trajectories for each in turn_inputs(one)]
-        """Trajectory after trajectory; `TrainingSample.turn` counts them."""
+        """Indexed by `TrainingSample.turn`."""
         recorded = [_behaviour_log_probs(each.turn) for each in self.turns]
-        self.rows = [Row(own, torch.ones_like(own)) for own in recorded]
-        """One for each turn."""
+        self.rows = [ScoredTurn(own, torch.ones_like(own)) for own in recorded]
         self._places = [(one.episode_id, number) for one in trajectories for number in range(len(one.turns))]
         self._distances: dict[tuple[int, int], Tensor] = {}
-        """Of the tokens compared so far, by the position of the turn and version."""
+        """Differences of the tokens compared so far, by turn and version."""
         with torch.no_grad():
             scores = self._score(self._positions_to_score())
             self._compare_stale(past_weights or {})
@@ -125,14 +124,14 @@ class ScoredBatch:
         for position, (log_probs, _) in scores.items():
             self._add(position, log_probs)
         self.entropy = _mean([entropy for _, entropy in scores.values() if entropy is not None])
-        """Mean over the tokens scored; NaN when there were none."""
+        """Mean over the scored tokens; NaN if there were none."""
         self.behaviour_kl = _mean([k3(recorded[position], log_probs) for position, (log_probs, _) in scores.items()])
-        """Distance of the policy from those that sampled, over the tokens scored; NaN when there were none."""
+        """KL divergence from the sampling policies over the scored tokens; NaN if there were none."""
         lag = torch.cat([version - torch.tensor(each.turn.versions) for each in self.turns]).double()
         self.staleness, self.staleness_max = float(lag.mean()), float(lag.max())
 
     def disagreement(self) -> Disagreement:
-        """Of all that was compared."""
+        """Statistics of all comparisons so far."""
         if not self._distances:
             return Disagreement(0.0, 0.0, 0)
         every = torch.cat(list(self._distances.values())).double()
@@ -146,15 +145,15 @@ class ScoredBatch:
         return Disagreement(float(every.mean()), float(every.max()), every.numel(), means[name], name, place)
 
     def check(self) -> None:
-        """Raise `BatchRefused` when what was compared so far differs too much."""
-        why = why_disagreeing(self.disagreement(), self._bounds)
-        if why is not None:
-            raise BatchRefused(why)
+        """Raise `BatchRefused` if the differences so far exceed the bounds."""
+        reason = describe_disagreement(self.disagreement(), self._bounds)
+        if reason is not None:
+            raise BatchRefused(reason)
 
     def add_first_pass(self, samples: Sequence[TrainingSample], log_probs: Tensor) -> None:
-        """The log-probabilities of a microbatch in the first pass that learns: of the policy before it has learned.
+        """Add the log-probabilities of a microbatch of the first training pass, before any step.
 
-        A single token that is far off raises `BatchRefused` here, before it can make the loss overflow.
+        A large difference of a single token raises `BatchRefused` here, before the loss can overflow.
         """
         positions = [sample.turn for sample in samples]
         own = zip(positions, self._without_padding(log_probs, positions), strict=True)
@@ -162,9 +161,9 @@ class ScoredBatch:
             self.check()
 
     def _add(self, position: int, own: Tensor) -> float:
-        """Compare a turn's fresh tokens with the policy's `own` log-probabilities, and weigh its stale ones by them.
+        """Compare a turn's fresh tokens with the policy's `own` log-probabilities, and weigh its stale tokens.
 
-        Returns the largest distance of a fresh one.
+        Returns the largest difference of a fresh token.
         """
         turn, row, limit = self.turns[position].turn, self.rows[position], self._algorithm.weight_limit
         stale = torch.tensor(turn.versions) != self.version
@@ -176,7 +175,7 @@ class ScoredBatch:
         return self._compare(position, own, self.version)
 
     def _compare(self, position: int, log_probs: Tensor, version: int) -> float:
-        """Hold a turn's tokens of a version against their `log_probs` under its weights; the largest distance, or 0."""
+        """Compare a turn's tokens of a version with `log_probs` under its weights; returns the largest difference."""
         turn = self.turns[position].turn
         of_version = torch.from_numpy(turn.versions == version)
         if not bool(of_version.any()):
@@ -189,21 +188,21 @@ class ScoredBatch:
         every = list(range(len(self.turns)))
         if self._algorithm.needs_values:
             return every
-        if self.in_passing:
-            return _spread(every, SAMPLED)
-        wanted = set(_spread(self._positions_with(self.version), self._checked_turns))
+        if self.defer_checks:
+            return _select_evenly(every, SAMPLED_TURNS)
+        wanted = set(_select_evenly(self._positions_with(self.version), self._checked_turns))
         if not self._algorithm.supervised:
             wanted |= {place for place in every if bool((self.turns[place].turn.versions != self.version).any())}
         return sorted(wanted)
 
     def _score(self, wanted: list[int]) -> dict[int, tuple[Tensor, Tensor | None]]:
-        """Log-probabilities and entropy of each turn, in the order of the turns; values go into the rows."""
+        """Log-probabilities and entropy of the wanted turns, in order; sets the values of the rows."""
         scores: dict[int, tuple[Tensor, Tensor | None]] = {}
         needs_values = self._algorithm.needs_values
         for some, asked in self._microbatches(wanted):
             now = self._policy.log_probs(asked, with_values=needs_values, with_entropy=True, grad=False)
             if needs_values and now.values is None:
-                raise ExperienceError("the policy gave no values. This algorithm needs a value head.")
+                raise ExperienceError("the policy returned no values. This algorithm needs a value head.")
             own = self._without_padding(now.log_probs, some)
             entropies = [None] * len(some) if now.entropy is None else self._without_padding(now.entropy, some)
             values = [None] * len(some) if now.values is None else now.values.tolist()
@@ -219,12 +218,12 @@ class ScoredBatch:
         return {position: scores[position] for position in sorted(scores)}
 
     def _compare_stale(self, past_weights: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Compare stale tokens with the weights that drew them, as far as those are still there."""
+        """Compare stale tokens with the weights that sampled them, if those are still kept."""
         if not isinstance(self._policy, ScoresPastWeights):
             return
         versions = {int(number) for each in self.turns for number in each.turn.versions} - {self.version}
         for past in sorted(versions & past_weights.keys()):
-            for some, asked in self._microbatches(_spread(self._positions_with(past), self._checked_turns)):
+            for some, asked in self._microbatches(_select_evenly(self._positions_with(past), self._checked_turns)):
                 log_probs = self._without_padding(self._policy.past_log_probs(asked, past_weights[past]), some)
                 for position, own in zip(some, log_probs, strict=True):
                     self._compare(position, own, past)
@@ -240,7 +239,7 @@ class ScoredBatch:
                 self.rows[position].reference = own
 
     def _positions_with(self, version: int) -> list[int]:
-        """Positions of the turns that have tokens of a version."""
+        """Indices of the turns that have tokens of a version."""
         return [place for place, each in enumerate(self.turns) if bool((each.turn.versions == version).any())]
 
     def _microbatches(self, positions: list[int]) -> Iterator[tuple[list[int], list[TurnInput]]]:
@@ -249,20 +248,20 @@ class ScoredBatch:
             yield some, [self.turns[position] for position in some]
 
     def _without_padding(self, padded: Tensor, positions: Sequence[int]) -> list[Tensor]:
-        """The rows of a microbatch, each as long as its turn, on the CPU and without gradients."""
+        """The rows of a microbatch without padding, on the CPU, without gradients."""
         lengths = [len(self.turns[position].turn.token_ids) for position in positions]
         return [padded[row, :length].detach().float().cpu() for row, length in enumerate(lengths)]
 
 
 def build_token_batch(
     samples: Sequence[TrainingSample],
-    rows: Sequence[Row],
+    rows: Sequence[ScoredTurn],
     *,
     token_share: float,
     turn_share: float,
     device: torch.device,
 ) -> TokenBatch:
-    """Samples with the rows of their turns as padded tensors."""
+    """Samples and the scores of their turns as padded tensors."""
     own = [rows[sample.turn] for sample in samples]
     mask = _pad([torch.ones(len(row.proximal), dtype=torch.bool) for row in own], device)
     references = [row.reference for row in own if row.reference is not None]
@@ -282,35 +281,30 @@ def build_token_batch(
 
 
 def split_microbatches(turns: Sequence[TurnInput], size: int) -> list[list[int]]:
-    """Positions of the turns, in parts of `size` that waste little padding and share prompts."""
-    order = order_by_prompt(turns)
+    """Indices of the turns in parts of `size`, sorted by length, turns with the same prompt together.
+
+    Turns of similar length need little padding. Members of a group begin with the same prompt: a policy that runs a
+    shared prompt once saves most of an update if they are in one microbatch.
+    """
+    keys = [(len(each.turn.prompt_ids), prompt_key(each), len(each.turn.token_ids)) for each in turns]
+    order = sorted(range(len(turns)), key=keys.__getitem__)
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def order_by_prompt(turns: Sequence[TurnInput]) -> list[int]:
-    """Positions of the turns, short ones first and those with the same prompt together.
-
-    Turns of like length share a microbatch and waste little padding. Members of a group begin on one screen with the
-    same words: a policy that runs a shared prompt once saves most of an update when they meet in one pass.
-    """
-    keys = [(len(each.turn.prompt_ids), prompt_key(each), len(each.turn.token_ids)) for each in turns]
-    return sorted(range(len(turns)), key=keys.__getitem__)
-
-
 def prompt_key(one: TurnInput) -> bytes:
-    """Equal for turns that answer the same prompt."""
+    """Equal for turns with the same prompt."""
     return one.turn.prompt_ids.tobytes() + "".join(one.turn.pictures).encode()
 
 
-def _spread(positions: list[int], count: int | None) -> list[int]:
-    """`count` of them, evenly spread; all when None or when there are no more."""
+def _select_evenly(positions: list[int], count: int | None) -> list[int]:
+    """`count` of the positions, evenly spaced; all if None."""
     if count is None or count >= len(positions):
         return positions
     return [positions[place] for place in np.linspace(0, len(positions) - 1, count).round().astype(int)]
 
 
 def _behaviour_log_probs(turn: Turn) -> Tensor:
-    """The recorded log-probabilities, in memory of their own."""
+    """A copy of the recorded log-probabilities."""
     return torch.tensor(turn.log_probs, dtype=torch.float32)
 
 

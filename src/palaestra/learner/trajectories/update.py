@@ -1,8 +1,8 @@
-"""One update: epochs, minibatches, microbatches, clipping, AdamW. Takes a step only on a gradient that is finite.
+"""One update: epochs, minibatches, microbatches, gradient clipping and AdamW.
 
-A minibatch ends in a step; its microbatches are as many turns as fit into memory and add up to its gradient. Weights
-within the objective were decided over the whole update, so the gradients of an epoch's minibatches have the gradient of
-the whole update as their mean. If it ends half way, weights and optimiser are as they were before the update.
+Each minibatch is one step; the gradients of its microbatches are added. Token weights are computed over the whole
+update, so the mean gradient of an epoch's minibatches is the gradient of the whole update. An update that fails
+restores weights and optimiser.
 """
 
 from __future__ import annotations
@@ -24,59 +24,59 @@ from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryA
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, prompt_key, split_microbatches
 
-__all__ = ["LearningRate", "TokenUpdater", "UpdateConfig", "choose_learning_rate", "pace", "split_minibatches"]
+__all__ = ["LearningRate", "TokenUpdater", "UpdateConfig", "choose_learning_rate", "learning_rate_factor"]
 
 Poll: TypeAlias = Callable[[], None] | None
 """Called before each minibatch; when it raises, the update is undone."""
 
-LEAST = 0.1
-"""Of the rate, once it has decayed: fine enough to settle, and not nothing for a run that is prolonged."""
+MIN_FACTOR = 0.1
+"""Share of the learning rate after its decay; above 0 for runs that are extended."""
 
 
 class UpdateConfig(Section):
-    """How an update is made."""
+    """Settings of an update."""
 
     learning_rate: float | None = Field(default=None, gt=0, le=1e3)
-    """Step size of AdamW. null: chosen by what is trained (LoRA or everything) and how; the choice is printed."""
+    """Step size of AdamW. null: chosen by LoRA or full training and by algorithm; the choice is printed."""
     value_learning_rate: float = Field(default=1e-4, gt=0, le=1e3)
-    """Step size of a value head that the policy names as separate. It starts from nothing and bears more."""
+    """Step size of a separate value head. It is trained from scratch and tolerates a higher rate."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over each batch. More squeezes out more until `clip_fraction` says the data is used up."""
+    """Passes over each batch. A high `clip_fraction` means that there are too many."""
     minibatches: int = Field(default=1, ge=1)
-    """Steps per pass. More learn faster from the same episodes, from noisier gradients."""
+    """Steps per pass. More steps learn faster, from noisier gradients."""
     microbatch_turns: int = Field(default=8, ge=1)
-    """Turns per forward pass. Changes memory and speed, never the gradient."""
+    """Turns per forward pass. Affects memory and speed, not the gradient."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Gradients longer than this are shortened to it. null: never."""
+    """Gradients are clipped to this norm. null: no clipping."""
     warmup_updates: int = Field(default=0, ge=0)
-    """Updates over which the step size grows from nearly 0: while Adam does not know the gradient's size yet."""
+    """Updates over which the step size grows from nearly 0."""
     decay_updates: int | None = Field(default=None, ge=1)
-    """Updates over which the step size falls evenly to a tenth: large steps find the way, small ones settle. null:
-    never. About `num_training_steps` for a short run."""
+    """Updates over which the step size decays linearly to a tenth. null: no decay. About `num_training_steps` for a
+    short run."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """Pull of every trained weight towards 0. A LoRA adapter of 0 is the model as it was."""
+    """Weight decay of AdamW. It pulls a LoRA adapter towards the original model."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """How long Adam remembers the direction."""
+    """Decay rate of Adam's first moment."""
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
-    """How long it remembers the size. Below the usual 0.999, because few updates have to do."""
+    """Decay rate of Adam's second moment. Below the usual 0.999 because there are few updates."""
     adam_eps: float = Field(default=1e-8, gt=0, le=1)
-    """Gradients far below this are ignored."""
+    """Epsilon of Adam."""
 
 
 class LearningRate(NamedTuple):
-    """A rate and the reason for it."""
+    """A learning rate and the reason for it."""
 
     rate: float
     reason: str
 
 
 _RATES = {(True, True): 2e-4, (False, True): 1e-5, (True, False): 1e-5, (False, False): 1e-6}
-"""By (LoRA, supervised). A LoRA adapter wants about ten times the rate of the whole model; a policy gradient, whose
-direction is far noisier than that of a likelihood, about a tenth of what imitation bears."""
+"""By (LoRA, supervised). LoRA needs about ten times the rate of full training; a policy gradient, which is noisier,
+about a tenth of the rate of imitation."""
 
 
 def choose_learning_rate(*, lora: bool | None, supervised: bool, given: float | None = None) -> LearningRate:
-    """The rate that was given, or else the usual one for what is trained (`lora`) and how (`supervised`)."""
+    """The `given` rate, or the default for LoRA or full training and for imitation or policy gradients."""
     if given is not None:
         return LearningRate(given, f"learning rate {given:g}, as configured")
     if lora is None:
@@ -90,15 +90,15 @@ def choose_learning_rate(*, lora: bool | None, supervised: bool, given: float | 
     return LearningRate(rate, text)
 
 
-def pace(update: int, *, warmup: int, decay: int | None) -> float:
-    """The share of the rate at an update, counted from 0: grows over `warmup`, falls to a tenth over `decay`."""
+def learning_rate_factor(update: int, *, warmup: int, decay: int | None) -> float:
+    """Factor of the learning rate at an update (from 0): warmup from nearly 0, then decay to a tenth."""
     growing = min(1.0, (update + 1) / max(1, warmup))
-    falling = 1.0 if decay is None else max(LEAST, 1.0 - (1.0 - LEAST) * update / decay)
+    falling = 1.0 if decay is None else max(MIN_FACTOR, 1.0 - (1.0 - MIN_FACTOR) * update / decay)
     return growing * falling
 
 
 class TokenUpdater:
-    """Updates one policy with one algorithm by AdamW, whose state is tensors by name."""
+    """Updates one policy with one algorithm and AdamW."""
 
     def __init__(
         self, policy: TrajectoryPolicy, algorithm: TrajectoryAlgorithm, config: UpdateConfig, *, rate: float
@@ -119,18 +119,18 @@ class TokenUpdater:
             weight_decay=config.weight_decay,
         )
 
-    def set_pace(self, factor: float) -> None:
-        """Multiply every rate; 1 is full pace."""
+    def set_rate_factor(self, factor: float) -> None:
+        """Multiply every learning rate by `factor`."""
         for group, rate in zip(self._adamw.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
     def run(
         self, samples: Sequence[TrainingSample], batch: ScoredBatch, rng: np.random.Generator, *, poll: Poll = None
     ) -> dict[str, float]:
-        """Learn from the samples; means over the epochs of the metrics of the loss. `poll` may raise."""
+        """Learn from the samples; returns the metrics of the loss, averaged over epochs. `poll` may raise."""
         epochs, steps_per_epoch = self._config.epochs, min(self._config.minibatches, len(samples))
         steps = epochs * steps_per_epoch
-        # A single step is taken after everything was found finite, and needs no copy of the weights to go back to.
+        # A single step is taken after all checks, so it needs no copy of the weights to restore.
         undo = self._undo_point() if steps > 1 else None
         sums: dict[str, float] = {}
         norms: list[float] = []
@@ -140,7 +140,7 @@ class TokenUpdater:
                     if poll is not None:
                         poll()
                     self._adamw.zero_grad(set_to_none=True)
-                    first = batch.in_passing and not norms
+                    first = batch.defer_checks and not norms
                     for metrics in self._add_gradients(chosen, batch, samples, steps_per_epoch, first=first):
                         for name, number in metrics.items():
                             sums[name] = sums.get(name, 0.0) + number
@@ -191,7 +191,7 @@ class TokenUpdater:
         return metrics
 
     def _step(self) -> float:
-        """Clip and step; the norm before clipping. A gradient that is not finite raises and changes nothing."""
+        """Clip and step; returns the norm before clipping. A non-finite gradient raises before the step."""
         limit = self._config.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(self.parameters, math.inf if limit is None else limit))
         if not math.isfinite(norm):
@@ -200,7 +200,7 @@ class TokenUpdater:
         return norm
 
     def _undo_point(self) -> Callable[[], None]:
-        """Remember weights and state; the returned function puts them back."""
+        """A function that restores the present weights and optimiser state."""
         weights = [parameter.detach().cpu().clone() for parameter in self.parameters]
         state = {name: tensor.clone() for name, tensor in self.tensors().items()}
 
@@ -213,7 +213,7 @@ class TokenUpdater:
         return undo
 
     def tensors(self) -> dict[str, Tensor]:
-        """Adam's moments and step counts; parameters that never had a gradient have none."""
+        """Adam's moments and step counts by name."""
         return {
             f"adamw.{index}.{name}": tensor.detach().cpu().contiguous()
             for index, parameter in enumerate(self.parameters)
@@ -221,7 +221,7 @@ class TokenUpdater:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue with these moments; `CheckpointError` when they are of other parameters."""
+        """Continue with these moments; `CheckpointError` if they belong to other parameters."""
         found: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("adamw."):
@@ -249,10 +249,9 @@ class TokenUpdater:
 def split_minibatches(
     samples: Sequence[TrainingSample], turns: Sequence[TurnInput], count: int, rng: np.random.Generator
 ) -> list[list[TrainingSample]]:
-    """The samples in random order and equal parts; those that answer the same prompt stay together.
+    """The samples in random order and in equal parts; samples with the same prompt stay together if possible.
 
-    Besides sharing its cost, a group's better and worse answers push against each other in one step. A border may cut
-    through a prompt's answers, so that parts stay equal.
+    They share the cost of the prompt, and the better and worse replies of a group are compared in one step.
     """
     answers: dict[bytes, list[TrainingSample]] = {}
     for sample in samples:
