@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from palaestra.policy.actor_critic import Acted, ActorCritic
+from palaestra.policy.actor_critic import ActorCritic, ActResult
 
 __all__ = ["SlowPolicy"]
 
@@ -25,7 +25,7 @@ class SlowPolicy(ActorCritic):
     learn_rows = 1
     """Rows in the minibatch that takes `learn_seconds`."""
 
-    def act(self, *args: Any, **kwargs: Any) -> Acted:
+    def act(self, *args: Any, **kwargs: Any) -> ActResult:
         """One inference."""
         began = time.perf_counter()
         acted = super().act(*args, **kwargs)

@@ -311,7 +311,7 @@ def test_a_collector_never_moves_the_normalisers_statistics():
 @pytest.mark.parametrize("compiled", PATHS)
 def test_the_final_observation_is_normalised_like_every_other(compiled):
     collector = _collector(Countdown(3, "truncated"), compiled=compiled, normalize=True)
-    collector.policy.absorb(torch.tensor([[5.0], [9.0]]))
+    collector.policy.update_statistics(torch.tensor([[5.0], [9.0]]))
     rollout = collector.collect(4).get()
     (final, edge) = _value(collector, [[0.0], [2.0]])
     assert rollout["next_value"][2, 0].item() == pytest.approx(final, abs=1e-6)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from palaestra.actor.inference import BatchedInference
-from palaestra.policy.vlm.generation import Sampled
+from palaestra.policy.vlm.generation import Completion
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation, Prompt
-from palaestra.policy.vlm.sampler import Answer, Question
+from palaestra.policy.vlm.sampler import ReplyRequest, SampledReply
 
 PICTURE = Picture(b"", (16, 16))
 
 
 def question(seed):
-    return Question(Conversation("", str(seed), (), PICTURE), seed)
+    return ReplyRequest(Conversation("", str(seed), (), PICTURE), seed)
 
 
 class Echo:
@@ -28,7 +28,7 @@ class Echo:
         self.gate, self.begun = threading.Event(), threading.Event()
         self.gate.set()
 
-    def answer(self, questions, *, temperature):
+    def sample(self, questions, *, temperature):
         self.begun.set()
         assert self.gate.wait(10)
         self.batches.append([asked.seed for asked in questions])
@@ -36,8 +36,8 @@ class Echo:
 
     def one(self, asked):
         array = np.array([asked.seed])
-        sampled = Sampled(array, np.zeros(1), np.array([self.version]), str(asked.seed), True, "")
-        return Answer(Prompt(array, (PICTURE,)), sampled)
+        sampled = Completion(array, np.zeros(1), np.array([self.version]), str(asked.seed), True, "")
+        return SampledReply(Prompt(array, (PICTURE,)), sampled)
 
 
 def scene(play, **more):
@@ -55,7 +55,7 @@ def scene(play, **more):
 
 async def texts(inference, *seeds):
     made = await asyncio.gather(*(inference.ask(question(seed)) for seed in seeds))
-    return [one.sampled.text for one in made]
+    return [one.completion.text for one in made]
 
 
 def test_sixteen_actors_that_ask_at_once_share_one_batch_and_each_gets_its_own_answer():
@@ -145,13 +145,13 @@ def test_in_lockstep_a_player_that_never_asks_is_given_up_and_counted():
 def test_an_error_of_the_sampler_reaches_everybody_who_asked_and_the_next_are_answered():
     async def play(echo, inference):
         with _players(inference, 2):
-            right = echo.answer
-            echo.answer = lambda questions, temperature: 1 / 0
+            right = echo.sample
+            echo.sample = lambda questions, temperature: 1 / 0
             results = await asyncio.gather(
                 inference.ask(question(1)), inference.ask(question(2)), return_exceptions=True
             )
             assert [type(result) for result in results] == [ZeroDivisionError] * 2
-            echo.answer = right
+            echo.sample = right
             assert await texts(inference, 3, 4) == ["3", "4"]
 
     scene(play)

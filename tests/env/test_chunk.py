@@ -12,7 +12,7 @@ from palaestra.env.factory import ActionChunk
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.spaces import allocate_row
 from palaestra.errors import ConfigError
-from palaestra.policy.actor_critic import Acted
+from palaestra.policy.actor_critic import ActResult
 
 
 class Line(gymnasium.Env):
@@ -65,7 +65,7 @@ class _Told(nn.Module):
 
     def act(self, observation, noise, *, mask=None):
         n = len(noise)
-        return Acted(torch.full((n, 2, 1), 0.5), torch.tensor([[-1.0, -10.0]]).expand(n, 2), torch.zeros(n))
+        return ActResult(torch.full((n, 2, 1), 0.5), torch.tensor([[-1.0, -10.0]]).expand(n, 2), torch.zeros(n))
 
     def value(self, observation):
         return torch.zeros(len(observation))

@@ -17,7 +17,7 @@ from palaestra.env import EnvConfig, make_env
 from palaestra.errors import CollectorFailed, ConfigError, EnvironmentContractError
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
-from palaestra.policy.weight_sync import twin
+from palaestra.policy.weight_sync import clone_policy
 from palaestra.train import Trainer
 
 ROOMS = "tests.actor.rooms"
@@ -66,7 +66,7 @@ def test_staleness_0_is_synchronous_training_bit_for_bit(kind):
 def _lagged(staleness, updates, rollout_length):
     """What `reproducible` promises, in one thread: segment u acts on the weights of update u - staleness."""
     trainer = _trainer(kind="sync")
-    collector = Collector(trainer.env, twin(trainer.policy), seed=3)
+    collector = Collector(trainer.env, clone_policy(trainer.policy), seed=3)
     past = [_weights(trainer)]
     for update in range(updates):
         version = max(0, update - staleness)

@@ -108,7 +108,7 @@ def test_one_thread_and_two_threads_learn_bit_for_bit_the_same():
 def test_compiled_acting_draws_the_actions_that_torch_draws(kind, normalize):
     policy = _policy(kind, normalize=normalize)
     if normalize:
-        policy.absorb(2.0 + 3.0 * torch.randn(500, 5, generator=torch.Generator().manual_seed(2)))
+        policy.update_statistics(2.0 + 3.0 * torch.randn(500, 5, generator=torch.Generator().manual_seed(2)))
     rng = np.random.default_rng(0)
     observation = rng.standard_normal((200, 5)).astype(np.float32)
     size = policy.distribution.noise_size

@@ -157,7 +157,7 @@ def test_parameters_that_were_moved_get_a_new_vector_with_their_values():
 def test_an_observation_that_is_one_number_without_axes_is_seen(normalize):
     number = spaces.Box(-1, 1, (), np.float32)
     policy = ActorCritic(number, spaces.Discrete(2), normalize_observation=normalize)
-    policy.absorb(torch.zeros(4))
+    policy.update_statistics(torch.zeros(4))
     parameters, value = policy(torch.zeros(4))
     assert (tuple(parameters.shape), tuple(value.shape)) == ((4, 2), (4,))
 

@@ -152,7 +152,7 @@ def test_no_action_is_likelier_than_the_mode(kind):
 
 def test_a_forbidden_action_has_probability_0_and_the_others_share_the_rest():
     ours = Categorical(3)
-    masked = ours.masked(torch.tensor([[1.0, 1.0, 5.0]]), torch.tensor([[True, True, False]]))
+    masked = ours.apply_mask(torch.tensor([[1.0, 1.0, 5.0]]), torch.tensor([[True, True, False]]))
     assert masked.softmax(-1).tolist() == [[0.5, 0.5, 0.0]]
     assert ours.entropy(masked).item() == pytest.approx(math.log(2))  # and not NaN from 0 log 0
     assert ours.mode(masked).item() != 2
@@ -161,7 +161,7 @@ def test_a_forbidden_action_has_probability_0_and_the_others_share_the_rest():
 def test_masks_of_several_choices_are_laid_side_by_side():
     ours = MultiCategorical((2, 3))
     mask = torch.tensor([[False, True, True, False, False]])
-    masked = ours.masked(_parameters(ours, 1), mask).expand(300, -1)
+    masked = ours.apply_mask(_parameters(ours, 1), mask).expand(300, -1)
     drawn = ours.sample(masked, _noise(ours, 300))
     assert set(map(tuple, drawn.tolist())) == {(1, 0)}
     assert ours.log_prob(masked, drawn).abs().max() == 0.0
@@ -175,13 +175,13 @@ def test_not_even_the_largest_noise_draws_a_forbidden_action(seed):
     mask = torch.ones(2000, 50, dtype=torch.bool)
     mask[:, 40:] = False
     noise = torch.full((2000, 1), 1.0 - 2.0**-24)
-    drawn = ours.sample(ours.masked(parameters, mask), noise)
+    drawn = ours.sample(ours.apply_mask(parameters, mask), noise)
     assert mask.gather(1, drawn.unsqueeze(1)).all()
 
 
 def test_a_mask_over_a_continuum_is_refused():
     with pytest.raises(ConfigError, match="continuous actions cannot be masked"):
-        _made("gaussian").masked(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
+        _made("gaussian").apply_mask(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
 
 
 def test_the_environment_receives_actions_in_its_own_numbers():

@@ -74,7 +74,7 @@ def test_the_smallest_change_of_one_weight_changes_the_fingerprint_and_undoing_i
 def test_buffers_are_not_part_of_it():
     policy = ActorCritic(OBSERVATION, ACTION, normalize_observation=True)
     before = policy_fingerprint(policy)
-    policy.absorb(torch.ones(4, 3))
+    policy.update_statistics(torch.ones(4, 3))
     assert policy_fingerprint(policy) == before
 
 

@@ -61,7 +61,7 @@ def test_a_policy_comes_back_from_its_file_for_every_kind_of_observation(kind, t
     space = OBSERVATIONS[kind]
     policy = _policy(space, normalize=True)
     observation = _observations(space)
-    policy.absorb(observation)
+    policy.update_statistics(observation)
     back = load_policy(save_policy(policy, tmp_path / "policy.safetensors"))
     assert back.observation_space == space
     assert _same(_acts(policy, observation), _acts(back, observation))
@@ -88,7 +88,7 @@ def test_a_space_comes_back_from_plain_json(space):
 
 def test_the_statistics_of_the_normaliser_are_in_the_file(tmp_path):
     policy = _policy(normalize=True)
-    policy.absorb(torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+    policy.update_statistics(torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
     back = load_policy(save_policy(policy, tmp_path / "policy.safetensors"))
     assert back.encoder.normalizers["observation"].mean.tolist() == [2.0, 2.0, 2.0]
     assert back.encoder.normalizers["observation"].count.item() == 2

@@ -114,16 +114,16 @@ def test_so_does_one_that_goes_on_from_a_checkpoint_of_schema_1(gateway, tmp_pat
 
 
 def kill_the_first_sampler(monkeypatch):
-    real, killed = ProcessSampler.answer, []
+    real, killed = ProcessSampler.sample, []
 
-    def answer(self, questions, *, temperature):
+    def sample(self, questions, *, temperature):
         answers = real(self, questions, temperature=temperature)
         if not killed:
             killed.append(self.pid)
             os.kill(self.pid, signal.SIGKILL)
         return answers
 
-    monkeypatch.setattr(ProcessSampler, "answer", answer)
+    monkeypatch.setattr(ProcessSampler, "sample", sample)
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])

@@ -11,18 +11,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from palaestra.policy.codecs.decoding import Understood
-from palaestra.policy.codecs.grammar import Grammar, ReplyReader
+from palaestra.policy.codecs.decoding import DecodedAction
+from palaestra.policy.codecs.grammar import ActionGrammar, ReplyReader
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation, PastTurn
-from palaestra.policy.vlm.sampler import Answer, Question
+from palaestra.policy.vlm.sampler import ReplyRequest, SampledReply
 from palaestra.sessions.action import UiAction
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.task import TaskSpec
 
 __all__ = ["Agent", "Dialogue", "Reply", "ScriptedAgent", "VlmAgent"]
 
-Ask: TypeAlias = Callable[[Question], Awaitable[Answer]]
+Ask: TypeAlias = Callable[[ReplyRequest], Awaitable[SampledReply]]
 Script: TypeAlias = Callable[[TaskSpec, Screenshot, int], Awaitable[UiAction | str]]
 
 
@@ -95,7 +95,7 @@ class _ScriptedDialogue:
 class VlmAgent:
     """Plays with whatever answers its questions: screens go in as pictures, actions come out of its text."""
 
-    def __init__(self, ask: Ask, grammar: Grammar, *, temperature: float) -> None:
+    def __init__(self, ask: Ask, grammar: ActionGrammar, *, temperature: float) -> None:
         self._ask, self._grammar = ask, grammar
         self.codec, self.temperature = grammar.codec.name, temperature
 
@@ -105,7 +105,7 @@ class VlmAgent:
 
 
 class _VlmDialogue:
-    def __init__(self, ask: Ask, grammar: Grammar, spec: TaskSpec, seed: int) -> None:
+    def __init__(self, ask: Ask, grammar: ActionGrammar, spec: TaskSpec, seed: int) -> None:
         self._ask, self._grammar, self._spec, self._seed = ask, grammar, spec, seed
         self._reader = ReplyReader(grammar.codec, grammar.rule)
         self._past: list[PastTurn] = []
@@ -116,13 +116,13 @@ class _VlmDialogue:
         picture = Picture(screen.data, (frame.image.width, frame.image.height))
         self._shown[screen.sha256] = screen
         # A model that was taught the grammar needs no description of it.
-        system = self._grammar.codec.system_prompt(frame) if self._grammar.described else ""
+        system = self._grammar.codec.system_prompt(frame) if self._grammar.in_prompt else ""
         conversation = Conversation(system, self._spec.instruction, tuple(self._past), picture)
-        answer = await self._ask(Question(conversation, _turn_seed(self._seed, len(self._past))))
-        prompt, sampled = answer.prompt, answer.sampled
+        answer = await self._ask(ReplyRequest(conversation, _turn_seed(self._seed, len(self._past))))
+        prompt, sampled = answer.prompt, answer.completion
         read = self._reader.read(sampled.text, frame)
         self._past.append(PastTurn(picture, sampled.token_ids, sampled.text))
-        action, unreadable = (read.action, "") if isinstance(read, Understood) else (None, read.reason)
+        action, unreadable = (read.action, "") if isinstance(read, DecodedAction) else (None, read.reason)
         return Reply(
             action=action,
             unreadable=unreadable,

@@ -32,7 +32,7 @@ from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.vla_buffer import Overflow, VLABuffer
 from palaestra.policy.device import device_of
 from palaestra.policy.flat_parameters import FlatParameters
-from palaestra.policy.weight_sync import LiveWeights, twin
+from palaestra.policy.weight_sync import LiveWeights, clone_policy
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 from palaestra.transport.queue import SegmentQueue, TakenSegment
 from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
@@ -119,7 +119,7 @@ class AsynchronousSource:
         self.publisher = BoardPublisher()
         self.failures: list[str] = []
         """Why each collector that was replaced had failed."""
-        acting = twin(policy) if config.collector == "thread" else policy
+        acting = clone_policy(policy) if config.collector == "thread" else policy
         self.collector = Collector(env, acting, seed=seed, compiled=compiled, discount=discount)
         """The thread's own, acting on a copy; with a process, one for `collect_rollouts` in this process."""
         self._lend("")
@@ -198,7 +198,7 @@ class AsynchronousSource:
         if layout is not self._layout:
             self._layout, self._fits = layout, False
             if self.collector.policy is not self._policy:
-                self.collector.replace_policy(twin(self._policy))
+                self.collector.replace_policy(clone_policy(self._policy))
 
     def next_batch(self) -> Batch[RolloutBuffer]:
         """Wait for the next segment, however long it takes, as long as the collector moves."""

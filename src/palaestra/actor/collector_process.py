@@ -43,7 +43,7 @@ from palaestra.env.vector import VectorEnv
 from palaestra.errors import CollectorFailed, PalaestraError
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.flat_parameters import FlatParameters
-from palaestra.policy.weight_sync import LiveWeights, packed, tensors_of, unpacked
+from palaestra.policy.weight_sync import LiveWeights, deserialize_structure, policy_tensors, serialize_structure
 from palaestra.processes.children import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process
 from palaestra.processes.shared_memory import SharedArrays
 from palaestra.processes.threads import limit_threads
@@ -74,7 +74,7 @@ class SharedLayout:
         live = tuple(array.shape for array in LiveWeights(policy).read())
         untrained = {id(p) for p in FlatParameters.of(policy).untrained}
         tensors = tuple(
-            (tuple(t.shape), t.dtype, isinstance(t, nn.Parameter), id(t) in untrained) for t in tensors_of(policy)
+            (tuple(t.shape), t.dtype, isinstance(t, nn.Parameter), id(t) in untrained) for t in policy_tensors(policy)
         )
         return cls(ring, depth, live, tensors)
 
@@ -117,7 +117,7 @@ class CollectorProcess:
         self._layout, self._block, self._queue, self._next_setup = layout, block, queue, next_setup
         _, _, self._pulse, self._frozen = layout.allocate(SharedArrays(block))
         self._fixed = FlatParameters.of(policy).untrained
-        self._structure = packed(policy)
+        self._structure = serialize_structure(policy)
         self._process: Any = None
         self._pipe: Connection | None = None
         self._listener: threading.Thread | None = None
@@ -263,7 +263,7 @@ def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: by
     try:
         ring, board, pulse, frozen = layout.allocate(SharedArrays(block))
         threading.Thread(target=_exit_with_parent, args=(pulse,), daemon=True).start()
-        policy = unpacked(structure, _tensors(layout, frozen)).to(setup.device)
+        policy = deserialize_structure(structure, _tensors(layout, frozen)).to(setup.device)
         subscriber = WeightSubscriber(policy, board)
         subscriber.update()
         env = make_env(setup.env)

@@ -20,8 +20,8 @@ from typing import TypeAlias
 from palaestra.actor.agent import VlmAgent
 from palaestra.actor.task_runner import ActorConfig, Play, TaskRunner
 from palaestra.experience.trajectory import Trajectory
-from palaestra.policy.codecs.grammar import Grammar
-from palaestra.policy.vlm.sampler import Answer, Question, Sampler
+from palaestra.policy.codecs.grammar import ActionGrammar
+from palaestra.policy.vlm.sampler import ReplyRequest, ReplySampler, SampledReply
 from palaestra.sessions.provider import SessionProvider
 
 __all__ = ["BatchedInference", "RolloutWorkers", "start_rollout_workers"]
@@ -32,7 +32,7 @@ others hold them all. Going on without it costs repeatability, waiting for ever 
 LINGER_S = 0.003
 """Otherwise: how long a batch waits for more questions after the first."""
 
-Asked: TypeAlias = tuple[Question, asyncio.Future[Answer]]
+Asked: TypeAlias = tuple[ReplyRequest, asyncio.Future[SampledReply]]
 
 
 class BatchedInference:
@@ -40,7 +40,7 @@ class BatchedInference:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: ReplySampler,
         *,
         temperature: float,
         max_batch: int = 64,
@@ -66,11 +66,11 @@ class BatchedInference:
         self._playing = count
         self._changed.set()
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: ReplyRequest) -> SampledReply:
         """The answer, when its batch is done."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[SampledReply] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer))
         self._changed.set()
         return await answer
@@ -92,7 +92,7 @@ class BatchedInference:
             if not batch:
                 continue
             questions, began = [question for question, _ in batch], time.perf_counter()
-            answer_all = partial(self._sampler.answer, questions, temperature=self._temperature)
+            answer_all = partial(self._sampler.sample, questions, temperature=self._temperature)
             try:
                 answers = await asyncio.get_running_loop().run_in_executor(self._worker, answer_all)
             except Exception as error:  # noqa: BLE001  raised in every actor that asked
@@ -143,8 +143,8 @@ class RolloutWorkers:
 @contextlib.asynccontextmanager
 async def start_rollout_workers(
     provider: SessionProvider,
-    sampler: Sampler,
-    grammar: Grammar,
+    sampler: ReplySampler,
+    grammar: ActionGrammar,
     config: ActorConfig,
     *,
     max_batch: int,

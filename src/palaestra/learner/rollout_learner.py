@@ -101,10 +101,10 @@ class RolloutLearner:
             metrics["reward_scale"] = float(columns[-1]["reward_scale"].reshape(-1)[-1])
         metrics |= staleness_metrics(columns, self.version, stale)
         self.version += 1
-        absorb = getattr(self.policy, "absorb", None)
-        if absorb is not None and (only_once or all(one is None for one in stale)):
+        update_statistics = getattr(self.policy, "update_statistics", None)
+        if update_statistics is not None and (only_once or all(one is None for one in stale)):
             # Statistics change between rollouts, never within one, and count no experience twice.
-            absorb(batch["observation"])
+            update_statistics(batch["observation"])
         return metrics
 
     def weights(self) -> LiveWeights:

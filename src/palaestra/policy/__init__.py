@@ -1,6 +1,6 @@
 """Policies: networks that act and value, their action distributions, and how they are stored and compiled."""
 
-from palaestra.policy.actor_critic import Acted, ActorCritic
+from palaestra.policy.actor_critic import ActorCritic, ActResult
 from palaestra.policy.build import build_policy
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.distribution import Distribution
@@ -8,7 +8,7 @@ from palaestra.policy.storage import load_policy, save_policy
 from palaestra.policy.vla import VLAPolicy, check_vla_model, load_vla_model
 
 __all__ = [
-    "Acted",
+    "ActResult",
     "ActorCritic",
     "Distribution",
     "PolicyConfig",

@@ -29,13 +29,13 @@ from palaestra.policy.distribution import (
 )
 from palaestra.policy.network import ObservationEncoder, check_network, mlp
 
-__all__ = ["Acted", "ActorCritic", "TensorObservation"]
+__all__ = ["ActResult", "ActorCritic", "TensorObservation"]
 
 TensorObservation: TypeAlias = Tensor | Mapping[str, Tensor]
 """A batch of observations as tensors, `[B, ...]`; a mapping (dict or TensorDict) for `Dict` spaces."""
 
 
-class Acted(NamedTuple):
+class ActResult(NamedTuple):
     """What acting gives: the action as drawn, its log-probability and the value of the observation."""
 
     action: Tensor
@@ -154,13 +154,13 @@ class ActorCritic(nn.Module):
         noise: Tensor | None,
         *,
         mask: Tensor | None = None,
-    ) -> Acted:
+    ) -> ActResult:
         """Draw actions from `noise[B, distribution.noise_size]`; without noise, the most likely ones."""
         parameters, value = self(observation)
-        parameters = self.distribution.masked(parameters, mask)
+        parameters = self.distribution.apply_mask(parameters, mask)
         draws = self.distribution
         action = draws.mode(parameters) if noise is None else draws.sample(parameters, noise)
-        return Acted(action, self.distribution.log_prob(parameters, action), value)
+        return ActResult(action, self.distribution.log_prob(parameters, action), value)
 
     def value(self, observation: TensorObservation) -> Tensor:
         """Values `[B]` alone."""
@@ -175,12 +175,12 @@ class ActorCritic(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probability, entropy and value, each `[B]`, of actions that were taken."""
         parameters, value = self(observation)
-        parameters = self.distribution.masked(parameters, mask)
+        parameters = self.distribution.apply_mask(parameters, mask)
         return self.distribution.log_prob(parameters, action), self.distribution.entropy(parameters), value
 
-    def absorb(self, observation: TensorObservation) -> None:
+    def update_statistics(self, observation: TensorObservation) -> None:
         """Let the observation normaliser, if there is one, learn from `[B, ...]`."""
-        self.encoder.absorb(observation)
+        self.encoder.update_statistics(observation)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by part. Parts that share nothing can be clipped apart (see docs/algorithms.md)."""

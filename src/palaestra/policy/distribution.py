@@ -53,7 +53,7 @@ class Distribution(nn.Module):
         """Entropy `[B]` in nats."""
         raise NotImplementedError
 
-    def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
+    def apply_mask(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
         """Parameters under which forbidden actions have probability 0."""
         if mask is None:
             return parameters
@@ -218,7 +218,7 @@ class Gaussian(Distribution):
         """Depends on the standard deviations alone."""
         return (self.log_std + (0.5 + _LOG_SQRT_2PI)).sum().expand(parameters.shape[0])
 
-    def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
+    def apply_mask(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
         """Refused: a mask over a continuum has no meaning."""
         if mask is not None:
             raise ConfigError("info['action_mask']", tuple(mask.shape), "continuous actions cannot be masked")

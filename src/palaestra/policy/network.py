@@ -234,7 +234,7 @@ class ObservationEncoder(nn.Module):
         key = _module_name(name)
         return self.normalizers[key](numbers) if key in self.normalizers else numbers
 
-    def absorb(self, observation: Tensor | Mapping[str, Tensor]) -> None:
+    def update_statistics(self, observation: Tensor | Mapping[str, Tensor]) -> None:
         """Let the normalisers learn from observations `[B, ...]`."""
         for name in self._parts:
             key = _module_name(name)
@@ -242,7 +242,7 @@ class ObservationEncoder(nn.Module):
                 value = observation if isinstance(observation, Tensor) else observation[name]
                 normalizer = self.normalizers[key]
                 assert isinstance(normalizer, ObservationNormalizer)
-                normalizer.absorb(value.reshape(len(value), -1))
+                normalizer.update_statistics(value.reshape(len(value), -1))
 
 
 def _unlikely_numbers(name: str, part: gymnasium.Space[Any]) -> list[str]:
@@ -284,7 +284,7 @@ class ObservationNormalizer(nn.Module):
         return ((observation - self.mean.float()) * self.scale()).clamp(-self.clip, self.clip)
 
     @torch.no_grad()
-    def absorb(self, observation: Tensor) -> None:
+    def update_statistics(self, observation: Tensor) -> None:
         """Merge the moments of `observation[B, size]` (Chan's parallel formula, in float64)."""
         batch = observation.double()
         n = float(batch.shape[0])

@@ -1,8 +1,8 @@
-"""What of a policy changes while it learns, and how a second copy of it is kept up to date, here or elsewhere.
+"""Copies of a policy, in this process or another, and the arrays that keep them up to date.
 
 `LiveWeights` lists the arrays that move (trained weights as one vector, then buffers such as normaliser statistics).
-`twin` copies a policy within a process, sharing what is frozen. `packed` and `unpacked` take it to another process:
-its structure is pickled, its tensors never are; they lie in memory that both processes see.
+`clone_policy` copies a policy within a process and shares its frozen weights. `serialize_structure` and
+`deserialize_structure` move it to another process: the structure is pickled, the tensors are in shared memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from palaestra.errors import ConfigError
 from palaestra.policy.flat_parameters import FlatParameters
 
-__all__ = ["LiveWeights", "copy_weights", "packed", "twin", "unpacked"]
+__all__ = ["LiveWeights", "clone_policy", "copy_weights", "deserialize_structure", "serialize_structure"]
 
 
 class LiveWeights:
@@ -59,7 +59,7 @@ class LiveWeights:
         return version
 
 
-def twin(policy: nn.Module) -> nn.Module:
+def clone_policy(policy: nn.Module) -> nn.Module:
     """A second policy with weights of its own in the same layout; what never learned is shared and never written."""
     flat = FlatParameters.of(policy)
     untrained = {id(p) for p in flat.untrained}
@@ -71,9 +71,9 @@ def twin(policy: nn.Module) -> nn.Module:
     return copied
 
 
-def packed(policy: nn.Module) -> bytes:
+def serialize_structure(policy: nn.Module) -> bytes:
     """The structure of a policy, without its tensors, as bytes for a process that can import its class."""
-    index = {id(tensor): number for number, tensor in enumerate(tensors_of(policy))}
+    index = {id(tensor): number for number, tensor in enumerate(policy_tensors(policy))}
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: Any) -> int | None:
@@ -90,8 +90,8 @@ def packed(policy: nn.Module) -> bytes:
     return file.getvalue()
 
 
-def unpacked(structure: bytes, tensors: Sequence[Tensor]) -> nn.Module:
-    """The policy that `packed` described, over the given tensors."""
+def deserialize_structure(structure: bytes, tensors: Sequence[Tensor]) -> nn.Module:
+    """The policy that `serialize_structure` described, over the given tensors."""
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: int) -> Tensor:
@@ -101,7 +101,7 @@ def unpacked(structure: bytes, tensors: Sequence[Tensor]) -> nn.Module:
     return policy
 
 
-def tensors_of(policy: nn.Module) -> list[Tensor]:
+def policy_tensors(policy: nn.Module) -> list[Tensor]:
     """Every parameter and buffer once, in a fixed order."""
     return [*policy.parameters(), *policy.buffers()]
 

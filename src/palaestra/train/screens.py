@@ -27,7 +27,7 @@ from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.proof import Reason
 from palaestra.policy.vlm.module_policy import as_vlm_policy
-from palaestra.policy.vlm.sampler import LocalSampler, ProcessSampler, Sampler
+from palaestra.policy.vlm.sampler import LocalSampler, ProcessSampler, ReplySampler
 from palaestra.sessions.provider import SessionAddress, find_sessions, open_provider
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
@@ -120,7 +120,7 @@ class _ScreenRun:
             self._start_player(sampler), version=self.learner.version, stop=stop, record=self._record, finished=report
         )
 
-    def _start_sampler(self) -> Sampler:
+    def _start_sampler(self) -> ReplySampler:
         c = self._config
         if c.inference.backend == "thread":
             return LocalSampler(self._policy, threads=c.inference.torch_threads)
@@ -130,7 +130,7 @@ class _ScreenRun:
         self.publisher = SamplerPublisher(self._policy, self._process)
         return self._process
 
-    def _start_player(self, sampler: Sampler) -> Player:
+    def _start_player(self, sampler: ReplySampler) -> Player:
         c, asynchronous = self._config, self._config.trainer.collection == "asynchronous"
 
         def start_workers(failed: Callable[[Trajectory], None]) -> AbstractAsyncContextManager[RolloutWorkers]:

@@ -10,7 +10,7 @@ import pytest
 
 import palaestra.policy.codecs as package
 from palaestra.errors import ConfigError
-from palaestra.policy.codecs import CODECS, IMAGE_RULES, Frame, Understood, codec_for_model_type
+from palaestra.policy.codecs import CODECS, IMAGE_RULES, CoordinateFrame, DecodedAction, codec_for_model_type
 from palaestra.policy.codecs.qwen import QwenCodec
 from palaestra.sessions.action import (
     Answer,
@@ -27,12 +27,12 @@ from palaestra.sessions.action import (
 from palaestra.sessions.screen import Size
 
 HD = Size(1920, 1080)
-SAME = Frame(HD, HD)
+SAME = CoordinateFrame(HD, HD)
 
 
 def _read(family, text, frame=SAME):
     read = CODECS[family].decode(text, frame)
-    assert isinstance(read, Understood), read
+    assert isinstance(read, DecodedAction), read
     return read.action
 
 
@@ -59,7 +59,7 @@ def test_the_denominator_and_the_advertised_size_of_the_third_generation_can_be_
 def test_thoughts_around_a_call_are_kept():
     call = '<tool_call>{"name": "computer_use", "arguments": {"action": "wait", "time": 2.5}}</tool_call>'
     text = f"Action: Wait for the page.\n{call}\nDone."
-    assert CODECS["qwen3-vl"].decode(text, SAME) == Understood(
+    assert CODECS["qwen3-vl"].decode(text, SAME) == DecodedAction(
         Wait(2.5), "Action: Wait for the page.\nDone.", (27, 27 + len(call))
     )
 
@@ -96,7 +96,7 @@ def test_thoughts_around_a_call_are_kept():
 def test_the_words_of_ui_tars(call, action):
     text = f"Thought: I do it.\nAction: {call}"
     read = CODECS["ui-tars-1.5"].decode(text, SAME)
-    assert read == Understood(action, "I do it.", (26, 26 + len(call)))
+    assert read == DecodedAction(action, "I do it.", (26, 26 + len(call)))
 
 
 def test_the_first_ui_tars_counts_thousandths():
@@ -158,14 +158,16 @@ def test_the_actions_of_openais_tool(text, action):
 
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "anthropic", "openai"])
 def test_a_prompt_tells_the_size_of_the_picture_and_not_of_the_screen(family):
-    prompt = CODECS[family].system_prompt(Frame(Size(1920, 1080), Size(1316, 728)))
+    prompt = CODECS[family].system_prompt(CoordinateFrame(Size(1920, 1080), Size(1316, 728)))
     assert "1316x728" in prompt
     assert "1920" not in prompt
 
 
 def test_prompts_are_the_families_own_to_the_letter():
     digests = {
-        family: hashlib.sha256(CODECS[family].system_prompt(Frame(HD, Size(1932, 1092))).encode()).hexdigest()[:16]
+        family: hashlib.sha256(
+            CODECS[family].system_prompt(CoordinateFrame(HD, Size(1932, 1092))).encode()
+        ).hexdigest()[:16]
         for family in ("qwen2.5-vl", "qwen3-vl", "ui-tars-1.0", "ui-tars-1.5")
     }
     # Descriptions and schemas were compared with the published ones when these were taken.
@@ -179,7 +181,7 @@ def test_prompts_are_the_families_own_to_the_letter():
 
 @pytest.mark.parametrize(("family", "added"), [("qwen2.5-vl", 0), ("qwen3-vl", 3)])
 def test_qwens_prompt_holds_a_schema_whose_words_are_all_understood(family, added):
-    prompt = CODECS[family].system_prompt(Frame(HD, Size(1932, 1092)))
+    prompt = CODECS[family].system_prompt(CoordinateFrame(HD, Size(1932, 1092)))
     tool = json.loads(re.search(r"<tools>\n(.*)\n</tools>", prompt)[1])
     properties = tool["function"]["parameters"]["properties"]
     words = properties["action"]["enum"]
@@ -190,7 +192,7 @@ def test_qwens_prompt_holds_a_schema_whose_words_are_all_understood(family, adde
     every = {
         "keys": ["ctrl", "a"], "text": "x", "coordinate": [1, 2], "pixels": -3, "time": 1, "status": "failure",
     }  # fmt: skip
-    frame = Frame(HD, Size(1932, 1092), pointer=Point(0, 0))
+    frame = CoordinateFrame(HD, Size(1932, 1092), pointer=Point(0, 0))
     for word in words:
         assert f"* `{word}`: " in properties["action"]["description"]
         needed = {name: value for name, value in every.items() if f"`action={word}`" in properties[name]["description"]}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.policy.codecs.actions import SCREENS
 
 from palaestra.errors import ConfigError
-from palaestra.policy.codecs import CODECS, IMAGE_RULES, Frame, ImageRule, image_size
+from palaestra.policy.codecs import CODECS, IMAGE_RULES, CoordinateFrame, ImageRule, image_size
 from palaestra.sessions.action import Point
 from palaestra.sessions.screen import Size
 
@@ -53,9 +53,9 @@ def test_sizes_and_rules_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match=r"screen = \(0, 10\)"):
         image_size(Size(0, 10), factor=28, min_pixels=1, max_pixels=9)
     with pytest.raises(ConfigError, match=r"frame.image"):
-        Frame(Size(1, 1), Size(0, 28))
+        CoordinateFrame(Size(1, 1), Size(0, 28))
     with pytest.raises(ConfigError, match=r"frame.pointer = \(5, 0\): is not on the screen of 5 x 5"):
-        Frame(Size(5, 5), Size(28, 28), pointer=Point(5, 0))
+        CoordinateFrame(Size(5, 5), Size(28, 28), pointer=Point(5, 0))
     with pytest.raises(ConfigError, match=r"image\.factor"):
         ImageRule(0, 1, 1)
     with pytest.raises(ConfigError, match="in this order"):

@@ -4,7 +4,7 @@ import string
 
 import pytest
 
-from palaestra.policy.codecs.decoding import Refusal
+from palaestra.policy.codecs.decoding import DecodeError
 from palaestra.policy.codecs.key_names import OPENAI_KEYS, PYAUTOGUI_KEYS, SYNONYMS, XDOTOOL_KEYS
 from palaestra.sessions.keys import NAMED
 
@@ -71,5 +71,5 @@ def test_a_letter_of_openai_is_the_key_and_not_the_capital():
 @pytest.mark.parametrize("spelling", ["", "ctrl+c", "kp_enter", "f13", "\n", "\x00", "x" * 100_000])
 @pytest.mark.parametrize("names", FAMILIES.values(), ids=FAMILIES)
 def test_what_is_in_no_table_is_refused(names, spelling):
-    with pytest.raises(Refusal, match="unknown_key"):
+    with pytest.raises(DecodeError, match="unknown_key"):
         names.key(spelling)

@@ -5,13 +5,13 @@ import json
 import pytest
 from tests.policy.codecs.test_unreadable import FRAME
 
-from palaestra.policy.codecs import CODECS, Understood
+from palaestra.policy.codecs import CODECS, DecodedAction
 from palaestra.sessions.action import Answer, Click, Point, PressKeys, TypeText, Wait
 
 
 def _read(family, text):
     read = CODECS[family].decode(text, FRAME)
-    assert isinstance(read, Understood), read
+    assert isinstance(read, DecodedAction), read
     return read
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.policy.codecs.actions import FAMILIES
 
 from palaestra.errors import UnsupportedAction
-from palaestra.policy.codecs import CODECS, Frame, Understood
+from palaestra.policy.codecs import CODECS, CoordinateFrame, DecodedAction
 from palaestra.sessions.action import (
     Answer,
     Click,
@@ -22,7 +22,7 @@ from palaestra.sessions.action import (
 from palaestra.sessions.screen import Size
 
 A, B, C = Point(3, 4), Point(50, 60), Point(70, 80)
-FRAME = Frame(Size(100, 100), Size(112, 112))
+FRAME = CoordinateFrame(Size(100, 100), Size(112, 112))
 Q2, Q3, T0, T1, AN, OA = FAMILIES
 TARS, API = {T0, T1}, {AN, OA}
 
@@ -79,7 +79,9 @@ def test_a_drag_is_a_move_and_then_a_drag_from_the_pointer(family):
     codec = CODECS[family]
     with pytest.raises(UnsupportedAction, match="Move to the first point"):
         codec.encode(Drag((A, B)), FRAME)
-    there = Frame(FRAME.screen, FRAME.image, pointer=codec.decode(codec.encode(Move(A), FRAME), FRAME).action.at)
+    there = CoordinateFrame(
+        FRAME.screen, FRAME.image, pointer=codec.decode(codec.encode(Move(A), FRAME), FRAME).action.at
+    )
     said = codec.encode(Drag((A, B)), there)
     assert codec.decode(said, there).action == Drag((A, B))
     # Without the pointer the same words mean no particular drag.
@@ -108,4 +110,4 @@ def test_success_and_failure_are_told_apart():
     for success, word in ((True, "success"), (False, "failure")):
         said = CODECS[Q3].encode(Terminate(success), FRAME)
         assert f'"status": "{word}"' in said
-        assert CODECS[Q3].decode(said, FRAME) == Understood(Terminate(success), "", (0, len(said)))
+        assert CODECS[Q3].decode(said, FRAME) == DecodedAction(Terminate(success), "", (0, len(said)))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.policy.codecs.actions import FAMILIES, NASTY, moved, places, scenes, slack
 
-from palaestra.policy.codecs import CODECS, IMAGE_RULES, Understood
+from palaestra.policy.codecs import CODECS, IMAGE_RULES, DecodedAction
 from palaestra.sessions.action import Click, Point, TypeText
 from palaestra.sessions.screen import Size
 
@@ -18,7 +18,7 @@ def test_every_action_a_family_can_say_survives_within_a_cell_of_its_space(famil
     text = CODECS[family].encode(action, frame)
     read = CODECS[family].decode(text, frame)
 
-    assert isinstance(read, Understood), read
+    assert isinstance(read, DecodedAction), read
     across, down = slack(family, frame)
     for was, came in zip(places(action), places(read.action), strict=True):
         assert abs(was.x - came.x) <= across
@@ -80,7 +80,7 @@ def test_the_span_is_the_actions_text_and_the_rest_is_thought(family, data, befo
     if family in ("anthropic", "openai"):
         before, after = "\n ", " \t\n"
     read = CODECS[family].decode(f"{before}\n{said}\n{after}", frame)
-    if isinstance(read, Understood):
+    if isinstance(read, DecodedAction):
         start, end = read.span
         span = f"{before}\n{said}\n{after}"[start:end]
         assert span == said.removeprefix("Action: ")

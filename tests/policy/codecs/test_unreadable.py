@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.policy.codecs.actions import FAMILIES, scenes
 
-from palaestra.policy.codecs import CODECS, Frame, Understood, Unreadable
+from palaestra.policy.codecs import CODECS, CoordinateFrame, DecodedAction, UnreadableReply
 from palaestra.sessions.action import fits
 from palaestra.sessions.screen import Size
 
-FRAME = Frame(Size(100, 100), Size(112, 112))
+FRAME = CoordinateFrame(Size(100, 100), Size(112, 112))
 Q2, Q3, T0, T1, AN, OA = FAMILIES
 CODES = {
     "bad_argument", "invalid", "missing_argument", "no_action", "no_pointer", "outside", "several", "syntax",
@@ -28,7 +28,7 @@ SOUP = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=14).map(
 
 
 def _sound(read, frame):
-    if isinstance(read, Understood):
+    if isinstance(read, DecodedAction):
         fits(read.action, frame.screen.width, frame.screen.height)
         assert 0 <= read.span[0] < read.span[1]
     else:
@@ -62,7 +62,7 @@ def test_half_a_sentence_says_nothing(family, data):
     frame, action = data.draw(scenes(family))
     said = CODECS[family].encode(action, frame)
     for end in {0, 1, len(said) // 2, len(said) - 1, data.draw(st.integers(0, len(said) - 1))}:
-        assert isinstance(CODECS[family].decode(said[:end], frame), Unreadable)
+        assert isinstance(CODECS[family].decode(said[:end], frame), UnreadableReply)
 
 
 def _qwen(arguments):
@@ -131,7 +131,7 @@ WAIT = _qwen('{"action": "wait", "time": 1}')
 )  # fmt: skip
 def test_a_malformed_call_of_qwen_is_refused_with_the_reason(text, code, reason):
     read = CODECS[Q2].decode(text, FRAME)
-    assert isinstance(read, Unreadable), read
+    assert isinstance(read, UnreadableReply), read
     assert (read.code, reason in read.reason) == (code, True), read
 
 
@@ -157,7 +157,7 @@ def test_a_malformed_call_of_qwen_is_refused_with_the_reason(text, code, reason)
         ("Action: click(point='<point>-1 2</point>')", "outside", "(-1, 2)"),
         ("Action: clik(point='<point>1 2</point>')", "unknown_action", "Did you mean 'click'?"),
         ("Action: os.system('true')", "syntax", "no call"),
-        ("Action: call_user()", "unsupported", "nobody to call"),
+        ("Action: call_user()", "unsupported", "no user to call"),
         ("Action: press(key='enter')", "unsupported", "hotkey"),
         ("Action: type(content='C:\\Users')", "syntax", "is no escape"),
         ("Action: type(content='\\ud83d')", "bad_argument", "half a character"),
@@ -177,7 +177,7 @@ def test_a_malformed_call_of_qwen_is_refused_with_the_reason(text, code, reason)
 )  # fmt: skip
 def test_a_malformed_call_of_ui_tars_is_refused_with_the_reason(text, code, reason):
     read = CODECS[T1].decode(text, FRAME)
-    assert isinstance(read, Unreadable), read
+    assert isinstance(read, UnreadableReply), read
     assert (read.code, reason in read.reason) == (code, True), read
 
 
@@ -229,7 +229,7 @@ def test_a_malformed_call_of_ui_tars_is_refused_with_the_reason(text, code, reas
 )  # fmt: skip
 def test_a_malformed_object_of_an_interface_is_refused_with_the_reason(family, text, code, reason):
     read = CODECS[family].decode(text, FRAME)
-    assert isinstance(read, Unreadable), read
+    assert isinstance(read, UnreadableReply), read
     assert (read.code, reason in read.reason) == (code, True), read
 
 

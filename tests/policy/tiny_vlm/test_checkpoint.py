@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from palaestra.policy.codecs import CODECS, IMAGE_RULES, Understood
+from palaestra.policy.codecs import CODECS, IMAGE_RULES, DecodedAction
 from palaestra.policy.tiny_vlm import SHIPPED, read_manifest
 from palaestra.policy.tiny_vlm.screen_dataset import ask
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, draw_bar, draw_screen
@@ -59,10 +59,10 @@ def test_it_answers_in_the_grammar_and_mostly_clicks_what_it_is_asked_to(policy)
     for temperature, readable, on_target in ((1.0, 98, 20), (0.0, 100, 45)):
         answers = policy.sample([SampleRequest(prompt, n) for n, prompt in enumerate(prompts)], temperature=temperature)
         read = [CODEC.decode(answer.text, FRAME) for answer in answers]
-        assert sum(isinstance(one, Understood) for one in read) >= readable
+        assert sum(isinstance(one, DecodedAction) for one in read) >= readable
         hits = 0
         for one, (_, question) in zip(read, asked, strict=True):
-            if isinstance(one, Understood) and isinstance(one.action, Click):
+            if isinstance(one, DecodedAction) and isinstance(one.action, Click):
                 left, top, right, bottom = question.widget.box
                 hits += left <= one.action.at.x <= right and top <= one.action.at.y <= bottom
         assert hits >= on_target
@@ -83,7 +83,7 @@ def test_it_answers_later_in_an_episode_too(policy):
     past = tuple(PastTurn(first, said.token_ids, said.text) for _ in range(3))
     prompt = policy.prompt(Conversation("", asked.text, past, first))
     answers = policy.sample([SampleRequest(prompt, seed) for seed in range(50)])
-    assert sum(isinstance(CODEC.decode(answer.text, FRAME), Understood) for answer in answers) >= 48
+    assert sum(isinstance(CODEC.decode(answer.text, FRAME), DecodedAction) for answer in answers) >= 48
 
 
 def test_its_adapters_learn_a_click(policy):

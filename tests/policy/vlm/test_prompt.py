@@ -8,13 +8,13 @@ from tests.policy.vlm import toy
 
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm import Conversation, PastTurn, Picture
-from palaestra.policy.vlm.picture import PictureShop
+from palaestra.policy.vlm.picture import PicturePreprocessor
 from palaestra.policy.vlm.prompt import PromptWriter
 
 SCREENS = [toy.screenshot(n) for n in range(12)]
 
 
-class _Shop(PictureShop):
+class _Shop(PicturePreprocessor):
     """Knows sizes; makes no patches."""
 
     def __init__(self):

@@ -11,7 +11,7 @@ from palaestra.errors import CollectorFailed
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation
-from palaestra.policy.vlm.sampler import ProcessSampler, Question
+from palaestra.policy.vlm.sampler import ProcessSampler, ReplyRequest
 
 CONFIG = ModelConfig(name="tiny", max_new_tokens=6, history=0, lora_rank=4)
 
@@ -19,11 +19,14 @@ CONFIG = ModelConfig(name="tiny", max_new_tokens=6, history=0, lora_rank=4)
 def question(seed=5):
     written = io.BytesIO()
     Image.new("RGB", (32, 32), "white").save(written, "PNG")
-    return Question(Conversation("", "Click the square.", (), Picture(written.getvalue(), (32, 32))), seed)
+    return ReplyRequest(Conversation("", "Click the square.", (), Picture(written.getvalue(), (32, 32))), seed)
 
 
 def said(answers):
-    return [(one.sampled.token_ids.tolist(), one.sampled.versions.tolist(), one.sampled.fingerprint) for one in answers]
+    return [
+        (one.completion.token_ids.tolist(), one.completion.versions.tolist(), one.completion.fingerprint)
+        for one in answers
+    ]
 
 
 def test_a_sampler_that_is_killed_is_replaced_and_answers_the_same_with_the_newest_weights():
@@ -32,10 +35,10 @@ def test_a_sampler_that_is_killed_is_replaced_and_answers_the_same_with_the_newe
     try:
         policy.publish(3)
         sampler.publish(3, policy.trainable_state())
-        before = said(sampler.answer([question()], temperature=1.0))
+        before = said(sampler.sample([question()], temperature=1.0))
         first = sampler.pid
         os.kill(first, signal.SIGKILL)
-        after = said(sampler.answer([question()], temperature=1.0))
+        after = said(sampler.sample([question()], temperature=1.0))
         assert after == before
         assert after[0][1][0] == 3
         assert after[0][2] == policy.fingerprint
@@ -58,7 +61,7 @@ def test_a_sampler_that_dies_every_time_ends_with_its_status_after_the_allowed_r
     sampler = DyingSampler(CONFIG, seed=1, threads=1, restarts=1)
     try:
         with pytest.raises(CollectorFailed, match=r"ended with status 7 .*after 1 of at most 1 restarts in a row"):
-            sampler.answer([question()], temperature=1.0)
+            sampler.sample([question()], temperature=1.0)
         assert len(sampler.failures) == 1
     finally:
         sampler.close()

@@ -1,8 +1,8 @@
-"""`ActionCodec`: one model family's way of saying actions, and what becomes of an answer that is read.
+"""`ActionCodec`: how one family of models writes UI actions as text, and what the encoders share.
 
-A codec is a pure function of text and frame. Writing refuses what the family has no exact word for; reading refuses
-what it does not understand, with a code to count by and a reason to show. Neither ever guesses, and reading never
-raises: an unreadable answer is a recorded step of an episode, not an accident.
+A codec is a pure function of text and coordinate frame. Encoding raises `UnsupportedAction` for an action that the
+family cannot express exactly. Decoding never raises and never guesses: a reply that cannot be decoded is recorded as a
+step of the episode, with a code to count by and a reason to show.
 """
 
 from __future__ import annotations
@@ -12,78 +12,115 @@ from types import MappingProxyType
 from typing import Protocol
 
 from palaestra.errors import InvalidAction, UnsupportedAction
-from palaestra.policy.codecs.coordinates import Frame
-from palaestra.policy.codecs.decoding import Decoded
+from palaestra.policy.codecs.coordinates import CoordinateFrame
+from palaestra.policy.codecs.decoding import DecodeResult
 from palaestra.policy.codecs.key_names import KeyNames
-from palaestra.sessions.action import Answer, Point, Scroll, TypeText, UiAction, fits
+from palaestra.sessions.action import Answer, Button, Click, Drag, Point, Scroll, TypeText, UiAction, fits
 
-__all__ = ["DIRECTIONS", "WHEEL_PIXELS", "ActionCodec", "check_writable", "clicks", "no_words", "spelled", "turned"]
-
-
-class ActionCodec(Protocol):
-    """How one family of models says what it does."""
-
-    @property
-    def name(self) -> str:
-        """The name it is chosen by."""
-
-    def system_prompt(self, frame: Frame) -> str:
-        """The text that teaches a model the grammar."""
-
-    def encode(self, action: UiAction, frame: Frame) -> str:
-        """The action in the family's words; `UnsupportedAction` when there are none."""
-
-    def decode(self, text: str, frame: Frame) -> Decoded:
-        """What an answer says. Never raises."""
-
-
-def no_words(codec: str, action: UiAction, reason: str, remedy: str = "") -> UnsupportedAction:
-    """The refusal of an action that a family cannot say exactly."""
-    return UnsupportedAction(f"{codec}.{action.kind}", action, reason, remedy)
-
-
-def check_writable(codec: str, action: UiAction, frame: Frame) -> None:
-    """Refuse what no family can say: a point that is not on the screen, a text that is not Unicode."""
-    try:
-        fits(action, frame.screen.width, frame.screen.height)
-    except InvalidAction as error:
-        raise UnsupportedAction(f"{codec}.{action.kind}", action, error.reason, error.remedy) from None
-    if isinstance(action, TypeText | Answer) and any(0xD800 <= ord(character) <= 0xDFFF for character in action.text):
-        raise no_words(codec, action, "the text contains half a character")
-
-
-def spelled(codec: str, action: UiAction, keys: tuple[str, ...], names: KeyNames) -> list[str]:
-    """The family's names of keys."""
-    spellings: list[str] = []
-    for key in keys:
-        spelling = names.spelling(key)
-        if spelling is None:
-            raise no_words(codec, action, f"has no name for the key {key!r}", "Press Shift and the small letter")
-        if spelling in spellings:
-            raise no_words(codec, action, f"{spelling!r} would be held twice")
-        spellings.append(spelling)
-    return spellings
-
+__all__ = [
+    "CLICK_ACTIONS",
+    "DIRECTIONS",
+    "WHEEL_PIXELS",
+    "ActionCodec",
+    "check_expressible",
+    "check_straight_drag",
+    "click_name",
+    "not_expressible",
+    "scroll_by_clicks",
+    "spell_keys",
+    "wheel_clicks",
+]
 
 WHEEL_PIXELS = 100
-"""What one click of a wheel scrolls by. Browsers do about this on common systems; no family says it."""
+"""Pixels per click of the scroll wheel. No family documents a value; browsers scroll by about this much."""
 
 DIRECTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 )
-"""Which way more of the page comes into view."""
+"""Sign of `dx` and `dy` for each scroll direction."""
+
+CLICK_ACTIONS: Mapping[str, tuple[Button, int]] = MappingProxyType(
+    {
+        "left_click": ("left", 1),
+        "right_click": ("right", 1),
+        "middle_click": ("middle", 1),
+        "double_click": ("left", 2),
+        "triple_click": ("left", 3),
+    }
+)
+"""Button and number of clicks of the click actions that Qwen and Anthropic share."""
 
 
-def clicks(scroll: Scroll) -> tuple[str, int] | None:
-    """The direction and number of clicks that scroll exactly this far; None when no number does."""
+class ActionCodec(Protocol):
+    """Encodes and decodes the actions of one family of models."""
+
+    @property
+    def name(self) -> str:
+        """Name in the configuration (`actor.codec`)."""
+
+    def system_prompt(self, frame: CoordinateFrame) -> str:
+        """The system prompt that explains the action grammar to a model."""
+
+    def encode(self, action: UiAction, frame: CoordinateFrame) -> str:
+        """The action as the family writes it; `UnsupportedAction` if it has no exact form."""
+
+    def decode(self, text: str, frame: CoordinateFrame) -> DecodeResult:
+        """The action in a reply, or why there is none. Never raises."""
+
+
+def not_expressible(codec: str, action: UiAction, reason: str, remedy: str = "") -> UnsupportedAction:
+    """The error for an action that the family cannot express exactly."""
+    return UnsupportedAction(f"{codec}.{action.kind}", action, reason, remedy)
+
+
+def check_expressible(codec: str, action: UiAction, frame: CoordinateFrame) -> None:
+    """Reject actions that no family can express: points off the screen, text that is not valid Unicode."""
+    try:
+        fits(action, frame.screen.width, frame.screen.height)
+    except InvalidAction as error:
+        raise not_expressible(codec, action, error.reason, error.remedy) from None
+    if isinstance(action, TypeText | Answer) and any(0xD800 <= ord(character) <= 0xDFFF for character in action.text):
+        raise not_expressible(codec, action, "the text contains half a character")
+
+
+def check_straight_drag(codec: str, action: Drag) -> None:
+    """Reject drags other than with the left button from one point straight to another."""
+    if len(action.path) != 2 or action.button != "left":
+        raise not_expressible(codec, action, "drags with the left button and straight to one point")
+
+
+def click_name(codec: str, action: Click, names: Mapping[str, tuple[Button, int]]) -> str:
+    """The family's name for this button and number of clicks."""
+    for name, click in names.items():
+        if click == (action.button, action.times):
+            return name
+    raise not_expressible(codec, action, f"has no word for {action.times} clicks of the {action.button} button")
+
+
+def spell_keys(codec: str, action: UiAction, keys: tuple[str, ...], names: KeyNames) -> list[str]:
+    """The family's names of the keys."""
+    spellings: list[str] = []
+    for key in keys:
+        spelling = names.spelling(key)
+        if spelling is None:
+            reason, remedy = f"has no name for the key {key!r}", "Press Shift and the small letter"
+            raise not_expressible(codec, action, reason, remedy)
+        if spelling in spellings:
+            raise not_expressible(codec, action, f"{spelling!r} would be held twice")
+        spellings.append(spelling)
+    return spellings
+
+
+def wheel_clicks(scroll: Scroll) -> tuple[str, int] | None:
+    """Direction and number of wheel clicks that scroll exactly this far; None if no number does."""
     for direction, (dx, dy) in DIRECTIONS.items():
-        along = scroll.dx * dx + scroll.dy * dy
-        if along > 0 and (scroll.dx, scroll.dy) == (along * dx, along * dy) and along % WHEEL_PIXELS == 0:
-            return direction, along // WHEEL_PIXELS
+        distance = scroll.dx * dx + scroll.dy * dy
+        if distance > 0 and (scroll.dx, scroll.dy) == (distance * dx, distance * dy) and distance % WHEEL_PIXELS == 0:
+            return direction, distance // WHEEL_PIXELS
     return None
 
 
-def turned(at: Point | None, direction: str, number: int) -> Scroll:
-    """The scroll that `number` clicks in a direction make."""
+def scroll_by_clicks(at: Point | None, direction: str, count: int) -> Scroll:
+    """The scroll action of `count` wheel clicks in a direction."""
     dx, dy = DIRECTIONS[direction]
-    return Scroll(at, dx * number * WHEEL_PIXELS, dy * number * WHEEL_PIXELS)
+    return Scroll(at, dx * count * WHEEL_PIXELS, dy * count * WHEEL_PIXELS)

@@ -1,8 +1,13 @@
-"""How large the picture is that a model sees, and how that relates to the screen it acts on.
+"""The size of the image a model sees, and how a model's coordinates relate to pixels of the screen.
 
-`image_size` is the only function that decides a size. Whoever prepares a picture resizes it to `Frame.image` and calls
-the processor with resizing off; whoever reads a coordinate holds it against the same `Frame`. Resizing twice, with two
-sets of limits, is the usual reason why clicks miss.
+`image_size` is the only function that decides an image size. Images are resized to `CoordinateFrame.image` and the
+processor is called with resizing off; coordinates are read against the same frame. Resizing twice, with different
+limits, is the usual reason why clicks miss.
+
+Conversion between coordinate spaces is integer arithmetic on the centres of pixels. Encoding and decoding a pixel gives
+the same pixel if the space is at least as fine as the screen, and otherwise one that is at most one cell away. Numbers
+outside the space are rejected. Fractions are rounded to the nearest whole number, halves to even; if rounding alone
+would leave the space or the screen, the last row or column is used.
 """
 
 from __future__ import annotations
@@ -14,24 +19,23 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from palaestra.errors import ConfigError
-from palaestra.policy.codecs.decoding import Refusal, shown
+from palaestra.policy.codecs.decoding import DecodeError, abbreviate
 from palaestra.sessions.action import Point
 from palaestra.sessions.screen import Size
 
-__all__ = ["IMAGE_RULES", "Frame", "Grid", "ImagePixels", "ImageRule", "Space", "image_size"]
-
+__all__ = ["IMAGE_RULES", "CoordinateFrame", "CoordinateSpace", "Grid", "ImagePixels", "ImageRule", "image_size"]
 
 MAX_ASPECT = 200
 
 
 @dataclass(frozen=True)
-class Frame:
-    """One look at a screen: its size, the size of the picture made of it, and where the pointer is."""
+class CoordinateFrame:
+    """The size of a screen, the size of the image made of it, and the position of the mouse pointer."""
 
     screen: Size
     image: Size
     pointer: Point | None = None
-    """Only needed by grammars that drag from wherever the pointer is; None: not known."""
+    """Needed by grammars whose drags start at the pointer; None if unknown."""
 
     def __post_init__(self) -> None:
         for name, size in (("screen", self.screen), ("image", self.image)):
@@ -46,14 +50,14 @@ class Frame:
 
 @dataclass(frozen=True)
 class ImageRule:
-    """What a model's vision tower asks of a picture."""
+    """What a model's vision tower requires of an image."""
 
     factor: int
     """Both sides are multiples of it: the patch size times the number of patches merged along a side."""
     min_pixels: int
-    """Smaller pictures are enlarged to at least this area."""
+    """Smaller images are enlarged to at least this area."""
     max_pixels: int
-    """Larger pictures are shrunk to at most this area; it bounds the number of image tokens."""
+    """Larger images are shrunk to at most this area; it bounds the number of image tokens."""
 
     def __post_init__(self) -> None:
         if self.factor < 1:
@@ -62,14 +66,14 @@ class ImageRule:
             bounds = (self.min_pixels, self.max_pixels)
             raise ConfigError("image.min_pixels, image.max_pixels", bounds, "must be positive and in this order")
 
-    def frame(self, screen: Size, *, pointer: Point | None = None) -> Frame:
+    def frame(self, screen: Size, *, pointer: Point | None = None) -> CoordinateFrame:
         """The frame of a screen under this rule."""
         size = image_size(screen, factor=self.factor, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
-        return Frame(screen, size, pointer)
+        return CoordinateFrame(screen, size, pointer)
 
 
 def image_size(screen: Size, *, factor: int, min_pixels: int, max_pixels: int) -> Size:
-    """The size a picture of `screen` is resized to: multiples of `factor`, an area within the two bounds.
+    """The size to resize a screenshot to: multiples of `factor`, area between `min_pixels` and `max_pixels`.
 
     The arithmetic is that of Qwen's `smart_resize`, banker's rounding included.
     """
@@ -82,7 +86,7 @@ def image_size(screen: Size, *, factor: int, min_pixels: int, max_pixels: int) -
     across, down = (max(factor, round(side / factor) * factor) for side in (width, height))
     if across * down > max_pixels:
         beta = math.sqrt(width * height / max_pixels)
-        # A long thin screen would shrink to a side of nothing; one patch is the least there is.
+        # A long thin screen would shrink to a side of 0; keep at least one patch.
         across, down = (max(factor, math.floor(side / beta / factor) * factor) for side in (width, height))
     elif across * down < min_pixels:
         beta = math.sqrt(min_pixels / (width * height))
@@ -96,60 +100,60 @@ IMAGE_RULES: Mapping[str, ImageRule] = MappingProxyType(
         "qwen3-vl": ImageRule(32, 65_536, 16_384 * 32 * 32),
         "ui-tars-1.0": ImageRule(28, 100 * 28 * 28, 16_384 * 28 * 28),
         "ui-tars-1.5": ImageRule(28, 100 * 28 * 28, 16_384 * 28 * 28),
-        # Interfaces that take any picture: the screen as it is, up to the area their examples recommend.
+        # APIs that take any image: the screen unchanged, up to the area their examples recommend.
         "anthropic": ImageRule(1, 1, 1366 * 768),
         "openai": ImageRule(1, 1, 1920 * 1200),
-        # Patches of 8 merged two by two, for models small enough to train on a processor.
+        # Patches of 8 pixels merged two by two, for models small enough to train on a CPU.
         "tiny": ImageRule(16, 16 * 16, 1280 * 16 * 16),
     }
 )
-"""The rule each family was trained with, under the name of its codec; `tiny` goes with any codec."""
+"""The rule each family was trained with, by the name of its codec; `tiny` works with any codec."""
 
 
-class Space(Protocol):
-    """One way to name a point of the screen by two numbers."""
+class CoordinateSpace(Protocol):
+    """How a family of models writes a point of the screen as two numbers."""
 
-    def write(self, point: Point, frame: Frame) -> tuple[int, int]:
-        """The numbers nearest to the centre of a pixel."""
+    def write(self, point: Point, frame: CoordinateFrame) -> tuple[int, int]:
+        """The coordinates nearest to the centre of a pixel."""
 
-    def read(self, x: float, y: float, frame: Frame) -> Point:
-        """The pixel two numbers mean; `Refusal` when they lie outside."""
+    def read(self, x: float, y: float, frame: CoordinateFrame) -> Point:
+        """The pixel at the coordinates; `DecodeError` if they lie outside the space."""
 
 
 @dataclass(frozen=True)
 class ImagePixels:
-    """Pixels of the picture the model sees."""
+    """Pixels of the image the model sees."""
 
-    def write(self, point: Point, frame: Frame) -> tuple[int, int]:
-        """The picture's pixel under the centre of the screen's."""
+    def write(self, point: Point, frame: CoordinateFrame) -> tuple[int, int]:
+        """The image pixel that contains the centre of the screen pixel."""
         screen, image = frame.screen, frame.image
-        return _under(point.x, screen.width, image.width), _under(point.y, screen.height, image.height)
+        return _rescale(point.x, screen.width, image.width), _rescale(point.y, screen.height, image.height)
 
-    def read(self, x: float, y: float, frame: Frame) -> Point:
-        """The screen's pixel under the centre of the picture's."""
+    def read(self, x: float, y: float, frame: CoordinateFrame) -> Point:
+        """The screen pixel that contains the centre of the image pixel."""
         screen, image = frame.screen, frame.image
         if not (0 <= x < image.width and 0 <= y < image.height):
             raise _outside(x, y, f"the picture of {image.width} x {image.height} pixels")
-        across, down = min(round(x), image.width - 1), min(round(y), image.height - 1)
-        return Point(_under(across, image.width, screen.width), _under(down, image.height, screen.height))
+        column, row = min(round(x), image.width - 1), min(round(y), image.height - 1)
+        return Point(_rescale(column, image.width, screen.width), _rescale(row, image.height, screen.height))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Parts of the screen's width and height, counted from 0 to `denominator`."""
+    """Fractions of the screen's width and height, from 0 to `denominator`."""
 
     denominator: int
     rounding: Literal["down", "nearest"]
-    """What the family does with a fraction of a pixel: cut it off, or round it."""
+    """How the family turns a fraction of a pixel into a pixel."""
     largest: int = 0
-    """The largest number that is read, for families that write more than `denominator` for the edge."""
+    """The largest number that is accepted, for families that write more than `denominator` for the edge."""
 
-    def write(self, point: Point, frame: Frame) -> tuple[int, int]:
+    def write(self, point: Point, frame: CoordinateFrame) -> tuple[int, int]:
         """The grid lines nearest to the pixel."""
         return self._line(point.x, frame.screen.width), self._line(point.y, frame.screen.height)
 
-    def read(self, x: float, y: float, frame: Frame) -> Point:
-        """The pixel at a crossing of grid lines; the last line is the last pixel's."""
+    def read(self, x: float, y: float, frame: CoordinateFrame) -> Point:
+        """The pixel where two grid lines cross; the last line belongs to the last pixel."""
         largest = max(self.denominator, self.largest)
         if not (0 <= x <= largest and 0 <= y <= largest):
             raise _outside(x, y, f"the grid from 0 to {largest}")
@@ -158,20 +162,20 @@ class Grid:
     def _line(self, pixel: int, side: int) -> int:
         if self.rounding == "nearest":
             return round(pixel * self.denominator / side)
-        # The line nearest to the pixel's centre, the lower of two: the upper one may be the next pixel's edge.
+        # The line nearest to the pixel's centre, the lower of two: the upper one may be the edge of the next pixel.
         doubled = (2 * pixel + 1) * self.denominator - side
         return -(-doubled // (2 * side))
 
     def _pixel(self, line: int, side: int) -> int:
-        along = line * side
-        pixel = round(along / self.denominator) if self.rounding == "nearest" else along // self.denominator
+        scaled = line * side
+        pixel = round(scaled / self.denominator) if self.rounding == "nearest" else scaled // self.denominator
         return min(pixel, side - 1)
 
 
-def _under(pixel: int, side: int, other: int) -> int:
-    """Of `other` cells along the same edge, the one that holds the centre of cell `pixel` of `side`."""
-    return (2 * pixel + 1) * other // (2 * side)
+def _rescale(cell: int, cells: int, other: int) -> int:
+    """With the same edge divided into `other` cells, the one that contains the centre of `cell` of `cells`."""
+    return (2 * cell + 1) * other // (2 * cells)
 
 
-def _outside(x: float, y: float, space: str) -> Refusal:
-    return Refusal("outside", f"the point ({shown(x)}, {shown(y)}) lies outside {space}")
+def _outside(x: float, y: float, space: str) -> DecodeError:
+    return DecodeError("outside", f"the point ({abbreviate(x)}, {abbreviate(y)}) lies outside {space}")

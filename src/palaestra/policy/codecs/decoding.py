@@ -1,7 +1,7 @@
-"""What all codecs share while they read: how a refusal travels to the top, and how arguments are taken.
+"""Decoding replies: the result types, arguments checked against a table, and strict JSON.
 
-`Refusal` never leaves the package: `read_answer` turns it into `Unreadable`. A grammar is a table from words to the
-arguments they take; anything not in the table is refused with the nearest name.
+Decoders raise `DecodeError`, which never leaves this package: `decode_reply` turns it into `UnreadableReply`. A grammar
+is a table from action names to their arguments; a name that is not in the table is rejected with the nearest match.
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ from palaestra.errors import InvalidAction
 from palaestra.sessions.action import UiAction
 
 __all__ = [
-    "MAX_ANSWER",
+    "MAX_REPLY_CHARS",
+    "SEVERAL",
+    "ArgumentSpec",
     "Arguments",
-    "Decoded",
-    "Refusal",
-    "Shape",
-    "Understood",
-    "Unreadable",
-    "object_at",
-    "read_answer",
-    "shown",
-    "sole_value",
-    "written",
+    "DecodeError",
+    "DecodeResult",
+    "DecodedAction",
+    "UnreadableReply",
+    "abbreviate",
+    "decode_reply",
+    "dump_json",
+    "parse_json_object",
+    "parse_single_json",
 ]
 
-
-MAX_ANSWER = 200_000
-"""Characters; the longest text an action may type fits even when each of its characters is escaped."""
+MAX_REPLY_CHARS = 200_000
+"""The longest text an action may type fits even when every character is escaped."""
+SEVERAL = "the answer says several actions; one is taken a step"
 
 
 @dataclass(frozen=True)
-class Understood:
-    """An answer that says exactly one action."""
+class DecodedAction:
+    """A reply that contains exactly one action."""
 
     action: UiAction
     thought: str = ""
-    """What was said around the action."""
+    """The text around the action."""
     span: tuple[int, int] = (0, 0)
-    """Where the action's text starts and ends in the answer."""
+    """Start and end of the action's text in the reply."""
 
 
 @dataclass(frozen=True)
-class Unreadable:
-    """An answer that says no action, several, or one that cannot be performed."""
+class UnreadableReply:
+    """A reply with no action, several, or one that cannot be performed."""
 
     code: str
     """One word to count by; `docs/codecs.md` lists them."""
@@ -58,72 +59,72 @@ class Unreadable:
     """A sentence to show."""
 
 
-Decoded: TypeAlias = Understood | Unreadable
+DecodeResult: TypeAlias = DecodedAction | UnreadableReply
 
 
-class Refusal(Exception):
-    """The answer cannot be read, for this reason."""
+class DecodeError(Exception):
+    """The reply cannot be decoded."""
 
     def __init__(self, code: str, reason: str) -> None:
         self.code, self.reason = code, reason
         super().__init__(f"{code}: {reason}")
 
 
-def read_answer(text: str, read: Callable[[], Understood]) -> Decoded:
-    """What `read` makes of `text`, every refusal turned into `Unreadable`."""
-    if len(text) > MAX_ANSWER:
-        return Unreadable("too_long", f"the answer has {len(text)} characters; at most {MAX_ANSWER} are read")
+def decode_reply(text: str, decode: Callable[[], DecodedAction]) -> DecodeResult:
+    """Call `decode` and turn every error into `UnreadableReply`."""
+    if len(text) > MAX_REPLY_CHARS:
+        return UnreadableReply("too_long", f"the answer has {len(text)} characters; at most {MAX_REPLY_CHARS} are read")
     try:
-        return read()
-    except Refusal as refusal:
-        return Unreadable(refusal.code, refusal.reason)
+        return decode()
+    except DecodeError as error:
+        return UnreadableReply(error.code, error.reason)
     except InvalidAction as error:
-        return Unreadable("invalid", str(error))
+        return UnreadableReply("invalid", str(error))
     except RecursionError:
-        return Unreadable("syntax", "lists within lists, deeper than any action")
+        return UnreadableReply("syntax", "lists within lists, deeper than any action")
 
 
-def shown(value: object) -> str:
-    """A value as a reason quotes it: never more than a line."""
+def abbreviate(value: object) -> str:
+    """The `repr` of a value, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The arguments one word of a grammar takes."""
+class ArgumentSpec:
+    """The arguments that one action of a grammar takes."""
 
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
 
 
 class Arguments:
-    """The arguments of one word, every one of them known and the required ones given."""
+    """The arguments of one action: all of them known, all required ones present."""
 
-    def __init__(self, word: str, given: Mapping[str, Any], shape: Shape) -> None:
-        known = (*shape.required, *shape.optional)
+    def __init__(self, word: str, given: Mapping[str, Any], spec: ArgumentSpec) -> None:
+        known = (*spec.required, *spec.optional)
         for name in given:
             if name not in known:
-                raise Refusal("unknown_argument", f"{word} takes no {shown(name)}. {_hint(name, known)}")
+                raise DecodeError("unknown_argument", f"{word} takes no {abbreviate(name)}. {_suggest(name, known)}")
         # An optional argument may be written out as null.
         self._given = {name: value for name, value in given.items() if value is not None}
-        for name in shape.required:
+        for name in spec.required:
             if name not in self._given:
-                raise Refusal("missing_argument", f"{word} needs {name}")
+                raise DecodeError("missing_argument", f"{word} needs {name}")
         self.word = word
 
     @classmethod
     def of(
-        cls, word: object, given: Mapping[str, Any], shapes: Mapping[str, Shape], unsupported: Mapping[str, str]
+        cls, word: object, given: Mapping[str, Any], specs: Mapping[str, ArgumentSpec], unsupported: Mapping[str, str]
     ) -> Arguments:
-        """The arguments of a word that a grammar knows."""
+        """Check the action's name against the grammar, then its arguments."""
         if not isinstance(word, str):
-            raise Refusal("unknown_action", f"the action's name is {shown(word)}, not a text")
+            raise DecodeError("unknown_action", f"the action's name is {abbreviate(word)}, not a text")
         if word in unsupported:
-            raise Refusal("unsupported", f"{word}: {unsupported[word]}")
-        if word not in shapes:
-            raise Refusal("unknown_action", f"{shown(word)} is no action. {_hint(word, shapes)}")
-        return cls(word, given, shapes[word])
+            raise DecodeError("unsupported", f"{word}: {unsupported[word]}")
+        if word not in specs:
+            raise DecodeError("unknown_action", f"{abbreviate(word)} is no action. {_suggest(word, specs)}")
+        return cls(word, given, specs[word])
 
     def __contains__(self, name: str) -> bool:
         return name in self._given
@@ -132,134 +133,133 @@ class Arguments:
         """A text that can be stored as UTF-8."""
         value = self._given[name]
         if not isinstance(value, str):
-            raise self._refused(name, "is not a text")
+            raise self._error(name, "is not a text")
         if any(0xD800 <= ord(character) <= 0xDFFF for character in value):
-            raise self._refused(name, "contains half a character")
+            raise self._error(name, "contains half a character")
         return value
 
     def choice(self, name: str, choices: Iterable[str]) -> str:
-        """One of a few words."""
+        """One of the given words."""
         value, choices = self._given[name], list(choices)
         if not isinstance(value, str) or value not in choices:
-            raise self._refused(name, f"is none of {', '.join(choices)}")
+            raise self._error(name, f"is none of {', '.join(choices)}")
         return value
 
     def words(self, name: str) -> list[str]:
         """A list of texts."""
         value = self._given[name]
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._refused(name, "is not a list of texts")
+            raise self._error(name, "is not a list of texts")
         return value
 
     def number(self, name: str) -> float:
-        """A finite number; neither a text nor a truth value is one."""
+        """A finite number; neither a text nor a boolean counts."""
         return self._number(name, self._given[name])
 
     def whole(self, name: str) -> int:
         """A whole number."""
         value = self._given[name]
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._refused(name, "is not a whole number")
+            raise self._error(name, "is not a whole number")
         return value
 
     def pair(self, name: str, *, whole: bool = False) -> tuple[float, float]:
         """A list of two numbers."""
         value = self._given[name]
         if not isinstance(value, list) or len(value) != 2:
-            raise self._refused(name, "is not a pair [x, y]")
+            raise self._error(name, "is not a pair [x, y]")
         x, y = (self._number(name, number) for number in value)
         if whole and not (isinstance(x, int) and isinstance(y, int)):
-            raise self._refused(name, "is not in whole pixels")
+            raise self._error(name, "is not in whole pixels")
         return x, y
 
-    def objects(self, name: str, shape: Shape) -> list[Arguments]:
-        """A list of objects of one shape."""
+    def objects(self, name: str, spec: ArgumentSpec) -> list[Arguments]:
+        """A list of objects that follow one specification."""
         value = self._given[name]
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self._refused(name, "is not a list of objects")
-        return [Arguments(f"{self.word}.{name}", item, shape) for item in value]
+            raise self._error(name, "is not a list of objects")
+        return [Arguments(f"{self.word}.{name}", item, spec) for item in value]
 
     def _number(self, name: str, value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self._refused(name, "is not a number")
+            raise self._error(name, "is not a number")
         if isinstance(value, float) and not math.isfinite(value):
-            raise self._refused(name, "is not finite")
+            raise self._error(name, "is not finite")
         return value
 
-    def _refused(self, name: str, reason: str) -> Refusal:
-        return Refusal("bad_argument", f"{self.word}.{name} = {shown(self._given[name])} {reason}")
+    def _error(self, name: str, reason: str) -> DecodeError:
+        return DecodeError("bad_argument", f"{self.word}.{name} = {abbreviate(self._given[name])} {reason}")
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     known = list(known)
-    # Comparing takes time that grows with the length, and no name is that long.
+    # The cost of comparing grows with the length, and no name is that long.
     close = closest_names(name, known, count=1) if len(name) <= 80 else []
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known) or 'none'}"
 
 
-BLANKS = " \t\r\n"
-
-
-def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """The JSON object that begins at or after `start` with only blanks between, and where it ends."""
-    value, end = _value_at(text, start)
+def parse_json_object(text: str, start: int) -> tuple[dict[str, Any], int]:
+    """Parse the JSON object at `start` (whitespace before it is skipped); also returns its end."""
+    value, end = _parse_json(text, start)
     if not isinstance(value, dict):
-        raise Refusal("syntax", f"the action is {shown(value)}, not a JSON object")
+        raise DecodeError("syntax", f"the action is {abbreviate(value)}, not a JSON object")
     return value, end
 
 
-def sole_value(text: str) -> tuple[Any, tuple[int, int]]:
-    """The one JSON value a text consists of, and where it stands."""
-    start = _after_blanks(text, 0)
+def parse_single_json(text: str) -> tuple[Any, tuple[int, int]]:
+    """Parse a text that consists of one JSON value; also returns the value's span."""
+    start = _skip_whitespace(text, 0)
     if start == len(text):
-        raise Refusal("no_action", "the answer is empty")
-    value, end = _value_at(text, start)
-    rest = _after_blanks(text, end)
+        raise DecodeError("no_action", "the answer is empty")
+    value, end = _parse_json(text, start)
+    rest = _skip_whitespace(text, end)
     if text.startswith(("{", "["), rest):
-        raise Refusal("several", "the answer says several actions; one is taken a step")
+        raise DecodeError("several", SEVERAL)
     if rest != len(text):
-        raise Refusal("syntax", f"something follows the JSON at character {rest}")
+        raise DecodeError("syntax", f"something follows the JSON at character {rest}")
     return value, (start, end)
 
 
-def written(document: dict[str, Any]) -> str:
-    """A document as families write it: one line, characters as they are."""
+def dump_json(document: dict[str, Any]) -> str:
+    """JSON as the families write it: one line, non-ASCII characters unescaped."""
     return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
-def _value_at(text: str, start: int) -> tuple[Any, int]:
+def _parse_json(text: str, start: int) -> tuple[Any, int]:
     try:
-        return _DECODER.raw_decode(text, _after_blanks(text, start))
+        return _DECODER.raw_decode(text, _skip_whitespace(text, start))
     except json.JSONDecodeError as error:
-        raise Refusal("syntax", f"not JSON: {error.msg} at character {error.pos}") from None
+        raise DecodeError("syntax", f"not JSON: {error.msg} at character {error.pos}") from None
     except (ValueError, RecursionError):
-        # Whole numbers of thousands of digits, and lists within lists within lists.
-        raise Refusal("syntax", "JSON of a size or depth that no action has") from None
+        # Integers of thousands of digits, and deeply nested lists.
+        raise DecodeError("syntax", "JSON of a size or depth that no action has") from None
 
 
-def _after_blanks(text: str, start: int) -> int:
-    while start < len(text) and text[start] in BLANKS:
+def _skip_whitespace(text: str, start: int) -> int:
+    while start < len(text) and text[start] in " \t\r\n":
         start += 1
     return start
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise Refusal("syntax", f"the key {shown(twice)} is given twice")
+        raise DecodeError("syntax", f"the key {abbreviate(twice)} is given twice")
     return document
 
 
-def _finite(number: str) -> float:
+def _parse_finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
-        raise Refusal("syntax", f"the number {shown(number)} is too large")
+        raise DecodeError("syntax", f"the number {abbreviate(number)} is too large")
     return value
 
 
-def _no_constant(name: str) -> Any:
-    raise Refusal("syntax", f"{name} is not a number")
+def _reject_constant(name: str) -> Any:
+    raise DecodeError("syntax", f"{name} is not a number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_distinct, parse_float=_finite, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_reject_duplicate_keys, parse_float=_parse_finite, parse_constant=_reject_constant
+)

@@ -1,4 +1,4 @@
-"""The codecs there are, by name, and which one a model's architecture asks for."""
+"""`ActionGrammar`: the codec and image size rule of a model, the same for the actors and the learner."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from types import MappingProxyType
 from palaestra.errors import ConfigError
 from palaestra.policy.codecs.anthropic import AnthropicCodec
 from palaestra.policy.codecs.codec import ActionCodec
-from palaestra.policy.codecs.coordinates import IMAGE_RULES, Frame, Grid, ImagePixels, ImageRule
-from palaestra.policy.codecs.decoding import Decoded, Understood
+from palaestra.policy.codecs.coordinates import IMAGE_RULES, CoordinateFrame, Grid, ImagePixels, ImageRule
+from palaestra.policy.codecs.decoding import DecodedAction, DecodeResult
 from palaestra.policy.codecs.openai import OpenAICodec
 from palaestra.policy.codecs.qwen import QwenCodec
 from palaestra.policy.codecs.ui_tars import UiTarsCodec
-from palaestra.sessions.action import Click, Drag, Move, Point, Scroll, UiAction
+from palaestra.sessions.action import Click, Drag, Move, Point, Scroll
 from palaestra.sessions.screen import Size
 
-__all__ = ["CODECS", "Grammar", "ReplyReader", "build_grammar", "codec_for_model_type"]
-
+__all__ = ["CODECS", "ActionGrammar", "ReplyReader", "build_grammar", "codec_for_model_type"]
 
 CODECS: Mapping[str, ActionCodec] = MappingProxyType(
     {
@@ -30,63 +29,64 @@ CODECS: Mapping[str, ActionCodec] = MappingProxyType(
         "openai": OpenAICodec(),
     }
 )
-"""Every codec, by the name it is chosen by."""
+"""All codecs by name."""
 
 _BY_MODEL_TYPE = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl", "qwen3_vl_moe": "qwen3-vl"}
 
 
 def codec_for_model_type(model_type: str) -> str:
-    """The name of the codec that models of a transformers type speak unless told otherwise.
+    """The default codec of a transformers model type.
 
-    A type names an architecture, not what was taught: UI-TARS 1.5 is a `qwen2_5_vl` too and has to be named.
+    A type names an architecture, not the training: UI-TARS 1.5 is a `qwen2_5_vl` too, so its codec must be configured.
     """
     if model_type in _BY_MODEL_TYPE:
         return _BY_MODEL_TYPE[model_type]
-    reason = "models of this type speak no action grammar by themselves"
+    reason = "models of this type have no action grammar of their own"
     raise ConfigError("model_type", model_type, reason, f"Name the codec: one of {', '.join(CODECS)}")
 
 
 @dataclass(frozen=True)
-class Grammar:
-    """How a model is shown screens and writes actions."""
+class ActionGrammar:
+    """How screens are shown to a model and how it writes actions."""
 
     codec: ActionCodec
     rule: ImageRule
-    described: bool
-    """Whether the prompt explains the grammar."""
+    in_prompt: bool
+    """Whether the system prompt explains the grammar."""
 
 
-def build_grammar(codec: str, *, factor: int, described: bool = True) -> Grammar:
-    """The grammar of the codec of this name, for a model whose pictures are multiples of `factor` pixels."""
+def build_grammar(codec: str, *, factor: int, in_prompt: bool = True) -> ActionGrammar:
+    """The grammar of the named codec, for a model whose image sides are multiples of `factor` pixels."""
     if codec not in CODECS:
         raise ConfigError("actor.codec", codec, "no codec has this name", f"There are {', '.join(CODECS)}")
     rule = IMAGE_RULES[codec]
     if rule.factor != factor:
-        # A tower of other patches, such as a tiny model's: the family's area in tokens, in blocks of its own size.
+        # Another patch size, such as the tiny model's: at most 1280 image tokens.
         rule = ImageRule(factor, factor**2, 1280 * factor**2)
-    return Grammar(CODECS[codec], rule, described)
+    return ActionGrammar(CODECS[codec], rule, in_prompt)
 
 
 class ReplyReader:
-    """Reads the replies of one episode."""
+    """Decodes the replies of one episode in order, and tracks the mouse pointer, which some grammars refer to.
+
+    The agent uses it while it plays, the learner to decode a recording again; both must get the same actions.
+    """
 
     def __init__(self, codec: ActionCodec, rule: ImageRule) -> None:
         self._codec, self._rule = codec, rule
         self._pointer: Point | None = None
 
-    def frame(self, screen: Size) -> Frame:
-        """How the model sees a screen of this size, with the pointer where the replies so far have left it."""
+    def frame(self, screen: Size) -> CoordinateFrame:
+        """The coordinate frame for a screen of this size, with the pointer where the last action left it."""
         return self._rule.frame(screen, pointer=self._pointer)
 
-    def read(self, text: str, frame: Frame) -> Decoded:
-        """What the next reply says."""
-        decoded = self._codec.decode(text, frame)
-        if isinstance(decoded, Understood):
-            self._pointer = _pointer_after(decoded.action, self._pointer)
-        return decoded
-
-
-def _pointer_after(action: UiAction, before: Point | None) -> Point | None:
-    if isinstance(action, Click | Move | Scroll) and action.at is not None:
-        return action.at
-    return action.path[-1] if isinstance(action, Drag) else before
+    def read(self, text: str, frame: CoordinateFrame) -> DecodeResult:
+        """Decode the next reply."""
+        result = self._codec.decode(text, frame)
+        if isinstance(result, DecodedAction):
+            action = result.action
+            if isinstance(action, Drag):
+                self._pointer = action.path[-1]
+            elif isinstance(action, Click | Move | Scroll) and action.at is not None:
+                self._pointer = action.at
+        return result

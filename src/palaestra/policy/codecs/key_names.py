@@ -1,8 +1,8 @@
-"""What each family calls the keys of `palaestra.sessions.keys`.
+"""The names that each family uses for the keys of `palaestra.sessions.keys`.
 
-Every named key has one spelling per family, which is what is written. More spellings are read: names regardless of
-case, underscores, hyphens and blanks, and the synonyms of `SYNONYMS`, each of which means one key only. A single
-character is itself in every family. What is in no table is refused.
+Every named key has one spelling per family, which encoding uses. Decoding accepts more: names regardless of case,
+underscores, hyphens and spaces, and `SYNONYMS`. A single character stands for itself in every family. All other names
+are rejected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from palaestra.config import closest_names
-from palaestra.policy.codecs.decoding import Refusal, shown
+from palaestra.policy.codecs.decoding import DecodeError, abbreviate
 from palaestra.sessions.keys import NAMED, known_key
 
 __all__ = ["OPENAI_KEYS", "PYAUTOGUI_KEYS", "SYNONYMS", "XDOTOOL_KEYS", "KeyNames"]
@@ -22,24 +22,24 @@ SYNONYMS: Mapping[str, str] = {
     "option": "Alt", "win": "Meta", "windows": "Meta", "super": "Meta", "cmd": "Meta", "command": "Meta",
     "spacebar": "Space",
 }  # fmt: skip
-"""Read in every family, beside the canonical names."""
+"""Accepted in every family, in addition to the canonical names."""
 
 _FUNCTION_KEYS = [name for name in NAMED if name[0] == "F" and name[1:].isdigit()]
 
 
 @dataclass(frozen=True)
 class KeyNames:
-    """One family's names for keys, both ways."""
+    """One family's names of keys, in both directions."""
 
     named: Mapping[str, str]
-    """What is written for each named key."""
+    """Spelling of each named key."""
     characters: Mapping[str, str] = field(default_factory=dict)
-    """What is written for characters that do not stand for themselves."""
+    """Spelling of characters that do not stand for themselves."""
     capitals: bool = False
-    """Letters are written as capitals and mean the key, not the capital letter."""
+    """Letters are written in upper case and mean the key, not the upper-case letter."""
 
     def spelling(self, key: str) -> str | None:
-        """What is written for a key; None when the family cannot say it."""
+        """How the family writes a key; None if it cannot."""
         key = "Space" if key == " " else key
         if key in NAMED:
             return self.named[key]
@@ -48,32 +48,32 @@ class KeyNames:
         return self.characters.get(key, key)
 
     def key(self, spelling: str) -> str:
-        """The key a spelling means."""
+        """The key with this spelling."""
         if spelling == " ":
             return "Space"
         if len(spelling) == 1:
             if not known_key(spelling):
-                raise Refusal("unknown_key", f"{shown(spelling)} is a character no key types")
+                raise DecodeError("unknown_key", f"{abbreviate(spelling)} is a character no key types")
             return spelling.lower() if self.capitals and spelling.isascii() else spelling
-        known = self._known()
+        known = self._spellings()
         key = known.get(_plain(spelling))
         if key is None:
             close = closest_names(_plain(spelling), known, count=1) if len(spelling) <= 40 else []
             remedy = f" Did you mean {close[0]!r}?" if close else ""
-            raise Refusal("unknown_key", f"{shown(spelling)} is no key.{remedy}")
+            raise DecodeError("unknown_key", f"{abbreviate(spelling)} is no key.{remedy}")
         return key
 
     def keys(self, spelling: str) -> tuple[str, ...]:
-        """The keys a spelling means: one, or several whose names are joined by `+`, such as `ctrl+a`."""
+        """The key with this spelling, or several keys joined by `+`, such as `ctrl+a`."""
         parts = [part.strip() for part in spelling.split("+")]
         if len(parts) > 1 and all(parts):
             return tuple(self.key(part) for part in parts)
         return (self.key(spelling),)
 
-    def _known(self) -> dict[str, str]:
+    def _spellings(self) -> dict[str, str]:
         known = {_plain(name): name for name in NAMED} | dict(SYNONYMS)
-        known |= {_plain(written): name for name, written in self.named.items()}
-        return known | {_plain(written): character for character, written in self.characters.items()}
+        known |= {_plain(spelling): name for name, spelling in self.named.items()}
+        return known | {_plain(spelling): character for character, spelling in self.characters.items()}
 
 
 def _plain(spelling: str) -> str:
@@ -120,4 +120,4 @@ XDOTOOL_KEYS = KeyNames(
         "~": "asciitilde",
     },
 )  # fmt: skip
-"""The X keyboard's names, joined by `+`, as Anthropic's tool takes them."""
+"""X11 key names, joined by `+`, as Anthropic's tool takes them."""

@@ -1,8 +1,8 @@
-"""OpenAI's computer tool: one action object as JSON, in pixels of the picture that was sent.
+"""OpenAI's computer tool: one action object as JSON, in pixels of the image that was sent.
 
-For interchange, as Anthropic's. An answer is the JSON text of one `action`, of a `computer_call`, of a list of output
-items or of a whole response. The end of a task is the end of the turn there, so neither a verdict nor an answer has a
-word. A positive `scroll_y` scrolls down.
+For interchange with recorded conversations. A reply is the JSON text of one `action`, of a `computer_call`, of a list
+of output items or of a whole response. A task ends with the model's turn and not with an action, so `Terminate` and
+`Answer` cannot be expressed. A positive `scroll_y` scrolls down.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.codec import no_words, spelled
-from palaestra.policy.codecs.coordinates import Frame
-from palaestra.policy.codecs.decoding import Arguments, Refusal, Shape, shown
+from palaestra.policy.codecs.codec import not_expressible, spell_keys
+from palaestra.policy.codecs.coordinates import CoordinateFrame
+from palaestra.policy.codecs.decoding import Arguments, ArgumentSpec, DecodeError, abbreviate
 from palaestra.policy.codecs.key_names import OPENAI_KEYS
-from palaestra.policy.codecs.tool_object import ToolObjectCodec, texts_in
+from palaestra.policy.codecs.tool_object import ToolObjectCodec, block_texts
 from palaestra.sessions.action import (
     Button,
     Click,
@@ -32,19 +32,19 @@ from palaestra.sessions.action import (
 __all__ = ["OpenAICodec"]
 
 WAIT_S = 2
-"""What a `wait`, which carries no time, is taken to mean: what the interface's own examples do."""
+"""Seconds of a `wait`, which has no duration: what the API's own examples use."""
 
 _BUTTONS: Mapping[str, Button] = {"left": "left", "right": "right", "wheel": "middle"}
-_XY = Shape(("x", "y"))
-_SHAPES: Mapping[str, Shape] = {
-    "click": Shape(("button", "x", "y"), ("keys",)),
-    "double_click": Shape(("x", "y"), ("keys",)),
-    "drag": Shape(("path",), ("keys",)),
-    "keypress": Shape(("keys",)),
-    "move": Shape(("x", "y"), ("keys",)),
-    "scroll": Shape(("x", "y", "scroll_x", "scroll_y"), ("keys",)),
-    "type": Shape(("text",)),
-    "wait": Shape(),
+_XY = ArgumentSpec(("x", "y"))
+_SPECS: Mapping[str, ArgumentSpec] = {
+    "click": ArgumentSpec(("button", "x", "y"), ("keys",)),
+    "double_click": ArgumentSpec(("x", "y"), ("keys",)),
+    "drag": ArgumentSpec(("path",), ("keys",)),
+    "keypress": ArgumentSpec(("keys",)),
+    "move": ArgumentSpec(("x", "y"), ("keys",)),
+    "scroll": ArgumentSpec(("x", "y", "scroll_x", "scroll_y"), ("keys",)),
+    "type": ArgumentSpec(("text",)),
+    "wait": ArgumentSpec(),
 }
 _UNSUPPORTED: Mapping[str, str] = {"screenshot": "there is nothing to do; a screenshot follows every action"}
 _PROMPT = """\
@@ -63,16 +63,16 @@ Answer with one JSON object. One of:
 
 @dataclass(frozen=True)
 class OpenAICodec(ToolObjectCodec):
-    """The grammar of OpenAI's computer tool."""
+    """OpenAI's computer tool."""
 
     name: str = "openai"
     prompt = _PROMPT
     word = "type"
     unnamed = "the object names no type"
-    shapes = _SHAPES
+    specs = _SPECS
     unsupported = _UNSUPPORTED
 
-    def _object(self, action: UiAction, frame: Frame) -> dict[str, Any]:
+    def _object(self, action: UiAction, frame: CoordinateFrame) -> dict[str, Any]:
         match action:
             case Click():
                 return self._click(action, frame)
@@ -80,22 +80,22 @@ class OpenAICodec(ToolObjectCodec):
                 return {"type": "move"} | self._xy(at, frame)
             case Drag(path):
                 if action.button != "left":
-                    raise no_words(self.name, action, "drags with the left button")
+                    raise not_expressible(self.name, action, "drags with the left button")
                 return {"type": "drag", "path": [self._xy(point, frame) for point in path]}
             case Scroll(at, dx, dy):
                 if at is None:
-                    raise no_words(self.name, action, "scrolls at a point only", "Say where the pointer is")
+                    raise not_expressible(self.name, action, "scrolls at a point only", "Say where the pointer is")
                 return {"type": "scroll"} | self._xy(at, frame) | {"scroll_x": dx, "scroll_y": dy}
             case TypeText(text):
                 return {"type": "type", "text": text}
             case PressKeys(keys):
-                return {"type": "keypress", "keys": spelled(self.name, action, keys, OPENAI_KEYS)}
+                return {"type": "keypress", "keys": spell_keys(self.name, action, keys, OPENAI_KEYS)}
             case Wait(seconds):
                 if seconds != WAIT_S:
-                    raise no_words(self.name, action, f"waits {WAIT_S} seconds and no other time")
+                    raise not_expressible(self.name, action, f"waits {WAIT_S} seconds and no other time")
                 return {"type": "wait"}
             case _:
-                raise no_words(self.name, action, "has no word for it: the turn ends without a call of the tool")
+                raise not_expressible(self.name, action, "has no word for it: the turn ends without a call of the tool")
 
     def _blocks(self, value: Any) -> list[Any] | None:
         if isinstance(value, list):
@@ -112,39 +112,39 @@ class OpenAICodec(ToolObjectCodec):
             case "computer_call":
                 return _actions_of(block), []
             case "message":
-                return [], texts_in(block.get("content"))
+                return [], block_texts(block.get("content"))
             case "reasoning":
-                return [], [*texts_in(block.get("summary")), *texts_in(block.get("content"))]
-            case word if word in _SHAPES or word in _UNSUPPORTED:
+                return [], [*block_texts(block.get("summary")), *block_texts(block.get("content"))]
+            case word if word in _SPECS or word in _UNSUPPORTED:
                 return [dict(block)], []
             case other:
-                raise Refusal("unsupported", f"an output item of type {shown(other)} is not read")
+                raise DecodeError("unsupported", f"an output item of type {abbreviate(other)} is not read")
 
-    def _click(self, action: Click, frame: Frame) -> dict[str, Any]:
+    def _click(self, action: Click, frame: CoordinateFrame) -> dict[str, Any]:
         if action.at is None:
-            raise no_words(self.name, action, "clicks at a point only", "Say where the pointer is")
-        held = {"keys": spelled(self.name, action, action.held, OPENAI_KEYS)} if action.held else {}
+            raise not_expressible(self.name, action, "clicks at a point only", "Say where the pointer is")
+        held = {"keys": spell_keys(self.name, action, action.held, OPENAI_KEYS)} if action.held else {}
         place = self._xy(action.at, frame)
         if action.times == 1:
             (button,) = (word for word, button in _BUTTONS.items() if button == action.button)
             return {"type": "click", "button": button} | place | held
         if (action.button, action.times) == ("left", 2):
             return {"type": "double_click"} | place | held
-        raise no_words(self.name, action, f"has no word for {action.times} clicks of the {action.button} button")
+        raise not_expressible(self.name, action, f"has no word for {action.times} clicks of the {action.button} button")
 
-    def _xy(self, point: Point, frame: Frame) -> dict[str, int]:
+    def _xy(self, point: Point, frame: CoordinateFrame) -> dict[str, int]:
         x, y = self.space.write(point, frame)
         return {"x": x, "y": y}
 
-    def _action(self, given: Arguments, frame: Frame) -> UiAction:
+    def _action(self, given: Arguments, frame: CoordinateFrame) -> UiAction:
         keys = tuple(OPENAI_KEYS.key(key) for key in given.words("keys")) if "keys" in given else ()
         if keys and given.word in ("drag", "move", "scroll"):
-            raise Refusal("unsupported", f"{given.word}.keys: keys can be held during a click only")
+            raise DecodeError("unsupported", f"{given.word}.keys: keys can be held during a click only")
         match given.word:
             case "click":
                 button = given.choice("button", (*_BUTTONS, "back", "forward"))
                 if button not in _BUTTONS:
-                    raise Refusal("unsupported", f"click.button: mice have no {button} button here")
+                    raise DecodeError("unsupported", f"click.button: mice have no {button} button here")
                 return Click(self._point(given, frame), _BUTTONS[button], 1, keys)
             case "double_click":
                 return Click(self._point(given, frame), "left", 2, keys)
@@ -161,21 +161,21 @@ class OpenAICodec(ToolObjectCodec):
             case _:
                 return Wait(WAIT_S)
 
-    def _point(self, given: Arguments, frame: Frame) -> Point:
+    def _point(self, given: Arguments, frame: CoordinateFrame) -> Point:
         return self.space.read(given.whole("x"), given.whole("y"), frame)
 
 
 def _actions_of(call: Mapping[str, Any]) -> list[Any]:
-    """The actions of a `computer_call`, which carries one or a list of them."""
+    """The actions of a `computer_call`, which holds one or a list of them."""
     if call.get("pending_safety_checks"):
-        raise Refusal("unsupported", "computer_call.pending_safety_checks: they cannot be confirmed here")
+        raise DecodeError("unsupported", "computer_call.pending_safety_checks: they cannot be confirmed here")
     if call.get("status") not in (None, "completed"):
-        raise Refusal("unclosed", f"the call's status is {shown(call['status'])}")
+        raise DecodeError("unclosed", f"the call's status is {abbreviate(call['status'])}")
     action, actions = call.get("action"), call.get("actions")
     if action is not None and actions:
-        raise Refusal("several", "the call carries both an action and a list of them")
+        raise DecodeError("several", "the call carries both an action and a list of them")
     if action is not None:
         return [action]
     if not isinstance(actions, list):
-        raise Refusal("missing_argument", "the computer_call carries no action")
+        raise DecodeError("missing_argument", "the computer_call carries no action")
     return actions

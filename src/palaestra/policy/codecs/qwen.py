@@ -1,7 +1,10 @@
-"""The system prompt that Qwen's vision-language models were trained to follow, word for word.
+"""Qwen2.5-VL and Qwen3-VL: a `computer_use` call as JSON between `<tool_call>` tags.
 
-Their chat templates ignore `tools=`, so the signature of `computer_use` stands in the text. The wording, down to the
-sentence that differs between the two generations, is that of the models' own cookbooks.
+Qwen2.5-VL counts pixels of the image it sees; Qwen3-VL counts 0 to 999 across any image and has three more actions.
+A drag starts at the mouse pointer, so it can be encoded and decoded only in a frame that knows the pointer.
+
+The system prompts are those of the models' own cookbooks, word for word. The chat templates ignore `tools=`, so the
+signature of `computer_use` is part of the text.
 """
 
 from __future__ import annotations
@@ -10,23 +13,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.codec import check_writable, no_words, spelled
-from palaestra.policy.codecs.coordinates import Frame, Grid, ImagePixels, Space
+from palaestra.policy.codecs.codec import (
+    CLICK_ACTIONS,
+    check_expressible,
+    check_straight_drag,
+    click_name,
+    not_expressible,
+    spell_keys,
+)
+from palaestra.policy.codecs.coordinates import CoordinateFrame, CoordinateSpace, Grid, ImagePixels
 from palaestra.policy.codecs.decoding import (
+    SEVERAL,
     Arguments,
-    Decoded,
-    Refusal,
-    Shape,
-    Understood,
-    object_at,
-    read_answer,
-    shown,
-    written,
+    ArgumentSpec,
+    DecodedAction,
+    DecodeError,
+    DecodeResult,
+    abbreviate,
+    decode_reply,
+    dump_json,
+    parse_json_object,
 )
 from palaestra.policy.codecs.key_names import PYAUTOGUI_KEYS
 from palaestra.sessions.action import (
     Answer,
-    Button,
     Click,
     Drag,
     Move,
@@ -40,7 +50,7 @@ from palaestra.sessions.action import (
 )
 from palaestra.sessions.screen import Size
 
-__all__ = ["CALL", "CALL_END", "QwenCodec", "call_start", "qwen_prompt", "without_marks"]
+__all__ = ["QwenCodec"]
 
 
 _FRAME = """\
@@ -115,11 +125,11 @@ _ACTIONS: tuple[tuple[str, str, str], ...] = (
     ("terminate", "", "Terminate the current task and report its completion status."),
     ("answer", "3", "Answer a question."),
 )
-"""Word, the generation that is the first to have it, explanation."""
+"""Name, first generation that has it ("" for both), explanation."""
 
 
-def qwen_prompt(resolution: Size, *, third: bool) -> str:
-    """The prompt for a screen of this resolution; `third` is the generation of Qwen3-VL."""
+def _system_prompt(resolution: Size, *, third: bool) -> str:
+    """The prompt for a screen of this resolution; `third` selects Qwen3-VL."""
     description = _DESCRIPTION.format(
         width=resolution.width, height=resolution.height, edges="" if third else " unless asked"
     )
@@ -130,7 +140,7 @@ def qwen_prompt(resolution: Size, *, third: bool) -> str:
         "parameters": _parameters(third),
         "args_format": "Format the arguments as a JSON object.",
     }
-    prompt = _FRAME.format(tool=written({"type": "function", "function": function}))
+    prompt = _FRAME.format(tool=dump_json({"type": "function", "function": function}))
     return prompt + _RESPONSE_FORMAT if third else prompt
 
 
@@ -173,33 +183,39 @@ def _parameters(third: bool) -> dict[str, Any]:
     }
 
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _THINK, _THINK_END = "<think>", "</think>"
 
 
-def call_start(text: str) -> int:
-    """Where the mark of the call that counts begins; `Refusal` (`no_action`) when there is none."""
+def _find_call(text: str) -> int:
+    """Position of the tool call tag that counts; `DecodeError` (`no_action`) if there is none.
+
+    Models draft calls while they think, so a call after `</think>` takes precedence. Some models do not close their
+    thinking before the call, and some close it after the call and write nothing more; then the only call counts.
+    """
     end = _thinking_end(text)
-    start = text.find(CALL, end or 0)
+    start = text.find(_CALL, end or 0)
     if start >= 0:
         return start
-    if end is None or CALL not in text[:end]:
-        raise Refusal("no_action", f"the answer has no {CALL}")
-    return _call_at_the_end(text, end)
+    if end is None or _CALL not in text[:end]:
+        raise DecodeError("no_action", f"the answer has no {_CALL}")
+    thinking = text[: end - len(_THINK_END)].rstrip()
+    if thinking.count(_CALL) == 1 and thinking.endswith(_CALL_END) and not text[end:].strip():
+        return thinking.index(_CALL)
+    raise DecodeError("no_action", f"{_CALL} stands in the thinking alone, and no call follows {_THINK_END}")
 
 
-def without_marks(thought: str) -> str:
-    """What was thought, without the marks around it."""
+def _strip_think_tags(thought: str) -> str:
     return thought.replace(_THINK, "").replace(_THINK_END, "").strip()
 
 
 def _thinking_end(text: str) -> int | None:
-    """Just behind the mark that ends the thinking; a mark inside the text of a call is none."""
+    """Position after the closing think tag; tags inside the text of a call do not count."""
     at, end = 0, text.find(_THINK_END)
     while end >= 0:
-        call = text.find(CALL, at, end)
-        at = text.find(CALL_END, call) if call >= 0 else -1
-        if at < 0 or (at > end and not _is_call(text[call + len(CALL) : at])):
+        call = text.find(_CALL, at, end)
+        at = text.find(_CALL_END, call) if call >= 0 else -1
+        if at < 0 or (at > end and not _is_call(text[call + len(_CALL) : at])):
             return end + len(_THINK_END)
         if at > end:
             end = text.find(_THINK_END, at)
@@ -208,43 +224,32 @@ def _thinking_end(text: str) -> int | None:
 
 def _is_call(text: str) -> bool:
     try:
-        object_at(text, 0)
-    except Refusal:
+        parse_json_object(text, 0)
+    except DecodeError:
         return False
     return True
 
 
-def _call_at_the_end(text: str, end: int) -> int:
-    thinking = text[: end - len(_THINK_END)].rstrip()
-    if thinking.count(CALL) == 1 and thinking.endswith(CALL_END) and not text[end:].strip():
-        return thinking.index(CALL)
-    raise Refusal("no_action", f"{CALL} stands in the thinking alone, and no call follows {_THINK_END}")
-
-
-_THOUSAND = Size(1000, 1000)
-_CLICKS: Mapping[str, tuple[Button, int]] = {
-    "left_click": ("left", 1), "right_click": ("right", 1), "middle_click": ("middle", 1),
-    "double_click": ("left", 2), "triple_click": ("left", 3),
-}  # fmt: skip
-_SECOND: Mapping[str, Shape] = {
-    "key": Shape(("keys",)),
-    "type": Shape(("text",)),
-    "mouse_move": Shape(("coordinate",)),
-    "left_click": Shape((), ("coordinate",)),
-    "left_click_drag": Shape(("coordinate",)),
-    "right_click": Shape((), ("coordinate",)),
-    "middle_click": Shape((), ("coordinate",)),
-    "double_click": Shape((), ("coordinate",)),
-    # The schema neither asks for a place to scroll at nor forbids one; one that is given is meant.
-    "scroll": Shape(("pixels",), ("coordinate",)),
-    "wait": Shape(("time",)),
-    "terminate": Shape(("status",)),
+_ADVERTISED = Size(1000, 1000)
+_QWEN2_SPECS: Mapping[str, ArgumentSpec] = {
+    "key": ArgumentSpec(("keys",)),
+    "type": ArgumentSpec(("text",)),
+    "mouse_move": ArgumentSpec(("coordinate",)),
+    "left_click": ArgumentSpec((), ("coordinate",)),
+    "left_click_drag": ArgumentSpec(("coordinate",)),
+    "right_click": ArgumentSpec((), ("coordinate",)),
+    "middle_click": ArgumentSpec((), ("coordinate",)),
+    "double_click": ArgumentSpec((), ("coordinate",)),
+    # The schema neither requires nor forbids a position for scrolling.
+    "scroll": ArgumentSpec(("pixels",), ("coordinate",)),
+    "wait": ArgumentSpec(("time",)),
+    "terminate": ArgumentSpec(("status",)),
 }
-_THIRD: Mapping[str, Shape] = {
-    **_SECOND,
-    "triple_click": Shape((), ("coordinate",)),
-    "hscroll": Shape(("pixels",), ("coordinate",)),
-    "answer": Shape(("text",)),
+_QWEN3_SPECS: Mapping[str, ArgumentSpec] = {
+    **_QWEN2_SPECS,
+    "triple_click": ArgumentSpec((), ("coordinate",)),
+    "hscroll": ArgumentSpec(("pixels",), ("coordinate",)),
+    "answer": ArgumentSpec(("text",)),
 }
 
 
@@ -254,36 +259,36 @@ class QwenCodec:
 
     name: str
     third: bool
-    """Whether it is the generation of Qwen3-VL: relative coordinates, three clicks, sideways scrolling, answers."""
+    """Qwen3-VL: relative coordinates, triple clicks, horizontal scrolling, answers."""
     denominator: int = 999
-    """Third generation: the number that means the right or lower edge."""
-    advertised: Size = _THOUSAND
-    """Third generation: the resolution the prompt tells, whatever the picture's is."""
+    """Qwen3-VL: the coordinate of the right and lower edge."""
+    advertised: Size = _ADVERTISED
+    """Qwen3-VL: the resolution stated in the prompt, independent of the image's."""
 
     @property
-    def space(self) -> Space:
-        """What its coordinates count."""
+    def space(self) -> CoordinateSpace:
+        """The coordinate space of this generation."""
         # The prompt says 1000x1000 and the grid ends at 999, so models also write 1000 for the edge.
         return Grid(self.denominator, "down", self.advertised.width) if self.third else ImagePixels()
 
-    def system_prompt(self, frame: Frame) -> str:
-        """The models' own prompt, with the size of the picture they see or the one they are told."""
-        return qwen_prompt(self.advertised if self.third else frame.image, third=self.third)
+    def system_prompt(self, frame: CoordinateFrame) -> str:
+        """The models' own prompt, with the size of the image or the advertised one."""
+        return _system_prompt(self.advertised if self.third else frame.image, third=self.third)
 
-    def encode(self, action: UiAction, frame: Frame) -> str:
-        """The call that says the action."""
-        check_writable(self.name, action, frame)
-        call = written({"name": "computer_use", "arguments": self._arguments(action, frame)})
-        # Marks of the grammar and of the tokenizer would be taken for marks wherever they stand.
-        for mark in ("<|", CALL, CALL_END):
-            call = call.replace(mark, "\\u003c" + mark[1:])
-        return f"{CALL}\n{call}\n{CALL_END}"
+    def encode(self, action: UiAction, frame: CoordinateFrame) -> str:
+        """The action as a tool call."""
+        check_expressible(self.name, action, frame)
+        call = dump_json({"name": "computer_use", "arguments": self._arguments(action, frame)})
+        # Escape tags of the grammar and special tokens inside typed text.
+        for tag in ("<|", _CALL, _CALL_END):
+            call = call.replace(tag, "\\u003c" + tag[1:])
+        return f"{_CALL}\n{call}\n{_CALL_END}"
 
-    def decode(self, text: str, frame: Frame) -> Decoded:
-        """What an answer's one call says."""
-        return read_answer(text, lambda: self._read(text, frame))
+    def decode(self, text: str, frame: CoordinateFrame) -> DecodeResult:
+        """The action of the only tool call in a reply."""
+        return decode_reply(text, lambda: self._read(text, frame))
 
-    def _arguments(self, action: UiAction, frame: Frame) -> dict[str, Any]:
+    def _arguments(self, action: UiAction, frame: CoordinateFrame) -> dict[str, Any]:
         match action:
             case Click():
                 return {"action": self._click_word(action)} | self._coordinate(action.at, frame)
@@ -296,30 +301,26 @@ class QwenCodec:
             case TypeText(text):
                 return {"action": "type", "text": text}
             case PressKeys(keys):
-                return {"action": "key", "keys": spelled(self.name, action, keys, PYAUTOGUI_KEYS)}
+                return {"action": "key", "keys": spell_keys(self.name, action, keys, PYAUTOGUI_KEYS)}
             case Wait(seconds):
                 return {"action": "wait", "time": seconds}
             case Terminate(success):
                 return {"action": "terminate", "status": "success" if success else "failure"}
             case Answer(text):
                 if not self.third:
-                    raise no_words(self.name, action, "has no word for an answer", "Terminate instead")
+                    raise not_expressible(self.name, action, "has no word for an answer", "Terminate instead")
                 return {"action": "answer", "text": text}
 
     def _click_word(self, action: Click) -> str:
         if action.held:
-            raise no_words(self.name, action, "cannot hold keys during a click")
-        for word, clicked in _CLICKS.items():
-            if clicked == (action.button, action.times) and word in self._shapes:
-                return word
-        raise no_words(self.name, action, f"has no word for {action.times} clicks of the {action.button} button")
+            raise not_expressible(self.name, action, "cannot hold keys during a click")
+        return click_name(self.name, action, {k: v for k, v in CLICK_ACTIONS.items() if k in self._specs})
 
-    def _drag_end(self, action: Drag, frame: Frame) -> Point:
-        if len(action.path) != 2 or action.button != "left":
-            raise no_words(self.name, action, "drags with the left button and straight to one point")
+    def _drag_end(self, action: Drag, frame: CoordinateFrame) -> Point:
+        check_straight_drag(self.name, action)
         if action.path[0] != frame.pointer:
             remedy = "Move to the first point, then drag in a frame whose pointer is there"
-            raise no_words(self.name, action, "drags from where the pointer is", remedy)
+            raise not_expressible(self.name, action, "drags from where the pointer is", remedy)
         return action.path[1]
 
     def _scroll(self, action: Scroll) -> dict[str, Any]:
@@ -328,40 +329,41 @@ class QwenCodec:
         if action.dy == 0 and self.third:
             return {"action": "hscroll", "pixels": action.dx}
         reason = "scrolls along one axis at a time" if self.third else "scrolls up and down only"
-        raise no_words(self.name, action, reason)
+        raise not_expressible(self.name, action, reason)
 
-    def _coordinate(self, at: Point | None, frame: Frame) -> dict[str, Any]:
+    def _coordinate(self, at: Point | None, frame: CoordinateFrame) -> dict[str, Any]:
         return {} if at is None else {"coordinate": list(self.space.write(at, frame))}
 
     @property
-    def _shapes(self) -> Mapping[str, Shape]:
-        return _THIRD if self.third else _SECOND
+    def _specs(self) -> Mapping[str, ArgumentSpec]:
+        return _QWEN3_SPECS if self.third else _QWEN2_SPECS
 
-    def _read(self, text: str, frame: Frame) -> Understood:
-        start = call_start(text)
-        call, end = object_at(text, start + len(CALL))
+    def _read(self, text: str, frame: CoordinateFrame) -> DecodedAction:
+        start = _find_call(text)
+        call, end = parse_json_object(text, start + len(_CALL))
         closing = text[end:].lstrip()
-        if not closing.startswith(CALL_END):
-            raise Refusal("unclosed", f"no {CALL_END} follows the call")
-        end = len(text) - len(closing) + len(CALL_END)
-        before, after = without_marks(text[:start]), without_marks(text[end:])
-        if CALL in after:
-            raise Refusal("several", "the answer says several actions; one is taken a step")
-        outer = Arguments("the call", call, Shape(("name", "arguments")))
+        if not closing.startswith(_CALL_END):
+            raise DecodeError("unclosed", f"no {_CALL_END} follows the call")
+        end = len(text) - len(closing) + len(_CALL_END)
+        before, after = _strip_think_tags(text[:start]), _strip_think_tags(text[end:])
+        if _CALL in after:
+            raise DecodeError("several", SEVERAL)
+        outer = Arguments("the call", call, ArgumentSpec(("name", "arguments")))
         if outer.text("name") != "computer_use":
-            raise Refusal("unknown_action", f"{shown(call['name'])} is no function. There is only 'computer_use'")
+            reason = f"{abbreviate(call['name'])} is no function. There is only 'computer_use'"
+            raise DecodeError("unknown_action", reason)
         given = call["arguments"]
         if not isinstance(given, dict):
-            raise Refusal("bad_argument", f"arguments = {shown(given)} is not a JSON object")
+            raise DecodeError("bad_argument", f"arguments = {abbreviate(given)} is not a JSON object")
         if "action" not in given:
-            raise Refusal("missing_argument", "the call's arguments name no action")
+            raise DecodeError("missing_argument", "the call's arguments name no action")
         rest = {name: value for name, value in given.items() if name != "action"}
-        action = self._action(Arguments.of(given["action"], rest, self._shapes, {}), frame)
-        return Understood(action, "\n".join(part for part in (before, after) if part), (start, end))
+        action = self._action(Arguments.of(given["action"], rest, self._specs, {}), frame)
+        return DecodedAction(action, "\n".join(part for part in (before, after) if part), (start, end))
 
-    def _action(self, given: Arguments, frame: Frame) -> UiAction:
-        if given.word in _CLICKS:
-            button, times = _CLICKS[given.word]
+    def _action(self, given: Arguments, frame: CoordinateFrame) -> UiAction:
+        if given.word in CLICK_ACTIONS:
+            button, times = CLICK_ACTIONS[given.word]
             return Click(self._point(given, frame), button, times)
         match given.word:
             case "mouse_move":
@@ -369,7 +371,7 @@ class QwenCodec:
             case "left_click_drag":
                 end = self.space.read(*given.pair("coordinate"), frame)
                 if frame.pointer is None:
-                    raise Refusal("no_pointer", "the drag starts where the pointer is, and nobody knows where that is")
+                    raise DecodeError("no_pointer", "the drag starts at the pointer, whose position is unknown")
                 return Drag((frame.pointer, end))
             case "scroll":
                 return Scroll(self._point(given, frame), 0, -round(given.number("pixels")))
@@ -386,5 +388,5 @@ class QwenCodec:
             case _:
                 return Answer(given.text("text"))
 
-    def _point(self, given: Arguments, frame: Frame) -> Point | None:
+    def _point(self, given: Arguments, frame: CoordinateFrame) -> Point | None:
         return self.space.read(*given.pair("coordinate"), frame) if "coordinate" in given else None

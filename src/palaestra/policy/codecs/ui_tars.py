@@ -1,4 +1,10 @@
-"""The prompts UI-TARS was trained to follow, up to the user's instruction, which stands in the user's turn."""
+"""UI-TARS 1.0 and 1.5: `Thought: ...` and `Action: click(point='<point>10 20</point>')`.
+
+Version 1.0 counts 0 to 1000 across any image and writes points as boxes; 1.5 counts pixels of the image it sees and
+writes points as points. Both forms are accepted in both versions, since the grammars do not differ otherwise and a
+tokenizer may drop the tags around a box. The prompts are those the models were trained with, up to the user's
+instruction, which belongs in the user's turn.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,28 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from palaestra.policy.codecs.call_syntax import Call, call_at, quoted
-from palaestra.policy.codecs.codec import DIRECTIONS, check_writable, clicks, no_words, spelled, turned
-from palaestra.policy.codecs.coordinates import Frame, Space
-from palaestra.policy.codecs.decoding import Arguments, Decoded, Refusal, Shape, Understood, read_answer, shown
+from palaestra.policy.codecs.call_syntax import Call, parse_call, quote
+from palaestra.policy.codecs.codec import (
+    DIRECTIONS,
+    check_expressible,
+    check_straight_drag,
+    click_name,
+    not_expressible,
+    scroll_by_clicks,
+    spell_keys,
+    wheel_clicks,
+)
+from palaestra.policy.codecs.coordinates import CoordinateFrame, CoordinateSpace
+from palaestra.policy.codecs.decoding import (
+    SEVERAL,
+    Arguments,
+    ArgumentSpec,
+    DecodedAction,
+    DecodeError,
+    DecodeResult,
+    abbreviate,
+    decode_reply,
+)
 from palaestra.policy.codecs.key_names import PYAUTOGUI_KEYS
 from palaestra.sessions.action import (
     Answer,
@@ -26,7 +50,7 @@ from palaestra.sessions.action import (
     Wait,
 )
 
-__all__ = ["FIRST_PROMPT", "POINT_PROMPT", "UiTarsCodec"]
+__all__ = ["UiTarsCodec"]
 
 
 _FORMAT = """\
@@ -43,8 +67,8 @@ Action: ...
 
 """
 
-# Blanks at the ends of lines are the originals': models were trained with them.
-FIRST_PROMPT = (
+# Trailing spaces are part of the original prompts.
+_BOX_PROMPT = (
     _FORMAT.format(blank=" ")
     + """\
 click(start_box='<|box_start|>(x1,y1)<|box_end|>')
@@ -66,7 +90,7 @@ call_user() # Submit the task and call the user when the task is unsolvable, or 
 )
 """UI-TARS 1.0."""
 
-POINT_PROMPT = (
+_POINT_PROMPT = (
     _FORMAT.format(blank="")
     + """\
 click(point='<point>x1 y1</point>')
@@ -95,30 +119,33 @@ part.
 
 SCROLL_CLICKS, WAIT_S, MAX_HOTKEY = 5, 5, 3
 _CLICKS: Mapping[str, tuple[Button, int]] = {
-    "click": ("left", 1), "left_double": ("left", 2), "right_single": ("right", 1), "left_single": ("left", 1),
-}  # fmt: skip
-_SHAPES: Mapping[str, Shape] = {
-    "click": Shape(("point",)),
-    "left_single": Shape(("point",)),
-    "left_double": Shape(("point",)),
-    "right_single": Shape(("point",)),
-    "hover": Shape(("point",)),
-    "drag": Shape(("start_point", "end_point")),
-    "select": Shape(("start_point", "end_point")),
-    "hotkey": Shape(("key",)),
-    "type": Shape(("content",)),
-    "scroll": Shape(("direction",), ("point",)),
-    "wait": Shape(),
-    "finished": Shape((), ("content",)),
+    "click": ("left", 1),
+    "left_double": ("left", 2),
+    "right_single": ("right", 1),
+    "left_single": ("left", 1),
+}
+_SPECS: Mapping[str, ArgumentSpec] = {
+    "click": ArgumentSpec(("point",)),
+    "left_single": ArgumentSpec(("point",)),
+    "left_double": ArgumentSpec(("point",)),
+    "right_single": ArgumentSpec(("point",)),
+    "hover": ArgumentSpec(("point",)),
+    "drag": ArgumentSpec(("start_point", "end_point")),
+    "select": ArgumentSpec(("start_point", "end_point")),
+    "hotkey": ArgumentSpec(("key",)),
+    "type": ArgumentSpec(("content",)),
+    "scroll": ArgumentSpec(("direction",), ("point",)),
+    "wait": ArgumentSpec(),
+    "finished": ArgumentSpec((), ("content",)),
 }
 _UNSUPPORTED: Mapping[str, str] = {
-    "call_user": "there is nobody to call",
-    "error_env": "whether the environment failed is not for the agent to say",
+    "call_user": "there is no user to call",
+    "error_env": "an agent cannot report environment failures",
     **dict.fromkeys(("press", "keydown", "release", "keyup"), "keys are pressed and released in one action, hotkey"),
-    **dict.fromkeys(("long_press", "open_app", "press_home", "press_back"), "is for telephones"),
+    **dict.fromkeys(("long_press", "open_app", "press_home", "press_back"), "is for phones"),
 }
 _LABEL = re.compile(r"^[ \t]*Action:[ \t]*", re.MULTILINE)
-_ANOTHER = re.compile(rf"\b(?:{'|'.join((*_SHAPES, *_UNSUPPORTED))})\s*\(|^[ \t]*Action:", re.MULTILINE)
+_ANOTHER = re.compile(rf"\b(?:{'|'.join((*_SPECS, *_UNSUPPORTED))})\s*\(|^[ \t]*Action:", re.MULTILINE)
 _NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
 _POINT = re.compile(rf"\s*<point>\s*{_NUMBER}\s+{_NUMBER}\s*</point>\s*", re.ASCII)
 _BOX = re.compile(
@@ -132,100 +159,94 @@ class UiTarsCodec:
     """One generation of UI-TARS."""
 
     name: str
-    space: Space
+    space: CoordinateSpace
     boxes: bool
-    """Whether points are written as boxes, as the first generation does."""
+    """Whether points are written as boxes (version 1.0)."""
 
-    def system_prompt(self, frame: Frame) -> str:
-        """The models' own prompt, which tells no size."""
-        return FIRST_PROMPT if self.boxes else POINT_PROMPT
+    def system_prompt(self, frame: CoordinateFrame) -> str:
+        """The models' own prompt, which states no size."""
+        return _BOX_PROMPT if self.boxes else _POINT_PROMPT
 
-    def encode(self, action: UiAction, frame: Frame) -> str:
-        """The line that says the action."""
-        check_writable(self.name, action, frame)
+    def encode(self, action: UiAction, frame: CoordinateFrame) -> str:
+        """The action as an `Action:` line."""
+        check_expressible(self.name, action, frame)
         return f"Action: {self._call(action, frame)}"
 
-    def decode(self, text: str, frame: Frame) -> Decoded:
-        """What an answer's one call says."""
-        return read_answer(text, lambda: self._read(text, frame))
+    def decode(self, text: str, frame: CoordinateFrame) -> DecodeResult:
+        """The action of the only call in a reply."""
+        return decode_reply(text, lambda: self._read(text, frame))
 
-    def _call(self, action: UiAction, frame: Frame) -> str:
+    def _call(self, action: UiAction, frame: CoordinateFrame) -> str:
         match action:
             case Click():
                 return self._click(action, frame)
             case Move(at):
                 return f"hover({self._at(at, frame)})"
-            case Drag():
-                return self._drag(action, frame)
+            case Drag(path):
+                check_straight_drag(self.name, action)
+                return f"drag({self._at(path[0], frame, 'start')}, {self._at(path[1], frame, 'end')})"
             case Scroll():
                 return self._scroll(action, frame)
             case TypeText(text):
-                return f"type(content={quoted(text)})"
+                return f"type(content={quote(text)})"
             case PressKeys(keys):
-                if len(keys) > MAX_HOTKEY:
-                    raise no_words(self.name, action, f"presses at most {MAX_HOTKEY} keys at once")
-                return f"hotkey(key={quoted(' '.join(spelled(self.name, action, keys, PYAUTOGUI_KEYS)))})"
+                return f"hotkey(key={quote(self._hotkey(action, keys))})"
             case Wait(seconds):
                 if seconds != WAIT_S:
-                    raise no_words(self.name, action, f"waits {WAIT_S} seconds and no other time")
+                    raise not_expressible(self.name, action, f"waits {WAIT_S} seconds and no other time")
                 return "wait()"
-            case Terminate() | Answer():
+            case Answer() | Terminate():
                 return self._finished(action)
 
-    def _click(self, action: Click, frame: Frame) -> str:
+    def _finished(self, action: Answer | Terminate) -> str:
+        if isinstance(action, Answer):
+            if not action.text:
+                reason = "an empty answer is the word for success"
+                raise not_expressible(self.name, action, reason, "Terminate instead")
+            return f"finished(content={quote(action.text)})"
+        if not action.success:
+            raise not_expressible(self.name, action, "has no word for giving up")
+        return "finished()"
+
+    def _hotkey(self, action: UiAction, keys: tuple[str, ...]) -> str:
+        if len(keys) > MAX_HOTKEY:
+            raise not_expressible(self.name, action, f"presses at most {MAX_HOTKEY} keys at once")
+        return " ".join(spell_keys(self.name, action, keys, PYAUTOGUI_KEYS))
+
+    def _click(self, action: Click, frame: CoordinateFrame) -> str:
         if action.held:
-            raise no_words(self.name, action, "cannot hold keys during a click")
+            raise not_expressible(self.name, action, "cannot hold keys during a click")
         if action.at is None:
-            raise no_words(self.name, action, "clicks at a point only", "Say where the pointer is")
-        for word, clicked in _CLICKS.items():
-            if clicked == (action.button, action.times):
-                return f"{word}({self._at(action.at, frame)})"
-        raise no_words(self.name, action, f"has no word for {action.times} clicks of the {action.button} button")
+            raise not_expressible(self.name, action, "clicks at a point only", "Say where the pointer is")
+        return f"{click_name(self.name, action, _CLICKS)}({self._at(action.at, frame)})"
 
-    def _drag(self, action: Drag, frame: Frame) -> str:
-        if len(action.path) != 2 or action.button != "left":
-            raise no_words(self.name, action, "drags with the left button and straight to one point")
-        start, end = action.path
-        return f"drag({self._at(start, frame, 'start')}, {self._at(end, frame, 'end')})"
-
-    def _scroll(self, action: Scroll, frame: Frame) -> str:
-        turn = clicks(action)
-        if turn is None or turn[1] != SCROLL_CLICKS:
-            raise no_words(self.name, action, f"scrolls by {SCROLL_CLICKS} clicks of the wheel and no other way")
+    def _scroll(self, action: Scroll, frame: CoordinateFrame) -> str:
+        clicks = wheel_clicks(action)
+        if clicks is None or clicks[1] != SCROLL_CLICKS:
+            raise not_expressible(self.name, action, f"scrolls by {SCROLL_CLICKS} clicks of the wheel and no other way")
         place = "" if action.at is None else f"{self._at(action.at, frame)}, "
-        return f"scroll({place}direction='{turn[0]}')"
+        return f"scroll({place}direction='{clicks[0]}')"
 
-    def _finished(self, action: Terminate | Answer) -> str:
-        match action:
-            case Answer(""):
-                raise no_words(self.name, action, "an empty answer is the word for success", "Terminate instead")
-            case Answer(text):
-                return f"finished(content={quoted(text)})"
-            case Terminate(False):
-                raise no_words(self.name, action, "has no word for giving up")
-            case _:
-                return "finished()"
-
-    def _at(self, point: Point, frame: Frame, end: str = "") -> str:
+    def _at(self, point: Point, frame: CoordinateFrame, end: str = "") -> str:
         x, y = self.space.write(point, frame)
         if self.boxes:
             return f"{end or 'start'}_box='<|box_start|>({x},{y})<|box_end|>'"
         return f"{end + '_' if end else ''}point='<point>{x} {y}</point>'"
 
-    def _read(self, text: str, frame: Frame) -> Understood:
+    def _read(self, text: str, frame: CoordinateFrame) -> DecodedAction:
         label = _LABEL.search(text)
         if label is None:
-            raise Refusal("no_action", "no line of the answer begins with 'Action:'")
-        call = call_at(text, label.end())
+            raise DecodeError("no_action", "no line of the answer begins with 'Action:'")
+        call = parse_call(text, label.end())
         start, end = call.span
         after = text[end:].strip()
         if _ANOTHER.search(after):
-            raise Refusal("several", "the answer says several actions; one is taken a step")
+            raise DecodeError("several", SEVERAL)
         action = self._action(_arguments(call), frame)
         before = text[: label.start()].strip().removeprefix("Thought:").strip()
-        return Understood(action, "\n".join(part for part in (before, after) if part), (start, end))
+        return DecodedAction(action, "\n".join(part for part in (before, after) if part), (start, end))
 
-    def _action(self, given: Arguments, frame: Frame) -> UiAction:
+    def _action(self, given: Arguments, frame: CoordinateFrame) -> UiAction:
         if given.word in _CLICKS:
             button, times = _CLICKS[given.word]
             return Click(self._point(given, "point", frame), button, times)
@@ -240,34 +261,34 @@ class UiTarsCodec:
                 return TypeText(given.text("content"))
             case "scroll":
                 at = self._point(given, "point", frame) if "point" in given else None
-                return turned(at, given.choice("direction", DIRECTIONS), SCROLL_CLICKS)
+                return scroll_by_clicks(at, given.choice("direction", DIRECTIONS), SCROLL_CLICKS)
             case "wait":
                 return Wait(WAIT_S)
             case _:
                 answer = given.text("content") if "content" in given else ""
                 return Answer(answer) if answer else Terminate(success=True)
 
-    def _point(self, given: Arguments, name: str, frame: Frame) -> Point:
+    def _point(self, given: Arguments, name: str, frame: CoordinateFrame) -> Point:
         text = given.text(name)
         match = _POINT.fullmatch(text) or _BOX.fullmatch(text)
         if match is None:
-            raise Refusal("bad_argument", f"{given.word}.{name} = {shown(text)} is not a point")
+            raise DecodeError("bad_argument", f"{given.word}.{name} = {abbreviate(text)} is not a point")
         numbers = [float(number) if "." in number else int(number) for number in match.groups() if number is not None]
         if len(numbers) == 4:
-            # A box stands for its middle, as in the family's own parser.
+            # A box means its centre, as in the family's own parser.
             left, top, right, bottom = numbers
             return self.space.read((left + right) / 2, (top + bottom) / 2, frame)
         return self.space.read(numbers[0], numbers[1], frame)
 
 
 def _arguments(call: Call) -> Arguments:
-    """A call's arguments under one name each, whichever way points are written."""
-    two = "start_point" in _SHAPES.get(call.name, Shape()).required
+    """The arguments of a call, with the names of boxes replaced by those of points."""
+    two = "start_point" in _SPECS.get(call.name, ArgumentSpec()).required
     names = {"start_box": "start_point", "end_box": "end_point"} if two else {"start_box": "point"}
     given: dict[str, str] = {}
     for name, value in call.arguments.items():
         known = names.get(name, name)
         if known in given:
-            raise Refusal("syntax", f"{call.name} is given {shown(known)} twice")
+            raise DecodeError("syntax", f"{call.name} is given {abbreviate(known)} twice")
         given[known] = value
-    return Arguments.of(call.name, given, _SHAPES, _UNSUPPORTED)
+    return Arguments.of(call.name, given, _SPECS, _UNSUPPORTED)

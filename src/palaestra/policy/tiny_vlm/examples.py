@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from palaestra.policy.codecs.codec import ActionCodec
-from palaestra.policy.codecs.coordinates import IMAGE_RULES, Frame
+from palaestra.policy.codecs.coordinates import IMAGE_RULES, CoordinateFrame
 from palaestra.policy.codecs.grammar import CODECS
 from palaestra.policy.tiny_vlm.architecture import build_image_processor
 from palaestra.policy.tiny_vlm.screen_dataset import Pool
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, Widget, made_up
-from palaestra.policy.vlm.picture import Picture, PictureShop
+from palaestra.policy.vlm.picture import Picture, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Conversation, PastTurn, PromptWriter
 from palaestra.sessions.action import (
     Answer,
@@ -50,11 +50,11 @@ class Teacher:
     """Writes lessons about the screens of a pool, in the very tokens a policy will be asked with."""
 
     def __init__(self, tokenizer: Any, image_token: int) -> None:
-        shop = PictureShop(build_image_processor(), memory_bytes=0)
+        shop = PicturePreprocessor(build_image_processor(), memory_bytes=0)
         self._writer = PromptWriter(tokenizer, tokenizer.chat_template, shop, image_token=image_token, history=0)
         self._tokenizer, self._end = tokenizer, tokenizer.convert_tokens_to_ids("<|vision_end|>")
         self._codec: ActionCodec = CODECS["qwen3-vl"]
-        self._frame: Frame = IMAGE_RULES["tiny"].frame(Size(WIDTH, HEIGHT))
+        self._frame: CoordinateFrame = IMAGE_RULES["tiny"].frame(Size(WIDTH, HEIGHT))
         self._picture = Picture(b"", (self._frame.image.width, self._frame.image.height))
         whole = self._prompt("", ())
         self.prefix = tuple(whole[: whole.index(self._end) + 1])

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
-from palaestra.policy.actor_critic import Acted, TensorObservation
+from palaestra.policy.actor_critic import ActResult, TensorObservation
 from palaestra.policy.device import Device, choose_device, device_of
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class VLAPolicy(nn.Module):
         super().train(False)
         return self
 
-    def act(self, observation: TensorObservation, noise: Tensor | None, *, mask: Tensor | None = None) -> Acted:
+    def act(self, observation: TensorObservation, noise: Tensor | None, *, mask: Tensor | None = None) -> ActResult:
         """Draw actions; `noise[B, 2]` is the seed, without it the model's deterministic action is taken.
 
         The log-probability is `[B]`, or `[B, k]` for chunks, because only the part that is executed will count.
@@ -209,7 +209,7 @@ class VLAPolicy(nn.Module):
         else:
             action = draw(self.model.forward, observations, seed=seed, deterministic=deterministic)
             log_prob, _, value = self._evaluated(observations, action)
-        return Acted(action.float(), log_prob.float(), value.reshape(-1).float())
+        return ActResult(action.float(), log_prob.float(), value.reshape(-1).float())
 
     def value(self, observation: TensorObservation) -> Tensor:
         """Values `[B]`."""

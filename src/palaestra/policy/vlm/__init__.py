@@ -4,20 +4,20 @@ Only this package imports transformers and PEFT, and only when a model is made.
 """
 
 from palaestra.policy.vlm.config import ModelConfig
-from palaestra.policy.vlm.generation import Sampled, SampleRequest
+from palaestra.policy.vlm.generation import Completion, SampleRequest
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.policy import VLMPolicy
 from palaestra.policy.vlm.prompt import Conversation, PastTurn, Prompt
 from palaestra.policy.vlm.scoring import turn_input
 
 __all__ = [
+    "Completion",
     "Conversation",
     "ModelConfig",
     "PastTurn",
     "Picture",
     "Prompt",
     "SampleRequest",
-    "Sampled",
     "VLMPolicy",
     "turn_input",
 ]

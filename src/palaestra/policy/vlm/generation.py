@@ -19,7 +19,7 @@ from palaestra.errors import ConfigError
 from palaestra.policy.vlm.network import Network, run_prompts
 from palaestra.policy.vlm.prompt import Prompt
 
-__all__ = ["Drawn", "SampleRequest", "Sampled", "TokenRules", "draw"]
+__all__ = ["Completion", "Drawn", "SampleRequest", "TokenRules", "draw"]
 
 # The largest number below 1 that times a sum of probabilities is surely below that sum.
 BELOW_ONE = 1 - 1e-12
@@ -34,7 +34,7 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled:
+class Completion:
     """One answer."""
 
     token_ids: npt.NDArray[np.int32]

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
 from palaestra.experience.trajectory import TokenLogProbs, TurnInput
 from palaestra.files.atomic import read_json, write_json
-from palaestra.policy.codecs.grammar import Grammar, build_grammar
+from palaestra.policy.codecs.grammar import ActionGrammar, build_grammar
 from palaestra.policy.fingerprint import weights_fingerprint
-from palaestra.policy.vlm.generation import Sampled, SampleRequest
+from palaestra.policy.vlm.generation import Completion, SampleRequest
 from palaestra.policy.vlm.prompt import Conversation, Prompt
 
 __all__ = ["ModulePolicy", "as_vlm_policy"]
@@ -59,7 +59,7 @@ class ModulePolicy:
     def __init__(self, module: nn.Module, *, codec: str | None = None, factor: int = 28) -> None:
         """`codec` names how it writes actions, by default as Qwen2.5-VL; `factor`: its pictures are multiples of it."""
         self.module, self._acting = module, copy.deepcopy(module).eval()
-        self.grammar: Grammar = build_grammar(codec or "qwen2.5-vl", factor=factor)
+        self.grammar: ActionGrammar = build_grammar(codec or "qwen2.5-vl", factor=factor)
         self._reference: nn.Module | None = None
         self._past: nn.Module | None = None
         self._sampling = threading.Lock()
@@ -92,7 +92,7 @@ class ModulePolicy:
             return str(module.text_of(token_ids))
         return bytes(int(token) & 255 for token in token_ids).decode(errors="replace")
 
-    def sample(self, requests: Sequence[SampleRequest], *, temperature: float = 1.0) -> list[Sampled]:
+    def sample(self, requests: Sequence[SampleRequest], *, temperature: float = 1.0) -> list[Completion]:
         """An answer to each request, by the published weights."""
         with self._sampling, torch.no_grad():
             version, fingerprint = self.version, self._fingerprint
@@ -100,7 +100,7 @@ class ModulePolicy:
             drawn = acting.sample(requests, temperature=temperature)
         self._check_replies(drawn, requests)
         return [
-            Sampled(
+            Completion(
                 token_ids=np.asarray(token_ids, np.int32),
                 log_probs=np.asarray(log_probs, np.float32),
                 versions=np.full(len(token_ids), version, np.int32),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from palaestra.errors import CheckpointError
 from palaestra.policy.fingerprint import weights_fingerprint
 from palaestra.policy.vlm.lora import in_vision_tower
-from palaestra.policy.vlm.picture import Memory, Picture, PictureShop
+from palaestra.policy.vlm.picture import Memory, Picture, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.weight_sync import copy_weights
 
@@ -44,7 +44,13 @@ class Network:
     """A transformers model, its adapters if it has any, and a value head."""
 
     def __init__(
-        self, model: Any, shop: PictureShop, *, wrapped: Any = None, memory: Memory[Seen], value_gradient: bool = False
+        self,
+        model: Any,
+        shop: PicturePreprocessor,
+        *,
+        wrapped: Any = None,
+        memory: Memory[Seen],
+        value_gradient: bool = False,
     ) -> None:
         self.model, self.wrapped, self.shop, self.memory = model, wrapped, shop, memory
         self.value_gradient = value_gradient

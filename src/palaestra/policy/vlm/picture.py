@@ -15,7 +15,7 @@ from torch import Tensor
 
 from palaestra.errors import ConfigError, ExperienceError
 
-__all__ = ["Memory", "Patches", "Picture", "PictureShop"]
+__all__ = ["Memory", "Patches", "Picture", "PicturePreprocessor"]
 
 
 V = TypeVar("V")
@@ -89,7 +89,7 @@ class Patches:
     """Time, rows and columns of patches."""
 
 
-class PictureShop:
+class PicturePreprocessor:
     """Makes patches of pictures, and remembers them."""
 
     def __init__(self, image_processor: Any, *, memory_bytes: int) -> None:

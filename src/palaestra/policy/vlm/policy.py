@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError, ExperienceError, SessionFailed
 from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
-from palaestra.policy.codecs.decoding import Understood
-from palaestra.policy.codecs.grammar import Grammar, ReplyReader, build_grammar, codec_for_model_type
+from palaestra.policy.codecs.decoding import DecodedAction
+from palaestra.policy.codecs.grammar import ActionGrammar, ReplyReader, build_grammar, codec_for_model_type
 from palaestra.policy.vlm import checkpoint
 from palaestra.policy.vlm.config import ModelConfig
-from palaestra.policy.vlm.generation import Sampled, SampleRequest, TokenRules, draw
+from palaestra.policy.vlm.generation import Completion, SampleRequest, TokenRules, draw
 from palaestra.policy.vlm.loading import Parts, load_parts
 from palaestra.policy.vlm.lora import adapted, in_vision_tower, trainable_parts
 from palaestra.policy.vlm.network import Network, learned_fingerprint, load_trainable_state, trainable_state
-from palaestra.policy.vlm.picture import Memory, PictureShop
+from palaestra.policy.vlm.picture import Memory, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Conversation, Prompt, PromptWriter
 from palaestra.policy.vlm.scoring import score
 from palaestra.policy.weight_sync import copy_weights
@@ -54,7 +54,7 @@ class VLMPolicy:
     ) -> None:
         self.parts, self.config = parts, config
         memory_bytes = config.picture_memory_mb * 2**20
-        shop = PictureShop(parts.image_processor, memory_bytes=memory_bytes // 2)
+        shop = PicturePreprocessor(parts.image_processor, memory_bytes=memory_bytes // 2)
         wrapped = _made_trainable(parts.model, config, seed)
         self.learner = Network(
             parts.model, shop, wrapped=wrapped, memory=Memory(memory_bytes - memory_bytes // 2),
@@ -116,7 +116,7 @@ class VLMPolicy:
         return self.learner.vocabulary
 
     @property
-    def grammar(self) -> Grammar:
+    def grammar(self) -> ActionGrammar:
         """How it is shown screens and writes actions: by the codec that was named, or that of its family."""
         if self._grammar is None:
             self._grammar = self._build_grammar(codec_for_model_type(str(self.parts.model.config.model_type)))
@@ -133,7 +133,7 @@ class VLMPolicy:
 
     def sample(
         self, requests: Sequence[SampleRequest], *, temperature: float = 1.0, max_new_tokens: int | None = None
-    ) -> list[Sampled]:
+    ) -> list[Completion]:
         """An answer to each request, in one batch, by the published weights. At temperature 0, the likeliest one."""
         if temperature < 0:
             raise ConfigError("temperature", temperature, "must not be negative", "1 is the model's own distribution")
@@ -145,7 +145,7 @@ class VLMPolicy:
                 version, fingerprint = self._acting_version, self._fingerprint
             drawn = draw(self._acting, requests, self.rules, temperature=temperature, max_new_tokens=limit)
         return [
-            Sampled(
+            Completion(
                 token_ids=np.array(one.token_ids, np.int32), log_probs=np.array(one.log_probs, np.float32),
                 versions=np.full(len(one.token_ids), version, np.int32), ended=one.ended, fingerprint=fingerprint,
                 text=self.text_of(one.token_ids),
@@ -201,7 +201,7 @@ class VLMPolicy:
                 raise ExperienceError(f"turn {number}: its picture cannot be read ({error})") from None
             frame, text = reader.frame(screen), self.text_of(turn.token_ids.tolist())
             read = reader.read(text, frame)
-            action = encode(read.action) if isinstance(read, Understood) else None
+            action = encode(read.action) if isinstance(read, DecodedAction) else None
             replies.append(ParsedReply(text, action, (frame.image.width, frame.image.height)))
         return replies
 
@@ -276,8 +276,8 @@ class VLMPolicy:
         """Write a plain transformers model with the adapters worked in."""
         checkpoint.export_merged(self.learner, self.parts, path, version=self._version)
 
-    def _build_grammar(self, codec: str) -> Grammar:
-        return build_grammar(codec, factor=self.factor, described=self._describe_grammar)
+    def _build_grammar(self, codec: str) -> ActionGrammar:
+        return build_grammar(codec, factor=self.factor, in_prompt=self._describe_grammar)
 
     def _reference_network(self) -> tuple[Network, Any]:
         if self._reference is not None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm.config import REQUEST
-from palaestra.policy.vlm.picture import Picture, PictureShop
+from palaestra.policy.vlm.picture import Picture, PicturePreprocessor
 from palaestra.strict_json import find_lone_surrogate
 
 __all__ = ["Conversation", "PastTurn", "Prompt", "PromptWriter"]
@@ -71,7 +71,7 @@ class PromptWriter:
     """Writes prompts for one model."""
 
     def __init__(
-        self, tokenizer: Any, template: str, shop: PictureShop, *, image_token: int, history: int,
+        self, tokenizer: Any, template: str, shop: PicturePreprocessor, *, image_token: int, history: int,
         request: str = REQUEST, name: str = "",
     ) -> None:  # fmt: skip
         self.tokenizer, self.template, self.shop = tokenizer, template, shop

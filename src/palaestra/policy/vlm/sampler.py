@@ -1,7 +1,4 @@
-"""Sampling replies for several actors at once: the `Sampler` protocol, and the one that uses a policy in this process.
-
-`palaestra.policy.vlm.sampler` has the one in a process of its own.
-"""
+"""Samplers: batches of replies for several actors, from a policy in this process or in a child process."""
 
 from __future__ import annotations
 
@@ -26,11 +23,19 @@ from torch import Tensor
 from palaestra.config import Section
 from palaestra.errors import CollectorFailed
 from palaestra.policy.vlm.config import ModelConfig
-from palaestra.policy.vlm.generation import Sampled, SampleRequest
+from palaestra.policy.vlm.generation import Completion, SampleRequest
 from palaestra.policy.vlm.policy import VLMPolicy
 from palaestra.policy.vlm.prompt import Conversation, Prompt
 
-__all__ = ["Answer", "InferenceConfig", "LocalSampler", "ProcessSampler", "Question", "Sampler", "answer_questions"]
+__all__ = [
+    "InferenceConfig",
+    "LocalSampler",
+    "ProcessSampler",
+    "ReplyRequest",
+    "ReplySampler",
+    "SampledReply",
+    "sample_replies",
+]
 
 
 class InferenceConfig(Section):
@@ -48,7 +53,7 @@ class InferenceConfig(Section):
 
 
 @dataclass(frozen=True)
-class Question:
+class ReplyRequest:
     """A conversation to reply to, and the seed of the reply."""
 
     conversation: Conversation
@@ -56,26 +61,26 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SampledReply:
     """A reply, and the very prompt that it answers."""
 
     prompt: Prompt
-    sampled: Sampled
+    completion: Completion
 
 
-class Sampler(Protocol):
+class ReplySampler(Protocol):
     """Replies to several questions at once; blocks meanwhile."""
 
-    def answer(self, questions: Sequence[Question], *, temperature: float) -> list[Answer]:
+    def sample(self, questions: Sequence[ReplyRequest], *, temperature: float) -> list[SampledReply]:
         """An answer to each, in one batch."""
 
 
-def answer_questions(policy: Any, questions: Sequence[Question], temperature: float) -> list[Answer]:
+def sample_replies(policy: Any, questions: Sequence[ReplyRequest], temperature: float) -> list[SampledReply]:
     """Answers of a `VLMPolicy`, in one batch."""
     prompts = [policy.prompt(question.conversation) for question in questions]
     requests = [SampleRequest(prompt, question.seed) for prompt, question in zip(prompts, questions, strict=True)]
     replies = policy.sample(requests, temperature=temperature)
-    return [Answer(prompt, sampled) for prompt, sampled in zip(prompts, replies, strict=True)]
+    return [SampledReply(prompt, sampled) for prompt, sampled in zip(prompts, replies, strict=True)]
 
 
 class LocalSampler:
@@ -84,12 +89,12 @@ class LocalSampler:
     def __init__(self, policy: Any, *, threads: int) -> None:
         self._policy, self._threads = policy, threads
 
-    def answer(self, questions: Sequence[Question], *, temperature: float) -> list[Answer]:
+    def sample(self, questions: Sequence[ReplyRequest], *, temperature: float) -> list[SampledReply]:
         """An answer to each, in one batch."""
         # Threads are a property of the calling thread, which is the one of batched inference.
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        return answer_questions(self._policy, questions, temperature)
+        return sample_replies(self._policy, questions, temperature)
 
 
 _log = logging.getLogger(__name__)
@@ -130,7 +135,7 @@ class ProcessSampler:
             # Kept after they were sent: a child that replaces another needs them too.
             self._published = (version, arrays)
 
-    def answer(self, questions: Sequence[Question], *, temperature: float) -> list[Answer]:
+    def sample(self, questions: Sequence[ReplyRequest], *, temperature: float) -> list[SampledReply]:
         """An answer to each, in one batch. The same questions give the same answers after a restart."""
         with self._turn:
             while True:
@@ -157,13 +162,13 @@ class ProcessSampler:
         theirs.close()
         self._ready, self._sent = False, None
 
-    def _ask(self, questions: Sequence[Question], temperature: float) -> list[Answer]:
+    def _ask(self, questions: Sequence[ReplyRequest], temperature: float) -> list[SampledReply]:
         with self._news:
             published = self._published
         if published is not None and published is not self._sent:
             self._call("weights", *published)
             self._sent = published
-        answers: list[Answer] = self._call("answer", list(questions), temperature)
+        answers: list[SampledReply] = self._call("answer", list(questions), temperature)
         return answers
 
     def _replace_child(self, error: Exception) -> None:
@@ -230,7 +235,7 @@ def _run_child(pipe: Connection, config: str, seed: int, threads: int) -> None:
                 if kind == "weights":
                     _load(policy, *content)
                 else:
-                    done = answer_questions(policy, *content)
+                    done = sample_replies(policy, *content)
             except Exception:  # noqa: BLE001  told to whoever asked
                 pipe.send(("failed", traceback.format_exc()))
                 continue

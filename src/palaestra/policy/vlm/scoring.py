@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import TokenLogProbs, Turn, TurnInput
-from palaestra.policy.vlm.generation import Sampled, TokenRules
+from palaestra.policy.vlm.generation import Completion, TokenRules
 from palaestra.policy.vlm.network import Network, distinct, run_prompts
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Prompt
@@ -31,7 +31,7 @@ CHUNK_NUMBERS = 2**26
 """Scores held at a time: 256 MB of float32."""
 
 
-def turn_input(prompt: Prompt, answer: Sampled, *, temperature: float = 1.0) -> TurnInput:
+def turn_input(prompt: Prompt, answer: Completion, *, temperature: float = 1.0) -> TurnInput:
     """What was just sampled, to be scored."""
     turn = Turn(
         pictures=tuple(picture.sha256 for picture in prompt.pictures),
