@@ -20,7 +20,7 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunEvent
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.state.facts import observe
+from palaestra.runs.state.attempt_status import read_status
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor, SupervisorConfig
 from palaestra.telemetry.event import Record
@@ -53,7 +53,7 @@ async def reaches(supervisor: Supervisor, run_id: str, *phases: Phase) -> RunEve
 
 
 async def _lives(home: Home, cycles: int) -> dict[str, Any]:
-    ended = [phase for phase in Phase if phase.ended]
+    ended = [phase for phase in Phase if phase.has_ended]
     times: dict[str, list[float]] = {"to_running": [], "to_killed": [], "to_stopped": [], "to_adopted": []}
 
     def took(what: str, since: float) -> None:
@@ -65,7 +65,7 @@ async def _lives(home: Home, cycles: int) -> dict[str, Any]:
             run_id = (await supervisor.submit(echo(steps=5, then="hang"), None)).run_id
             await reaches(supervisor, run_id, Phase.RUNNING)
             took("to_running", began)
-            trainer = observe(home.run(run_id).attempt(1)).trainer
+            trainer = read_status(home.run(run_id).attempt(1)).trainer
             assert trainer is not None
             began = time.monotonic()
             os.kill(trainer.pid, signal.SIGKILL)

@@ -63,7 +63,7 @@ def runs(palaestra, home):
         yield lambda *words: palaestra("runs", *words)
         trainer = TrainerService(home)
         for record in trainer.runs():
-            if not record.phase.ended:
+            if not record.phase.has_ended:
                 with contextlib.suppress(PalaestraError):
                     trainer.stop_run(record.run_id, grace_s=0)
 

@@ -7,10 +7,10 @@ import sys
 import time
 from dataclasses import replace
 
-from palaestra.runs.phase import ending_of
+from palaestra.runs.phase import determine_outcome
 from palaestra.runs.process.child import Child
 from palaestra.runs.runner import LaunchPlan, Place
-from palaestra.runs.state.facts import end_facts
+from palaestra.runs.state.attempt_status import read_exit_facts
 
 PATIENCE_S = 60.0
 
@@ -67,4 +67,4 @@ async def within(work):
 
 
 def ending(attempt):
-    return ending_of(end_facts(attempt, lambda text: text))
+    return determine_outcome(read_exit_facts(attempt, lambda text: text))

@@ -19,8 +19,8 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.state.attempt_status import read_status
 from palaestra.runs.state.event_log import RunEventLog
-from palaestra.runs.state.facts import observe
 from palaestra.runs.store.rebuild import read_run
 from palaestra.telemetry import Journal
 
@@ -180,9 +180,9 @@ def _left_dead(home):
     """A run whose trainer and warden were killed while no service looked; its id and attempt."""
     run_id, trainer = _left_running(home)
     attempt = home.run(run_id).attempt(1)
-    for identity in (observe(attempt).warden, trainer):
+    for identity in (read_status(attempt).watchdog, trainer):
         os.kill(identity.pid, 9)
-    asyncio.run(until(lambda: not observe(attempt).alive, "both to be gone"))
+    asyncio.run(until(lambda: not read_status(attempt).alive, "both to be gone"))
     return run_id, attempt
 
 
@@ -241,8 +241,8 @@ def test_what_is_written_waits_for_a_registry_that_somebody_holds_and_says_so(ho
 def test_a_trainer_without_warden_and_process_file_is_found_by_its_label(home):
     run_id, trainer = _left_running(home)
     attempt = home.run(run_id).attempt(1)
-    os.kill(observe(attempt).warden.pid, 9)
-    asyncio.run(until(lambda: not observe(attempt).warden_lives, "the warden to be gone"))
+    os.kill(read_status(attempt).watchdog.pid, 9)
+    asyncio.run(until(lambda: not read_status(attempt).watchdog_alive, "the warden to be gone"))
     attempt.process.unlink()
     assert _adopts_and_stops(home, run_id, trainer).phase is Phase.STOPPED
 

@@ -11,9 +11,9 @@ from tests.runs.attempts import attempt_in, ending, launched, plan_of, said, unt
 from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_json
 from palaestra.processes.procfs import ProcessIdentity
-from palaestra.runs.phase import Happening
+from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.child import Child
-from palaestra.runs.state.facts import exception_line, last_lines
+from palaestra.runs.state.attempt_status import exception_line, last_lines
 
 
 def _end_of(home, code, **options):
@@ -29,12 +29,12 @@ def _end_of(home, code, **options):
 
 def test_exit_zero_is_succeeded(home):
     end = _end_of(home, "print('done')")
-    assert (end.happening, end.reason, end.code) == (Happening.SUCCEEDED, "done", "exit")
+    assert (end.event, end.reason, end.code) == (PhaseEvent.SUCCEEDED, "done", "exit")
 
 
 def test_a_non_zero_exit_is_failed_with_the_code_and_the_last_line(home):
     end = _end_of(home, "import sys; print('loading'); sys.exit('no such dataset: mnist')")
-    assert (end.happening, end.reason) == (Happening.FAILED, "exit code 1: no such dataset: mnist")
+    assert (end.event, end.reason) == (PhaseEvent.FAILED, "exit code 1: no such dataset: mnist")
 
 
 def test_a_traceback_is_failed_with_its_last_line(home):
@@ -53,18 +53,18 @@ def test_a_killed_trainer_is_killed_sigkill(home):
 
     asyncio.run(body())
     end = ending(attempt)
-    assert (end.happening, end.reason, end.code) == (Happening.KILLED, "killed (SIGKILL)", "signal")
+    assert (end.event, end.reason, end.code) == (PhaseEvent.KILLED, "killed (SIGKILL)", "signal")
 
 
 @pytest.mark.parametrize(("number", "name"), [(6, "SIGABRT"), (11, "SIGSEGV"), (15, "SIGTERM")])
 def test_a_trainer_that_dies_by_a_signal_nobody_of_us_sent_is_killed(home, number, name):
     end = _end_of(home, f"import os; os.kill(os.getpid(), {number})")
-    assert (end.happening, end.reason) == (Happening.KILLED, f"killed ({name})")
+    assert (end.event, end.reason) == (PhaseEvent.KILLED, f"killed ({name})")
 
 
 def test_memory_beyond_the_limit_fails_the_trainer_and_not_the_machine(home):
     end = _end_of(home, "print(len(bytearray(1 << 30)))", memory_mb=512)
-    assert (end.happening, end.reason) == (Happening.FAILED, "exit code 1: MemoryError")
+    assert (end.event, end.reason) == (PhaseEvent.FAILED, "exit code 1: MemoryError")
 
 
 def test_a_program_that_is_not_there_is_refused(home):
@@ -73,7 +73,7 @@ def test_a_program_that_is_not_there_is_refused(home):
     with pytest.raises(LaunchRefused, match="/nowhere/python cannot be executed: No such file or directory"):
         asyncio.run(Child.launch(plan, attempt))
     end = ending(attempt)
-    assert (end.happening, end.code) == (Happening.LAUNCH_REFUSED, "exec_failed")
+    assert (end.event, end.code) == (PhaseEvent.LAUNCH_REFUSED, "exec_failed")
 
 
 def test_a_working_directory_that_is_not_there_is_refused(home):
@@ -93,7 +93,7 @@ def test_a_trainer_asked_to_stop_is_stopped_whatever_it_exits_with(home):
 
     asyncio.run(body())
     end = ending(attempt)
-    assert (end.happening, end.reason, end.code) == (Happening.STOPPED, "stopped by the operator", "operator")
+    assert (end.event, end.reason, end.code) == (PhaseEvent.STOPPED, "stopped by the operator", "operator")
 
 
 def test_a_run_that_finished_before_it_heard_of_the_stop_has_succeeded(home):
@@ -107,7 +107,7 @@ def test_a_run_that_finished_before_it_heard_of_the_stop_has_succeeded(home):
         write_json(attempt.stop, {"schema": 1, "reason": "operator", "grace_s": 1, "asked": 0.0})
 
     asyncio.run(body())
-    assert ending(attempt).happening is Happening.SUCCEEDED
+    assert ending(attempt).event is PhaseEvent.SUCCEEDED
 
 
 def test_a_trainer_whose_warden_was_killed_ends_as_lost_unless_its_journal_knows(home):
@@ -122,9 +122,9 @@ def test_a_trainer_whose_warden_was_killed_ends_as_lost_unless_its_journal_knows
             await within(child.ended())
 
     asyncio.run(body())
-    assert (ending(attempt).happening, ending(attempt).code) == (Happening.LOST, "no_witness")
+    assert (ending(attempt).event, ending(attempt).code) == (PhaseEvent.LOST, "no_witness")
     attempt.journal.write_text('{"schema":1,"kind":"PhaseChanged","seq":9,"time":0.0,"phase":"failed","reason":""}\n')
-    assert (ending(attempt).happening, ending(attempt).code) == (Happening.FAILED, "journal")
+    assert (ending(attempt).event, ending(attempt).code) == (PhaseEvent.FAILED, "journal")
 
 
 def test_a_run_of_an_earlier_boot_is_lost_to_the_restart(home):
@@ -132,7 +132,7 @@ def test_a_run_of_an_earlier_boot_is_lost_to_the_restart(home):
     earlier = {"pid": os.getpid(), "started": 1, "boot_id": "another"}
     write_json(attempt.process, {"schema": 1, "warden": earlier, "trainer": earlier, "label": "x", "started": 0.0})
     assert Child.adopt(attempt) is None
-    assert (ending(attempt).happening, ending(attempt).code) == (Happening.LOST, "reboot")
+    assert (ending(attempt).event, ending(attempt).code) == (PhaseEvent.LOST, "reboot")
 
 
 def test_a_pid_that_was_given_to_somebody_else_is_not_taken_for_the_trainer(home):

@@ -77,7 +77,7 @@ def test_the_service_lives_through_it_and_takes_in_the_rest_when_there_is_space(
             return record
 
     record = asyncio.run(body())
-    assert record.phase.ended
+    assert record.phase.has_ended
     steps = [r.event.update for r in journal(small_disk, record.run_id) if isinstance(r.event, TrainingStep)]
     assert steps == _printed(small_disk, record.run_id) != []
 

@@ -2,7 +2,7 @@
 
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunEvent
-from palaestra.runs.state.event_log import RunEventLog, elapsed, phase_of
+from palaestra.runs.state.event_log import RunEventLog, current_phase, duration_s
 
 
 def _happened(happening, phase, time=1.0, attempt=1, **more):
@@ -18,12 +18,12 @@ def test_happenings_are_numbered_and_read_back_in_order(home):
     assert (first.seq, second.seq) == (1, 2)
     assert RunEventLog(run).read() == [first, second]
     assert RunEventLog(run).read(after=1) == [second]
-    assert phase_of(RunEventLog(run).read()) is Phase.FAILED
+    assert current_phase(RunEventLog(run).read()) is Phase.FAILED
 
 
 def test_a_run_without_a_life_waits(home):
     assert RunEventLog(home.run("none")).read() == []
-    assert phase_of([]) is Phase.QUEUED
+    assert current_phase([]) is Phase.QUEUED
 
 
 def test_a_torn_line_is_skipped_counted_and_ended(home):
@@ -54,7 +54,7 @@ def test_lines_of_a_later_schema_or_with_an_unknown_phase_are_counted_not_believ
 
 
 def test_elapsed_is_never_negative():
-    assert elapsed(None, None, 5.0) == 0.0
-    assert elapsed(3.0, None, 5.0) == 2.0
-    assert elapsed(3.0, 4.0, 99.0) == 1.0
-    assert elapsed(100.0, None, 5.0) == 0.0
+    assert duration_s(None, None, 5.0) == 0.0
+    assert duration_s(3.0, None, 5.0) == 2.0
+    assert duration_s(3.0, 4.0, 99.0) == 1.0
+    assert duration_s(100.0, None, 5.0) == 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.runs.attempts import attempt_in, ending, launched, within
 
-from palaestra.runs.phase import Happening
+from palaestra.runs.phase import PhaseEvent
 
 LIMIT = 64 << 20
 
@@ -52,8 +52,8 @@ def test_a_trainer_killed_for_memory_says_so(home, small_cgroup):
     asyncio.run(body())
     assert json.loads(attempt.exit.read_text())["out_of_memory"] is True
     end = ending(attempt)
-    assert (end.happening, end.reason, end.code) == (
-        Happening.KILLED,
+    assert (end.event, end.reason, end.code) == (
+        PhaseEvent.KILLED,
         "out of memory: the kernel killed it",
         "out_of_memory",
     )

@@ -3,9 +3,9 @@
 import pytest
 
 from palaestra.errors import IllegalTransition
-from palaestra.runs.phase import EndFacts, Happening, Phase, advance, ending_of, signal_name
+from palaestra.runs.phase import ExitFacts, Phase, PhaseEvent, advance, determine_outcome, signal_name
 
-P, H = Phase, Happening
+P, H = Phase, PhaseEvent
 LIVE = {P.QUEUED, P.STARTING, P.RUNNING, P.STOPPING}
 ENDS = {"succeeded", "failed", "stopped", "killed", "stalled", "lost"}
 TABLE = {
@@ -23,7 +23,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("happening", Happening)
+@pytest.mark.parametrize("happening", PhaseEvent)
 @pytest.mark.parametrize("phase", Phase)
 def test_every_cell_of_the_table(phase, happening):
     if (phase, happening) in TABLE:
@@ -35,64 +35,74 @@ def test_every_cell_of_the_table(phase, happening):
 
 
 def test_four_phases_live_and_three_of_them_have_a_process():
-    assert {phase for phase in Phase if not phase.ended} == LIVE
+    assert {phase for phase in Phase if not phase.has_ended} == LIVE
     assert {phase for phase in Phase if phase.has_process} == LIVE - {P.QUEUED}
 
 
 ENDINGS = {
-    "exit 0": (EndFacts(0), H.SUCCEEDED, "done", "exit"),
-    "exit 3": (EndFacts(3, last_lines="a\nno data\n\n"), H.FAILED, "exit code 3: no data", "exit"),
-    "silent exit 3": (EndFacts(3), H.FAILED, "exit code 3", "exit"),
-    "a very long last line": (EndFacts(1, last_lines="x" * 999), H.FAILED, "exit code 1: " + "x" * 300, "exit"),
-    "killed": (EndFacts(-9), H.KILLED, "killed (SIGKILL)", "signal"),
-    "segmentation fault": (EndFacts(-11), H.KILLED, "killed (SIGSEGV)", "signal"),
+    "exit 0": (ExitFacts(0), H.SUCCEEDED, "done", "exit"),
+    "exit 3": (ExitFacts(3, last_lines="a\nno data\n\n"), H.FAILED, "exit code 3: no data", "exit"),
+    "silent exit 3": (ExitFacts(3), H.FAILED, "exit code 3", "exit"),
+    "a very long last line": (ExitFacts(1, last_lines="x" * 999), H.FAILED, "exit code 1: " + "x" * 300, "exit"),
+    "killed": (ExitFacts(-9), H.KILLED, "killed (SIGKILL)", "signal"),
+    "segmentation fault": (ExitFacts(-11), H.KILLED, "killed (SIGSEGV)", "signal"),
     "out of memory": (
-        EndFacts(-9, out_of_memory=True),
+        ExitFacts(-9, out_of_memory=True),
         H.KILLED,
         "out of memory: the kernel killed it",
         "out_of_memory",
     ),
-    "exec failed": (EndFacts(launch_error="no such file"), H.LAUNCH_REFUSED, "no such file", "exec_failed"),
-    "stopped, exit 0": (EndFacts(0, stop_reason="operator"), H.STOPPED, "stopped by the operator", "operator"),
-    "stopped, exit 1": (EndFacts(1, stop_reason="operator"), H.STOPPED, "stopped by the operator", "operator"),
-    "stopped, killed": (EndFacts(-9, stop_reason="operator"), H.STOPPED, "stopped by the operator", "operator"),
-    "machine shut down": (EndFacts(-15, stop_reason="shutdown"), H.STOPPED, "stopped (shutdown)", "shutdown"),
+    "exec failed": (ExitFacts(launch_error="no such file"), H.LAUNCH_REFUSED, "no such file", "exec_failed"),
+    "stopped, exit 0": (ExitFacts(0, stop_reason="operator"), H.STOPPED, "stopped by the operator", "operator"),
+    "stopped, exit 1": (ExitFacts(1, stop_reason="operator"), H.STOPPED, "stopped by the operator", "operator"),
+    "stopped, killed": (ExitFacts(-9, stop_reason="operator"), H.STOPPED, "stopped by the operator", "operator"),
+    "machine shut down": (ExitFacts(-15, stop_reason="shutdown"), H.STOPPED, "stopped (shutdown)", "shutdown"),
     "stopped for stalling": (
-        EndFacts(-9, stop_reason="stalled"),
+        ExitFacts(-9, stop_reason="stalled"),
         H.STALLED,
-        "stopped because nothing moved any more",
+        "stopped because it was stalled",
         "stalled",
     ),
-    "done before the stop": (EndFacts(0, stop_reason="operator", last_said="succeeded"), H.SUCCEEDED, "done", "exit"),
-    "unseen": (EndFacts(), H.LOST, "it is gone and nobody saw it exit", "no_witness"),
-    "unseen, said succeeded": (
-        EndFacts(last_said="succeeded"),
+    "done before the stop": (
+        ExitFacts(0, stop_reason="operator", reported_phase="succeeded"),
         H.SUCCEEDED,
-        "as its journal says; nobody saw it exit",
+        "done",
+        "exit",
+    ),
+    "unseen": (ExitFacts(), H.LOST, "the process is gone and its exit was not observed", "no_witness"),
+    "unseen, said succeeded": (
+        ExitFacts(reported_phase="succeeded"),
+        H.SUCCEEDED,
+        "according to its journal; its exit was not observed",
         "journal",
     ),
     "unseen, said failed": (
-        EndFacts(last_said="failed", same_boot=False),
+        ExitFacts(reported_phase="failed", same_boot=False),
         H.FAILED,
-        "as its journal says; nobody saw it exit",
+        "according to its journal; its exit was not observed",
         "journal",
     ),
-    "unseen, was running": (EndFacts(last_said="running"), H.LOST, "it is gone and nobody saw it exit", "no_witness"),
-    "reboot": (EndFacts(same_boot=False), H.LOST, "the machine was restarted while it ran", "reboot"),
-    "unseen after a stop": (EndFacts(stop_reason="operator"), H.STOPPED, "stopped by the operator", "operator"),
+    "unseen, was running": (
+        ExitFacts(reported_phase="running"),
+        H.LOST,
+        "the process is gone and its exit was not observed",
+        "no_witness",
+    ),
+    "reboot": (ExitFacts(same_boot=False), H.LOST, "the machine was restarted while it ran", "reboot"),
+    "unseen after a stop": (ExitFacts(stop_reason="operator"), H.STOPPED, "stopped by the operator", "operator"),
 }
 
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_every_ending(name):
     facts, happening, reason, code = ENDINGS[name]
-    end = ending_of(facts)
-    assert (end.happening, end.reason, end.code) == (happening, reason, code)
+    end = determine_outcome(facts)
+    assert (end.event, end.reason, end.code) == (happening, reason, code)
 
 
 def test_every_ending_leads_somewhere_from_every_phase_with_a_process():
     for facts, *_ in ENDINGS.values():
-        assert advance(P.STARTING, ending_of(facts).happening).ended
+        assert advance(P.STARTING, determine_outcome(facts).event).has_ended
 
 
 def test_a_signal_without_a_name_has_its_number():

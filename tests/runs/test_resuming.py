@@ -12,7 +12,7 @@ from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.phase import Phase
 from palaestra.runs.runners.echo import EchoRunner
-from palaestra.runs.state.event_log import RunEventLog, outcomes
+from palaestra.runs.state.event_log import RunEventLog, attempt_outcomes
 from palaestra.runs.store.rebuild import read_run
 from palaestra.runs.supervisor.resume import ResumeRequest, changed_spec
 from palaestra.telemetry.event import TrainingStep
@@ -162,7 +162,7 @@ def test_a_resume_that_never_begins_leaves_the_outcome_as_it_was(home, how):
     # The directory alone tells the same, and forgets what the resume would have changed.
     assert read_run(home.run(after.run_id)) == after
     assert happenings(home, after.run_id)[-2:] == ["resumed", "resume_cancelled"]
-    assert outcomes(RunEventLog(home.run(after.run_id)).read())[1].phase is Phase.SUCCEEDED
+    assert attempt_outcomes(RunEventLog(home.run(after.run_id)).read())[1].phase is Phase.SUCCEEDED
 
 
 def test_an_attempt_that_fails_says_that_an_earlier_one_succeeded(home):
@@ -177,7 +177,7 @@ def test_an_attempt_that_fails_says_that_an_earlier_one_succeeded(home):
         Phase.FAILED,
         "exit code 3: echo: told to exit with 3; attempt 1 succeeded",
     )
-    ended = outcomes(RunEventLog(home.run(record.run_id)).read())
+    ended = attempt_outcomes(RunEventLog(home.run(record.run_id)).read())
     assert {number: one.phase for number, one in ended.items()} == {1: Phase.SUCCEEDED, 2: Phase.FAILED}
 
 

@@ -11,7 +11,7 @@ from tests.runs.supervising import echo, happenings, journal, what_echo_said
 
 from palaestra.runs.phase import Phase
 from palaestra.runs.series.run_series import RunSeries
-from palaestra.runs.state.event_log import RunEventLog, phase_of
+from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.store.registry import reading_registry
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 
@@ -49,7 +49,7 @@ def _kill_in_the_middle(home, languages):
         assert [row.phase for row in after] == [Phase.RUNNING] * len(ids)
         assert [row.trainer for row in after] == [row.trainer for row in before]
         (home.path / "go").touch()
-        asyncio.run(_all(home, ids, lambda row: row.phase.ended, "all to end"))
+        asyncio.run(_all(home, ids, lambda row: row.phase.has_ended, "all to end"))
     return ids
 
 
@@ -66,7 +66,7 @@ def _check_everything_once(home, run_id):
     points = {name.rpartition("/")[2]: info.points for name, info in series.names().items()}
     assert (points["m0"], points["m1"], points["return"]) == (STEPS, STEPS, STEPS // 10)
     assert happenings(home, run_id) == ["note", "launched", "first_sign", "adopted", "succeeded"]
-    assert phase_of(RunEventLog(home.run(run_id)).read()) is Phase.SUCCEEDED
+    assert current_phase(RunEventLog(home.run(run_id)).read()) is Phase.SUCCEEDED
 
 
 def test_eight_runs_are_re_adopted_with_every_metric_once_and_no_phase_changed(home):
@@ -93,7 +93,7 @@ def test_a_service_killed_again_and_again_changes_nothing(home):
             assert all(happenings(home, run_id)[-1] == "adopted" for run_id in ids)
     (home.path / "go").touch()
     with killed_service(home):
-        asyncio.run(_all(home, ids, lambda row: row.phase.ended, "all to end"))
+        asyncio.run(_all(home, ids, lambda row: row.phase.has_ended, "all to end"))
     for run_id in ids:
         updates = [r.event.update for r in journal(home, run_id) if isinstance(r.event, TrainingStep)]
         assert updates == list(range(1, STEPS + 1))
@@ -110,7 +110,7 @@ def test_runs_that_end_while_no_service_looks_are_told_as_they_ended(home):
     exits = [home.run(run_id).attempt(1).exit for run_id in ids]
     asyncio.run(until(lambda: all(exit_.exists() for exit_ in exits), "the trainers to end"))
     with killed_service(home):
-        asyncio.run(_all(home, ids, lambda row: row.phase.ended, "the ends to be noted"))
+        asyncio.run(_all(home, ids, lambda row: row.phase.has_ended, "the ends to be noted"))
     reasons = [row.reason for row in _rows(home, ids)]
     assert reasons[0] == "done"
     assert reasons[1].startswith("exit code 5")
@@ -125,7 +125,7 @@ def _killed_at_any_moment(home, seed, kills):
             ids += [client.submit(echo(steps=50, rate=100, speak=chance.choice(LANGUAGES))).run_id for _ in range(2)]
             time.sleep(chance.uniform(0.0, 0.4))  # the moment is what is tried here, not waited for
     with killed_service(home, max_running=3):
-        asyncio.run(_all(home, ids, lambda row: row.phase.ended, "all to end"))
+        asyncio.run(_all(home, ids, lambda row: row.phase.has_ended, "all to end"))
     for run_id, row in zip(ids, _rows(home, ids), strict=True):
         assert (row.phase, row.attempt, row.env_step) == (Phase.SUCCEEDED, 1, 500), (run_id, row.reason)
         steps = [record.event for record in journal(home, run_id) if isinstance(record.event, TrainingStep)]

@@ -12,7 +12,7 @@ from tests.runs.attempts import attempt_in, launched, said, until, within
 
 from palaestra.processes.procfs import ProcessIdentity, boot_id, find_by_environment
 from palaestra.runs.process import watchdog as warden
-from palaestra.runs.state.facts import LABEL, observe
+from palaestra.runs.state.attempt_status import LABEL_VARIABLE, read_status
 
 
 def test_an_end_is_written_down_with_its_cost(home):
@@ -52,11 +52,11 @@ def test_warden_and_trainer_are_known_by_pid_start_and_boot_and_carry_a_label(ho
 
     async def body():
         async with launched(attempt, "import time; time.sleep(60)") as child:
-            seen = observe(attempt)
-            assert seen.warden == child.warden == ProcessIdentity.of(child.warden.pid)
+            seen = read_status(attempt)
+            assert seen.watchdog == child.warden == ProcessIdentity.of(child.warden.pid)
             assert seen.trainer.boot_id == boot_id()
             assert seen.label.startswith("run/1/")
-            assert find_by_environment(LABEL, seen.label) == {child.warden.pid, child.trainer.pid}
+            assert find_by_environment(LABEL_VARIABLE, seen.label) == {child.warden.pid, child.trainer.pid}
             assert os.getsid(child.trainer.pid) == child.trainer.pid != os.getsid(child.warden.pid)
 
     asyncio.run(body())

@@ -105,7 +105,7 @@ def logs(
     while True:
         texts.append(piece.text) if as_json else _write(piece.text)
         # Looked up before the reading: what was written before the end is then read.
-        over = reading.run(run_id).phase.ended
+        over = reading.run(run_id).phase.has_ended
         before = piece.offset
         piece = reading.log(run_id, before, attempt=attempt)
         if piece.offset <= before:

@@ -15,7 +15,7 @@ from palaestra.runs.checkpoints.listing import all_checkpoints
 from palaestra.runs.process.resource_usage import Peaks, Sample, read_peaks, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
-from palaestra.runs.state.event_log import elapsed, outcomes
+from palaestra.runs.state.event_log import attempt_outcomes, duration_s
 from palaestra.runs.tools.wandb import tracking_of
 from palaestra.runs.video.clip import Pace
 from palaestra.runs.video.recording import film_pace
@@ -58,7 +58,7 @@ def shown(reading: RunReader, name: str) -> list[str]:
     for alarm in record.alarms:
         lines.append(printable(f"! {alarm.code}: {alarm.text}"))
     lines += _life(reading, record) + _numbers(reading, record) + _checkpoints(reading, record)
-    if record.phase.ended and record.phase != "succeeded":
+    if record.phase.has_ended and record.phase != "succeeded":
         last = reading.last_lines(record.run_id, _LAST_LINES).text.splitlines()
         lines += ["", "Last lines of its output:", *(f"  {_line(line)}" for line in last)] if last else []
     return lines
@@ -66,7 +66,7 @@ def shown(reading: RunReader, name: str) -> list[str]:
 
 def _facts(reading: RunReader, record: RunRecord) -> list[tuple[str, str]]:
     paths = reading.home.run(record.run_id)
-    took = elapsed(record.started, record.ended, time.time())
+    took = duration_s(record.started, record.ended, time.time())
     agent = record.agent_id if record.agent_id != record.runner else ""
     process = record.trainer if record.phase.has_process else None
     return [
@@ -77,7 +77,7 @@ def _facts(reading: RunReader, record: RunRecord) -> list[tuple[str, str]]:
         ("attempt", str(record.attempt) if record.attempt > 1 else ""),
         ("earlier", "" if record.archived else _earlier_attempts(reading, record)),
         ("started", _at(record.started)),
-        ("ended", _at(record.ended) if record.phase.ended else ""),
+        ("ended", _at(record.ended) if record.phase.has_ended else ""),
         ("elapsed", duration(took) if record.started is not None else ""),
         ("steps", steps(record)),
         ("episodes", f"{record.episodes:,}" if record.episodes else ""),
@@ -102,7 +102,7 @@ def _earlier_attempts(reading: RunReader, record: RunRecord) -> str:
     """How the attempts before this one ended."""
     if record.attempt < 2 or not reading.home.run(record.run_id).path.is_dir():
         return ""
-    ended = outcomes(reading.life(record.run_id)).items()
+    ended = attempt_outcomes(reading.life(record.run_id)).items()
     return "; ".join(f"attempt {number} {one.phase}" for number, one in ended if number < record.attempt)
 
 
@@ -132,7 +132,7 @@ def _machine(reading: RunReader, record: RunRecord) -> str:
     if not record.attempt or record.archived:
         return ""
     attempt = reading.home.run(record.run_id).attempt(record.attempt)
-    if record.phase.ended:
+    if record.phase.has_ended:
         peaks = read_peaks(attempt)
         return f"at most {_use(peaks)}" if peaks is not None else _use_at_exit(attempt)
     samples = read_samples(attempt, 1)

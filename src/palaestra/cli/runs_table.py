@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from palaestra.cli.terminal import printable, shortened
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LASTING_ALARMS, RunRecord
-from palaestra.runs.state.event_log import elapsed
+from palaestra.runs.state.event_log import duration_s
 
 __all__ = ["aligned", "became", "duration", "note", "one_line", "run_table", "sized", "steps", "why"]
 
@@ -29,7 +29,7 @@ def run_table(rows: Sequence[RunRecord]) -> list[str]:
             str(row.phase),
             steps(row),
             "" if row.episode_return is None else f"{row.episode_return:,.1f}",
-            duration(elapsed(row.started, row.ended, now)) if row.started is not None else "",
+            duration(duration_s(row.started, row.ended, now)) if row.started is not None else "",
             note(row),
         )
         for row in rows
@@ -53,7 +53,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> list[s
 
 def note(row: RunRecord) -> str:
     """What a person should know of a run beyond its phase."""
-    failed = row.phase.ended and row.phase is not Phase.SUCCEEDED
+    failed = row.phase.has_ended and row.phase is not Phase.SUCCEEDED
     if row.alarms and not failed:
         text = f"! {row.alarms[0].text}"
     elif row.code == "no_episodes" or row.code in LASTING_ALARMS:
@@ -75,7 +75,7 @@ def steps(row: RunRecord) -> str:
 
 def one_line(row: RunRecord) -> str:
     """What became of a run."""
-    took = f" after {duration(elapsed(row.started, row.ended, time.time()))}" if row.started is not None else ""
+    took = f" after {duration(duration_s(row.started, row.ended, time.time()))}" if row.started is not None else ""
     return printable(f"{row.run_id} {became(row, '{} ({})')}{took}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from palaestra.errors import ConfigError
 from palaestra.files.atomic import read_json
 from palaestra.runs.reader import RunReader
-from palaestra.runs.state.event_log import elapsed
+from palaestra.runs.state.event_log import duration_s
 from palaestra.runs.wire import plain, run_data
 
 __all__ = ["compare"]
@@ -41,7 +41,7 @@ def compare(reading: RunReader, names: Sequence[str]) -> dict[str, Any]:
         columns.append(
             {
                 "run": run_data(record),
-                "elapsed_s": elapsed(record.started, record.ended, time.time()),
+                "elapsed_s": duration_s(record.started, record.ended, time.time()),
                 "script_sha256": str(command.get("script_sha256", "")),
                 "versions": {str(k): str(v) for k, v in dict(command.get("versions") or {}).items()},
             }

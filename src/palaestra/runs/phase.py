@@ -1,8 +1,7 @@
-"""The life of a run, as two pure tables: which phase follows which, and what an end was.
+"""The state machine of a run: which phase follows which event, and how an attempt ended. Pure functions.
 
-Nobody stores a status and believes it: phases are computed from facts (is the process that was started still there,
-what did its warden write down, was a stop asked for, what did the trainer say last). The supervisor and the reader of
-run directories drive it; it touches neither processes nor files.
+The phase is computed from facts (whether the trainer process is alive, what its watchdog recorded, whether a stop was
+requested, what the trainer reported last), never trusted from a stored status.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from enum import StrEnum
 
 from palaestra.errors import IllegalTransition
 
-__all__ = ["EndFacts", "Ending", "Happening", "Phase", "advance", "ending_of", "signal_name"]
+__all__ = ["AttemptOutcome", "ExitFacts", "Phase", "PhaseEvent", "advance", "determine_outcome", "signal_name"]
 
 
 class Phase(StrEnum):
-    """Where a run is in its life."""
+    """The phases of a run."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -32,31 +31,31 @@ class Phase(StrEnum):
     REFUSED = "refused"
 
     @property
-    def ended(self) -> bool:
-        """Whether nothing more happens unless somebody resumes the run."""
+    def has_ended(self) -> bool:
+        """Whether the run is over unless it is resumed."""
         return self not in _LIVE
 
     @property
     def has_process(self) -> bool:
-        """Whether a process belongs to it, and a slot is taken."""
+        """Whether the run has a process and occupies a slot."""
         return self in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
 
 _LIVE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
 
 
-class Happening(StrEnum):
-    """What can happen to a run."""
+class PhaseEvent(StrEnum):
+    """Events that change the phase of a run."""
 
     LAUNCHED = "launched"
     FIRST_SIGN = "first_sign"
-    """The first event, or the first byte of output."""
+    """The first telemetry record, or the first byte of output."""
     STOP_ASKED = "stop_asked"
     RESUMED = "resumed"
     RESUME_CANCELLED = "resume_cancelled"
-    """A resume that never began: the run is again what it was before."""
+    """A resume that was not launched: the run returns to its previous outcome."""
     LAUNCH_REFUSED = "launch_refused"
-    """Preflight said no at the moment of launch, or the program could not be executed."""
+    """The preflight refused the launch, or the program could not be executed."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -65,94 +64,97 @@ class Happening(StrEnum):
     LOST = "lost"
 
 
-_ENDS = {
-    Happening.SUCCEEDED: Phase.SUCCEEDED,
-    Happening.FAILED: Phase.FAILED,
-    Happening.STOPPED: Phase.STOPPED,
-    Happening.KILLED: Phase.KILLED,
-    Happening.STALLED: Phase.STALLED,
-    Happening.LOST: Phase.LOST,
+_END_EVENTS = (
+    PhaseEvent.SUCCEEDED,
+    PhaseEvent.FAILED,
+    PhaseEvent.STOPPED,
+    PhaseEvent.KILLED,
+    PhaseEvent.STALLED,
+    PhaseEvent.LOST,
+)
+
+_NEXT: dict[tuple[Phase, PhaseEvent], Phase] = {
+    (Phase.QUEUED, PhaseEvent.LAUNCHED): Phase.STARTING,
+    (Phase.QUEUED, PhaseEvent.LAUNCH_REFUSED): Phase.REFUSED,
+    (Phase.QUEUED, PhaseEvent.STOP_ASKED): Phase.STOPPED,
+    (Phase.STARTING, PhaseEvent.LAUNCH_REFUSED): Phase.REFUSED,
+    (Phase.STARTING, PhaseEvent.FIRST_SIGN): Phase.RUNNING,
+    (Phase.STARTING, PhaseEvent.STOP_ASKED): Phase.STOPPING,
+    (Phase.RUNNING, PhaseEvent.STOP_ASKED): Phase.STOPPING,
+    # A repeated stop request can only shorten the grace period.
+    (Phase.STOPPING, PhaseEvent.STOP_ASKED): Phase.STOPPING,
+    (Phase.STOPPING, PhaseEvent.FIRST_SIGN): Phase.STOPPING,
+    **{(phase, end): Phase(end) for phase in Phase if phase.has_process for end in _END_EVENTS},
+    **{(phase, PhaseEvent.RESUMED): Phase.QUEUED for phase in Phase if phase.has_ended},
 }
 
-_NEXT: dict[tuple[Phase, Happening], Phase] = {
-    (Phase.QUEUED, Happening.LAUNCHED): Phase.STARTING,
-    (Phase.QUEUED, Happening.LAUNCH_REFUSED): Phase.REFUSED,
-    (Phase.QUEUED, Happening.STOP_ASKED): Phase.STOPPED,
-    (Phase.STARTING, Happening.LAUNCH_REFUSED): Phase.REFUSED,
-    (Phase.STARTING, Happening.FIRST_SIGN): Phase.RUNNING,
-    (Phase.STARTING, Happening.STOP_ASKED): Phase.STOPPING,
-    (Phase.RUNNING, Happening.STOP_ASKED): Phase.STOPPING,
-    # Asked twice is asked once: a second request may only shorten the grace.
-    (Phase.STOPPING, Happening.STOP_ASKED): Phase.STOPPING,
-    (Phase.STOPPING, Happening.FIRST_SIGN): Phase.STOPPING,
-    **{
-        (phase, end): after for phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING) for end, after in _ENDS.items()
-    },
-    **{(phase, Happening.RESUMED): Phase.QUEUED for phase in Phase if phase.ended},
-}
 
-
-def advance(phase: Phase, happening: Happening) -> Phase:
-    """The phase that follows; `IllegalTransition` when this cannot happen to such a run."""
+def advance(phase: Phase, event: PhaseEvent) -> Phase:
+    """The phase after an event; `IllegalTransition` if the event is impossible in this phase."""
     try:
-        return _NEXT[phase, happening]
+        return _NEXT[phase, event]
     except KeyError:
-        raise IllegalTransition(f"a run that is {phase} cannot be {happening.replace('_', ' ')}") from None
+        raise IllegalTransition(f"a run that is {phase} cannot be {event.replace('_', ' ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class EndFacts:
-    """What is known when no process of an attempt is left."""
+class ExitFacts:
+    """What is known about an attempt when none of its processes is left."""
 
     returncode: int | None = None
-    """As `os.waitstatus_to_exitcode` gives it, negative for a signal; None when nobody was there to see."""
+    """As in `os.waitstatus_to_exitcode`, negative for a signal; None if the exit was not observed."""
     launch_error: str = ""
-    """Why the program could not be executed at all."""
+    """Why the program could not be executed."""
     out_of_memory: bool = False
-    """The kernel counted an out-of-memory kill where the trainer lived, while it lived."""
+    """Whether the kernel counted an out-of-memory kill in the cgroup of the trainer during its lifetime."""
     stop_reason: str = ""
-    """What the stop request on disk says: `operator`, `stalled`, `shutdown`; empty when there was none."""
-    last_said: str = ""
-    """The phase of the trainer's last `PhaseChanged`, when it writes a journal."""
+    """Reason of the stop request: `operator`, `stalled`, `shutdown`; empty without a request."""
+    reported_phase: str = ""
+    """The phase of the last `PhaseChanged` in the journal."""
     same_boot: bool = True
-    """Whether the machine is still up since the attempt started."""
+    """Whether the machine has not been restarted since the attempt started."""
     last_lines: str = ""
-    """The end of its output, already redacted."""
+    """The last lines of the output, redacted."""
     exception: str = ""
-    """The exception of the last Python traceback in its output, already redacted."""
+    """The exception of the last Python traceback in the output, redacted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How an attempt ended: for the table, for people, and for programs."""
+class AttemptOutcome:
+    """How an attempt ended."""
 
-    happening: Happening
+    event: PhaseEvent
     reason: str
     code: str
-    """A word to sort by: `exit`, `signal`, `out_of_memory`, `operator`, `no_witness`, `reboot`, …"""
+    """For programs: `exit`, `signal`, `out_of_memory`, `operator`, `no_witness`, `reboot`, …"""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of a run that ended like this."""
+        return Phase.REFUSED if self.event is PhaseEvent.LAUNCH_REFUSED else Phase(self.event)
 
 
-def ending_of(facts: EndFacts) -> Ending:
-    """Which of the endings it was."""
+def determine_outcome(facts: ExitFacts) -> AttemptOutcome:
+    """Classify the end of an attempt."""
     if facts.launch_error:
-        return Ending(Happening.LAUNCH_REFUSED, facts.launch_error, "exec_failed")
+        return AttemptOutcome(PhaseEvent.LAUNCH_REFUSED, facts.launch_error, "exec_failed")
     if facts.returncode is None:
-        return _unseen(facts)
+        return _unobserved_outcome(facts)
     if facts.returncode == 0:
-        # A stop that came too late changed nothing: the work was done.
-        if facts.stop_reason and facts.last_said != "succeeded":
-            return _asked(facts)
-        return Ending(Happening.SUCCEEDED, "done", "exit")
+        # The trainer finished before the stop request reached it.
+        if facts.stop_reason and facts.reported_phase != "succeeded":
+            return _stop_outcome(facts)
+        return AttemptOutcome(PhaseEvent.SUCCEEDED, "done", "exit")
     if facts.stop_reason:
-        # Told to stop, a trainer may exit with anything; somebody asked, so it is no failure.
-        return _asked(facts)
+        # After a stop request any exit code is a stop, not a failure.
+        return _stop_outcome(facts)
     if facts.returncode < 0:
         if facts.out_of_memory:
-            return Ending(Happening.KILLED, "out of memory: the kernel killed it", "out_of_memory")
-        return Ending(Happening.KILLED, f"killed ({signal_name(-facts.returncode)})", "signal")
-    # An uncaught exception makes Python exit with 1, and others may print behind it.
+            return AttemptOutcome(PhaseEvent.KILLED, "out of memory: the kernel killed it", "out_of_memory")
+        return AttemptOutcome(PhaseEvent.KILLED, f"killed ({signal_name(-facts.returncode)})", "signal")
+    # Python exits with 1 after an uncaught exception, and other output may follow the traceback.
     output = facts.exception if facts.returncode == 1 and facts.exception else facts.last_lines
-    return Ending(Happening.FAILED, f"exit code {facts.returncode}{_last_line(output)}", "exit")
+    return AttemptOutcome(PhaseEvent.FAILED, f"exit code {facts.returncode}{_last_line(output)}", "exit")
 
 
 def signal_name(number: int) -> str:
@@ -163,23 +165,23 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _asked(facts: EndFacts) -> Ending:
+def _stop_outcome(facts: ExitFacts) -> AttemptOutcome:
     if facts.stop_reason == "stalled":
-        return Ending(Happening.STALLED, "stopped because nothing moved any more", "stalled")
+        return AttemptOutcome(PhaseEvent.STALLED, "stopped because it was stalled", "stalled")
     by = "stopped by the operator" if facts.stop_reason == "operator" else f"stopped ({facts.stop_reason})"
-    return Ending(Happening.STOPPED, by, facts.stop_reason)
+    return AttemptOutcome(PhaseEvent.STOPPED, by, facts.stop_reason)
 
 
-def _unseen(facts: EndFacts) -> Ending:
-    if facts.last_said in ("succeeded", "failed"):
-        # Its own last word is a fact, too: the trainer wrote it after its last checkpoint.
-        end = Happening.SUCCEEDED if facts.last_said == "succeeded" else Happening.FAILED
-        return Ending(end, "as its journal says; nobody saw it exit", "journal")
+def _unobserved_outcome(facts: ExitFacts) -> AttemptOutcome:
+    if facts.reported_phase in ("succeeded", "failed"):
+        # The trainer reports its final phase after its last checkpoint.
+        end = PhaseEvent.SUCCEEDED if facts.reported_phase == "succeeded" else PhaseEvent.FAILED
+        return AttemptOutcome(end, "according to its journal; its exit was not observed", "journal")
     if not facts.same_boot:
-        return Ending(Happening.LOST, "the machine was restarted while it ran", "reboot")
+        return AttemptOutcome(PhaseEvent.LOST, "the machine was restarted while it ran", "reboot")
     if facts.stop_reason:
-        return _asked(facts)
-    return Ending(Happening.LOST, "it is gone and nobody saw it exit", "no_witness")
+        return _stop_outcome(facts)
+    return AttemptOutcome(PhaseEvent.LOST, "the process is gone and its exit was not observed", "no_witness")
 
 
 def _last_line(lines: str) -> str:

@@ -19,10 +19,10 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.files.run_id import check_run_id
 from palaestra.redaction import Redactor
-from palaestra.runs.phase import Happening, Phase, ending_of
+from palaestra.runs.phase import Phase, determine_outcome
 from palaestra.runs.record import LASTING_ALARMS, RunEvent, RunRecord
+from palaestra.runs.state.attempt_status import read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog
-from palaestra.runs.state.facts import end_facts, observe
 from palaestra.runs.state.queue_file import QueueFile, waiting_reason
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.registry import reading_registry
@@ -181,7 +181,7 @@ class RunReader:
 
         paths = self.paths(run_id)
         # Of a run that goes on, somebody else may be writing for as long as it does.
-        wait_s = _OTHERS_S if self.run(run_id).phase.ended else 0.0
+        wait_s = _OTHERS_S if self.run(run_id).phase.has_ended else 0.0
         for attempt in paths.attempts():
             catch_up(attempt, wait_s=wait_s)
         return RunSeries(paths)
@@ -246,20 +246,21 @@ class RunReader:
         """A row that says something lives, held against what lives."""
         if row.phase is Phase.QUEUED:
             return dataclasses.replace(row, reason=waiting_reason(row, self._queue.reason(row.run_id)))
-        if row.phase.ended:
+        if row.phase.has_ended:
             return row
         if not row.supervised:
             return read_unsupervised(self.home.run(row.run_id)) or row
         attempt = self.home.run(row.run_id).attempt(row.attempt)
-        seen = observe(attempt)
-        if seen.alive or (seen.warden is None and seen.exit is None):
+        status = read_status(attempt)
+        if status.alive or (status.watchdog is None and status.exit is None):
             # Alive, or so young that nobody has written down who it is.
             return row
-        ending = ending_of(end_facts(attempt, self._redact))
-        phase = Phase.REFUSED if ending.happening is Happening.LAUNCH_REFUSED else Phase(ending.happening)
-        ended = float((seen.exit or {}).get("ended") or 0.0) or row.ended
+        outcome = determine_outcome(read_exit_facts(attempt, self._redact))
+        ended = float((status.exit or {}).get("ended") or 0.0) or row.ended
         alarms = tuple(alarm for alarm in row.alarms if alarm.code in LASTING_ALARMS)
-        return dataclasses.replace(row, phase=phase, reason=ending.reason, code=ending.code, ended=ended, alarms=alarms)
+        return dataclasses.replace(
+            row, phase=outcome.phase, reason=outcome.reason, code=outcome.code, ended=ended, alarms=alarms
+        )
 
 
 def read_lines(attempt: Attempt, offset: int, limit: int, redact: Redactor, *, cut: bool = False) -> LogPiece:

@@ -19,7 +19,7 @@ class RunEvent:
     time: float
     attempt: int
     happening: str
-    """A `Happening`, or `alarm`, `alarm_over`, `adopted`, `note`, which change no phase."""
+    """A `PhaseEvent`, or `alarm`, `alarm_over`, `adopted`, `note`, which change no phase."""
     phase: Phase
     """After it."""
     reason: str = ""
@@ -62,6 +62,7 @@ class RunRecord:
     started: float | None = None
     ended: float | None = None
     warden: ProcessIdentity | None = None
+    """The watchdog process beside the trainer."""
     trainer: ProcessIdentity | None = None
     env_step: int = 0
     total_steps: int | None = None

@@ -12,7 +12,7 @@ from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.runner import JournalFile
 from palaestra.runs.series.lock import SeriesBusy, SeriesLock
 from palaestra.runs.series.reader import SeriesReader
-from palaestra.runs.state.journal_tail import told_by
+from palaestra.runs.state.unsupervised import summarize_journal
 from palaestra.telemetry.event import EpisodeSummary, PhaseChanged, TrainingStep
 from palaestra.telemetry.journal import Journal
 
@@ -113,9 +113,9 @@ def test_the_end_of_a_journal_tells_how_far_its_run_is(attempt):
         journal.emit_many([EpisodeSummary(10 * i, i, 0, float(i), 10) for i in range(1, 151)])
         journal.emit_many([*steps(0, 200), EpisodeSummary(1995, 151, 0, 1e6, 1)])
         journal.emit(PhaseChanged("succeeded"))
-    told = told_by(attempt.journal)
+    told = summarize_journal(attempt.journal)
     assert (told.phase, told.env_step, told.episodes) == ("succeeded", 1995, 151)
     assert told.episode_return == (sum(range(52, 151)) + 1e6) / 100
     attempt.journal.write_bytes(b'{"kind": "TrainingStep", "env_step": 1' + b"0" * 400 + b"}\n[1]\n\xff\n")
-    assert told_by(attempt.journal).env_step == 0
-    assert told_by(attempt.path / "none").episode_return is None
+    assert summarize_journal(attempt.journal).env_step == 0
+    assert summarize_journal(attempt.path / "none").episode_return is None

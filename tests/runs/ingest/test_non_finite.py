@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from palaestra.runs.state.non_finite import NonFiniteMetrics
+from palaestra.runs.state.progress import NonFiniteTracker
 
 
 def _taken(*values, name="loss"):
-    metrics = NonFiniteMetrics()
+    metrics = NonFiniteTracker()
     for step, value in enumerate(values, start=1):
-        metrics.take(10 * step, {name: value, "other": 1.0})
+        metrics.update(10 * step, {name: value, "other": 1.0})
     return metrics
 
 
@@ -40,11 +40,11 @@ def test_a_single_return_that_is_nan_is_in_trouble():
 
 
 def test_it_goes_on_after_a_restart_and_is_bounded():
-    metrics = NonFiniteMetrics()
-    metrics.take(8, {f"m{i}": math.nan for i in range(500)})
+    metrics = NonFiniteTracker()
+    metrics.update(8, {f"m{i}": math.nan for i in range(500)})
     stored = json.loads(json.dumps(metrics.to_json(), allow_nan=False))
     assert len(stored) == 100
-    again = NonFiniteMetrics(stored)
-    again.take(16, {"m0": math.nan, "m1": 1.0})
+    again = NonFiniteTracker(stored)
+    again.update(16, {"m0": math.nan, "m1": 1.0})
     assert [(one.name, one.step, one.finite_since) for one in again.current()][-1] == ("m1", 8, 1)
     assert repr(again.current()[0]) == repr(metrics.current()[0])

@@ -58,7 +58,7 @@ def expired_runs(
     runs: Sequence[RunRecord], policy: RetentionPolicy, now: float, spared: Collection[str] = ()
 ) -> list[ExpiredRun]:
     """Which runs go, oldest first, each for the first reason that applies; the spared ones count and stay."""
-    over = sorted((run for run in runs if run.phase.ended and run.supervised), key=_ended)
+    over = sorted((run for run in runs if run.phase.has_ended and run.supervised), key=_ended)
     packed, open_ = [run for run in over if run.archived], [run for run in over if not run.archived]
     found: dict[str, ExpiredRun] = {}
     for run in packed:
@@ -76,7 +76,7 @@ def surplus_checkpoints(
     runs: Sequence[RunRecord], checkpoints: Sequence[CheckpointRecord], keep: int, spared: Collection[str] = ()
 ) -> list[ExpiredRun]:
     """Of every run that has ended, the checkpoints beyond the newest `keep`; its best and the spared paths stay."""
-    over = {run.run_id for run in runs if run.phase.ended and run.supervised}
+    over = {run.run_id for run in runs if run.phase.has_ended and run.supervised}
     mine: dict[str, list[CheckpointRecord]] = {}
     for row in sorted(checkpoints, key=_newness, reverse=True):
         if row.run_id in over:

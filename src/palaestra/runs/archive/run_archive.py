@@ -88,7 +88,7 @@ class RunArchive:
         spared = {path.relative_to(runs).parts[0] for path in used if path.is_relative_to(runs)}
         plan = expired_runs(free, self._policy, self._clock(), spared)
         going = {doom.run_id for doom in plan}
-        ended = [run for run in free if run.phase.ended and run.supervised and not run.archived]
+        ended = [run for run in free if run.phase.has_ended and run.supervised and not run.archived]
         staying = [run for run in ended if run.run_id not in going]
         if self._policy.keep_checkpoints is not None:
             deployed = {str(path) for path in used}

@@ -138,7 +138,7 @@ class TrainerService:
         pause_s = _FIRST_PAUSE_S
         while True:
             record = self.run(run_id)
-            if record.phase.ended or record.phase in (phases or ()):
+            if record.phase.has_ended or record.phase in (phases or ()):
                 return record
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(f"{run_id} is {record.phase} after {timeout_s} s")

@@ -27,7 +27,7 @@ from palaestra.errors import ServiceUnreachable, StateDirectoryLocked
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
-from palaestra.runs.state.facts import last_lines
+from palaestra.runs.state.attempt_status import last_lines
 from palaestra.runs.wire import error_of
 
 __all__ = ["Endpoint", "Holder", "end_service", "ensure_service", "find_service", "holder_of"]

@@ -21,8 +21,7 @@ from palaestra.runs.runner import JournalFile, Source
 from palaestra.runs.series.lock import SeriesLock
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
-from palaestra.runs.state.non_finite import NonFiniteMetrics
-from palaestra.runs.state.progress import Progress
+from palaestra.runs.state.progress import AttemptProgress, NonFiniteTracker
 from palaestra.runs.storable import LARGEST
 from palaestra.telemetry.event import (
     CheckpointSaved,
@@ -64,13 +63,13 @@ class _Tally:
     said: str = ""
     said_reason: str = ""
     tracking_url: str = ""
-    non_finite: NonFiniteMetrics = field(default_factory=NonFiniteMetrics)
+    non_finite: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> _Tally:
         known = {name: data[name] for name in _COUNTED if name in data}
-        return cls(**known, non_finite=NonFiniteMetrics(data.get("non_finite", ())))
+        return cls(**known, non_finite=NonFiniteTracker(data.get("non_finite", ())))
 
     def plain(self) -> dict[str, Any]:
         return {**{name: getattr(self, name) for name in _COUNTED}, "non_finite": self.non_finite.to_json()}
@@ -79,11 +78,11 @@ class _Tally:
         for seq, _, event in records:
             if isinstance(event, TrainingStep):
                 self.update = max(self.update, event.update)
-                self.non_finite.take(event.env_step, event.metrics)
+                self.non_finite.update(event.env_step, event.metrics)
             elif isinstance(event, EpisodeSummary):
                 self.episodes += 1
                 self.returns.append(event.episode_return)
-                self.non_finite.take(event.env_step, {"episode/return": event.episode_return})
+                self.non_finite.update(event.env_step, {"episode/return": event.episode_return})
             elif isinstance(event, PhaseChanged):
                 self.said, self.said_reason = event.phase, event.reason
                 continue
@@ -181,12 +180,12 @@ class Feed:
                 self._flush()
         self._flush()
 
-    def progress(self) -> Progress:
+    def progress(self) -> AttemptProgress:
         """How far it has come."""
         tally = self._tally
         counts = self._translator.counts if self._translator else Counts()
         translated_bytes = self._translator.read_bytes() if self._translator else 0
-        return Progress(
+        return AttemptProgress(
             attempt=self._attempt.number,
             seq=self._reader.cursor.seq,
             env_step=tally.env_step,

@@ -15,7 +15,7 @@ from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.record import RunEvent
-from palaestra.runs.state.event_log import RunEventLog, phase_of
+from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.telemetry.event import Record
 from palaestra.telemetry.journal import JournalReader
@@ -164,13 +164,13 @@ def _before_end_of(number: int, happenings: list[RunEvent]) -> Iterator[RunEvent
     """Take off the front what came before the attempt's end, so that the end comes after what was measured."""
     while happenings:
         first = happenings[0]
-        if first.attempt > number or (first.attempt == number and first.phase.ended):
+        if first.attempt > number or (first.attempt == number and first.phase.has_ended):
             return
         yield happenings.pop(0)
 
 
 def _over(run: RunDirectory) -> bool:
     if run.spec.exists():
-        return phase_of(RunEventLog(run).read()).ended
+        return current_phase(RunEventLog(run).read()).has_ended
     record = read_unsupervised(run)
-    return record is None or record.phase.ended
+    return record is None or record.phase.has_ended

@@ -20,7 +20,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.runner import Source
 from palaestra.runs.series.lock import SeriesBusy
-from palaestra.runs.state.progress import Progress
+from palaestra.runs.state.progress import AttemptProgress
 from palaestra.telemetry.event import Record
 
 __all__ = ["Publish", "Pump"]
@@ -45,7 +45,7 @@ class _Watched:
         self.run_id = run_id
         self.attempt = attempt
         self.lock = threading.Lock()
-        self.progress = Progress(attempt=attempt.number)
+        self.progress = AttemptProgress(attempt=attempt.number)
         self.published = 0
         self.try_again_at = 0.0
         self._sources = sources
@@ -114,7 +114,7 @@ class Pump:
             self._watched[run_id] = _Watched(run_id, attempt, sources, thin)
         self._wake.set()
 
-    def finish(self, run_id: str, timeout_s: float = 60.0) -> Progress:
+    def finish(self, run_id: str, timeout_s: float = 60.0) -> AttemptProgress:
         """Take in everything that an ended attempt has left, to the last byte, and follow it no longer.
 
         Blocks. A disk that stays full is waited for until `timeout_s` is over; then `problem` says so, and watching
@@ -140,7 +140,7 @@ class Pump:
             watched.close()
         return watched.progress
 
-    def progress(self, run_id: str) -> Progress | None:
+    def progress(self, run_id: str) -> AttemptProgress | None:
         """How far an attempt has come; None when it is not followed."""
         with self._lock:
             watched = self._watched.get(run_id)

@@ -24,7 +24,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, find_by_environment, list_descendants
 from palaestra.runs.process import watchdog
 from palaestra.runs.runner import LaunchPlan
-from palaestra.runs.state.facts import LABEL, observe
+from palaestra.runs.state.attempt_status import LABEL_VARIABLE, read_status
 
 __all__ = ["Child", "end_everything", "fresh_label", "spawn_warden"]
 
@@ -40,11 +40,11 @@ class Child:
     """One attempt, alive or adopted. Use from one event loop."""
 
     def __init__(self, attempt: Attempt) -> None:
-        seen = observe(attempt)
+        seen = read_status(attempt)
         self._attempt = attempt
         self._label = seen.label
-        self._warden, self._trainer = seen.warden, seen.trainer
-        self._warden_fd = _open(seen.warden)
+        self._warden, self._trainer = seen.watchdog, seen.trainer
+        self._warden_fd = _open(seen.watchdog)
         self._trainer_fd = _open(seen.trainer)
 
     @classmethod
@@ -64,7 +64,7 @@ class Child:
         finally:
             os.close(handle)
         _collect(pid)
-        error = (observe(attempt).exit or {}).get("launch_error")
+        error = (read_status(attempt).exit or {}).get("launch_error")
         reason = str(error or "its warden ended before it could begin")
         raise LaunchRefused("command", plan.argv[0], reason, f"{attempt.stdout} may say more")
 
@@ -164,7 +164,7 @@ def spawn_warden(plan: LaunchPlan, attempt: Attempt, *, memory_mb: int | None, n
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-I", "-S", str(Path(watchdog.__file__)), str(attempt.path)],
-            {**plan.environment, LABEL: label},
+            {**plan.environment, LABEL_VARIABLE: label},
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, nothing, 0),
                 (os.POSIX_SPAWN_DUP2, output, 1),
@@ -205,7 +205,7 @@ async def end_everything(label: str, trainer: ProcessIdentity | None) -> int:
     """Kill whatever carries the label or descends from it, until nothing does; how many processes that were."""
     killed: set[int] = set()
     while True:
-        roots = find_by_environment(LABEL, label) if label else set()
+        roots = find_by_environment(LABEL_VARIABLE, label) if label else set()
         if trainer is not None and trainer.is_alive():
             roots.add(trainer.pid)
         found = roots | list_descendants(*roots)

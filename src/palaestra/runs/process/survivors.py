@@ -18,8 +18,8 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.processes.procfs import ProcessIdentity, list_pids, read_stat
 from palaestra.runs.process import watchdog
 from palaestra.runs.record import RunEvent
-from palaestra.runs.state.facts import LABEL
-from palaestra.runs.state.unsupervised import journal_holder
+from palaestra.runs.state.attempt_status import LABEL_VARIABLE
+from palaestra.runs.state.unsupervised import find_journal_writer
 
 __all__ = [
     "Survivors",
@@ -64,7 +64,7 @@ def survivors(attempt: Attempt) -> Survivors:
 
 def other_holder(attempt: Attempt) -> ProcessIdentity | None:
     """Who writes the attempt's journal, unless that is this process, which translates for some trainers."""
-    holder = journal_holder(attempt)
+    holder = find_journal_writer(attempt)
     return None if holder is None or holder.pid == os.getpid() else holder
 
 
@@ -112,7 +112,7 @@ def newer_attempt(run: RunDirectory, life: Iterable[RunEvent]) -> Attempt | None
 
 def _marked(attempt: Attempt) -> Iterable[tuple[int, str]]:
     """Our own processes with a label of the attempt; the path tells it from one of that name elsewhere."""
-    begin = f"{LABEL}={attempt.path.parent.name}/{attempt.number}/".encode()
+    begin = f"{LABEL_VARIABLE}={attempt.path.parent.name}/{attempt.number}/".encode()
     path = os.fsencode(attempt.path)
     for pid in list_pids():
         with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.process.child import Child
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Machine, Place, Runner, StdoutLines
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.state.facts import observe
+from palaestra.runs.state.attempt_status import read_status
 from palaestra.telemetry.event import Record
 from palaestra.telemetry.journal import JournalReader
 
@@ -137,10 +137,10 @@ async def _check_run(plan: LaunchPlan) -> None:
     try:
         await child.ended()
     finally:
-        if observe(attempt).alive:
+        if read_status(attempt).alive:
             await child.stop("operator", 0.0)
         child.close()
-    seen = observe(attempt)
+    seen = read_status(attempt)
     assert seen.exit is not None, "it ends by itself, and somebody sees it"
     tail = attempt.stdout.read_text(errors="replace")[-500:]
     assert seen.exit.get("returncode") == 0, f"the given spec ends well: {seen.exit}; it said {tail}"
@@ -154,7 +154,7 @@ async def _check_stop(plan: LaunchPlan) -> None:
         await child.stop("operator", plan.stop_grace_s)
     finally:
         child.close()
-    assert not observe(attempt).alive, "after a stop nothing of it lives"
+    assert not read_status(attempt).alive, "after a stop nothing of it lives"
 
 
 def _events(plan: LaunchPlan, attempt: Attempt) -> list[Record]:

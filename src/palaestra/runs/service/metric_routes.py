@@ -62,7 +62,7 @@ def add_metric_routes(app: FastAPI, reading: RunReader) -> None:
         attempt: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
     ) -> LogDocument:
         """Whole lines of the output from a byte on; a negative offset counts from the end."""
-        over = reading.run(run_id).phase.ended
+        over = reading.run(run_id).phase.has_ended
         piece = reading.log(run_id, offset, limit, attempt)
         return LogDocument(text=piece.text, offset=piece.offset, size=piece.size, ended=over)
 

@@ -61,7 +61,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReader, 
         await asyncio.to_thread(reading.attempt, full, attempt)
 
         def ended() -> bool:
-            return supervisor.ring(full) is None and reading.run(full).phase.ended
+            return supervisor.ring(full) is None and reading.run(full).phase.has_ended
 
         return EventStream(log_of(reading, full, offset, attempt, ended, closing))
 

@@ -1,17 +1,18 @@
-"""What of a plan must outlive the service: where telemetry and checkpoints will be. Written beside the command.
+"""The part of a launch plan that outlives the service: where telemetry, checkpoints and videos will be.
 
-A service that adopts an attempt reads this instead of asking the runner again, whose answer may have changed.
+It is written beside the command. A service that adopts an attempt reads it instead of asking the runner again, whose
+answer may have changed.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from palaestra.files.atomic import write_json
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Source, StdoutLines
-from palaestra.runs.state.facts import read_known
+from palaestra.runs.state.attempt_status import read_versioned_json
 
 __all__ = ["AttemptPlan"]
 
@@ -24,7 +25,7 @@ _SOURCES: dict[str, type[JournalFile] | type[StdoutLines] | type[EventFiles]] = 
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """The lasting part of a `LaunchPlan`; holds no environment."""
+    """The stored part of a `LaunchPlan`; holds no environment variables."""
 
     sources: tuple[Source, ...] = ()
     checkpoints: tuple[str, ...] = ()
@@ -36,30 +37,19 @@ class AttemptPlan:
     env_signature: dict[str, Any] = field(default_factory=dict)
     script_sha256: str = ""
     gpus: tuple[str, ...] = ()
-    """Those that the attempt has for itself."""
+    """GPUs leased to the attempt."""
     film: bool = False
 
     @classmethod
     def of(cls, plan: LaunchPlan, gpus: tuple[str, ...] = ()) -> AttemptPlan:
-        """Of a plan that is about to be executed."""
-        return cls(
-            sources=tuple(plan.sources),
-            checkpoints=tuple(plan.checkpoints),
-            videos=tuple(plan.videos),
-            stop_grace_s=plan.stop_grace_s,
-            env_id=plan.env_id,
-            algorithm=plan.algorithm,
-            total_steps=plan.total_steps,
-            env_signature=dict(plan.env_signature),
-            script_sha256=plan.script_sha256,
-            gpus=gpus,
-            film=plan.film,
-        )
+        """The part of a launch plan to store."""
+        shared = {one.name: getattr(plan, one.name) for one in fields(cls) if one.name != "gpus"}
+        return cls(**shared | {"env_signature": dict(plan.env_signature)}, gpus=gpus)
 
     @classmethod
     def read(cls, attempt: Attempt) -> AttemptPlan | None:
-        """As it was written; None when it was not."""
-        data = read_known(attempt.plan)
+        """The stored plan of an attempt; None if there is none."""
+        data = read_versioned_json(attempt.plan)
         if data is None:
             return None
         try:
@@ -72,5 +62,5 @@ class AttemptPlan:
             return None
 
     def write(self, attempt: Attempt) -> None:
-        """Put it on record."""
+        """Store the plan in the directory of an attempt."""
         write_json(attempt.plan, {"schema": 1, **asdict(self)})

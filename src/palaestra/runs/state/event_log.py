@@ -1,4 +1,4 @@
-"""What happened to a run, one line each, in the order it happened: the memory that the phase is computed from."""
+"""The event log of a run (life.jsonl): every phase change, alarm and note, from which the phase is computed."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from palaestra.files.atomic import append_line
 from palaestra.files.run_directory import RunDirectory
 from palaestra.processes.procfs import boot_id
-from palaestra.runs.phase import Happening, Phase
+from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.record import RunEvent
 
-__all__ = ["RunEventLog", "elapsed", "outcomes", "phase_of"]
+__all__ = ["RunEventLog", "attempt_outcomes", "current_phase", "duration_s"]
 
 _SCHEMA = 1
 
 
 class RunEventLog:
-    """The life of one run. One process writes it; anybody reads it."""
+    """The events of one run. One process writes, any process may read."""
 
     def __init__(self, paths: RunDirectory) -> None:
         self._path = paths.life
         self._last: int | None = None
         self.corrupt_lines = 0
-        """Lines of the last reading that held no record: torn by a crash, damaged, or of a later schema."""
+        """Lines of the last read that hold no event: torn by a crash, damaged, or of a later schema."""
 
-    def append(self, record: RunEvent, durable: bool = True) -> RunEvent:
-        """Add one happening and answer it with its number. When this returns, it outlives a power cut."""
+    def append(self, event: RunEvent, durable: bool = True) -> RunEvent:
+        """Append an event and return it with its number. If `durable`, it survives a power cut."""
         if self._last is None:
             self._last = max((known.seq for known in self.read()), default=0)
-        numbered = replace(record, seq=self._last + 1)
+        numbered = replace(event, seq=self._last + 1)
         line = {
             "schema": _SCHEMA,
             "seq": numbered.seq,
@@ -51,55 +50,39 @@ class RunEventLog:
         return numbered
 
     def read(self, after: int = 0) -> list[RunEvent]:
-        """What happened since a number."""
-        self.corrupt_lines = 0
-        records = []
-        for data in self._lines():
-            record = _record(data)
-            if record is None:
-                self.corrupt_lines += 1
-            elif record.seq > after:
-                records.append(record)
-        return records
-
-    def _lines(self) -> list[dict[str, Any] | None]:
+        """The events after a sequence number."""
         try:
-            text = self._path.read_bytes()
+            lines = self._path.read_bytes().split(b"\n")
         except FileNotFoundError:
-            return []
-        return [_parsed(line) for line in text.split(b"\n") if line]
+            lines = []
+        events = [_parse_event(line) for line in lines if line]
+        self.corrupt_lines = events.count(None)
+        return [event for event in events if event is not None and event.seq > after]
 
 
-def phase_of(records: Iterable[RunEvent]) -> Phase:
-    """Where a life leads to; a run of which nothing is known waits."""
+def current_phase(events: Iterable[RunEvent]) -> Phase:
+    """The phase after the last event; a run without events is queued."""
     phase = Phase.QUEUED
-    for record in records:
-        phase = record.phase
+    for event in events:
+        phase = event.phase
     return phase
 
 
-def outcomes(records: Iterable[RunEvent]) -> dict[int, RunEvent]:
-    """How each attempt ended, by its number; a resume that never began changes none of them."""
-    ends = frozenset(Happening) - {Happening.RESUME_CANCELLED}
-    return {record.attempt: record for record in records if record.happening in ends and record.phase.ended}
+def attempt_outcomes(events: Iterable[RunEvent]) -> dict[int, RunEvent]:
+    """The event that ended each attempt, by attempt number; a cancelled resume changes none of them."""
+    ends = frozenset(PhaseEvent) - {PhaseEvent.RESUME_CANCELLED}
+    return {event.attempt: event for event in events if event.happening in ends and event.phase.has_ended}
 
 
-def elapsed(started: float | None, ended: float | None, now: float) -> float:
-    """Seconds between two times of a record, never negative, whatever was done to the clock."""
+def duration_s(started: float | None, ended: float | None, now: float) -> float:
+    """Seconds from start to end or now; never negative, even if the clock was changed."""
     return 0.0 if started is None else max(0.0, (now if ended is None else ended) - started)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse_event(line: bytes) -> RunEvent | None:
     try:
         data = json.loads(line)
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def _record(data: dict[str, Any] | None) -> RunEvent | None:
-    try:
-        if data is None or int(data["schema"]) > _SCHEMA:
+        if int(data["schema"]) > _SCHEMA:
             return None
         return RunEvent(
             seq=int(data["seq"]),
@@ -111,5 +94,5 @@ def _record(data: dict[str, Any] | None) -> RunEvent | None:
             code=str(data.get("code", "")),
             facts=dict(data.get("facts") or {}),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -1,11 +1,14 @@
-"""Runs that somebody started with `palaestra train` alone: shown like any other, never stopped by us.
+"""Runs started with `palaestra train` instead of the service: listed like any other, never stopped by the service.
 
-Such a run has no spec, no warden and no life log. Who trains holds the lock of the journal; how far the run is and what
-became of it is what the journal says last.
+Such a run has no spec, no watchdog and no event log. The trainer holds the lock of the journal; progress and outcome
+come from the end of the journal. Reading them costs the same however long the run is, and imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +17,58 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, RunRecord
-from palaestra.runs.state.alarms import non_finite_text
-from palaestra.runs.state.journal_tail import Told, told_by
+from palaestra.runs.state.alarms import describe_non_finite
+from palaestra.runs.state.attempt_status import read_tail
+from palaestra.runs.state.progress import NonFiniteMetric, NonFiniteTracker
+from palaestra.strict_json import optional_number, read_numbers
 
-__all__ = ["journal_holder", "read_unsupervised"]
+__all__ = ["JournalSummary", "find_journal_writer", "read_unsupervised", "summarize_journal"]
 
-_LAST_WORDS = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "stopped": Phase.STOPPED}
+_FINAL_PHASES = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "stopped": Phase.STOPPED}
+_TAIL_BYTES = 1 << 18
+_LONG_TAIL_BYTES = 1 << 23
+_EPISODES = 100
+_MAX_COUNT = 2**63
+_EPISODE, _UPDATE, _PHASE = _KINDS = (b'"EpisodeSummary"', b'"TrainingStep"', b'"PhaseChanged"')
+
+
+@dataclass
+class JournalSummary:
+    """Progress and outcome of a run as far as the end of its journal shows."""
+
+    phase: str = ""
+    """The last phase reported by the trainer."""
+    env_step: int = 0
+    episodes: int = 0
+    episode_return: float | None = None
+    """Mean of the last 100 episodes."""
+    non_finite: tuple[NonFiniteMetric, ...] = ()
+    """Metrics of the last update that are NaN or infinite."""
 
 
 def read_unsupervised(run: RunDirectory) -> RunRecord | None:
-    """Such a run as a row; None when the directory is not one of a run."""
+    """The row of such a run; None if the directory does not hold one."""
     resolved = read_json(run.resolved)
     attempts = run.attempts()
     if resolved is None or not attempts or run.spec.exists():
         return None
     newest = attempts[-1]
-    trainer = journal_holder(newest)
-    told = told_by(newest.journal)
-    phase, reason = _phase(told, trainer)
-    if not told.env_step and len(attempts) > 1:
-        # It has just been resumed; what it goes on from is what the attempt before it said.
-        told = told_by(attempts[-2].journal)
-    text = non_finite_text(told.non_finite, seen_from_the_start=False) if told.non_finite else ""
-    changed = _changed(newest.journal, 0.0)
-    algorithm = _at(resolved, "algorithm", "name")
-    seed, total = _at(resolved, "trainer", "seed"), _at(resolved, "trainer", "total_timesteps")
-    created = run.path.stat().st_mtime
-    for early in (run.config, attempts[0].command):
-        if early.exists():
-            created = early.stat().st_mtime
-            break
+    trainer = find_journal_writer(newest)
+    summary = summarize_journal(newest.journal)
+    if trainer is not None:
+        phase, reason = Phase.RUNNING, ""
+    elif summary.phase in _FINAL_PHASES:
+        phase, reason = _FINAL_PHASES[summary.phase], "according to its journal"
+    else:
+        phase, reason = Phase.LOST, "the process is gone and its exit was not observed"
+    if not summary.env_step and len(attempts) > 1:
+        # Just resumed: show the progress of the previous attempt.
+        summary = summarize_journal(attempts[-2].journal)
+    text = describe_non_finite(summary.non_finite, seen_from_the_start=False) if summary.non_finite else ""
+    algorithm = _get(resolved, "algorithm", "name")
+    seed, total = _get(resolved, "trainer", "seed"), _get(resolved, "trainer", "total_timesteps")
+    first = next((path for path in (run.config, attempts[0].command) if path.exists()), run.path)
+    created = first.stat().st_mtime
     return RunRecord(
         run_id=run.run_id,
         runner="palaestra",
@@ -56,55 +81,88 @@ def read_unsupervised(run: RunDirectory) -> RunRecord | None:
         supervised=False,
         created=created,
         started=created,
-        ended=None if trainer else _changed(newest.journal, created),
+        ended=None if trainer else _modified(newest.journal, created),
         trainer=trainer,
-        env_step=told.env_step,
+        env_step=summary.env_step,
         total_steps=total if isinstance(total, int) else None,
-        episodes=told.episodes,
-        episode_return=told.episode_return,
+        episodes=summary.episodes,
+        episode_return=summary.episode_return,
         seed=seed if isinstance(seed, int) else None,
-        alarms=(Alarm("non_finite", text, changed),) if text else (),
+        alarms=(Alarm("non_finite", text, _modified(newest.journal, 0.0)),) if text else (),
     )
 
 
-def journal_holder(attempt: Attempt) -> ProcessIdentity | None:
-    """Who is writing an attempt's journal: the process named in its lock file, if it does hold the lock."""
+def find_journal_writer(attempt: Attempt) -> ProcessIdentity | None:
+    """The process that writes the journal of an attempt: the one in its lock file, if it holds the lock."""
     lock = attempt.journal.with_name(f".{attempt.journal.name}.lock")
     try:
         pid, inode = int(lock.read_text()), lock.stat().st_ino
-        # Asking by taking the lock would, for a moment, refuse it to a trainer that is just beginning.
-        held = [line.split() for line in Path("/proc/locks").read_text().splitlines() if " FLOCK " in line]
+        # Testing by taking the lock would refuse it, for a moment, to a trainer that is just starting.
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if " FLOCK " in line]
     except (OSError, ValueError):
         return None
-    for words in held:
+    for words in locks:
         if words[4] == str(pid) and words[5].rpartition(":")[2] == str(inode):
             return ProcessIdentity.of(pid)
     return None
 
 
-def _phase(told: Told, trainer: ProcessIdentity | None) -> tuple[Phase, str]:
-    if trainer is not None:
-        return Phase.RUNNING, ""
-    if told.phase in _LAST_WORDS:
-        return _LAST_WORDS[told.phase], "as its journal says"
-    return Phase.LOST, "it is gone and nobody saw it exit"
+def summarize_journal(journal: Path) -> JournalSummary:
+    """Read the end of a journal; the summary of a missing journal is empty."""
+    summary, returns, seen = JournalSummary(), list[float](), set[bytes]()
+    tail = read_tail(journal, _TAIL_BYTES)
+    if _UPDATE not in tail and len(tail) == _TAIL_BYTES:
+        # One update with ten thousand metrics is longer than the short tail.
+        tail = read_tail(journal, _LONG_TAIL_BYTES)
+    for line in reversed(tail.split(b"\n")):
+        kind = next((kind for kind in _KINDS if kind in line), None)
+        if kind is None or (kind in seen and kind != _EPISODE):
+            continue
+        try:
+            data = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(data, dict):
+            continue
+        seen.add(kind)
+        summary.env_step = max(summary.env_step, _count(data, "env_step"))
+        if kind == _EPISODE:
+            summary.episodes = max(summary.episodes, _count(data, "episode"))
+            if len(returns) < _EPISODES:
+                value = optional_number(data.get("episode_return"))
+                returns.append(math.nan if value is None else value)
+        elif kind == _UPDATE:
+            metrics = data.get("metrics")
+            tracker = NonFiniteTracker()
+            tracker.update(_count(data, "env_step"), read_numbers(metrics) if isinstance(metrics, dict) else {})
+            summary.non_finite = tracker.current()
+        elif kind == _PHASE:
+            summary.phase = str(data.get("phase", ""))
+        if len(returns) == _EPISODES and len(seen) == len(_KINDS):
+            break
+    summary.episode_return = sum(returns) / len(returns) if returns else None
+    return summary
 
 
 def _environment(resolved: dict[str, Any]) -> str:
     tasks = resolved.get("tasks")
     if isinstance(tasks, list) and tasks and isinstance(tasks[0], dict):
         return str(tasks[0].get("task", ""))
-    return str(_at(resolved, "env", "id") or "")
+    return str(_get(resolved, "env", "id") or "")
 
 
-def _at(data: dict[str, Any], *path: str) -> Any:
-    found: Any = data
+def _get(data: Any, *path: str) -> Any:
     for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
 
 
-def _changed(path: Path, otherwise: float) -> float:
+def _count(data: dict[str, Any], name: str) -> int:
+    value = data.get(name, 0)
+    return value if isinstance(value, int) and 0 <= value < _MAX_COUNT else 0
+
+
+def _modified(path: Path, otherwise: float) -> float:
     try:
         return path.stat().st_mtime
     except OSError:

@@ -12,11 +12,11 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
-from palaestra.runs.phase import Happening, Phase, ending_of
+from palaestra.runs.phase import Phase, PhaseEvent, determine_outcome
 from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.state.event_log import RunEventLog, phase_of
-from palaestra.runs.state.facts import end_facts, observe
+from palaestra.runs.state.attempt_status import read_exit_facts, read_status
+from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
@@ -26,7 +26,6 @@ from palaestra.strict_json import optional_number
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
 
 _log = logging.getLogger(__name__)
-_PHASE_OF_END = {Happening.LAUNCH_REFUSED: Phase.REFUSED}
 
 
 @dataclass(frozen=True)
@@ -132,19 +131,19 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         attempts = [attempt for attempt in attempts if attempt.number <= life[-1].attempt]
     newest = attempts[-1] if attempts else None
     plan = (AttemptPlan.read(newest) if newest else None) or _asked(spec, life)
-    launched = _last(life, Happening.LAUNCHED)
-    warden: ProcessIdentity | None = None
+    launched = _last(life, PhaseEvent.LAUNCHED)
+    watchdog: ProcessIdentity | None = None
     trainer: ProcessIdentity | None = None
-    phase, reason, code = phase_of(life), last.reason if last else "", last.code if last else ""
-    ended = _ended(launched, last) if phase.ended else None
+    phase, reason, code = current_phase(life), last.reason if last else "", last.code if last else ""
+    ended = _ended(launched, last) if phase.has_ended else None
     if phase.has_process and newest is not None:
-        seen = observe(newest)
-        warden, trainer = seen.warden, seen.trainer
-        if not seen.alive and seen.exit is not None:
-            # The service was not there to note the end; the warden was.
-            ending = ending_of(end_facts(newest, Redactor()))
-            phase = _PHASE_OF_END.get(ending.happening) or Phase(ending.happening)
-            reason, code, ended = ending.reason, ending.code, float(seen.exit.get("ended", 0.0)) or None
+        status = read_status(newest)
+        watchdog, trainer = status.watchdog, status.trainer
+        if not status.alive and status.exit is not None:
+            # No service recorded the end; the watchdog did.
+            outcome = determine_outcome(read_exit_facts(newest, Redactor()))
+            phase, reason, code = outcome.phase, outcome.reason, outcome.code
+            ended = float(status.exit.get("ended", 0.0)) or None
     runner = str(spec.get("runner", ""))
     numbers = next((record.facts for record in reversed(life) if "env_step" in record.facts), {})
     seed, priority, tags = spec.get("seed"), spec.get("priority"), spec.get("tags")
@@ -161,7 +160,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         created=life[0].time if life else run.spec.stat().st_mtime,
         started=launched.time if launched else None,
         ended=ended,
-        warden=warden,
+        warden=watchdog,
         trainer=trainer,
         env_step=numbers.get("env_step") or 0,
         total_steps=plan.total_steps,
@@ -169,7 +168,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         episode_return=optional_number(numbers.get("episode_return")),
         seed=seed if isinstance(seed, int) else None,
         tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
-        alarms=_alarms(last) if phase.ended and last is not None else (),
+        alarms=_alarms(last) if phase.has_ended and last is not None else (),
         tracking_url=str(numbers.get("tracking_url") or ""),
         bytes_on_disk=numbers.get("bytes_on_disk") or 0,
     )
@@ -197,7 +196,7 @@ def _asked(spec: dict[str, Any], life: list[RunEvent]) -> AttemptPlan:
 
 
 def _ended(launched: RunEvent | None, last: RunEvent | None) -> float | None:
-    """When the trainer ended, as its warden measured it; else when that was written down."""
+    """When the trainer ended, as its watchdog measured it; else when the end was recorded."""
     if last is None:
         return None
     if isinstance(last.facts.get("ended"), int | float):
@@ -209,11 +208,11 @@ def _ended(launched: RunEvent | None, last: RunEvent | None) -> float | None:
 
 def _last_change(life: list[RunEvent]) -> RunEvent | None:
     """What took it to its phase; notes and alarms that came later did not."""
-    known = frozenset(Happening)
+    known = frozenset(PhaseEvent)
     return next((record for record in reversed(life) if record.happening in known), None)
 
 
-def _last(life: list[RunEvent], happening: Happening) -> RunEvent | None:
+def _last(life: list[RunEvent], happening: PhaseEvent) -> RunEvent | None:
     return next((record for record in reversed(life) if record.happening == happening), None)
 
 

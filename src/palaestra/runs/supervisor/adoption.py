@@ -13,7 +13,7 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.survivors import newer_attempt
 from palaestra.runs.record import RunRecord
-from palaestra.runs.state.event_log import RunEventLog, phase_of
+from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.store.rebuild import read_packed, read_run
 from palaestra.runs.store.registry import Registry
 
@@ -79,7 +79,7 @@ def found_on_disk(home: Home, registry: Registry) -> Found:
         if packed is not None:
             # Killed after it was packed and before that was written down.
             changed.append(packed)
-        elif not row.phase.ended:
+        elif not row.phase.has_ended:
             changed.append(replace(row, phase=Phase.LOST, reason="its directory is gone", code="no_directory"))
     registry.put_many(changed)
     found.live.sort(key=lambda run: run.created)
@@ -95,7 +95,7 @@ def _look_at(run: RunDirectory, row: RunRecord | None, found: Found, changed: li
         return
     log = RunEventLog(run)
     life = log.read()
-    phase = phase_of(life)
+    phase = current_phase(life)
     if row is None or row.phase is not phase:
         # Killed between the log and the index: the log is right.
         told = read_run(run)
@@ -104,5 +104,5 @@ def _look_at(run: RunDirectory, row: RunRecord | None, found: Found, changed: li
         row = replace(told, phase=phase)
         changed.append(row)
     # The end of one attempt is the last that a damaged log may tell, while the next one goes on.
-    if not phase.ended or (log.corrupt_lines and newer_attempt(run, life) is not None):
+    if not phase.has_ended or (log.corrupt_lines and newer_attempt(run, life) is not None):
         found.live.append(row)

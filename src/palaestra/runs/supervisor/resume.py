@@ -20,7 +20,7 @@ from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.checkpoints.catalogue import checkpoints_of
 from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.phase import Happening, Phase
+from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
@@ -50,7 +50,7 @@ class ResumeRequest:
     @classmethod
     def pending(cls, life: Iterable[RunEvent]) -> ResumeRequest:
         """The last request in the life of a run."""
-        facts = next((record.facts for record in reversed(list(life)) if record.happening == Happening.RESUMED), {})
+        facts = next((record.facts for record in reversed(list(life)) if record.happening == PhaseEvent.RESUMED), {})
         wanted = facts.get("checkpoint")
         return cls(wanted if isinstance(wanted, str) else None, _mapping(facts.get("changes")))
 
@@ -131,11 +131,11 @@ def resumed_spec(run: RunDirectory, life: Iterable[RunEvent]) -> RunSpec:
     """The spec of a run with the changes of every resume that began or waits. `ConfigError` if it cannot be read."""
     spec, waiting = read_spec(run), dict[str, Any]()
     for record in life:
-        if record.happening == Happening.RESUMED:
+        if record.happening == PhaseEvent.RESUMED:
             waiting = _mapping(record.facts.get("changes"))
-        elif record.happening == Happening.RESUME_CANCELLED:
+        elif record.happening == PhaseEvent.RESUME_CANCELLED:
             waiting = {}
-        elif record.happening == Happening.LAUNCHED:
+        elif record.happening == PhaseEvent.LAUNCHED:
             spec, waiting = changed_spec(spec, waiting), {}
     return changed_spec(spec, waiting)
 
@@ -157,10 +157,10 @@ def outcome_before(life: Iterable[RunEvent]) -> RunEvent | None:
     outcome: RunEvent | None = None
     found: RunEvent | None = None
     for record in life:
-        if record.happening == Happening.RESUMED:
+        if record.happening == PhaseEvent.RESUMED:
             found = outcome
-        elif record.happening in frozenset(Happening) and record.phase.ended:
-            outcome = record if record.happening != Happening.RESUME_CANCELLED else outcome
+        elif record.happening in frozenset(PhaseEvent) and record.phase.has_ended:
+            outcome = record if record.happening != PhaseEvent.RESUME_CANCELLED else outcome
     return found
 
 

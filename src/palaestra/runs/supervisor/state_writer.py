@@ -16,7 +16,7 @@ from typing import Any
 from palaestra.errors import PalaestraError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
-from palaestra.runs.phase import Happening, Phase, advance
+from palaestra.runs.phase import Phase, PhaseEvent, advance
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.database import RegistryCorrupt
@@ -63,7 +63,7 @@ class RunStateWriter:
 
     async def happened(
         self,
-        happening: Happening,
+        happening: PhaseEvent,
         *,
         reason: str = "",
         code: str = "",
@@ -88,7 +88,7 @@ class RunStateWriter:
             facts = {name: value for name, value in before.facts.items() if name != "last_lines"}
             facts.setdefault("ended", before.time)
             happened = RunEvent(
-                0, self._clock(), before.attempt, str(Happening.RESUME_CANCELLED), before.phase, reason, before.code,
+                0, self._clock(), before.attempt, str(PhaseEvent.RESUME_CANCELLED), before.phase, reason, before.code,
                 facts,
             )  # fmt: skip
             written = await self._patiently(lambda: self._life.append(happened))

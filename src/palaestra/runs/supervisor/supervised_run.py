@@ -19,7 +19,7 @@ from palaestra.redaction import Redactor
 from palaestra.runs.archive.packing import size_of
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.phase import Ending, Happening, Phase, advance, ending_of
+from palaestra.runs.phase import AttemptOutcome, Phase, PhaseEvent, advance, determine_outcome
 from palaestra.runs.process.child import Child, end_everything
 from palaestra.runs.process.resource_usage import Sampler
 from palaestra.runs.process.survivors import (
@@ -33,14 +33,14 @@ from palaestra.runs.process.survivors import (
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import LaunchPlan, Place
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.state.alarms import Limits, lasting_alarms, no_episodes, still_the_same
+from palaestra.runs.state.alarms import AlarmLimits, describe_missing_episodes, lasting_alarms, merge_alarms
 from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_status import AttemptStatus, read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog
-from palaestra.runs.state.facts import Observation, end_facts, observe
-from palaestra.runs.state.totals import Numbers
+from palaestra.runs.state.progress import RunTotals
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.admission import prepare_attempt
-from palaestra.runs.supervisor.attempt_watch import AttemptWatch, signs_of
+from palaestra.runs.supervisor.attempt_monitor import AttemptMonitor
 from palaestra.runs.supervisor.preflight import Preview
 from palaestra.runs.supervisor.resume import resumed_spec
 from palaestra.runs.supervisor.script_drift import script_drift
@@ -93,8 +93,8 @@ class SupervisedRun:
         self._around = around
         self._lock = asyncio.Lock()
         self._child: Child | None = None
-        self._watch: AttemptWatch | None = None
-        self._before = Numbers()
+        self._watch: AttemptMonitor | None = None
+        self._before = RunTotals()
         self._heard: list[Record] = []
         self._telling: asyncio.Task[Any] | None = None
         self._ended = asyncio.Event()
@@ -132,7 +132,7 @@ class SupervisedRun:
             if child is not None:
                 await self._take_over(child, plan)
                 return "adopted"
-            if seen.exit is None and seen.warden is None and seen.trainer is None and not has_run(attempt):
+            if seen.exit is None and seen.watchdog is None and seen.trainer is None and not has_run(attempt):
                 # It was killed between the decision and the deed: nothing has run, so this is not an end.
                 await end_everything(str((read_json(attempt.launch) or {}).get("label", "")), None)
                 self._around.spawn(self._start_again(attempt.number))
@@ -154,11 +154,13 @@ class SupervisedRun:
             await self.book.update(attempt=found.number)
             await self.book.noted("note", reason=reason)
             return
-        if self.book.phase.ended:
-            await self.book.happened(Happening.RESUMED, reason=reason, ended=None)
+        if self.book.phase.has_ended:
+            await self.book.happened(PhaseEvent.RESUMED, reason=reason, ended=None)
         began = (await asyncio.to_thread(read_json, found.process) or {}).get("started")
         at = float(began) if isinstance(began, int | float) else self._around.clock()
-        await self.book.happened(Happening.LAUNCHED, reason=reason, at=at, attempt=found.number, started=at, ended=None)
+        await self.book.happened(
+            PhaseEvent.LAUNCHED, reason=reason, at=at, attempt=found.number, started=at, ended=None
+        )
 
     def _stored_spec(self) -> RunSpec:
         return resumed_spec(self.book.paths, RunEventLog(self.book.paths).read())
@@ -167,13 +169,13 @@ class SupervisedRun:
         """End it; returns when nothing of it lives and its end is written down."""
         async with self._lock:
             phase = self.book.phase
-            if phase.ended:
+            if phase.has_ended:
                 raise IllegalTransition(f"{self.book.run_id} is {phase} and cannot be stopped")
             if phase is Phase.QUEUED:
-                await self._end_here(Happening.STOP_ASKED, "stopped by the operator before it began", reason)
+                await self._end_here(PhaseEvent.STOP_ASKED, "stopped by the operator before it began", reason)
                 return self.book.record
             words = "asked to stop" if reason == "operator" else f"asked to stop ({reason})"
-            asking = self._around.spawn(self.book.happened(Happening.STOP_ASKED, reason=words, code=reason))
+            asking = self._around.spawn(self.book.happened(PhaseEvent.STOP_ASKED, reason=words, code=reason))
             # Who fills the disk must be stopped although nothing can be written down; that comes when it can.
             await asyncio.wait({asking}, timeout=_DISK_S)
             if asking.done() and (error := asking.exception()) is not None:
@@ -223,7 +225,7 @@ class SupervisedRun:
             if not again:
                 facts, now = {"digest": plan.digest(), "gpus": list(self.gpus)}, self._around.clock()
                 await self.book.happened(
-                    Happening.LAUNCHED, facts=facts, at=now, attempt=number, started=now, ended=None
+                    PhaseEvent.LAUNCHED, facts=facts, at=now, attempt=number, started=now, ended=None
                 )
             child = await Child.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
         except Exception as error:  # noqa: BLE001 - a slot must not be held by what never began
@@ -247,7 +249,7 @@ class SupervisedRun:
     async def _start_again(self, number: int) -> None:
         async with self._lock:
             if self.book.phase is Phase.STOPPING:
-                await self._end_here(Happening.STOPPED, "stopped by the operator before it began", "operator")
+                await self._end_here(PhaseEvent.STOPPED, "stopped by the operator before it began", "operator")
             else:
                 await self._start(number, again=True)
 
@@ -269,7 +271,7 @@ class SupervisedRun:
         await self.book.noted("adopted", facts=facts)
         await self._follow(child, plan)
         if self.book.phase is Phase.STOPPING:
-            request = observe(child.attempt).stop or {}
+            request = read_status(child.attempt).stop or {}
             grace = float(request.get("grace_s", plan.stop_grace_s))
             # The request may not have reached the warden; made again it can only shorten the grace.
             waited = max(0.0, time.time() - float(request.get("asked", time.time())))
@@ -280,21 +282,23 @@ class SupervisedRun:
         self._child = child
         around, spec, record = self._around, self._spec, self.book.record
         await self.book.update(warden=child.warden, trainer=child.trainer)
-        self._before = Numbers.before(await asyncio.to_thread(RunEventLog(self.book.paths).read), child.attempt.number)
+        self._before = RunTotals.before_attempt(
+            await asyncio.to_thread(RunEventLog(self.book.paths).read), child.attempt.number
+        )
         around.pump.watch(self.book.run_id, child.attempt, plan.sources, spec.thin_every)
         stalled = (lambda: None) if spec.stall_action == "tell" else self._stop_stalled
-        self._watch = AttemptWatch(
+        self._watch = AttemptMonitor(
             self.book,
             child,
             lambda: around.pump.progress(self.book.run_id),
             self._limits(),
-            every_s=around.alarm_every_s,
+            poll_s=around.alarm_every_s,
             clock=around.clock,
-            before=self._before,
+            totals_before=self._before,
             drift=await asyncio.to_thread(
                 script_drift, around.home, around.registry, record.agent_id, record.run_id, plan.script_sha256
             ),
-            stalled=stalled,
+            on_stall=stalled,
         )
         around.spawn(self._until_ended(child, plan))
 
@@ -302,7 +306,7 @@ class SupervisedRun:
         assert self._watch is not None
         sampling = self._around.spawn(self._sample(child))
         try:
-            await self._persist(self._watch.until_ended)
+            await self._persist(self._watch.run)
         finally:
             sampling.cancel()
         child.close()
@@ -330,52 +334,54 @@ class SupervisedRun:
         await self._persist(lambda: self._write_end(attempt, plan))
 
     async def _write_end(self, attempt: Attempt, plan: AttemptPlan) -> None:
-        if self.book.phase.ended:
+        if self.book.phase.has_ended:
             self._over()
             return
         around, run_id = self._around, self.book.run_id
         if around.pump.progress(run_id) is None:
             around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
-            self._before = Numbers.before(await asyncio.to_thread(RunEventLog(self.book.paths).read), attempt.number)
+            self._before = RunTotals.before_attempt(
+                await asyncio.to_thread(RunEventLog(self.book.paths).read), attempt.number
+            )
         progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_S)
         while self._telling is not None and not self._telling.done():
             await asyncio.wait({self._telling})
         await self._tell_saved(attempt.number)
         await asyncio.to_thread(around.saved, self.book.record, attempt, [])
         redact = Redactor.of_environment(os.environ)
-        known = await asyncio.to_thread(end_facts, attempt, redact)
+        known = await asyncio.to_thread(read_exit_facts, attempt, redact)
         size = await asyncio.to_thread(size_of, self.book.paths.path)
-        exit_ = observe(attempt).exit or {}
-        ending = ending_of(known)
-        endless = no_episodes(self._before.steps_since(progress), progress.episodes, self._limits())
-        if endless and ending.happening is Happening.SUCCEEDED:
+        exit_ = read_status(attempt).exit or {}
+        outcome = determine_outcome(known)
+        endless = describe_missing_episodes(self._before.new_steps(progress), progress.episodes, self._limits())
+        if endless and outcome.event is PhaseEvent.SUCCEEDED:
             # Whoever trains in silence ends with code 0, too; the alarm may never have been seen.
-            ending = replace(ending, reason=endless, code="no_episodes")
-        alarms = still_the_same(self.book.record.alarms, lasting_alarms(signs_of(progress), around.clock()))
-        if alarms and ending.happening is Happening.SUCCEEDED and ending.code == "exit":
-            ending = replace(ending, reason=alarms[0].text, code=alarms[0].code)
+            outcome = replace(outcome, reason=endless, code="no_episodes")
+        alarms = merge_alarms(self.book.record.alarms, lasting_alarms(progress, around.clock()))
+        if alarms and outcome.event is PhaseEvent.SUCCEEDED and outcome.code == "exit":
+            outcome = replace(outcome, reason=alarms[0].text, code=alarms[0].code)
         if self.book.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
             # It was over before anybody looked.
-            await self.book.happened(Happening.FIRST_SIGN)
+            await self.book.happened(PhaseEvent.FIRST_SIGN)
         noted = {alarm.code for alarm in self.book.record.alarms}
         for alarm in alarms:
             if alarm.code not in noted:
                 await self.book.noted("alarm", reason=alarm.text, code=alarm.code)
-        if ending.happening is not Happening.SUCCEEDED:
-            ending = replace(ending, reason=ending.reason + await asyncio.to_thread(self._earlier_success))
+        if outcome.event is not PhaseEvent.SUCCEEDED:
+            outcome = replace(outcome, reason=outcome.reason + await asyncio.to_thread(self._earlier_success))
         url = progress.tracking_url or self.book.record.tracking_url
-        columns = {**self._before.and_then(progress), "tracking_url": url, "bytes_on_disk": size}
+        columns = {**self._before.columns_with(progress), "tracking_url": url, "bytes_on_disk": size}
         duration = exit_.get("duration_s")
         started = self.book.record.started
         # From a clock that nobody sets, where one was read: the length of a run must not depend on the wall's.
         measured = isinstance(duration, int | float) and started is not None
         ended = started + duration if measured and started is not None and duration is not None else self._unseen_end()
         await self.book.happened(
-            ending.happening,
-            reason=ending.reason,
-            code=ending.code,
+            outcome.event,
+            reason=outcome.reason,
+            code=outcome.code,
             facts={
-                **_facts(exit_, known.last_lines, ending),
+                **_facts(exit_, known.last_lines, outcome),
                 **columns,
                 "ended": ended,
                 "alarms": [asdict(alarm) for alarm in alarms],
@@ -391,7 +397,7 @@ class SupervisedRun:
     def _earlier_success(self) -> str:
         """What an attempt that failed does not undo."""
         life = RunEventLog(self.book.paths).read()
-        done = [record.attempt for record in life if record.happening == Happening.SUCCEEDED]
+        done = [record.attempt for record in life if record.happening == PhaseEvent.SUCCEEDED]
         return f"; attempt {done[-1]} succeeded" if done else ""
 
     def _unseen_end(self) -> float:
@@ -410,7 +416,7 @@ class SupervisedRun:
         around, run_id = self._around, self.book.run_id
         around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
         progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_LATER_S)
-        await self.book.update(**self._before.and_then(progress))
+        await self.book.update(**self._before.columns_with(progress))
         await asyncio.to_thread(around.saved, self.book.record, attempt, [])
 
     async def _tell_saved(self, attempt: int) -> None:
@@ -420,9 +426,9 @@ class SupervisedRun:
             await asyncio.to_thread(self._around.saved, self.book.record, paths, records)
 
     async def _refuse(self, reason: str, code: str) -> None:
-        await self._end_here(Happening.LAUNCH_REFUSED, reason, code)
+        await self._end_here(PhaseEvent.LAUNCH_REFUSED, reason, code)
 
-    async def _end_here(self, happening: Happening, reason: str, code: str) -> None:
+    async def _end_here(self, happening: PhaseEvent, reason: str, code: str) -> None:
         now = self._around.clock()
         try:
             if not await self.book.cancel_resume(reason):
@@ -442,9 +448,9 @@ class SupervisedRun:
     def _stop_stalled(self) -> None:
         self._around.spawn(self.stop("stalled", None))
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> AlarmLimits:
         own = self._spec.no_episode_steps
-        return Limits(self._spec.stall_after_s, self._around.no_episode_steps if own is None else own)
+        return AlarmLimits(self._spec.stall_after_s, self._around.no_episode_steps if own is None else own)
 
     def _grace(self, attempt: Attempt) -> float:
         if self._spec.stop_grace_s is not None:
@@ -452,21 +458,21 @@ class SupervisedRun:
         return (AttemptPlan.read(attempt) or AttemptPlan()).stop_grace_s
 
 
-def _observed(attempt: Attempt) -> Observation:
+def _observed(attempt: Attempt) -> AttemptStatus:
     """What there is of an attempt. Who lives and is on record nowhere is put on record again."""
-    seen = observe(attempt)
-    if seen.exit is None and seen.warden is None and not attempt.launch.exists():
+    seen = read_status(attempt)
+    if seen.exit is None and seen.watchdog is None and not attempt.launch.exists():
         found = survivors(attempt)
         if found.alive:
             put_on_record(attempt, found)
-            return observe(attempt)
+            return read_status(attempt)
     return seen
 
 
-def _facts(exit_: dict[str, Any], last_lines: str, ending: Ending) -> dict[str, Any]:
+def _facts(exit_: dict[str, Any], last_lines: str, outcome: AttemptOutcome) -> dict[str, Any]:
     """What is remembered of an end beside its numbers: its cost, and what it said when it failed."""
     kept = ("returncode", "signal", "leftovers", "duration_s", "max_rss_kb", "user_s", "system_s")
     facts: dict[str, Any] = {name: exit_[name] for name in kept if name in exit_}
-    if ending.happening is not Happening.SUCCEEDED and last_lines:
+    if outcome.event is not PhaseEvent.SUCCEEDED and last_lines:
         facts["last_lines"] = last_lines
     return facts

@@ -27,7 +27,7 @@ from palaestra.runs.checkpoints.catalogue import CheckpointIndex
 from palaestra.runs.ingest.following import StreamItem, follow
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.phase import Happening
+from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.gpu import detected_gpus
 from palaestra.runs.process.survivors import check_unused, next_attempt
 from palaestra.runs.record import RunEvent, RunRecord
@@ -37,7 +37,7 @@ from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.queue_file import QueueFile, waiting_reason
-from palaestra.runs.state.unsupervised import journal_holder, read_unsupervised
+from palaestra.runs.state.unsupervised import find_journal_writer, read_unsupervised
 from palaestra.runs.store.rebuild import recover
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.admission import admit, first_row, free_disk, named, place_of
@@ -178,7 +178,7 @@ class Supervisor:
         run = self._runs.get(check_run_id(run_id))
         if run is None:
             record = self.known(run_id)
-            if not record.supervised and not record.phase.ended:
+            if not record.supervised and not record.phase.has_ended:
                 raise self._not_ours(record)
             raise IllegalTransition(f"{run_id} is {record.phase} and cannot be stopped")
         return await run.stop(reason, grace_s)
@@ -189,14 +189,20 @@ class Supervisor:
         with self._alone(check_run_id(run_id)):
             await self._left(run_id)
             record = self.known(run_id)
-            if not record.phase.ended and record.supervised:
+            if not record.phase.has_ended and record.supervised:
                 raise IllegalTransition(f"{run_id} is {record.phase} and cannot be resumed")
             spec, point, columns = await self._resumable(record, consent, request)
             # Written down before it is taken in: until then it has ended for everybody.
             run = self._made(record, spec)
             facts = {**request.facts(), **columns}
             await run.book.happened(
-                Happening.RESUMED, reason=point.description, facts=facts, started=None, ended=None, alarms=(), **columns
+                PhaseEvent.RESUMED,
+                reason=point.description,
+                facts=facts,
+                started=None,
+                ended=None,
+                alarms=(),
+                **columns,
             )
             self._runs[run_id] = run
         self._kick()
@@ -403,7 +409,7 @@ class Supervisor:
             if path.name.startswith(".") or path.name in self._runs:
                 continue
             known = self._registry.get(path.name)
-            if known is not None and (known.supervised or known.phase.ended):
+            if known is not None and (known.supervised or known.phase.has_ended):
                 continue
             try:
                 found = read_unsupervised(self._home.run(path.name))
@@ -459,7 +465,7 @@ class Supervisor:
             told = run.book.record
             return replace(told, reason=waiting_reason(told, self._why.get(run_id, ""))) if run.waits else told
         record = self._registry.get(check_run_id(run_id))
-        if record is None or not (record.supervised or record.phase.ended):
+        if record is None or not (record.supervised or record.phase.has_ended):
             # Started without us: a moment ago, so that it has no row, or ended a moment ago, so that the row is old.
             record = read_unsupervised(self._home.run(run_id)) or record
         if record is None:
@@ -471,7 +477,7 @@ class Supervisor:
         with self._alone(run_id):
             await self._left(run_id)
             record = self.known(run_id)
-            if not record.phase.ended:
+            if not record.phase.has_ended:
                 if not record.supervised:
                     raise self._not_ours(record)
                 text = f"{run_id} is {record.phase}: only a run that has ended can be put away"
@@ -481,7 +487,7 @@ class Supervisor:
 
     async def _left(self, run_id: str) -> None:
         """Returns when the last things about a run whose end is known are written."""
-        if (run := self._runs.get(run_id)) is not None and run.book.phase.ended:
+        if (run := self._runs.get(run_id)) is not None and run.book.phase.has_ended:
             await run.left()
 
     @contextlib.contextmanager
@@ -496,6 +502,6 @@ class Supervisor:
             self._changing.discard(run_id)
 
     def _not_ours(self, record: RunRecord) -> IllegalTransition:
-        holder = journal_holder(self._home.run(record.run_id).attempt(record.attempt))
+        holder = find_journal_writer(self._home.run(record.run_id).attempt(record.attempt))
         how = f"end it with kill {holder.pid}" if holder else "it is gone by now"
         return IllegalTransition(f"{record.run_id} was started without the service and is not stopped by it; {how}")

@@ -1,0 +1,157 @@
+"""The status of an attempt, read from its files and from the kernel: who is alive, how it ended, what it reported last.
+
+Reads only, and imports nothing heavy: `palaestra runs list` reads the status of every live run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palaestra.files.atomic import read_json
+from palaestra.files.run_directory import Attempt
+from palaestra.processes.procfs import ProcessIdentity, boot_id
+from palaestra.runs.phase import ExitFacts
+
+__all__ = [
+    "LABEL_VARIABLE",
+    "AttemptStatus",
+    "exception_line",
+    "last_lines",
+    "read_exit_facts",
+    "read_status",
+    "read_tail",
+    "read_versioned_json",
+]
+
+LABEL_VARIABLE = "PALAESTRA_RUN"
+"""The environment variable that holds the label of an attempt in all of its processes."""
+
+SUPPORTED_SCHEMA = 1
+SHOWN_LINES = 20
+_TAIL_BYTES = 1 << 16
+_JOURNAL_TAIL_BYTES = 1 << 18
+_TRACEBACK = "Traceback (most recent call last):"
+_NOT_FATAL = ("Exception ignored in", "Exception in thread", "Error in atexit")
+"""Lines before a traceback that did not end the program."""
+_MAX_LINES_AFTER_TRACEBACK = 20
+"""A program that prints more than this after a traceback ended for another reason. W&B's summary is not counted."""
+
+
+@dataclass(frozen=True)
+class AttemptStatus:
+    """The processes of an attempt and what is recorded about its end."""
+
+    watchdog: ProcessIdentity | None
+    trainer: ProcessIdentity | None
+    watchdog_alive: bool
+    trainer_alive: bool
+    exit: dict[str, Any] | None
+    """exit.json, which the watchdog writes when the attempt has ended."""
+    stop: dict[str, Any] | None
+    """stop.json, the request to stop."""
+    label: str = ""
+    """Value of `PALAESTRA_RUN` in its processes."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the watchdog or the trainer is running."""
+        return self.watchdog_alive or self.trainer_alive
+
+
+def read_status(attempt: Attempt) -> AttemptStatus:
+    """Read the files of an attempt and check whether the processes they name are running."""
+    process = read_versioned_json(attempt.process) or {}
+    watchdog = ProcessIdentity.from_json(process.get("warden"))
+    trainer = ProcessIdentity.from_json(process.get("trainer"))
+    # Check the processes before reading exit.json, so that a file written in between is seen.
+    watchdog_alive = watchdog is not None and watchdog.is_alive()
+    trainer_alive = trainer is not None and trainer.is_alive()
+    return AttemptStatus(
+        watchdog=watchdog,
+        trainer=trainer,
+        watchdog_alive=watchdog_alive,
+        trainer_alive=trainer_alive,
+        exit=read_versioned_json(attempt.exit),
+        stop=read_versioned_json(attempt.stop),
+        label=str(process.get("label", "")),
+    )
+
+
+def read_exit_facts(attempt: Attempt, redact: Callable[[str], str]) -> ExitFacts:
+    """Collect what is known about an attempt whose processes are all gone."""
+    status = read_status(attempt)
+    exit_, request = status.exit or {}, status.stop or {}
+    code = exit_.get("returncode")
+    process = status.watchdog or status.trainer
+    return ExitFacts(
+        returncode=code if isinstance(code, int) else None,
+        launch_error=str(exit_.get("launch_error") or ""),
+        out_of_memory=bool(exit_.get("out_of_memory")),
+        stop_reason=str(exit_.get("stop_reason") or request.get("reason") or ""),
+        reported_phase=_reported_phase(attempt.journal),
+        same_boot=process is None or process.boot_id == boot_id(),
+        last_lines=redact(last_lines(attempt.stdout)),
+        exception=redact(exception_line(attempt.stdout)),
+    )
+
+
+def read_versioned_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON document; None if it is missing, damaged, or of a later schema."""
+    data = read_json(path)
+    if data is None or not isinstance(data.get("schema", 1), int) or data.get("schema", 1) > SUPPORTED_SCHEMA:
+        return None
+    return data
+
+
+def last_lines(path: Path, count: int = SHOWN_LINES) -> str:
+    """The last lines of an output file."""
+    text = read_tail(path, _TAIL_BYTES).decode("utf-8", "replace")
+    # A progress bar rewrites its line; keep the final state of each line.
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return "\n".join(lines[-count:])
+
+
+def exception_line(path: Path) -> str:
+    """The exception of the last traceback near the end of an output file: `ValueError: bad rate`; empty without one."""
+    lines = [line.rstrip("\r") for line in read_tail(path, _TAIL_BYTES).decode("utf-8", "replace").split("\n")]
+    for number in range(len(lines) - 1, -1, -1):
+        if _TRACEBACK not in lines[number] or lines[number - 1 if number else 0].startswith(_NOT_FATAL):
+            continue
+        indent = lines[number].index(_TRACEBACK)
+        rest = [line[indent:] for line in lines[number + 1 :]]
+        # Stack frames are indented, the exception is not.
+        place = next((at for at, line in enumerate(rest) if line.strip() and not line.startswith(" ")), None)
+        if place is None:
+            return ""
+        later = [line for line in rest[place + 1 :] if line[:1].strip() and "wandb" not in line]
+        return rest[place].strip() if len(later) <= _MAX_LINES_AFTER_TRACEBACK else ""
+    return ""
+
+
+def read_tail(path: Path, size: int) -> bytes:
+    """The last `size` bytes of a file; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def _reported_phase(journal: Path) -> str:
+    """The phase of the last `PhaseChanged` near the end of a journal."""
+    for line in reversed(read_tail(journal, _JOURNAL_TAIL_BYTES).split(b"\n")):
+        if b'"PhaseChanged"' not in line:
+            continue
+        try:
+            return str(json.loads(line)["phase"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return ""
