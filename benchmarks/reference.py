@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from palaestra.config import Section
-from palaestra.telemetry.metric import render_metrics_page
+from palaestra.telemetry.metrics import render_metrics_page
 from palaestra.train.config import SECTIONS
 
 DOCS = Path(__file__).parents[1] / "docs"

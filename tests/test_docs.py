@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.reference import configuration_page
 
-from palaestra.telemetry.metric import METRICS, render_metrics_page
+from palaestra.telemetry.metrics import METRICS, render_metrics_page
 
 ROOT = Path(__file__).parents[1]
 

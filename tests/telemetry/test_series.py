@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palaestra.errors import ConfigError
-from palaestra.telemetry.series import Point, Series
+from palaestra.telemetry.series import Series, SeriesPoint
 
 values = st.lists(st.floats(allow_nan=False), max_size=400)
 
@@ -18,7 +18,7 @@ def of(capacity, numbers):
 
 
 def test_nothing_is_lost_before_the_series_is_full():
-    assert of(8, range(8)).points() == [Point(i, i) for i in range(8)]
+    assert of(8, range(8)).points() == [SeriesPoint(i, i) for i in range(8)]
 
 
 def test_the_ninth_point_thins_the_first_eight_to_their_telling_ones():
@@ -26,7 +26,7 @@ def test_the_ninth_point_thins_the_first_eight_to_their_telling_ones():
 
     # First 3, lowest 1, highest 9 and last 7 of the eight; then the ninth in a bucket of its own.
     assert series.points() == [(0, 3), (1, 1), (3, 9), (7, 7), (8, 0)]
-    assert (series.seen, len(series)) == (9, 5)
+    assert (series.total_added, len(series)) == (9, 5)
 
 
 @given(values, st.integers(8, 40))
@@ -35,7 +35,7 @@ def test_it_never_holds_more_than_its_capacity(numbers, capacity):
     for step, value in enumerate(numbers):
         series.add(step, value)
         assert len(series) == len(series.points()) <= capacity
-    assert series.seen == len(numbers)
+    assert series.total_added == len(numbers)
 
 
 @given(values.filter(bool), st.integers(8, 40))

@@ -11,7 +11,7 @@ from typing import Any
 
 from palaestra.config.file import is_ui_config
 from palaestra.errors import ConfigError
-from palaestra.telemetry.sinks import check_telemetry
+from palaestra.telemetry.config import check_telemetry
 
 __all__ = ["check_config"]
 

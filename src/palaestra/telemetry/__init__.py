@@ -1,9 +1,8 @@
-"""What a run tells the world: versioned events, the journal that keeps them, and the sinks that show them.
+"""Telemetry of a run: versioned events, the journal that stores them, and the sinks that show them.
 
-The training tower emits through `Telemetry`; the operations tower reads the journal with `JournalReader`. The
-two towers meet here and nowhere else, so nothing in this package imports torch. Further kinds of event are in
-`telemetry.event`, the meaning of every metric in `telemetry.metric`, the rules for a sink of your own in
-`telemetry.conformance`.
+Training emits events through `Telemetry`; the run service reads the journal with `JournalReader`. Nothing in this
+package imports torch, because operations run without it. `telemetry.event` has all kinds of events,
+`telemetry.metrics` the meaning of every metric, `telemetry.conformance` the rules for your own sink.
 """
 
 from typing import TYPE_CHECKING
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING
 from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from palaestra.telemetry.config import TelemetryConfig, open_telemetry
     from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, Event, TrainingStep
     from palaestra.telemetry.journal import Journal, JournalReader
     from palaestra.telemetry.sink import MemorySink, Telemetry
-    from palaestra.telemetry.sinks import TelemetryConfig, open_telemetry
 
 __all__ = [
     "CheckpointSaved",
@@ -29,7 +28,7 @@ __all__ = [
     "open_telemetry",
 ]
 
-# `palaestra runs list` reads numbers with `telemetry.json_number` and must not pay for the sinks.
+# Lazy, because `palaestra runs list` must not load the sinks.
 __getattr__, __dir__ = lazy_attributes(
     __name__,
     {
@@ -40,8 +39,8 @@ __getattr__, __dir__ = lazy_attributes(
         "JournalReader": "journal",
         "MemorySink": "sink",
         "Telemetry": "sink",
-        "TelemetryConfig": "sinks",
+        "TelemetryConfig": "config",
         "TrainingStep": "event",
-        "open_telemetry": "sinks",
+        "open_telemetry": "config",
     },
 )

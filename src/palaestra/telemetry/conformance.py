@@ -1,7 +1,6 @@
-"""The rules a `Sink` promises to keep, as a check that anyone can run on their own sink.
+"""Executable rules of `Sink`: call `check_sink(lambda: MySink(...))` in your tests.
 
-Shipped with the package: call `check_sink(lambda: MySink(...))` in your tests. It raises `AssertionError`
-with the rule that was broken. It does not look at what the sink wrote; only you know that.
+A broken rule raises an `AssertionError` with the rule. What the sink writes is not checked.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _EVENTS: tuple[Event, ...] = (
     TrainingStep(update=1, env_step=256, metrics={"policy_loss": -0.25, "steps_per_second": 1024.0}),
     TrainingStep(update=2, env_step=512, metrics={"policy_loss": math.nan, "value_loss": math.inf}),
     TrainingStep(update=3, env_step=768, metrics={}),
-    TrainingStep(update=4, env_step=1024, metrics={"a metric nobody declared": -math.inf}),
+    TrainingStep(update=4, env_step=1024, metrics={"an undeclared metric": -math.inf}),
     CheckpointSaved(update=4, env_step=1024, path="checkpoints/4", sha256="0" * 64, best=True, metric=21.0),
     CheckpointSaved(update=4, env_step=1024, path="checkpoints/4", sha256="0" * 64),
     LogLine("warning", "a line\nwith a break, [brackets], Greek παλαίστρα and \x1b[31mcolour"),
@@ -40,7 +39,7 @@ _EVENTS: tuple[Event, ...] = (
 
 
 def check_sink(make_sink: Callable[[], Sink]) -> None:
-    """Raise `AssertionError` naming the rule that the sink breaks. Makes several sinks, one after another."""
+    """Raise `AssertionError` with the first broken rule. Makes several sinks, one after another."""
     _check_every_kind(make_sink())
     _check_batches(make_sink())
     _check_repeated_flush(make_sink())
@@ -50,31 +49,31 @@ def check_sink(make_sink: Callable[[], Sink]) -> None:
 
 def _check_every_kind(sink: Sink) -> None:
     for event in _EVENTS:
-        _promise(lambda event=event: sink.emit(event), f"a sink accepts every kind of event, also {event}")  # type: ignore[misc]
-    _promise(sink.close, "a sink that took every kind of event can be closed")
+        _require_success(lambda event=event: sink.emit(event), f"a sink accepts every kind of event, also {event}")  # type: ignore[misc]
+    _require_success(sink.close, "a sink that took every kind of event can be closed")
 
 
 def _check_batches(sink: Sink) -> None:
     if isinstance(sink, BatchSink):
-        _promise(lambda: sink.emit_many(_EVENTS), "emit_many accepts every kind of event")
-        _promise(lambda: sink.emit_many(()), "emit_many accepts no events at all")
-        _promise(lambda: sink.emit_many(iter(_EVENTS)), "emit_many accepts any iterable, read once")
+        _require_success(lambda: sink.emit_many(_EVENTS), "emit_many accepts every kind of event")
+        _require_success(lambda: sink.emit_many(()), "emit_many accepts no events at all")
+        _require_success(lambda: sink.emit_many(iter(_EVENTS)), "emit_many accepts any iterable, read once")
     sink.close()
 
 
 def _check_repeated_flush(sink: Sink) -> None:
-    _promise(sink.flush, "a sink can be flushed before anything was emitted")
+    _require_success(sink.flush, "a sink can be flushed before anything was emitted")
     sink.emit(_EVENTS[0])
-    _promise(sink.flush, "a sink can be flushed after an event")
-    _promise(sink.flush, "a sink can be flushed twice")
-    _promise(lambda: sink.emit(_EVENTS[1]), "a sink goes on after a flush")
+    _require_success(sink.flush, "a sink can be flushed after an event")
+    _require_success(sink.flush, "a sink can be flushed twice")
+    _require_success(lambda: sink.emit(_EVENTS[1]), "a sink accepts events after a flush")
     sink.close()
 
 
 def _check_closing(sink: Sink) -> None:
     sink.emit(_EVENTS[0])
-    _promise(sink.close, "a sink can be closed after an event")
-    _promise(sink.close, "a sink can be closed twice")
+    _require_success(sink.close, "a sink can be closed after an event")
+    _require_success(sink.close, "a sink can be closed twice")
     try:
         sink.emit(_EVENTS[1])
     except (ValueError, RuntimeError):
@@ -85,12 +84,12 @@ def _check_closing(sink: Sink) -> None:
 
 
 def _check_unused(sink: Sink) -> None:
-    _promise(sink.close, "a sink that never got an event can be closed")
+    _require_success(sink.close, "a sink that never got an event can be closed")
 
 
-def _promise(act: Callable[[], None], rule: str) -> None:
+def _require_success(action: Callable[[], None], rule: str) -> None:
     try:
-        answer: object = act()  # type: ignore[func-returns-value]
+        result: object = action()  # type: ignore[func-returns-value]
     except Exception as error:
         raise AssertionError(f"{rule}; it raised {type(error).__name__}: {error}") from error
-    assert answer is None, f"{rule}, and returns nothing; it returned {answer!r}"
+    assert result is None, f"{rule}, and returns nothing; it returned {result!r}"

@@ -1,11 +1,9 @@
-"""What happened in a run, in seven kinds of event, and how each is written as one line of strict JSON.
+"""The seven kinds of events of a run, and their encoding as lines of strict JSON.
 
-Owns the schema: every record carries `schema`, `kind`, `seq` and `time` beside the event's own fields. A
-reader that meets a kind it does not know, or a schema newer than its own, gets an `UnknownEvent` and goes on;
-a line that is no record at all is refused with `ValueError`. NaN and the infinities are written as
-`telemetry.json_number` says and come back as floats wherever the schema says float (inside `Belief.beliefs`, where a
-string may be a string, they stay strings); the bare words that Python's `json.dumps` writes are read, too. The
-journal drives `encode`, its reader drives `decode`.
+Every record has `schema`, `kind`, `seq` and `time` beside the fields of its event. An unknown kind or a newer schema is
+read as `UnknownEvent`; a line that is not a record raises `ValueError`. NaN and infinities are written as
+`strict_json.json_number` does and read as floats where the schema says float; inside `Belief.beliefs`, where a string
+may be a string, they stay strings. The bare words that `json.dumps` writes are read, too.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ __all__ = [
     "UnknownEvent",
     "decode",
     "encode",
-    "event_of",
+    "parse_event",
 ]
 
 SCHEMA = 1
-"""Grows when a field changes its meaning or goes away. A new kind or an added field needs no new version."""
+"""Increases when a field changes its meaning or is removed; not for a new kind or an added field."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One update of the learner. `telemetry.metric.METRICS` says what each name means."""
+    """One update of the learner. `telemetry.metrics.METRICS` explains each metric."""
 
     update: int
     env_step: int
@@ -52,7 +50,7 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """One episode that ended, as the environment paid it."""
+    """One ended episode, with the unscaled return of the environment."""
 
     env_step: int
     episode: int
@@ -63,7 +61,7 @@ class EpisodeSummary:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A checkpoint whose bytes are durable. `metric` is what "best" was judged by, when it was judged."""
+    """A checkpoint that was written durably. `metric` is the value that decided `best`, if any."""
 
     update: int
     env_step: int
@@ -75,7 +73,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """The run entered a phase of its life."""
+    """The run entered another phase."""
 
     phase: str
     reason: str = ""
@@ -83,7 +81,7 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A sentence for a person; `level` is one of logging's names in lower case."""
+    """A message; `level` is a level name of `logging` in lower case."""
 
     level: str
     text: str
@@ -91,7 +89,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What a BDI agent holds true, as a tree of plain JSON values."""
+    """The beliefs of a BDI agent, as a tree of plain JSON values."""
 
     agent: str
     beliefs: dict[str, Any]
@@ -99,7 +97,7 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture or a piece of video, stored beside the journal and named by its path."""
+    """An image or video, stored next to the journal."""
 
     env_step: int
     path: str
@@ -107,7 +105,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class UnknownEvent:
-    """A record from a later version than ours, kept as it was read."""
+    """A record of a later version, kept unchanged."""
 
     schema: int
     kind: str
@@ -118,7 +116,7 @@ Event: TypeAlias = TrainingStep | EpisodeSummary | CheckpointSaved | PhaseChange
 
 
 class Record(NamedTuple):
-    """One line of a journal: an event, its place in the journal and the unix time it was written."""
+    """One line of a journal: an event, its sequence number and the Unix time at which it was written."""
 
     seq: int
     time: float
@@ -128,11 +126,11 @@ class Record(NamedTuple):
 def encode(event: Event | UnknownEvent, seq: int, time: float) -> str:
     """The event as one line of strict ASCII JSON, without the newline."""
     if type(event) is EpisodeSummary:
-        # Thousands of these a second: a template costs a quarter of what the general encoder does.
+        # Thousands per second: this template takes a quarter of the time of the general encoder.
         return (
-            f'{{"schema":{SCHEMA},"kind":"EpisodeSummary","seq":{seq:d},"time":{_number(time)}'
+            f'{{"schema":{SCHEMA},"kind":"EpisodeSummary","seq":{seq:d},"time":{_encode_number(time)}'
             f',"env_step":{event.env_step:d},"episode":{event.episode:d},"env_index":{event.env_index:d}'
-            f',"episode_return":{_number(event.episode_return)},"length":{event.length:d}}}'
+            f',"episode_return":{_encode_number(event.episode_return)},"length":{event.length:d}}}'
         )
     head: dict[str, Any] = {
         "schema": SCHEMA,
@@ -142,13 +140,13 @@ def encode(event: Event | UnknownEvent, seq: int, time: float) -> str:
     }
     if isinstance(event, UnknownEvent):
         return _dumps({**replace_non_finite(event.fields), **head, "schema": event.schema, "kind": event.kind})
-    for name, field in _SHAPES[type(event)].items():
+    for name, field in _FIELDS[type(event)].items():
         head[name] = field.write(getattr(event, name))
     return _dumps(head)
 
 
 def decode(line: str | bytes) -> Record:
-    """The record written on a line; `ValueError` when it holds none."""
+    """The record of a line; `ValueError` if it has none."""
     text = line if isinstance(line, str) else line.decode("utf-8")
     try:
         data = json.loads(text)
@@ -162,11 +160,11 @@ def decode(line: str | bytes) -> Record:
         raise ValueError(f"a record without {missing}") from None
     if seq < 1 or not math.isfinite(time):
         raise ValueError(f"seq {seq} must be at least 1 and time {time} a finite number")
-    return Record(seq, time, event_of(data))
+    return Record(seq, time, parse_event(data))
 
 
-def event_of(data: dict[str, Any]) -> Event | UnknownEvent:
-    """The event that a JSON object with `schema` and `kind` describes; `ValueError` when it describes none."""
+def parse_event(data: dict[str, Any]) -> Event | UnknownEvent:
+    """The event of a JSON object with `schema` and `kind`; `ValueError` if it is not an event."""
     fields = dict(data)
     try:
         schema, kind = _read_int(fields.pop("schema")), _read_text(fields.pop("kind"))
@@ -175,7 +173,7 @@ def event_of(data: dict[str, Any]) -> Event | UnknownEvent:
         known = _KINDS.get(kind)
         if known is None or schema > SCHEMA:
             return UnknownEvent(schema, kind, fields)
-        return known(**{name: field.read(fields[name]) for name, field in _SHAPES[known].items()})
+        return known(**{name: field.read(fields[name]) for name, field in _FIELDS[known].items()})
     except KeyError as missing:
         raise ValueError(f"a record without {missing}") from None
 
@@ -184,29 +182,29 @@ _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str)
 _dumps = _encoder.encode
 
 
-def _number(value: float) -> str:
-    written = json_number(value)
-    return f'"{written}"' if isinstance(written, str) else repr(written)
+def _encode_number(value: float) -> str:
+    number = json_number(value)
+    return f'"{number}"' if isinstance(number, str) else repr(number)
 
 
 def _write_metrics(metrics: dict[str, float]) -> dict[str, float | str]:
     return {str(name): json_number(value) for name, value in metrics.items()}
 
 
-def _write_maybe(value: float | None) -> float | str | None:
+def _write_optional(value: float | None) -> float | str | None:
     return None if value is None else json_number(value)
 
 
 def _read_int(value: Any) -> int:
     if type(value) is int:
         return value
-    # Some writers have one kind of number only and write 2048.0 for a count.
+    # Some writers have only floats and write 2048.0 for a count.
     if type(value) is float and value.is_integer():
         return int(value)
     raise ValueError(f"{value!r} is not a whole number")
 
 
-def _read_maybe_float(value: Any) -> float | None:
+def _read_optional_float(value: Any) -> float | None:
     return None if value is None else read_number(value)
 
 
@@ -231,7 +229,7 @@ def _read_tree(value: Any) -> dict[str, Any]:
 def _read_metrics(value: Any) -> dict[str, float]:
     metrics = _read_tree(value)
     try:
-        # Interned: the same names come with every update, and some readers keep thousands of updates.
+        # Interned, because every update has the same names and some readers keep thousands of updates.
         return {intern(name): read_number(item) for name, item in metrics.items()}
     except ValueError:
         for name, item in metrics.items():
@@ -249,11 +247,11 @@ class _Field(NamedTuple):
 
 _INT = _Field(index, _read_int)
 _FLOAT = _Field(json_number, read_number)
-_MAYBE_FLOAT = _Field(_write_maybe, _read_maybe_float)
+_OPTIONAL_FLOAT = _Field(_write_optional, _read_optional_float)
 _TEXT = _Field(str, _read_text)
 _FLAG = _Field(bool, _read_flag)
 
-_SHAPES: dict[type[Event], dict[str, _Field]] = {
+_FIELDS: dict[type[Event], dict[str, _Field]] = {
     TrainingStep: {"update": _INT, "env_step": _INT, "metrics": _Field(_write_metrics, _read_metrics)},
     EpisodeSummary: {
         "env_step": _INT,
@@ -268,11 +266,11 @@ _SHAPES: dict[type[Event], dict[str, _Field]] = {
         "path": _TEXT,
         "sha256": _TEXT,
         "best": _FLAG,
-        "metric": _MAYBE_FLOAT,
+        "metric": _OPTIONAL_FLOAT,
     },
     PhaseChanged: {"phase": _TEXT, "reason": _TEXT},
     LogLine: {"level": _TEXT, "text": _TEXT},
     Belief: {"agent": _TEXT, "beliefs": _Field(replace_non_finite, _read_tree)},
     Frame: {"env_step": _INT, "path": _TEXT},
 }
-_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in _SHAPES}
+_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in _FIELDS}

@@ -1,11 +1,9 @@
-"""The journal of one attempt: an append-only file of records, written by one process and followed by any
-number.
+"""The journal of one attempt: an append-only file of records with one writer and any number of readers.
 
-`Journal` owns the file while it is open: whole lines, each handed to the kernel by one write, so a line
-acknowledged by `emit` survives `kill -9` of the writer (and a power cut after `flush(durable=True)`). It
-refuses a second writer and never rewrites a byte: a line torn by a crash is ended with a newline and left for
-readers to skip. `JournalReader` follows the tail from a cursor that can be saved; it waits for nobody and
-locks nothing. The trainer drives the first, the run service and the studio the second.
+`Journal` writes whole lines, each with one system call, so a line survives `kill -9` of the writer when `emit` returns
+(and a power failure after `flush(durable=True)`). It refuses a second writer and never rewrites a byte: a line torn by
+a crash is ended with a newline, and readers skip it. `JournalReader` follows the file from a cursor that can be saved;
+it takes no lock.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _BYTES_PER_READ = 1 << 22
 
 
 class Journal:
-    """The one writer of a journal. Opening an existing file repairs its end and continues its sequence."""
+    """The only writer of a journal. Opening an existing file repairs its end and continues its sequence numbers."""
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
         self._path = Path(path)
@@ -41,10 +39,10 @@ class Journal:
         self._fd = -1
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = _locked(self._path)
+            self._lock_fd = _take_lock(self._path)
             self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            _end_torn_line(self._fd)
-            self._seq = _last_seq(self._fd)
+            _terminate_torn_line(self._fd)
+            self._seq = _find_last_seq(self._fd)
             with suppress(OSError):
                 sync(self._path.parent)
         except OSError as error:
@@ -58,33 +56,33 @@ class Journal:
 
     @property
     def path(self) -> Path:
-        """Where the records are."""
+        """The path of the file."""
         return self._path
 
     @property
     def seq(self) -> int:
-        """The number of the last record written; 0 when there is none."""
+        """Number of the last record; 0 if there is none."""
         return self._seq
 
     def emit(self, event: Event) -> None:
-        """Append one record. When this returns, the line outlives this process."""
+        """Append one record. When this returns, the line survives a crash of this process."""
         self._append(encode(event, self._seq + 1, self._clock()).encode("ascii") + b"\n", 1)
 
     def emit_many(self, events: Iterable[Event]) -> None:
-        """Append several records under one time, with one write."""
+        """Append several records with the same time, with one write."""
         now = self._clock()
         lines = [encode(event, seq, now) for seq, event in enumerate(events, start=self._seq + 1)]
         if lines:
             self._append("\n".join([*lines, ""]).encode("ascii"), len(lines))
 
     def flush(self, durable: bool = False) -> None:
-        """Nothing is ever held back here; `durable` also waits until the disk has it."""
+        """Check that the journal is open; with `durable`, wait until all data is on disk."""
         self._check_open()
         if durable:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Let the next writer in. Harmless when repeated."""
+        """Release the file and its lock. May be called more than once."""
         _open_journals.discard(self)
         fds, self._fd, self._lock_fd = (self._fd, self._lock_fd), -1, -1
         for fd in fds:
@@ -109,7 +107,7 @@ class Journal:
             data = b"\n" + data
         written = 0
         try:
-            # One write does it; only a full disk or a huge batch leaves a remainder.
+            # Usually one write; a full disk or a huge batch leaves a remainder.
             while written < len(data):
                 written += os.write(self._fd, data[written:])
         except OSError:
@@ -122,7 +120,7 @@ class Journal:
 
 
 class Cursor(NamedTuple):
-    """How far a reader came: which file, how many of its bytes, the number of the last record."""
+    """The position of a reader: file, byte offset and number of the last record."""
 
     inode: int = 0
     offset: int = 0
@@ -130,60 +128,60 @@ class Cursor(NamedTuple):
 
 
 class JournalReader:
-    """Follows a journal that somebody else writes; a file that does not exist yet is simply empty."""
+    """Follows a journal that another process writes. A missing file counts as empty."""
 
     def __init__(self, path: str | Path, cursor: Cursor | None = None) -> None:
         self._path = Path(path)
         self._cursor = cursor or Cursor()
         self._fd = -1
         self.corrupt_lines = 0
-        """Complete lines that held no record: torn by a crash, or damaged."""
+        """Number of complete lines without a record, torn by a crash or damaged."""
         self.first_corrupt = ""
-        """Where the first of them begins and why it was refused."""
+        """Position and error of the first of them."""
         self.more = False
-        """The last `read` stopped at its limit; there may be more at once."""
+        """Whether the last `read` stopped at its limit, so that more may be available at once."""
         self.restarts = 0
-        """How often the file turned out to be another one, or shorter, and was read from its beginning."""
+        """How often the file was replaced or truncated, and therefore read from its beginning."""
 
     @property
     def cursor(self) -> Cursor:
-        """Where the next `read` begins; give it to another reader to go on from here."""
+        """The position of the next `read`; another reader can continue from it."""
         return self._cursor
 
     def read(self, limit: int | None = None) -> list[Record]:
-        """The records since the cursor; with a `limit` at most so many, and no more than a few megabytes of them.
+        """The records since the cursor; with a `limit`, at most that many and at most a few megabytes.
 
-        A line still being written is held back. An empty answer means that there is nothing more at the moment.
+        An incomplete last line is left for the next call. An empty list means that there is no new record.
         """
         records: list[Record] = []
         self.more = False
         if self._fd < 0 and not self._open():
             return records
-        self._settle()
-        if self._drain(records, limit) and self._replaced():
-            # Whatever the writer of the replaced file left unfinished will never be completed.
+        self._validate_cursor()
+        if self._read_lines(records, limit) and self._is_replaced():
+            # An incomplete line of the replaced file will never be completed.
             self.corrupt_lines += os.fstat(self._fd).st_size > self._cursor.offset
             if self._open():
-                self._settle()
-                self._drain(records, limit)
+                self._validate_cursor()
+                self._read_lines(records, limit)
         return records
 
     def follow(self, stop: Callable[[], bool], wait: Callable[[], object]) -> Iterator[Record]:
-        """Yield records as they come, `wait` when there is none, end after a last look once `stop` says so.
+        """Yield new records; call `wait` if there is none; return after one last read when `stop` is true.
 
         With a `threading.Event`: `reader.follow(done.is_set, lambda: done.wait(0.2))`.
         """
         while True:
-            last_look = stop()
+            is_last_read = stop()
             records = self.read()
             yield from records
-            if last_look:
+            if is_last_read:
                 return
             if not records:
                 wait()
 
     def close(self) -> None:
-        """Release the file. Harmless when repeated; a later `read` opens it again."""
+        """Close the file. May be called more than once; a later `read` opens it again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -205,41 +203,41 @@ class JournalReader:
         self._fd = fd
         return True
 
-    def _settle(self) -> None:
-        """Keep the cursor if it still points behind a line of this file; else begin at the beginning."""
+    def _validate_cursor(self) -> None:
+        """Keep the cursor if it points to the end of a line of this file; otherwise reset it to the beginning."""
         facts = os.fstat(self._fd)
         inode, offset, _ = self._cursor
-        same = inode == facts.st_ino and offset <= facts.st_size
-        # A file rewritten in place, or one that inherited the inode number, seldom ends a line just there.
-        if same and (offset == 0 or os.pread(self._fd, 1, offset - 1) == b"\n"):
+        is_same_file = inode == facts.st_ino and offset <= facts.st_size
+        # A rewritten file, or another one with the same inode number, rarely ends a line at this offset.
+        if is_same_file and (offset == 0 or os.pread(self._fd, 1, offset - 1) == b"\n"):
             return
         if inode:
             self.restarts += 1
         self._cursor = Cursor(inode=facts.st_ino)
 
-    def _replaced(self) -> bool:
+    def _is_replaced(self) -> bool:
         try:
             return os.stat(self._path).st_ino != self._cursor.inode
         except FileNotFoundError:
             return False
 
-    def _drain(self, records: list[Record], limit: int | None) -> bool:
-        """Read to the last complete line; False when `limit` stopped it earlier."""
+    def _read_lines(self, records: list[Record], limit: int | None) -> bool:
+        """Read up to the last complete line; False if `limit` stopped it earlier."""
         inode, offset, seq = self._cursor
-        room = -1 if limit is None else limit - len(records)
-        # Updates of ten thousand metrics take a hundred times the memory of what they are written as.
+        remaining = -1 if limit is None else limit - len(records)
+        # Limited in bytes, too: updates with many metrics take a hundred times their size in memory.
         last = None if limit is None else offset + _BYTES_PER_READ
-        begun: list[bytes] = []
-        waiting = 0
-        while room and (block := os.pread(self._fd, _BLOCK_BYTES, offset + waiting)):
+        partial: list[bytes] = []
+        partial_bytes = 0
+        while remaining and (block := os.pread(self._fd, _BLOCK_BYTES, offset + partial_bytes)):
             *lines, rest = block.split(b"\n")
             if lines:
-                lines[0] = b"".join([*begun, lines[0]])
-                begun, waiting = [], 0
-            begun.append(rest)
-            waiting += len(rest)
+                lines[0] = b"".join([*partial, lines[0]])
+                partial, partial_bytes = [], 0
+            partial.append(rest)
+            partial_bytes += len(rest)
             for line in lines:
-                if room == 0:
+                if remaining == 0:
                     break
                 offset += len(line) + 1
                 if not line:
@@ -252,14 +250,14 @@ class JournalReader:
                     continue
                 seq = record.seq
                 records.append(record)
-                room = 0 if last is not None and offset >= last else room - 1
+                remaining = 0 if last is not None and offset >= last else remaining - 1
         self._cursor = Cursor(inode, offset, seq)
-        self.more = room == 0
-        return room != 0
+        self.more = remaining == 0
+        return remaining != 0
 
 
-def _locked(path: Path) -> int:
-    """Take the journal's lock; its file says who holds it, because flock itself does not."""
+def _take_lock(path: Path) -> int:
+    """Lock the journal. The lock file holds the process id, because flock does not report it."""
     fd = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,7 +268,7 @@ def _locked(path: Path) -> int:
             "journal",
             str(path),
             f"is being written by process {holder}",
-            f"Stop process {holder}, or start a new attempt with a journal of its own",
+            f"Stop process {holder}, or start a new attempt with another journal",
         ) from None
     except BaseException:
         os.close(fd)
@@ -280,20 +278,20 @@ def _locked(path: Path) -> int:
     return fd
 
 
-def _end_torn_line(fd: int) -> None:
+def _terminate_torn_line(fd: int) -> None:
     size = os.fstat(fd).st_size
     if size and os.pread(fd, 1, size - 1) != b"\n":
         os.write(fd, b"\n")
 
 
-def _last_seq(fd: int) -> int:
-    """The number of the last readable record, looked for from the end in growing steps."""
+def _find_last_seq(fd: int) -> int:
+    """The number of the last readable record, searched from the end in growing steps."""
     size = os.fstat(fd).st_size
     span = 1 << 16
     while size:
         start = max(0, size - span)
         lines = os.pread(fd, size - start, start).split(b"\n")
-        # Unless it is the file's first, the first line of the span has lost its beginning.
+        # Unless the span starts at the file's beginning, its first line is incomplete.
         for line in reversed(lines if start == 0 else lines[1:]):
             try:
                 return decode(line).seq
@@ -309,7 +307,7 @@ _open_journals: weakref.WeakSet[Journal] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A forked environment worker would otherwise hold the lock after the trainer has died.
+    # A forked child would otherwise hold the lock after the trainer has died.
     for journal in list(_open_journals):
         journal.close()
 

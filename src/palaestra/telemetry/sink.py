@@ -1,113 +1,122 @@
-"""Where events go: the `Sink` seam, the fan-out that feeds several, and the sink that only remembers.
+"""The `Sink` protocol, `Telemetry` (which sends events to several sinks), and two small sinks.
 
-A sink that was asked for must start: its constructor raises `ConfigError`. After that it is an observer, and
-a broken observer never stops training: `Telemetry` warns once, drops it and goes on with the others. This is
-the only file in `telemetry` that catches everything, and the trainer drives it from one thread.
+A configured sink must start: its constructor raises `ConfigError`. After that, a failing sink never stops training:
+`Telemetry` warns once, drops it and continues with the others. All calls come from one thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self, TextIO, runtime_checkable
 
-from palaestra.telemetry.event import Event
+from palaestra.telemetry.event import Event, LogLine
 
-__all__ = ["BatchSink", "MemorySink", "Sink", "Telemetry"]
+__all__ = ["BatchSink", "MemorySink", "Sink", "Telemetry", "WarningSink"]
 
 _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Takes every kind of event. `telemetry.conformance.check_sink` proves an implementation right."""
+    """Receives every kind of event. `telemetry.conformance.check_sink` tests an implementation."""
 
     def emit(self, event: Event) -> None:
-        """Take one event, quickly; a kind of no interest is ignored."""
+        """Handle one event, quickly. Kinds that the sink does not use are ignored."""
 
     def flush(self) -> None:
-        """Hand on whatever is held back."""
+        """Write out everything that is buffered."""
 
     def close(self) -> None:
-        """Flush and release everything. Harmless when repeated."""
+        """Flush and release all resources. May be called more than once."""
 
 
 @runtime_checkable
 class BatchSink(Sink, Protocol):
-    """A sink that takes many events at the price of one."""
+    """A sink that handles many events faster than one by one."""
 
     def emit_many(self, events: Iterable[Event]) -> None:
-        """Take the events in their order."""
+        """Handle the events in their order."""
 
 
 class MemorySink:
-    """Keeps every event in a list: the sink for tests and notebooks."""
+    """Stores every event in a list, for tests and notebooks."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.closed = False
 
     def emit(self, event: Event) -> None:
-        """Remember the event."""
+        """Append the event."""
         self.events.append(event)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: events are not buffered."""
 
     def close(self) -> None:
-        """Remember that nothing more was promised."""
+        """Set `closed`."""
         self.closed = True
 
 
+class WarningSink:
+    """Prints warnings and errors to stderr, for runs without a progress display."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    def emit(self, event: Event) -> None:
+        """Print a `LogLine` of level warning or above."""
+        if isinstance(event, LogLine) and event.level in ("warning", "error", "critical"):
+            print(f"{event.level}: {event.text}", file=self._stream or sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Do nothing: lines are not buffered."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+
 class Telemetry:
-    """Gives every event to every sink that still works."""
+    """Sends every event to every working sink."""
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self._sinks = list(sinks)
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """The sinks that still work."""
+        """The sinks that have not failed."""
         return tuple(self._sinks)
 
     def emit(self, event: Event) -> None:
-        """Give one event to all."""
-        for sink in tuple(self._sinks):
-            try:
-                sink.emit(event)
-            except Exception as error:  # noqa: BLE001  an observer, whatever ails it, never stops training
-                self._drop(sink, "emit", error)
+        """Send one event to all sinks."""
+        self._call_each("emit", lambda sink: sink.emit(event))
 
     def emit_many(self, events: Iterable[Event]) -> None:
-        """Give the events to all, in one go where a sink can take it."""
+        """Send several events to all sinks, as one batch to sinks that support it."""
         batch = list(events)
-        if not batch:
-            return
-        for sink in tuple(self._sinks):
-            try:
-                if isinstance(sink, BatchSink):
-                    sink.emit_many(batch)
-                else:
-                    for event in batch:
-                        sink.emit(event)
-            except Exception as error:  # noqa: BLE001  an observer, whatever ails it, never stops training
-                self._drop(sink, "emit", error)
+
+        def emit_batch(sink: Sink) -> None:
+            if isinstance(sink, BatchSink):
+                sink.emit_many(batch)
+            else:
+                for event in batch:
+                    sink.emit(event)
+
+        if batch:
+            self._call_each("emit", emit_batch)
 
     def flush(self) -> None:
-        """Have every sink hand on what it holds back."""
-        for sink in tuple(self._sinks):
-            try:
-                sink.flush()
-            except Exception as error:  # noqa: BLE001  an observer, whatever ails it, never stops training
-                self._drop(sink, "flush", error)
+        """Flush every sink."""
+        self._call_each("flush", lambda sink: sink.flush())
 
     def close(self) -> None:
-        """Close every sink, also when one of them fails. Harmless when repeated."""
+        """Close every sink, even if one of them fails. May be called more than once."""
         sinks, self._sinks = self._sinks, []
         for sink in sinks:
             try:
                 sink.close()
-            except Exception as error:  # noqa: BLE001  an observer, whatever ails it, never stops training
+            except Exception as error:  # noqa: BLE001  a failing sink never stops training
                 _warn(sink, "close", error)
 
     def __enter__(self) -> Self:
@@ -118,21 +127,28 @@ class Telemetry:
     ) -> None:
         self.close()
 
-    def _drop(self, sink: Sink, doing: str, error: Exception) -> None:
+    def _call_each(self, action: str, call: Callable[[Sink], None]) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                call(sink)
+            except Exception as error:  # noqa: BLE001  a failing sink never stops training
+                self._drop(sink, action, error)
+
+    def _drop(self, sink: Sink, action: str, error: Exception) -> None:
         self._sinks.remove(sink)
-        _warn(sink, doing, error)
+        _warn(sink, action, error)
         try:
             sink.close()
-        except Exception as again:  # noqa: BLE001  it was reported already; closing only frees what it still held
-            _log.debug("closing the dropped %s failed too: %s", type(sink).__name__, again)
+        except Exception as close_error:  # noqa: BLE001  the failure was reported already
+            _log.debug("closing the dropped %s failed too: %s", type(sink).__name__, close_error)
 
 
-def _warn(sink: Sink, doing: str, error: Exception) -> None:
+def _warn(sink: Sink, action: str, error: Exception) -> None:
     _log.warning(
-        "%s failed in %s and gets no more events: %s: %s. Training goes on without it; "
+        "%s failed in %s and gets no more events: %s: %s. Training continues without it; "
         "fix the cause (disk space, connection, permissions) and resume the run to have it back.",
         type(sink).__name__,
-        doing,
+        action,
         type(error).__name__,
         error,
     )

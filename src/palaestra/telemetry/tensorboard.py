@@ -1,7 +1,6 @@
-"""Curves for TensorBoard: one scalar per metric and update, over environment steps.
+"""Writes metrics as TensorBoard event files: one scalar per metric and update, over environment steps.
 
-Writes event files with the `tensorboard` package alone (no torch, no TensorFlow), which is imported when a
-sink is opened. Metrics keep their names; single episodes are written on request and are in the journal always.
+Needs only the `tensorboard` package (no torch, no TensorFlow), which is imported when a sink is opened.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FLUSH_EVERY_S = 10
 
 
 def require_tensorboard() -> None:
-    """Refuse, before anything is started, when the package is not installed."""
+    """Raise `ConfigError` if the package is not installed."""
     _import("tensorboard.summary.writer.event_file_writer")
 
 
@@ -42,10 +41,10 @@ class TensorBoardSink(ScalarSink):
             raise ConfigError("telemetry.tensorboard", str(directory), f"cannot be written: {error}", remedy) from error
         self._clock = clock
         self.points = 0
-        """How many values were written."""
+        """Number of values written."""
 
     def flush(self) -> None:
-        """Have the file hold all that was emitted."""
+        """Write all buffered values to the file."""
         if not self._closed:
             self._writer.flush()
 

@@ -1,7 +1,7 @@
-"""Curves for Weights & Biases, online or kept on disk to be uploaded later.
+"""Logs metrics to Weights & Biases, online or to disk for a later upload.
 
-Imports `wandb` when a sink is opened, and never prompts: going online without credentials is refused before a
-run exists on either side. Offline, `close` logs the command that uploads the run.
+`wandb` is imported when a sink is opened and never prompts: going online without credentials is refused before a run is
+created. Offline, `close` logs the command that uploads the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Mode = Literal["online", "offline"]
 
 
 def require_wandb(mode: Mode, environ: Mapping[str, str] | None = None) -> Any:
-    """The wandb module; refused, before anything starts, without it or without credentials to go online."""
+    """Import wandb; `ConfigError` if it is not installed, or online without credentials."""
     try:
         module = importlib.import_module("wandb")
     except ImportError as error:
@@ -41,7 +41,7 @@ def require_wandb(mode: Mode, environ: Mapping[str, str] | None = None) -> Any:
 
 
 class WandbSink(ScalarSink):
-    """One W&B run. `module` stands in for the wandb package, for tests."""
+    """One W&B run. Tests replace the wandb package by `module`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class WandbSink(ScalarSink):
                 mode=mode,
                 dir=str(directory),
                 config=dict(config),
-                # Our progress display owns the terminal; wandb would wrap stdout and print banners over it.
+                # Otherwise wandb wraps stdout and prints over our progress display.
                 settings={"silent": True, "console": "off"},
             )
         except (module.Error, OSError) as error:
@@ -77,19 +77,18 @@ class WandbSink(ScalarSink):
 
     @property
     def url(self) -> str:
-        """Where W&B shows the run; empty offline."""
+        """The URL of the run; empty offline."""
         return str(getattr(self._run, "url", None) or "")
 
     def flush(self) -> None:
-        """Nothing to do: wandb hands on in a process of its own."""
+        """Do nothing: wandb sends data in its own process."""
 
     def _finish(self) -> None:
-        """Offline, say how to upload it."""
-        # The run's files lie in DIR/files; `wandb sync` wants DIR.
+        # The files of the run are in DIR/files; `wandb sync` needs DIR.
         directory = Path(self._run.dir).parent
         self._run.finish()
         if self._mode == "offline":
-            _log.info("This run was kept offline. To upload it: wandb sync %s", directory)
+            _log.info("This run was stored offline. To upload it: wandb sync %s", directory)
 
     def _write(self, env_step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: float(value) for name, value in metrics.items()}, step=env_step)
@@ -100,8 +99,8 @@ def _require_credentials(mode: Mode, environ: Mapping[str, str]) -> None:
         return
     host = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or "api.wandb.ai"
     home = environ.get("HOME", "")
-    places = [environ["NETRC"]] if "NETRC" in environ else [f"{home}/.netrc", f"{home}/_netrc"]
-    if not any(_knows(Path(place), host) for place in places):
+    paths = [environ["NETRC"]] if "NETRC" in environ else [f"{home}/.netrc", f"{home}/_netrc"]
+    if not any(_has_credentials(Path(path), host) for path in paths):
         raise ConfigError(
             "telemetry.wandb",
             mode,
@@ -110,7 +109,7 @@ def _require_credentials(mode: Mode, environ: Mapping[str, str]) -> None:
         )
 
 
-def _knows(path: Path, host: str) -> bool:
+def _has_credentials(path: Path, host: str) -> bool:
     try:
         return netrc.netrc(path).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):

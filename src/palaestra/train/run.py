@@ -28,8 +28,8 @@ from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
 from palaestra.learner.algorithm import Learner
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
 from palaestra.telemetry import Telemetry, open_telemetry
+from palaestra.telemetry.config import check_telemetry
 from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
-from palaestra.telemetry.sinks import check_telemetry
 from palaestra.transport.source import Batch, ExperienceSource, Timing
 from palaestra.transport.weights import WeightPublisher
 

@@ -16,7 +16,7 @@ from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryLe
 from palaestra.learner.trajectories.learner import SavedState
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
-from palaestra.telemetry.metric import METRICS
+from palaestra.telemetry.metrics import METRICS
 
 
 def learner_of(policy, algorithm, *, proof=None, replay=None, seed=0, version=0, **settings):

@@ -8,7 +8,7 @@ from palaestra.runs.ingest.tags import EPISODES, TAGS, Pending, TagPairing, cano
 from palaestra.runs.ingest.thinning import Thinning
 from palaestra.runs.runner import EventFiles, JournalFile, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary
-from palaestra.telemetry.metric import METRICS
+from palaestra.telemetry.metrics import METRICS
 
 RETURN, LENGTH = EPISODES["cleanrl"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, get_args
 
 from palaestra.runs.ingest.tags import TAGS, canonical
-from palaestra.telemetry.event import SCHEMA, Event, LogLine, TrainingStep, UnknownEvent, event_of
+from palaestra.telemetry.event import SCHEMA, Event, LogLine, TrainingStep, UnknownEvent, parse_event
 
 __all__ = ["GRAMMARS", "MARK", "Grammar", "tracking_url"]
 
@@ -68,7 +68,7 @@ def _events(line: str) -> Parsed:
         data = json.loads(body)
     except RecursionError:
         raise ValueError("nested too deep to be an event") from None
-    event = event_of({**_DEFAULTS, **data})
+    event = parse_event({**_DEFAULTS, **data})
     if isinstance(event, UnknownEvent):
         known = ", ".join(kind.__name__ for kind in get_args(Event))
         if event.schema > SCHEMA:

@@ -5,9 +5,9 @@ import pytest
 
 from palaestra.config import parse_section
 from palaestra.errors import ConfigError
+from palaestra.telemetry.config import TelemetryConfig, check_telemetry, open_telemetry
 from palaestra.telemetry.event import Frame, LogLine, TrainingStep
 from palaestra.telemetry.journal import Journal, JournalReader
-from palaestra.telemetry.sinks import TelemetryConfig, check_telemetry, open_telemetry
 
 from .test_wandb import FakeRun, FakeWandb
 
@@ -33,7 +33,7 @@ def names(telemetry):
 
 def test_the_journal_is_always_written(opened, journal_path):
     with opened(progress=False) as telemetry:
-        assert names(telemetry) == ["Journal", "NoticeSink"]
+        assert names(telemetry) == ["Journal", "WarningSink"]
         telemetry.emit(Frame(1, "1.png"))
 
     with JournalReader(journal_path) as reader:
@@ -94,14 +94,14 @@ def test_without_a_progress_display_warnings_still_reach_a_person():
 
     from palaestra.telemetry.conformance import check_sink
     from palaestra.telemetry.event import LogLine, PhaseChanged
-    from palaestra.telemetry.notice import NoticeSink
+    from palaestra.telemetry.sink import WarningSink
 
     heard = StringIO()
-    sink = NoticeSink(heard)
+    sink = WarningSink(heard)
     for event in (LogLine("info", "all is well"), PhaseChanged("running"), LogLine("warning", "look here")):
         sink.emit(event)
     assert heard.getvalue() == "warning: look here\n"
-    check_sink(lambda: NoticeSink(StringIO()))
+    check_sink(lambda: WarningSink(StringIO()))
 
 
 def test_the_address_of_a_run_on_wandb_is_in_the_journal(opened, journal_path, monkeypatch):

@@ -1,4 +1,4 @@
-from palaestra.telemetry.metric import METRICS, render_metrics_page
+from palaestra.telemetry.metrics import METRICS, render_metrics_page
 
 NAMES = """
 steps_per_second collect_seconds learn_seconds env_step update episodes episode_return episode_return_min
@@ -34,4 +34,4 @@ def test_the_page_has_one_row_for_each_metric():
 
     assert page.startswith("# Metrics\n")
     assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")] == list(METRICS)
-    assert "| `entropy` | nats | How undecided the policy is" in page
+    assert "| `entropy` | nats | Entropy of the policy" in page
