@@ -142,7 +142,7 @@ class Soak:
         while True:
             found = self._see()
             chromium = found.browsers | found.renderers | found.rest
-            sample = {"gateway": {self.gateway.pid}, "servers": found.servers | found.keepers, "browsers": chromium}
+            sample = {"gateway": {self.gateway.pid}, "servers": found.servers | found.guards, "browsers": chromium}
             megabytes = {name: round(session_watch.memory_mb(pids), 1) for name, pids in sample.items()}
             self.samples.append({"at_s": round(time.monotonic() - begin, 1), **megabytes})
             await asyncio.sleep(self.plan.sample_every_s)

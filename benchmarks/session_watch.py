@@ -21,14 +21,14 @@ __all__ = ["Below", "look"]
 class Below:
     """The processes below a gateway by what they are."""
 
-    keepers: frozenset[int]
+    guards: frozenset[int]
     servers: frozenset[int]
     browsers: frozenset[int]
     renderers: frozenset[int]
     rest: frozenset[int]
 
     def all(self) -> frozenset[int]:
-        return self.keepers | self.servers | self.browsers | self.renderers | self.rest
+        return self.guards | self.servers | self.browsers | self.renderers | self.rest
 
     def busy(self, kind: str, *, idle: int) -> set[int]:
         """Browsers, or their servers, with more renderers than idle ones have."""
@@ -40,12 +40,12 @@ class Below:
 
 
 def look(gateway: int) -> Below:
-    kinds: dict[str, set[int]] = {"keepers": set(), "servers": set(), "browsers": set(), "renderers": set()}
+    kinds: dict[str, set[int]] = {"guards": set(), "servers": set(), "browsers": set(), "renderers": set()}
     rest = set()
     for pid in list_descendants(gateway):
         command = _command(pid)
         for kind, mark in (
-            ("keepers", b"keeper.py"), ("servers", b"palaestra.sessions.server"), ("renderers", b"--type=renderer"),
+            ("guards", b"process_guard.py"), ("servers", b"palaestra.sessions.server"), ("renderers", b"--type=renderer"),
         ):  # fmt: skip
             if mark in command:
                 kinds[kind].add(pid)

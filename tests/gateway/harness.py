@@ -35,8 +35,8 @@ class MemoryRuntime:
         self.undeletable = set()
         self.port = 0
 
-    async def start(self, lost):
-        self.lost = lost
+    async def start(self, on_lost):
+        self.lost = on_lost
 
     async def create(self, session_id, session_type):
         await self.opening.wait()
@@ -54,7 +54,7 @@ class MemoryRuntime:
     async def list(self):
         return {name: Address("127.0.0.1", self.port, f"/sessions/{name}") for name in self.sessions}
 
-    def facts(self):
+    def counts(self):
         return {"ready": 1}
 
     async def stop(self):
@@ -82,7 +82,7 @@ class Served:
 
     def owned(self, path):
         """What the client that opened a session sends along."""
-        lease = self.gateway.desk.table.get(path.split("/")[2]) if path.count("/") > 1 else None
+        lease = self.gateway.service.leases.get(path.split("/")[2]) if path.count("/") > 1 else None
         return {} if lease is None else {"X-Palaestra-Session-Token": lease.token}
 
     async def opened(self, **asked):

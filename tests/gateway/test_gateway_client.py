@@ -98,7 +98,7 @@ def test_a_session_is_kept_while_it_is_held_and_reaped_when_its_holder_sleeps(tm
                 return names[1] not in await _names(gateway)
 
             await _until(reaped)
-            with pytest.raises(SessionRefused, match="its lease ran out") as refused:
+            with pytest.raises(SessionRefused, match="its lease expired") as refused:
                 await slept_over.progress()
             assert refused.value.status == 404
             assert not (await held.progress()).done

@@ -175,8 +175,8 @@ def test_what_can_be_opened_is_what_the_runtime_has_whatever_the_configuration_s
         runtime = MemoryRuntime()
         runtime.session_types = ("desktop", "phone")
         async with open_gateway(GatewayConfig(allow_anonymous=True), token=None, runtime=runtime) as gateway:
-            schema = build_api(gateway.desk, GatewayConfig(allow_anonymous=True)).openapi()
-            return schema["components"]["schemas"]["Opening"]["properties"]["session_type"]
+            schema = build_api(gateway.service, GatewayConfig(allow_anonymous=True)).openapi()
+            return schema["components"]["schemas"]["OpenRequest"]["properties"]["session_type"]
 
     said = asyncio.run(opened())
     assert (said["default"], said["enum"]) == ("desktop", ["desktop", "phone"])
@@ -228,8 +228,8 @@ async def _metrics(gateway):
 @served()
 async def test_a_gateway_that_drains_opens_nothing_and_serves_what_is_open(gateway):
     name = await gateway.opened()
-    draining = asyncio.create_task(gateway.gateway.desk.drain(30))
-    while not gateway.gateway.desk.draining:
+    draining = asyncio.create_task(gateway.gateway.service.drain(30))
+    while not gateway.gateway.service.draining:
         await asyncio.sleep(0)
 
     status, document = await gateway.ask("POST", "/sessions", json={})
@@ -338,12 +338,12 @@ async def test_a_request_whose_client_leaves_half_way_does_not_reach_the_session
     _, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
     writer.write(f"POST /proxy/{name}/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n".encode())
     await writer.drain()
-    while not next(iter(gateway.gateway.desk.table)).in_use:
+    while not next(iter(gateway.gateway.service.leases)).in_flight:
         await asyncio.sleep(0)
 
     writer.close()
     await writer.wait_closed()
-    while next(iter(gateway.gateway.desk.table)).in_use:
+    while next(iter(gateway.gateway.service.leases)).in_flight:
         await asyncio.sleep(0)
 
     assert 'palaestra_gateway_proxy_requests_total{status="499"} 1' in await _metrics(gateway)
@@ -377,7 +377,7 @@ async def test_a_client_that_never_sends_its_body_does_not_hold_the_session(gate
 
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code": "slow_request"' in answer
-    assert next(iter(gateway.gateway.desk.table)).in_use == 0
+    assert next(iter(gateway.gateway.service.leases)).in_flight == 0
 
 
 @served()
@@ -411,9 +411,9 @@ async def test_the_numbers_add_up(gateway):
 def test_a_histogram_counts_everything_up_to_its_bounds():
     metrics = Metrics()
     for seconds in (0.001, 0.002, 0.2, 99.0):
-        metrics.proxied(200, seconds)
+        metrics.record_request(200, seconds)
 
-    text = metrics.text({}, limit=1, servers={})
+    text = metrics.render({}, limit=1, servers={})
 
     assert 'proxy_seconds_bucket{le="0.001"} 1' in text
     assert 'proxy_seconds_bucket{le="0.0025"} 2' in text

@@ -62,7 +62,7 @@ def test_killed_with_9_while_real_browsers_play_nothing_is_orphaned_10_s_later(t
 
     async def body():
         found, known = await _abandoned(state)
-        assert (len(found.keepers), len(found.servers), len(found.browsers)) == (2, 2, 2)
+        assert (len(found.guards), len(found.servers), len(found.browsers)) == (2, 2, 2)
         assert len(found.renderers) >= 4  # one page per agent
         begin = time.monotonic()
         async with started(state, command=SERVER, servers=1, warm=0) as gateway:

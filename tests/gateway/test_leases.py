@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from palaestra.errors import SessionFailed, SessionRefused
-from palaestra.gateway.leases import REMEMBERED, LeaseTable, State
+from palaestra.gateway.leases import MAX_REMEMBERED, LeaseState, LeaseTable
 
 
 def _leased(table, session_id="a", ttl_s=60.0, now=0.0):
-    table.admit(session_id, "browser", ttl_s, now)
-    return table.opened(session_id, now)
+    table.reserve(session_id, "browser", ttl_s, now)
+    return table.mark_opened(session_id, now)
 
 
 def _refusal(doing, *arguments):
@@ -26,9 +26,9 @@ def test_a_lease_of_60_s_holds_just_before_60_s_and_not_at_60_s():
     table = LeaseTable(1)
     _leased(table)
 
-    assert table.due(math.nextafter(60.0, 0.0)) == []
-    assert table.due(60.0) == ["a"]
-    assert table.due(60.0) == []  # it is being removed already
+    assert table.expire(math.nextafter(60.0, 0.0)) == []
+    assert table.expire(60.0) == ["a"]
+    assert table.expire(60.0) == []  # it is being removed already
 
 
 def test_a_request_after_the_end_is_refused_even_before_the_reaper_came_by():
@@ -38,33 +38,33 @@ def test_a_request_after_the_end_is_refused_even_before_the_reaper_came_by():
     refusal = _refusal(table.begin, "a", 60.0)
 
     assert (refusal.status, refusal.code) == (404, "no_session")
-    assert "lease ran out" in str(refusal)
-    assert table.due(60.0) == ["a"]
+    assert "lease expired" in str(refusal)
+    assert table.expire(60.0) == ["a"]
 
 
 def test_a_request_renews_the_lease_from_its_end():
     table = LeaseTable(1)
     lease = _leased(table, ttl_s=10.0)
 
-    table.begin("a", 5.0)
-    table.end(lease, 8.0)
+    table.begin_request("a", 5.0)
+    table.end_request(lease, 8.0)
 
-    assert table.next_due() == 18.0
-    assert table.due(17.9) == []
-    assert table.due(18.0) == ["a"]
+    assert table.next_expiry() == 18.0
+    assert table.expire(17.9) == []
+    assert table.expire(18.0) == ["a"]
 
 
 def test_a_lease_does_not_run_out_under_a_request():
     table = LeaseTable(1)
     lease = _leased(table, ttl_s=10.0)
 
-    table.begin("a", 5.0)
+    table.begin_request("a", 5.0)
 
-    assert table.due(1000.0) == []
-    assert table.next_due() == math.inf
-    table.end(lease, 1000.0)
-    assert table.due(1009.0) == []
-    assert table.due(1010.0) == ["a"]
+    assert table.expire(1000.0) == []
+    assert table.next_expiry() == math.inf
+    table.end_request(lease, 1000.0)
+    assert table.expire(1009.0) == []
+    assert table.expire(1010.0) == ["a"]
 
 
 def test_renewing_can_shorten_a_lease():
@@ -73,17 +73,17 @@ def test_renewing_can_shorten_a_lease():
 
     table.renew("a", 5.0, 1.0)
 
-    assert table.due(5.9) == []
-    assert table.due(6.0) == ["a"]
+    assert table.expire(5.9) == []
+    assert table.expire(6.0) == ["a"]
 
 
 def test_the_term_begins_when_the_session_is_there_not_when_it_was_asked_for():
     table = LeaseTable(1)
-    table.admit("a", "browser", 10.0, 0.0)
+    table.reserve("a", "browser", 10.0, 0.0)
 
-    assert table.due(50.0) == []
-    table.opened("a", 50.0)
-    assert table.next_due() == 60.0
+    assert table.expire(50.0) == []
+    table.mark_opened("a", 50.0)
+    assert table.next_expiry() == 60.0
 
 
 def test_the_seventeenth_of_sixteen_is_refused_and_told_when_to_come_back():
@@ -106,20 +106,20 @@ def test_a_session_keeps_its_place_until_it_is_really_removed():
     assert table.close("a", 1.0)
 
     assert _refusal(table.admit, "b", "browser", 60.0, 1.0).status == 429
-    table.closed("a")
-    table.admit("b", "browser", 60.0, 1.0)
+    table.mark_removed("a")
+    table.reserve("b", "browser", 60.0, 1.0)
 
 
 def test_a_lost_session_frees_its_place_and_says_why_for_one_more_lease():
     table = LeaseTable(1)
     _leased(table, ttl_s=10.0)
 
-    assert table.vanished("a", "its server was killed", 4.0)
+    assert table.mark_lost("a", "its server was killed", 4.0)
 
-    assert table.occupied == 0
+    assert table.num_active == 0
     with pytest.raises(SessionFailed, match="session_lost: its server was killed"):
-        table.begin("a", 13.9)
-    assert table.due(14.0) == []
+        table.begin_request("a", 13.9)
+    assert table.expire(14.0) == []
     assert "a" not in table
     assert "its server was killed" in str(_refusal(table.begin, "a", 14.0))
 
@@ -127,44 +127,44 @@ def test_a_lost_session_frees_its_place_and_says_why_for_one_more_lease():
 def test_closing_a_lost_session_leaves_nothing_to_remove():
     table = LeaseTable(1)
     _leased(table)
-    table.vanished("a", "gone", 1.0)
+    table.mark_lost("a", "gone", 1.0)
 
     assert table.close("a", 2.0) is False
     assert len(table) == 0
 
 
-def test_a_session_lost_while_it_is_closed_is_simply_gone():
+def test_a_session_lost_while_it_is_closed_is_simply_removed():
     table = LeaseTable(1)
     _leased(table)
     table.close("a", 1.0)
 
-    assert table.vanished("a", "gone", 1.0) is False
-    table.closed("a")
+    assert table.mark_lost("a", "gone", 1.0) is False
+    table.mark_removed("a")
     assert len(table) == 0
 
 
 def test_a_session_lost_before_anybody_saw_it_fails_its_opening():
     table = LeaseTable(1)
-    table.admit("a", "browser", 10.0, 0.0)
-    table.vanished("a", "gone", 0.0)
+    table.reserve("a", "browser", 10.0, 0.0)
+    table.mark_lost("a", "gone", 0.0)
 
     with pytest.raises(SessionFailed, match="gone"):
-        table.opened("a", 0.0)
+        table.mark_opened("a", 0.0)
     assert len(table) == 0
 
 
 def test_an_opening_that_failed_frees_its_place():
     table = LeaseTable(1)
-    table.admit("a", "browser", 10.0, 0.0)
+    table.reserve("a", "browser", 10.0, 0.0)
 
-    table.failed("a")
+    table.mark_failed("a")
 
-    assert (len(table), table.occupied) == (0, 0)
+    assert (len(table), table.num_active) == (0, 0)
 
 
 def test_what_is_still_opening_can_be_neither_used_nor_closed():
     table = LeaseTable(1)
-    table.admit("a", "browser", 10.0, 0.0)
+    table.reserve("a", "browser", 10.0, 0.0)
 
     assert _refusal(table.begin, "a", 0.0).status == 409
     assert _refusal(table.close, "a", 0.0).status == 409
@@ -176,7 +176,7 @@ def test_an_id_is_never_used_twice():
     _leased(table)
 
     with pytest.raises(ValueError, match="used once"):
-        table.admit("a", "browser", 10.0, 0.0)
+        table.reserve("a", "browser", 10.0, 0.0)
 
 
 def test_an_impossible_event_is_an_error_of_ours():
@@ -184,15 +184,15 @@ def test_an_impossible_event_is_an_error_of_ours():
     _leased(table)
 
     with pytest.raises(ValueError, match="leased cannot have opened"):
-        table.opened("a", 0.0)
+        table.mark_opened("a", 0.0)
 
 
 def test_what_is_gone_is_remembered_up_to_a_bound():
     table = LeaseTable(1)
-    for number in range(REMEMBERED + 1):
+    for number in range(MAX_REMEMBERED + 1):
         _leased(table, str(number))
         table.close(str(number), 0.0)
-        table.closed(str(number))
+        table.mark_removed(str(number))
 
     assert "there is no session '0'" in str(_refusal(table.begin, "0", 0.0))
     assert "it was closed" in str(_refusal(table.begin, "1", 0.0))
@@ -205,8 +205,8 @@ def test_leases_run_out_in_the_order_of_their_ends(terms):
         _leased(table, str(number), ttl_s)
 
     removed = []
-    while table.next_due() < math.inf:
-        removed += table.due(table.next_due())
+    while table.next_expiry() < math.inf:
+        removed += table.expire(table.next_expiry())
 
     assert [terms[int(name)] for name in removed] == sorted(terms)
 
@@ -241,9 +241,9 @@ class Interleavings(RuleBasedStateMachine):
         self.numbers += 1
         if len(self._in("opening", "leased", "expired", "closing")) >= self.LIMIT:
             with pytest.raises(SessionRefused):
-                self.table.admit(name, "browser", ttl_s, self.now)
+                self.table.reserve(name, "browser", ttl_s, self.now)
             return
-        self.leases[name] = self.table.admit(name, "browser", ttl_s, self.now)
+        self.leases[name] = self.table.reserve(name, "browser", ttl_s, self.now)
         self.state[name], self.ends[name], self.uses[name] = "opening", self.now + ttl_s, 0
 
     @precondition(lambda self: self._in("opening"))
@@ -251,29 +251,29 @@ class Interleavings(RuleBasedStateMachine):
     def open(self, data, well):
         name = self._any(data, "opening")
         if well:
-            self.table.opened(name, self.now)
+            self.table.mark_opened(name, self.now)
             self.state[name], self.ends[name] = "leased", self.now + self.leases[name].ttl_s
         else:
-            self.table.failed(name)
+            self.table.mark_failed(name)
             del self.state[name]
 
     @precondition(lambda self: self.state)
     @rule(data=st.data())
     def use(self, data):
-        name = self._any(data, *State)
+        name = self._any(data, *LeaseState)
         self._run_out(name)
         if self.state.get(name) == "leased":
-            self.table.begin(name, self.now)
+            self.table.begin_request(name, self.now)
             self.uses[name] += 1
         else:
             with pytest.raises((SessionRefused, SessionFailed)):
-                self.table.begin(name, self.now)
+                self.table.begin_request(name, self.now)
 
     @precondition(lambda self: any(self.uses.values()))
     @rule(data=st.data())
     def finish(self, data):
         name = data.draw(st.sampled_from(sorted(name for name, uses in self.uses.items() if uses)))
-        self.table.end(self.leases[name], self.now)
+        self.table.end_request(self.leases[name], self.now)
         self.uses[name] -= 1
         if self.state.get(name) == "leased":
             self.ends[name] = self.now + self.leases[name].ttl_s
@@ -297,22 +297,22 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     def removed(self, data):
         name = self._any(data, "closing")
-        self.table.closed(name)
+        self.table.mark_removed(name)
         del self.state[name]
 
     @precondition(lambda self: self.state)
     @rule(data=st.data())
     def die(self, data):
-        name = self._any(data, *State)
+        name = self._any(data, *LeaseState)
         was = self.state[name]
-        assert self.table.vanished(name, "died", self.now) == (was in ("opening", "leased"))
+        assert self.table.mark_lost(name, "died", self.now) == (was in ("opening", "leased"))
         if was in ("opening", "leased"):
             self.state[name], self.ends[name] = "lost", self.now + self.leases[name].ttl_s
         elif was in ("expired", "closing"):
             del self.state[name]
         if self.state.get(name) == "lost" and was == "opening":
             with pytest.raises(SessionFailed):
-                self.table.opened(name, self.now)
+                self.table.mark_opened(name, self.now)
             del self.state[name]
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 2.0, 10.0]))
@@ -321,27 +321,27 @@ class Interleavings(RuleBasedStateMachine):
         for name in list(self.state):
             self._run_out(name)
         expired = self._in("expired")
-        assert sorted(self.table.due(self.now)) == expired
+        assert sorted(self.table.expire(self.now)) == expired
         for name in expired:
             self.state[name] = "closing"
 
     @invariant()
     def every_session_is_in_exactly_the_state_it_should_be_in(self):
         assert {lease.session_id: str(lease.state) for lease in self.table} == self.state
-        assert self.table.occupied <= self.LIMIT
-        assert sum(self.table.counts().values()) == len(self.state)
+        assert self.table.num_active <= self.LIMIT
+        assert sum(self.table.count_by_state().values()) == len(self.state)
 
     def teardown(self):
         """Left alone, every session comes to an end: none is leaked."""
         for name in self._in("opening"):
-            self.table.failed(name)
+            self.table.mark_failed(name)
         for name, uses in self.uses.items():
             for _ in range(uses):
-                self.table.end(self.leases[name], self.now)
-        for name in [*self.table.due(self.now + 100.0), *self._in("closing")]:
-            self.table.closed(name)
+                self.table.end_request(self.leases[name], self.now)
+        for name in [*self.table.expire(self.now + 100.0), *self._in("closing")]:
+            self.table.mark_removed(name)
         assert len(self.table) == 0
-        assert self.table.next_due() == math.inf
+        assert self.table.next_expiry() == math.inf
 
 
 test_any_interleaving_keeps_every_session_in_one_state_and_leaks_none = Interleavings.TestCase

@@ -12,15 +12,10 @@ from tests.gateway.harness import SERVER, labelled
 
 from palaestra.errors import ConfigError, SessionFailed
 from palaestra.gateway import check_runtime
-from palaestra.gateway.local import LocalRuntime, Patience, backoff_s, least_loaded, make_client
-from palaestra.gateway.orphans import register, sweep
-from palaestra.gateway.server_process import ServerProcess
+from palaestra.gateway.local.orphans import register, remove_orphans
+from palaestra.gateway.local.runtime import LocalRuntime, Timeouts, backoff_s, make_client
+from palaestra.gateway.local.server_process import ServerProcess
 from palaestra.processes.procfs import list_descendants, read_stat
-
-
-def test_the_next_session_goes_where_the_fewest_are():
-    assert least_loaded([2, 1, 3]) == 1
-    assert least_loaded([1, 0, 0]) == 1
 
 
 def test_a_server_that_keeps_failing_is_started_ever_more_rarely():
@@ -28,10 +23,10 @@ def test_a_server_that_keeps_failing_is_started_ever_more_rarely():
 
 
 @contextlib.asynccontextmanager
-async def _runtime(state_dir, *, command=SERVER, servers=1, warm=0, patience=None):
+async def _runtime(state_dir, *, command=SERVER, servers=1, warm=0, timeouts=None):
     lost = asyncio.Queue()
     async with make_client() as client:
-        runtime = LocalRuntime(command, client, state_dir, "me", servers=servers, warm=warm, patience=patience)
+        runtime = LocalRuntime(command, client, state_dir, "me", servers=servers, warm=warm, timeouts=timeouts)
         await runtime.start(lambda session_id, reason: lost.put_nowait((session_id, reason)))
         try:
             yield runtime, client, lost
@@ -49,7 +44,7 @@ async def _asked(client, address, path="/echo"):
 def test_sessions_are_spread_and_a_killed_server_takes_only_its_own_along(tmp_path):
     async def body():
         async with _runtime(tmp_path, servers=2, warm=0) as (runtime, client, lost):
-            while runtime.facts()["ready"] < 2:
+            while runtime.counts()["ready"] < 2:
                 await asyncio.sleep(0.01)
             addresses = {name: await runtime.create(name, "browser") for name in "abcd"}
             facts = {name: await _asked(client, address) for name, address in addresses.items()}
@@ -98,7 +93,7 @@ def test_the_kit_notices_a_runtime_that_forgets_what_it_made(tmp_path):
 
     async def body():
         async with make_client() as client:
-            with pytest.raises(AssertionError, match="list names what was made"):
+            with pytest.raises(AssertionError, match="list returns exactly the sessions that exist"):
                 await check_runtime(lambda: Forgetful(SERVER, client, tmp_path, "one", servers=1, warm=0), None)
 
     asyncio.run(body())
@@ -107,15 +102,15 @@ def test_the_kit_notices_a_runtime_that_forgets_what_it_made(tmp_path):
 def test_a_spare_takes_over_at_once_and_another_one_is_started(tmp_path):
     async def body():
         async with _runtime(tmp_path, servers=1, warm=1) as (runtime, client, lost):
-            while runtime.facts()["spare"] < 1:
+            while runtime.counts()["spare"] < 1:
                 await asyncio.sleep(0.01)
             first = await _asked(client, await runtime.create("a", "browser"))
-            assert runtime.facts() == {"ready": 1, "spare": 1, "starting": 0, "restarted": 0}
+            assert runtime.counts() == {"ready": 1, "spare": 1, "starting": 0, "restarted": 0}
 
             os.kill(first["pid"], signal.SIGKILL)
             await asyncio.wait_for(lost.get(), 10)
 
-            assert runtime.facts() == {"ready": 1, "spare": 0, "starting": 1, "restarted": 1}
+            assert runtime.counts() == {"ready": 1, "spare": 0, "starting": 1, "restarted": 1}
             assert (await _asked(client, await runtime.create("b", "browser")))["pid"] != first["pid"]
 
     asyncio.run(body())
@@ -123,14 +118,14 @@ def test_a_spare_takes_over_at_once_and_another_one_is_started(tmp_path):
 
 def test_a_server_that_is_alive_and_deaf_is_replaced(tmp_path):
     async def body():
-        patience = Patience(health_every_s=0.05, health_s=0.5, health_misses=2)
-        async with _runtime(tmp_path, patience=patience) as (runtime, client, lost):
+        timeouts = Timeouts(health_every_s=0.05, health_s=0.5, health_misses=2)
+        async with _runtime(tmp_path, timeouts=timeouts) as (runtime, client, lost):
             address = await runtime.create("a", "browser")
             deaf = asyncio.create_task(_asked(client, address, "/deaf"))
 
             name, reason = await asyncio.wait_for(lost.get(), 20)
 
-            assert (name, reason) == ("a", "its session server did not answer 2 times in a row and was replaced")
+            assert (name, reason) == ("a", "its session server failed 2 health checks in a row and was replaced")
             await asyncio.gather(deaf, return_exceptions=True)
 
     asyncio.run(body())
@@ -141,13 +136,13 @@ def test_a_server_that_is_alive_and_deaf_is_replaced(tmp_path):
     [
         ("import sys; sys.exit(3)", "ended with exit code 3"),
         ("print('hello')", "not {'port': number}"),
-        ("import time; time.sleep(60)", "did not say where it listens within 0.5 s"),
+        ("import time; time.sleep(60)", "did not announce its port within 0.5 s"),
     ],
 )
 def test_a_server_that_does_not_come_up_is_an_environment_failure_that_says_why(tmp_path, code, why):
     async def body():
         command = (sys.executable, "-I", "-S", "-c", code)
-        async with _runtime(tmp_path, command=command, patience=Patience(start_s=0.5)) as (runtime, _, _):
+        async with _runtime(tmp_path, command=command, timeouts=Timeouts(start_s=0.5)) as (runtime, _, _):
             for _ in range(10):
                 with pytest.raises(SessionFailed) as caught:
                     await runtime.create("a", "browser")
@@ -183,9 +178,9 @@ def test_an_earlier_gateway_is_swept_by_its_label_and_a_living_one_is_left_alone
             environment = {"PATH": os.environ["PATH"], "PALAESTRA_GATEWAY": label}
             left[label] = await asyncio.create_subprocess_exec("sleep", "60", env=environment, start_new_session=True)
 
-        swept = await asyncio.to_thread(sweep, tmp_path)
+        removed = await asyncio.to_thread(remove_orphans, tmp_path)
 
-        assert (swept.gateways, swept.processes) == (1, 1)
+        assert (removed.gateways, removed.processes) == (1, 1)
         assert await left["dead"].wait() == -signal.SIGKILL
         assert [path.name for path in tmp_path.iterdir()] == ["living"]
         for label in ("living", "unknown"):
@@ -202,19 +197,19 @@ def test_a_gateway_of_before_the_last_boot_is_dead_whatever_has_its_number(tmp_p
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     record.write_text(record.read_text().replace(boot, "another boot"))
 
-    assert sweep(tmp_path).gateways == 1
+    assert remove_orphans(tmp_path).gateways == 1
     assert not directory.exists()
 
 
 def test_a_record_that_cannot_be_read_is_left_alone(tmp_path):
     (tmp_path / "strange").mkdir()
 
-    assert sweep(tmp_path).gateways == 0
+    assert remove_orphans(tmp_path).gateways == 0
     assert (tmp_path / "strange").is_dir()
 
 
 def test_a_state_directory_that_others_can_write_to_is_refused(tmp_path):
     tmp_path.chmod(0o777)
 
-    with pytest.raises(ConfigError, match="belongs to us alone"):
+    with pytest.raises(ConfigError, match="only this user can write to"):
         register(tmp_path, "me")

@@ -92,7 +92,7 @@ def test_killed_with_9_under_load_a_gateway_leaves_nothing_10_s_later_and_the_ne
                         assert (await gateway.ask("GET", f"/proxy/{name}/echo"))[0] == 200
 
             loads = [asyncio.create_task(load(name)) for name in names]
-            while len(labelled(tmp_path)) < 7:  # the gateway, and twice keeper, server and browser
+            while len(labelled(tmp_path)) < 7:  # the gateway, and twice guard, server and browser
                 await asyncio.sleep(0.01)
             gateway.process.kill()
             await gateway.process.wait()
@@ -108,18 +108,18 @@ def test_killed_with_9_under_load_a_gateway_leaves_nothing_10_s_later_and_the_ne
     asyncio.run(body())
 
 
-def test_what_outlives_gateway_and_keepers_is_removed_by_the_next_gateway(tmp_path):
+def test_what_outlives_gateway_and_guards_is_removed_by_the_next_gateway(tmp_path):
     async def body():
         async with started(tmp_path, servers=1) as gateway:
             await gateway.opened()
             below_it = list_descendants(gateway.process.pid)
-            keeper = next(pid for pid, command in labelled(tmp_path).items() if b"keeper.py" in command)
+            guard = next(pid for pid, command in labelled(tmp_path).items() if b"process_guard.py" in command)
             browser = next(pid for pid, command in labelled(tmp_path).items() if b"3600" in command)
-            assert {keeper, browser} <= below_it
-            os.kill(keeper, signal.SIGSTOP)  # it cannot notice
+            assert {guard, browser} <= below_it
+            os.kill(guard, signal.SIGSTOP)  # it cannot notice
             gateway.process.kill()
             await gateway.process.wait()
-            os.kill(keeper, signal.SIGKILL)
+            os.kill(guard, signal.SIGKILL)
             assert browser in labelled(tmp_path)
 
         async with started(tmp_path, servers=1) as gateway:
@@ -204,7 +204,7 @@ def test_a_token_comes_from_a_private_file_or_the_environment_and_stays_there(tm
     assert read_token(GatewayConfig(), {TOKEN_VARIABLE: TOKEN}) == TOKEN
     assert read_token(GatewayConfig(allow_anonymous=True), {}) is None
     file.chmod(0o640)
-    with pytest.raises(ConfigError, match="others can read it"):
+    with pytest.raises(ConfigError, match="other users can read it"):
         read_token(GatewayConfig(token_file=file), {})
     with pytest.raises(ConfigError, match="needs a token"):
         read_token(GatewayConfig(), {})

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from palaestra.gateway.upstream import Upstream, UpstreamLost
+from palaestra.gateway.upstream import ConnectionPool, UpstreamError
 
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -30,18 +30,18 @@ def _asked(*answers, times=1, method_head=False):
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        upstream, found = Upstream(), []
+        pool, found = ConnectionPool(), []
         try:
             for _ in range(times):
-                answer = await upstream.ask("127.0.0.1", port, HEAD, b"", chunked=False, bodiless=method_head)
+                answer = await pool.send_request("127.0.0.1", port, HEAD, b"", chunked=False, is_head=method_head)
                 body, more = b"", True
                 while more:
-                    piece, more = await answer.piece()
+                    piece, more = await answer.read_chunk()
                     body += piece
                 found.append((answer.status, body))
-                upstream.done(answer, "127.0.0.1", port)
+                pool.release(answer, "127.0.0.1", port)
         finally:
-            upstream.close()
+            pool.close()
             for _ in range(connections):
                 await ended.acquire()
             server.close()
@@ -93,15 +93,15 @@ def test_an_answer_is_read_to_its_end_however_that_is_marked(canned, status, bod
     ],
 )
 def test_an_answer_that_breaks_off_is_a_loss_and_never_a_short_answer(canned):
-    with pytest.raises(UpstreamLost):
+    with pytest.raises(UpstreamError):
         _asked(canned)
 
 
 def test_nobody_at_the_other_end_is_a_loss():
     async def body():
-        await Upstream().ask("127.0.0.1", 1, HEAD, b"", chunked=False, bodiless=False)
+        await ConnectionPool().send_request("127.0.0.1", 1, HEAD, b"", chunked=False, is_head=False)
 
-    with pytest.raises(UpstreamLost, match="no connection"):
+    with pytest.raises(UpstreamError, match="no connection"):
         asyncio.run(body())
 
 
@@ -131,12 +131,12 @@ def test_a_connection_is_not_used_again_while_a_request_is_still_being_sent_on_i
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         where = server.sockets[0].getsockname()
-        upstream = Upstream()
+        pool = ConnectionPool()
         for request in (upload(), b""):
-            answer = await upstream.ask(*where, HEAD, request, chunked=True, bodiless=False)
-            assert await answer.piece() == (b"abc", False)
-            upstream.done(answer, *where)
-        upstream.close()
+            answer = await pool.send_request(*where, HEAD, request, chunked=True, is_head=False)
+            assert await answer.read_chunk() == (b"abc", False)
+            pool.release(answer, *where)
+        pool.close()
         for _ in heard:
             await ended.acquire()
         server.close()
@@ -160,17 +160,17 @@ def test_a_connection_that_the_session_hung_up_is_forgotten():
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         where = server.sockets[0].getsockname()
-        upstream = Upstream()
-        answer = await upstream.ask(*where, HEAD, b"", chunked=False, bodiless=False)
-        await answer.piece()
-        upstream.done(answer, *where)
-        assert list(upstream._idle) == [where]
+        pool = ConnectionPool()
+        answer = await pool.send_request(*where, HEAD, b"", chunked=False, is_head=False)
+        await answer.read_chunk()
+        pool.release(answer, *where)
+        assert list(pool._idle) == [where]
         over.set()
         await hung_up.wait()
-        while answer.usable:
+        while answer.is_reusable:
             await asyncio.sleep(0)
         server.close()
         await server.wait_closed()
-        return upstream._idle
+        return pool._idle
 
     assert _within_10_s(body) == {}

@@ -16,8 +16,8 @@ import yaml
 from tests.kubernetes.control_plane import CACHE, ControlPlane
 from tests.kubernetes.kubelet_stand_in import TROUBLE
 
-from palaestra.gateway.pods.config import KubernetesConfig
-from palaestra.gateway.pods.manifest import checked_manifest
+from palaestra.gateway.config import KubernetesConfig
+from palaestra.gateway.pods.manifest import check_manifest
 from palaestra.gateway.pods.runtime import KubernetesRuntime
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ class Place:
     def runtime(self, *, warm=0, types=("browser",), environment=None, document=None, **settings):
         config = self.config(**settings)
         documents = {name: document or manifest_document() for name in types}
-        manifests = {name: checked_manifest(one, name, f"{name}.yaml", config) for name, one in documents.items()}
+        manifests = {name: check_manifest(one, name, f"{name}.yaml", config) for name, one in documents.items()}
         return KubernetesRuntime(config, manifests, warm=warm, environment=environment)
 
     def kubectl(self, *arguments, **how):

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import aiohttp
 
-from palaestra.gateway.pods.api import ClusterApi
-from palaestra.gateway.pods.config import KubernetesConfig
-from palaestra.gateway.pods.refusal import ApiRefused, ApiTrouble
+from palaestra.gateway.config import KubernetesConfig
+from palaestra.gateway.pods.api import ApiError, ApiStatusError, ClusterApi
 
 TROUBLE = "stand-in.palaestra.dev/trouble"
 """image, config, unschedulable, slow, crash: how the pod is to fail; oom: what a death by signal 9 is called."""
@@ -50,14 +49,14 @@ class StandIn:
     async def run(self, ready):
         """List, watch, and begin again whenever that breaks."""
         while True:
-            with contextlib.suppress(ApiTrouble):
-                documents, version = await self._api.pods("")
+            with contextlib.suppress(ApiError):
+                documents, version = await self._api.list_pods("")
                 for uid in set(self._tasks) - {document["metadata"]["uid"] for document in documents}:
                     self._forced(uid)
                 for document in documents:
                     self._see(document)
                 ready()
-                async with self._api.watched_pods("", version) as events:
+                async with self._api.watch_pods("", version) as events:
                     async for kind, document in events:
                         if kind == "DELETED":
                             self._forced(document["metadata"]["uid"])
@@ -190,12 +189,12 @@ class StandIn:
             try:
                 content = MERGE if method == "PATCH" else "application/json"
                 return await self._api._call(method, path, body=body, content_type=content)
-            except ApiRefused as refused:
+            except ApiStatusError as refused:
                 if refused.status in (404, 409):
                     return None
                 if refused.status not in (429, 500, 503, 504):
                     raise
-            except ApiTrouble:
+            except ApiError:
                 pass
             await asyncio.sleep(0.05)
 

@@ -57,7 +57,7 @@ def test_a_killed_container_is_a_lost_session_with_its_exit_code_and_its_pod_is_
             await until(lambda: set(place.pods()) == {"session-two"})
             assert await answers(other)
             assert lost.empty
-            assert runtime.facts()["lost"] == 1
+            assert runtime.counts()["lost"] == 1
 
     asyncio.run(body())
 
@@ -67,7 +67,7 @@ def test_a_pod_deleted_by_somebody_else_is_a_lost_session(place):
         async with carried(place) as (runtime, lost):
             await runtime.create("one", "browser")
             place.kubectl("delete", "pod", "session-one", "--wait=false")
-            assert await lost.next() == ("one", "its pod was deleted by somebody else")
+            assert await lost.next() == ("one", "its pod was deleted by another client")
             assert dict(await runtime.list()) == {}
             place.kubectl("wait", "--for=delete", "pod/session-one", "--timeout=30s")
             assert lost.empty

@@ -11,8 +11,8 @@ from tests.kubernetes.conftest import manifest_document
 from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.gateway import GatewayConfig
-from palaestra.gateway.pods.config import KubernetesConfig
-from palaestra.gateway.pods.manifest import checked_manifest, pod_document, read_manifests
+from palaestra.gateway.config import KubernetesConfig
+from palaestra.gateway.pods.manifest import build_pod, check_manifest, read_manifests
 
 
 def config(**settings):
@@ -55,7 +55,7 @@ def changed(path, value=None):
 )
 def test_a_manifest_no_session_can_be_made_from_is_refused_with_its_file_and_field(document, said):
     with pytest.raises(ConfigError) as caught:
-        checked_manifest(document, "browser", "m.yaml", config())
+        check_manifest(document, "browser", "m.yaml", config())
     assert said in str(caught.value)
 
 
@@ -73,9 +73,9 @@ def test_files_are_read_one_pod_each(tmp_path):
 
 def test_the_first_port_of_the_session_is_where_it_answers():
     at_9000 = changed(["spec", "containers", 0, "ports"], [{"containerPort": 9000}, {"containerPort": 5900}])
-    assert checked_manifest(at_9000, "browser", "m.yaml", config()).port == 9000
+    assert check_manifest(at_9000, "browser", "m.yaml", config()).port == 9000
     without = changed(["spec", "containers", 0, "ports"])
-    assert checked_manifest(without, "browser", "m.yaml", config(port=8123)).port == 8123
+    assert check_manifest(without, "browser", "m.yaml", config(port=8123)).port == 8123
 
 
 def test_the_manifest_that_comes_along_is_a_session_without_any_power():
@@ -101,10 +101,10 @@ def test_a_pod_is_its_manifest_with_the_gateways_word_on_life_and_ownership():
     document["metadata"]["labels"] = {"team": "lab", "palaestra.dev/session": "forged"}
     document["spec"] |= {"automountServiceAccountToken": True, "activeDeadlineSeconds": 50}
     before = copy.deepcopy(document)
-    manifest = checked_manifest(document, "browser", "m.yaml", config())
+    manifest = check_manifest(document, "browser", "m.yaml", config())
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "g", "uid": "u"}
 
-    made = pod_document(manifest, name="session-1", labels={"palaestra.dev/session": "1"}, owner=owner, lifetime_s=600)
+    made = build_pod(manifest, name="session-1", labels={"palaestra.dev/session": "1"}, owner=owner, lifetime_s=600)
 
     assert made["metadata"]["name"] == "session-1"
     assert made["metadata"]["labels"] == {"team": "lab", "palaestra.dev/session": "1"}
@@ -133,7 +133,7 @@ import asyncio, sys
 import palaestra.gateway.serving
 from palaestra.errors import ConfigError
 from palaestra.gateway.pods.api import ClusterApi
-from palaestra.gateway.pods.config import KubernetesConfig
+from palaestra.gateway.config import KubernetesConfig
 assert "kubernetes" not in sys.modules
 sys.modules["kubernetes"] = None
 try:

@@ -8,7 +8,7 @@ import pytest
 from tests.kubernetes.carried import answers, carried, until
 
 from palaestra.errors import SessionFailed
-from palaestra.gateway.pods import fleet
+from palaestra.gateway.pods import controller
 
 pytestmark = pytest.mark.kubernetes
 
@@ -24,7 +24,7 @@ def test_an_api_server_killed_and_started_again_loses_no_session_and_a_death_mea
     place, plane, monkeypatch
 ):
     # On a loaded machine it takes longer to come back than anybody would be left waiting elsewhere.
-    monkeypatch.setattr(fleet, "OUTAGE_S", 120.0)
+    monkeypatch.setattr(controller, "OUTAGE_S", 120.0)
 
     async def body():
         async with carried(place) as (runtime, lost):
@@ -35,7 +35,7 @@ def test_an_api_server_killed_and_started_again_loses_no_session_and_a_death_mea
             pid = place.pid("two")
             plane.kill_api()
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: runtime.facts()["watched"] == 0)
+            await until(lambda: runtime.counts()["watched"] == 0)
             opening = asyncio.create_task(runtime.create("four", "browser"))
             closing = asyncio.create_task(runtime.delete("three"))
             assert await answers(addresses["one"])
@@ -49,7 +49,7 @@ def test_an_api_server_killed_and_started_again_loses_no_session_and_a_death_mea
             await closing
             assert set(await runtime.list()) == {"one", "four"}
             assert await answers(addresses["one"])
-            assert runtime.facts()["watched"] == 1
+            assert runtime.counts()["watched"] == 1
             assert lost.empty
 
     asyncio.run(body())
@@ -70,7 +70,7 @@ def test_a_moment_the_cluster_has_forgotten_is_made_up_for_by_a_list(place, plan
             await asyncio.to_thread(plane.start_api)
 
             assert await lost.next() == ("two", "container session ended with exit code 137")
-            assert runtime._fleet.watch.relists == 1
+            assert runtime._controller.informer.relists == 1
             assert set(await runtime.list()) == {"one"}
             assert await answers(addresses[0])
             await runtime.create("three", "browser")
@@ -86,21 +86,21 @@ def test_a_session_that_vanished_while_nothing_could_be_heard_is_told(place, pla
         async with carried(place) as (runtime, lost):
             await runtime.create("one", "browser")
             await runtime.create("two", "browser")
-            following = runtime._fleet._following
+            following = runtime._controller._informing
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             place.kubectl("delete", "pod", "session-one")
-            runtime._fleet.watch._version = None
-            runtime._fleet._following = asyncio.create_task(runtime._fleet.watch.follow())
+            runtime._controller.informer._version = None
+            runtime._controller._informing = asyncio.create_task(runtime._controller.informer.run())
 
-            assert await lost.next() == ("one", "its pod was deleted by somebody else")
+            assert await lost.next() == ("one", "its pod was deleted by another client")
             assert set(await runtime.list()) == {"two"}
 
     asyncio.run(body())
 
 
 def test_while_the_api_server_is_away_opening_and_closing_fail_and_nothing_is_forgotten(place, plane, monkeypatch):
-    monkeypatch.setattr(fleet, "OUTAGE_S", 0.5)
+    monkeypatch.setattr(controller, "OUTAGE_S", 0.5)
 
     async def body():
         async with carried(place) as (runtime, lost):
@@ -115,7 +115,7 @@ def test_while_the_api_server_is_away_opening_and_closing_fail_and_nothing_is_fo
                 assert await answers(address)
             finally:
                 await asyncio.to_thread(plane.start_api)
-            await until(lambda: runtime.facts()["watched"] == 1)
+            await until(lambda: runtime.counts()["watched"] == 1)
             await runtime.delete("one")
             assert lost.empty
 

@@ -64,7 +64,7 @@ def test_the_documented_rights_are_enough_for_everything(limited):
         grant(limited, **RIGHTS)
         await until(lambda: may(limited, "delete", "configmaps"))
         async with carried(limited, warm=1) as (runtime, _):
-            await until(lambda: runtime.facts()["spare"] == 1)
+            await until(lambda: runtime.counts()["spare"] == 1)
             assert await answers(await runtime.create("one", "browser"))
             await runtime.delete("one")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from palaestra.gateway.pods.fleet import verdict
+from palaestra.gateway.pods.controller import readiness_failure
 from palaestra.gateway.pods.status import Failure, read_pod
 
 SPEC = {"containers": [{"name": "session", "image": "shop/session:1"}, {"name": "recorder", "image": "shop/rec:2"}]}
@@ -98,7 +98,7 @@ def test_the_end_of_a_companion_is_not_the_end_of_the_session():
 
 def test_a_pod_on_its_way_out_is_deleted_or_evicted():
     leaving = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
-    assert read({"phase": "Running"}, **leaving).failure.text == "its pod was deleted by somebody else"
+    assert read({"phase": "Running"}, **leaving).failure.text == "its pod was deleted by another client"
     words = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
     target = {"phase": "Running", "conditions": [condition("DisruptionTarget", "True", **words)]}
     evicted = Failure("evicted", "its pod: EvictionByEvictionAPI: Eviction API: evicting")
@@ -109,13 +109,13 @@ def test_what_finds_no_node_is_given_up_after_its_grace_and_what_does_not_get_re
     words = {"reason": "Unschedulable", "message": "0/3 nodes are available"}
     stuck = read({"phase": "Pending", "conditions": [condition("PodScheduled", "False", **words)]})
     limits = {"ready_s": 60.0, "unschedulable_s": 15.0}
-    assert verdict(stuck, waited_s=14.9, unschedulable_for_s=14.9, **limits) is None
-    given_up = verdict(stuck, waited_s=20.0, unschedulable_for_s=15.0, **limits)
+    assert readiness_failure(stuck, waited_s=14.9, unschedulable_for_s=14.9, **limits) is None
+    given_up = readiness_failure(stuck, waited_s=20.0, unschedulable_for_s=15.0, **limits)
     assert given_up == Failure("unschedulable", "no node took the pod within 15 s: 0/3 nodes are available")
 
     slow = read({"phase": "Pending", "containerStatuses": [container(waiting={"reason": "ContainerCreating"})]})
-    assert verdict(slow, waited_s=59.9, unschedulable_for_s=None, **limits) is None
-    late = verdict(slow, waited_s=60.0, unschedulable_for_s=None, **limits)
+    assert readiness_failure(slow, waited_s=59.9, unschedulable_for_s=None, **limits) is None
+    late = readiness_failure(slow, waited_s=60.0, unschedulable_for_s=None, **limits)
     assert late.reason == "ready_timeout"
     assert late.text.endswith("60 s: phase Pending, container session waits (ContainerCreating)")
-    assert "nothing was heard" in verdict(None, waited_s=60.0, unschedulable_for_s=None, **limits).text
+    assert "it was not seen" in readiness_failure(None, waited_s=60.0, unschedulable_for_s=None, **limits).text

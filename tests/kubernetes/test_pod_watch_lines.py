@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.gateway.pods.api import _lines
+from palaestra.gateway.pods.api import split_lines
 
 
 async def _read(chunks):
@@ -14,7 +14,7 @@ async def _read(chunks):
         for chunk in chunks:
             yield chunk
 
-    return [line async for line in _lines(given_out())]
+    return [line async for line in split_lines(given_out())]
 
 
 def _cut(data, places):

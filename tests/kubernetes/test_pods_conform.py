@@ -20,4 +20,4 @@ def test_the_kubernetes_runtime_keeps_every_promise_of_the_kit(place, warm):
         else:
             os.kill(await asyncio.to_thread(place.pid, session_id), signal.SIGKILL)
 
-    asyncio.run(check_runtime(lambda: place.runtime(warm=warm), kill, patience_s=120))
+    asyncio.run(check_runtime(lambda: place.runtime(warm=warm), kill, timeout_s=120))

@@ -1,12 +1,23 @@
 """The HTTP server that creates, leases, proxies and reaps UI sessions. Never imports torch.
 
-`serve_gateway` runs one; `Runtime` is what carries its sessions, on this machine or in a cluster, and `check_runtime`
-tries whether it keeps its promises.
+`serve_gateway` runs one. `Runtime` is the interface to what runs its sessions, on this machine or in a cluster, and
+`check_runtime` tests an implementation of it.
 """
 
+from palaestra.errors import ConfigError
 from palaestra.gateway.config import GatewayConfig
 from palaestra.gateway.conformance import check_runtime
-from palaestra.gateway.entry import serve_gateway
 from palaestra.gateway.runtime import Address, Runtime
 
 __all__ = ["Address", "GatewayConfig", "Runtime", "check_runtime", "serve_gateway"]
+
+
+def serve_gateway(config: GatewayConfig) -> None:
+    """Serve sessions until SIGTERM or SIGINT and print the URL; `ConfigError` when the gateway cannot start."""
+    try:
+        from palaestra.gateway.serving import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("palaestra"):
+            raise
+        raise ConfigError("gateway", error.name, "is not installed", "pip install 'palaestra[serve]'") from None
+    serve(config)

@@ -16,21 +16,21 @@ from palaestra.gateway import GatewayConfig, serve_gateway
 
 
 def main(arguments: list[str]) -> int:
-    """Serve with these settings; 2 when they are refused."""
+    """Serve with these settings; the exit code is 2 when they are refused."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
-        serve_gateway(parse_section(GatewayConfig, _settings(arguments), place="gateway"))
+        serve_gateway(parse_section(GatewayConfig, _read_settings(arguments), place="gateway"))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
 
 
-def _settings(arguments: Sequence[str]) -> dict[str, Any]:
-    """The file's settings with the arguments' on top; a dot in a key goes one section deeper."""
+def _read_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """Settings of the file, overridden by those of the arguments; `a.b=value` sets `b` in section `a`."""
     settings: dict[str, Any] = {}
     if arguments[:1] == ["--config"]:
-        settings, arguments = _from_file(arguments[1:2]), arguments[2:]
+        settings, arguments = _read_file(arguments[1:2]), arguments[2:]
     for argument in arguments:
         path, equals, value = argument.partition("=")
         if not equals:
@@ -48,15 +48,15 @@ def _settings(arguments: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _from_file(named: Sequence[str]) -> dict[str, Any]:
-    if not named:
+def _read_file(paths: Sequence[str]) -> dict[str, Any]:
+    if not paths:
         raise ConfigError("--config", None, "names no file")
     try:
-        document = yaml.safe_load(Path(named[0]).read_text())
+        document = yaml.safe_load(Path(paths[0]).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError("--config", named[0], f"cannot be read ({' '.join(str(error).split())})") from None
+        raise ConfigError("--config", paths[0], f"cannot be read ({' '.join(str(error).split())})") from None
     if not isinstance(document, dict):
-        raise ConfigError("--config", named[0], "is not a mapping of settings")
+        raise ConfigError("--config", paths[0], "is not a mapping of settings")
     return document
 
 

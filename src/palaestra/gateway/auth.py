@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.error_responses import content_length, send_error
-from palaestra.gateway.forwarding import PREFIX
 from palaestra.http.asgi import AsgiApp, BodyTooLarge, Receive, Scope, Send, has_token, read_body, replay_body
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
-__all__ = ["CALLER", "Caller", "GatewayApp", "authorise"]
+__all__ = ["CALLER", "PROXY_PREFIX", "Caller", "GatewayApp", "authorise"]
 
 CALLER = "palaestra.caller"
 """Key of the `Caller` in the ASGI scope of an authorised request."""
 
+PROXY_PREFIX = b"/proxy/"
 MAX_CONTROL_BYTES = 64 << 10
 _SESSION_TOKEN = SESSION_TOKEN_HEADER.lower().encode()
 _WEB_PAGE = (b"cross-site", b"same-site")
@@ -74,7 +74,7 @@ class GatewayApp:
         try:
             if scope["path"] != "/health":
                 scope[CALLER] = authorise(scope["headers"], self._token, self._operator)
-            if scope["raw_path"].startswith(PREFIX):
+            if scope["raw_path"].startswith(PROXY_PREFIX):
                 await self._proxy(scope, receive, send)
                 return
             # An announced length is checked before any of the body arrives.

@@ -1,8 +1,9 @@
-"""What a gateway can be told, and the token it asks for."""
+"""The configuration of a gateway, and the tokens that clients and operators send."""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -10,78 +11,119 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from palaestra.config import Section
 from palaestra.errors import ConfigError
-from palaestra.gateway.pods.config import KubernetesConfig
 from palaestra.http.hosts import is_loopback
 
-__all__ = ["OPERATOR_TOKEN_VARIABLE", "TOKEN_VARIABLE", "GatewayConfig", "read_operator_token", "read_token"]
+__all__ = [
+    "OPERATOR_TOKEN_VARIABLE",
+    "TOKEN_VARIABLE",
+    "GatewayConfig",
+    "KubernetesConfig",
+    "read_operator_token",
+    "read_token",
+]
 
 TOKEN_VARIABLE = "PALAESTRA_GATEWAY_TOKEN"
-"""The environment variable the token is taken from when no file is named; it is not handed on to sessions."""
+"""The environment variable with the token when no file is named; it is not passed on to sessions."""
 
 OPERATOR_TOKEN_VARIABLE = "PALAESTRA_GATEWAY_OPERATOR_TOKEN"
 """The same for the operator's token."""
 
 _MIN_TOKEN = 16
+_DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_LABEL_VALUE = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
+
+
+class KubernetesConfig(Section):
+    """Where session pods run and which manifests they are created from."""
+
+    namespace: str = Field("palaestra", pattern=_DNS_LABEL, max_length=63)
+    """Namespace of the session pods; it must exist."""
+    name: str = Field("gateway", pattern=_DNS_LABEL, max_length=40)
+    """Name of the gateway, a label of its pods. Two gateways of one name in one namespace delete each other's pods."""
+    manifests: dict[str, Path] = Field(default_factory=dict)
+    """File with the pod manifest of each session type. Empty: the manifest that comes with Palaestra, as `browser`."""
+    image: str | None = Field(None, min_length=1)
+    """Image of the session in the manifest that comes with Palaestra; your own manifests name theirs."""
+    kubeconfig: Path | None = None
+    """Kubeconfig file. None: the pod's service account, else KUBECONFIG or ~/.kube/config."""
+    context: str | None = None
+    """Context in that file. None: its current context."""
+    port: int = Field(8000, ge=1, le=65535)
+    """Port of the session in a pod whose manifest has no containerPort."""
+    ready_s: float = Field(120.0, gt=0)
+    """Seconds from the creation of a pod until it must be ready, including the pull of its image."""
+    unschedulable_s: float = Field(15.0, ge=0)
+    """Seconds a pod may stay unscheduled. Make it longer than a cluster autoscaler takes to add a node."""
+    lifetime_s: int = Field(3600, ge=10)
+    """Maximum lifetime of a session in seconds, renewed or not. The pods of a killed gateway end after it, too."""
+
+    @field_validator("manifests")
+    @classmethod
+    def _check_type_names(cls, manifests: dict[str, Path]) -> dict[str, Path]:
+        for name in manifests:
+            if len(name) > 63 or not re.fullmatch(_LABEL_VALUE, name):
+                raise ValueError(f"session type {name!r} must be 1 to 63 of letters, digits, '-', '_' and '.'")
+        return manifests
 
 
 class GatewayConfig(Section):
-    """How a gateway serves sessions."""
+    """Settings of a gateway."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. Anything but this machine itself needs a token."""
+    """Address to listen on. Anything but a loopback address needs a token."""
     port: int = Field(8700, ge=0, le=65535)
-    """The port to listen on; 0 takes a free one and says which."""
+    """Port to listen on; 0 picks a free one and prints it."""
     token_file: Path | None = None
-    """File of mode 0600 that holds the token clients must send. None: from PALAESTRA_GATEWAY_TOKEN."""
+    """File of mode 0600 with the token that clients must send. None: from PALAESTRA_GATEWAY_TOKEN."""
     operator_token_file: Path | None = None
-    """File of mode 0600 that holds the operator's token, with which every session can be used and closed. Clients can
-    do so only with sessions they opened. None: from PALAESTRA_GATEWAY_OPERATOR_TOKEN, if that is set."""
+    """File of mode 0600 with the operator's token, which allows using and closing every session. Clients can only use
+    and close sessions that they opened. None: from PALAESTRA_GATEWAY_OPERATOR_TOKEN, if that is set."""
     allow_anonymous: bool = False
-    """Serve without a token. Only on this machine itself; any program that runs here can then open and close sessions,
-    its own and others'."""
+    """Serve without a token, only on a loopback address. Every program on this machine can then open and close any
+    session."""
     max_sessions: int = Field(16, ge=1, le=10_000)
-    """Sessions open at once; further ones are refused with 429. A browser page costs 50 MB and more."""
+    """Maximum number of open sessions; further ones are refused with 429. A browser page takes 50 MB or more."""
     ttl_s: float = Field(60.0, gt=0)
-    """How long a session lives without a request, when its client does not say."""
+    """Default lease: seconds a session lives without a request."""
     min_ttl_s: float = Field(1.0, gt=0)
-    """The shortest lease that can be asked for."""
+    """Shortest lease a client may ask for."""
     max_ttl_s: float = Field(3600.0, gt=0)
-    """The longest lease that can be asked for: how long a session may be forgotten and still cost memory."""
+    """Longest lease a client may ask for: how long an abandoned session may keep its memory."""
     runtime: Literal["local", "kubernetes"] = "local"
-    """What carries sessions: processes on this machine, or pods of a cluster."""
+    """Where sessions run: in processes on this machine, or in pods of a cluster."""
     kubernetes: KubernetesConfig = Field(default_factory=lambda: KubernetesConfig.model_validate({}))
-    """The cluster and what its pods are made from; for the kubernetes runtime only."""
+    """The cluster and its manifests; for the kubernetes runtime only."""
     servers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256)
-    """Session servers that carry sessions, one per core by default. A server that dies takes only its own along."""
+    """Session servers that run sessions, one per core by default. A server that dies loses only its own sessions."""
     warm: int = Field(1, ge=0, le=16)
-    """What waits in reserve, each an idle browser's memory: servers to replace a dead one at once, or, in a cluster,
-    ready pods of every session type."""
+    """Size of the warm pool; each member takes the memory of an idle browser. Local: servers that replace a dead one at
+    once. In a cluster: ready pods of every session type."""
     session_types: tuple[str, ...] = Field(("browser",), min_length=1)
-    """What clients may ask for; in a cluster the manifests say so. Where there is `browser`, `simple_data_entry` is
-    another name for it."""
+    """Session types that clients may ask for; in a cluster the manifests define them. `simple_data_entry` is an alias
+    of `browser`."""
     server_command: tuple[str, ...] = Field(
         (sys.executable, "-m", "palaestra.sessions.server", "--port", "0"), min_length=1
     )
-    """What starts a session server; it must print {"port": number} when it is ready."""
+    """Command that starts a session server; it must print {"port": number} when it is ready."""
     server_start_s: float = Field(60.0, gt=0)
-    """How long a session server may take to get ready; also how long an opening waits for one."""
+    """Seconds a session server may take to get ready, and seconds opening a session waits for one."""
     request_timeout_s: float = Field(120.0, gt=0)
-    """How long one proxied request may take; then the session counts as hung."""
+    """Maximum duration of a proxied request; beyond it the session counts as hung."""
     max_body_bytes: int = Field(64 << 20, ge=1)
-    """The largest request that is forwarded to a session."""
+    """Largest request body that is forwarded to a session."""
     drain_s: float = Field(30.0, ge=0)
-    """After SIGTERM, how long running sessions may go on before they are closed."""
+    """Seconds that open sessions may continue after SIGTERM before they are closed."""
     state_dir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"palaestra-gateway-{os.getuid()}")
-    """Where gateways of one user leave word of themselves, so that the next one can clean up after a killed one."""
+    """Directory in which the gateways of a user register, so that the next one can clean up after a killed one."""
     stop_with_stdin: bool = False
-    """Stop when standard input ends: for a parent that must not leave its gateway behind."""
+    """Stop when standard input ends, so that a gateway does not outlive the process that started it."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> GatewayConfig:
+    def _check_consistency(self) -> GatewayConfig:
         if not self.min_ttl_s <= self.ttl_s <= self.max_ttl_s:
             raise ValueError(f"ttl_s {self.ttl_s:g} lies outside min_ttl_s {self.min_ttl_s:g} to {self.max_ttl_s:g}")
         if self.allow_anonymous and not is_loopback(self.host):
@@ -90,9 +132,9 @@ class GatewayConfig(Section):
 
 
 def read_token(config: GatewayConfig, environment: MutableMapping[str, str]) -> str | None:
-    """The token, None when anybody may come in; `ConfigError` when there is none and there should be.
+    """The clients' token, None for anonymous access; `ConfigError` when a token is required and missing.
 
-    Takes it out of `environment`, so that no child process gets to see it.
+    Removes it from `environment`, so that child processes do not get it.
     """
     place, token = _read_token_at(config.token_file, "gateway.token_file", TOKEN_VARIABLE, environment)
     if token is None:
@@ -116,7 +158,7 @@ def read_operator_token(
         raise ConfigError(place, "(not shown)", reason, "Leave it out, or give clients a token")
     if token == client_token:
         reason = "is also the clients' token"
-        raise ConfigError(place, "(not shown)", reason, "Make another one: openssl rand -hex 32")
+        raise ConfigError(place, "(not shown)", reason, "Create another one: openssl rand -hex 32")
     return _check_token(place, token)
 
 
@@ -125,21 +167,21 @@ def _read_token_at(
 ) -> tuple[str, str | None]:
     """The name of the file setting or variable that holds a token, and the token; the file takes precedence."""
     from_environment = environment.pop(variable, None)
-    return (variable, from_environment) if file is None else (file_place, _from_file(file, file_place))
+    return (variable, from_environment) if file is None else (file_place, _read_file(file, file_place))
 
 
 def _check_token(place: str, token: str) -> str:
     if len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         reason = f"must be at least {_MIN_TOKEN} printable characters without spaces"
-        raise ConfigError(place, "(not shown)", reason, "openssl rand -hex 32 makes a good one")
+        raise ConfigError(place, "(not shown)", reason, "Create one: openssl rand -hex 32")
     return token
 
 
-def _from_file(path: Path, place: str) -> str:
+def _read_file(path: Path, place: str) -> str:
     try:
         with path.open() as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise ConfigError(place, str(path), "others can read it", f"chmod 600 {path}")
+                raise ConfigError(place, str(path), "other users can read it", f"chmod 600 {path}")
             return file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(place, str(path), f"cannot be read ({error})") from None

@@ -1,12 +1,12 @@
-"""Who may use which session, and until when: the life of a lease as a pure table.
+"""Leases of sessions: which exist, in which state, and when each expires.
 
-    opening ──opened──▶ leased ──ran out──▶ expired ──close──▶ closing ──closed──▶ (gone)
+    opening ──opened──▶ leased ──expired──▶ expired ──close──▶ closing ──removed──▶ (gone)
        │                 │ └────────close─────────────────────▶┘
-       └──vanished──▶ lost ◀──vanished──┘        lost ──close, ran out──▶ (gone)
+       └──lost──▶ lost ◀──lost──┘        lost ──close, expired──▶ (gone)
 
-Knows no network, no process and no clock: `now` is seconds of any clock that never goes back. Whoever drives it asks
-`due` for what is to be removed and reports back with `closed`. A lost session stays on the table for one more lease, so
-that whoever asks for it is told why it is gone instead of that it never was.
+`LeaseTable` does no I/O and reads no clock: `now` is seconds of any monotonic clock. `SessionService` drives it: it
+removes the sessions that `expire` returns and then calls `mark_removed`. A lost session stays in the table for one more
+lease, so that its client gets the reason instead of "no such session".
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from enum import StrEnum
 
 from palaestra.errors import SessionFailed, SessionRefused
 
-__all__ = ["Lease", "LeaseTable", "State"]
+__all__ = ["Lease", "LeaseState", "LeaseTable"]
 
-REMEMBERED = 1000
-"""How many sessions that are gone are remembered, to say what became of them."""
+MAX_REMEMBERED = 1000
+"""Removed sessions that are remembered, to tell clients what happened to them."""
+
+MAX_RETRY_AFTER_S = 5.0
+"""The longest `Retry-After` of a refusal for lack of room."""
 
 
-class State(StrEnum):
-    """Where a session is in its life; one that is in none of these does not exist."""
+class LeaseState(StrEnum):
+    """The state of a session that exists."""
 
     OPENING = "opening"
     LEASED = "leased"
@@ -35,71 +38,65 @@ class State(StrEnum):
     LOST = "lost"
 
 
-class Event(StrEnum):
-    """What can happen to a session."""
-
+class _Event(StrEnum):
     OPENED = "opened"
-    FAILED = "failed to open"
-    RAN_OUT = "ran out"
+    OPEN_FAILED = "open failed"
+    EXPIRED = "expired"
     CLOSE = "close"
-    CLOSED = "closed"
-    VANISHED = "vanished"
+    REMOVED = "removed"
+    LOST = "lost"
 
 
-_NEXT: dict[tuple[State, Event], State | None] = {
-    (State.OPENING, Event.OPENED): State.LEASED,
-    (State.OPENING, Event.FAILED): None,
-    (State.OPENING, Event.VANISHED): State.LOST,
-    (State.LEASED, Event.RAN_OUT): State.EXPIRED,
-    (State.LEASED, Event.CLOSE): State.CLOSING,
-    (State.LEASED, Event.VANISHED): State.LOST,
-    (State.EXPIRED, Event.CLOSE): State.CLOSING,
-    (State.EXPIRED, Event.VANISHED): None,
-    (State.CLOSING, Event.CLOSED): None,
-    # Removed by its death before our own removal came back: either way it is gone.
-    (State.CLOSING, Event.VANISHED): None,
-    (State.LOST, Event.CLOSE): None,
-    (State.LOST, Event.RAN_OUT): None,
+_NEXT: dict[tuple[LeaseState, _Event], LeaseState | None] = {
+    (LeaseState.OPENING, _Event.OPENED): LeaseState.LEASED,
+    (LeaseState.OPENING, _Event.OPEN_FAILED): None,
+    (LeaseState.OPENING, _Event.LOST): LeaseState.LOST,
+    (LeaseState.LEASED, _Event.EXPIRED): LeaseState.EXPIRED,
+    (LeaseState.LEASED, _Event.CLOSE): LeaseState.CLOSING,
+    (LeaseState.LEASED, _Event.LOST): LeaseState.LOST,
+    (LeaseState.EXPIRED, _Event.CLOSE): LeaseState.CLOSING,
+    (LeaseState.EXPIRED, _Event.LOST): None,
+    (LeaseState.CLOSING, _Event.REMOVED): None,
+    # It died before our own removal completed: either way it is gone.
+    (LeaseState.CLOSING, _Event.LOST): None,
+    (LeaseState.LOST, _Event.CLOSE): None,
+    (LeaseState.LOST, _Event.EXPIRED): None,
 }
-
-AGAIN_S = 5.0
-"""The longest that somebody is told to wait before asking for a place again."""
-
-_OCCUPYING = (State.OPENING, State.LEASED, State.EXPIRED, State.CLOSING)
 
 
 @dataclass(slots=True)
 class Lease:
-    """One session as the table sees it; only the table changes it."""
+    """The lease of one session; only the table changes it."""
 
     session_id: str
     session_type: str
     ttl_s: float
-    admitted_at: float
+    created_at: float
     expires_at: float
-    """Meaningful while leased (then it runs out) and lost (then it is forgotten)."""
-    state: State = State.OPENING
-    in_use: int = 0
-    """Requests under way; a lease does not run out under one."""
+    """While leased, when it expires; while lost, when it is forgotten."""
+    state: LeaseState = LeaseState.OPENING
+    in_flight: int = 0
+    """Requests in flight; a lease does not expire during one."""
     reason: str = ""
-    """Why it was lost."""
+    """Why the session was lost."""
     token: str = field(default="", repr=False)
-    """The token by which its client proves that the session is its own."""
+    """The token by which its client proves that it opened the session."""
 
-    def left_s(self, now: float) -> float:
-        """Seconds until it runs out; the whole term while it is being opened or used."""
-        if self.state is State.OPENING or self.in_use:
+    def remaining_s(self, now: float) -> float:
+        """Seconds until it expires; the whole term while the session is being opened or used."""
+        if self.state is LeaseState.OPENING or self.in_flight:
             return self.ttl_s
-        return max(0.0, self.expires_at - now) if self.state in (State.LEASED, State.LOST) else 0.0
+        return max(0.0, self.expires_at - now) if self.state in (LeaseState.LEASED, LeaseState.LOST) else 0.0
 
 
 class LeaseTable:
-    """At most `limit` sessions that occupy something, each in exactly one state."""
+    """At most `limit` sessions that use resources, each in exactly one state."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._leases: dict[str, Lease] = {}
-        self._gone: OrderedDict[str, str] = OrderedDict()
+        self._removed: OrderedDict[str, str] = OrderedDict()
+        """Why each of the last removed sessions is gone."""
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -111,151 +108,149 @@ class LeaseTable:
         return session_id in self._leases
 
     @property
-    def occupied(self) -> int:
-        """Sessions that count against the limit: all but the lost ones, which hold nothing any more."""
-        return sum(lease.state in _OCCUPYING for lease in self._leases.values())
+    def num_active(self) -> int:
+        """Sessions that count against the limit: all but the lost ones, which no longer use resources."""
+        return sum(lease.state is not LeaseState.LOST for lease in self._leases.values())
 
-    def counts(self) -> dict[str, int]:
-        """Sessions by state, every state named."""
-        found = {state.value: 0 for state in State}
+    def count_by_state(self) -> dict[str, int]:
+        """The number of sessions in every state."""
+        counts = {state.value: 0 for state in LeaseState}
         for lease in self._leases.values():
-            found[lease.state] += 1
-        return found
+            counts[lease.state] += 1
+        return counts
 
     def get(self, session_id: str) -> Lease | None:
-        """The lease of a session that is on the table."""
+        """The lease of a session, if it exists."""
         return self._leases.get(session_id)
 
-    def admit(self, session_id: str, session_type: str, ttl_s: float, now: float, *, token: str = "") -> Lease:
-        """Take a place for a session that is about to be opened; refused with 429 when there is none."""
-        if session_id in self._leases or session_id in self._gone:
-            raise ValueError(f"session {session_id!r} is or was on the table; ids are used once")
-        if self.occupied >= self.limit:
+    def reserve(self, session_id: str, session_type: str, ttl_s: float, now: float, *, token: str = "") -> Lease:
+        """Reserve room for a session that is about to be opened; refused with 429 when there is none."""
+        if session_id in self._leases or session_id in self._removed:
+            raise ValueError(f"session {session_id!r} exists or existed; ids are used once")
+        if self.num_active >= self.limit:
             text = f"all {self.limit} sessions are taken. Close one, or try again later."
-            raise SessionRefused("no_room", text, status=429, retry_after=self._room_in_s(now))
+            raise SessionRefused("no_room", text, status=429, retry_after=self._retry_after_s(now))
         lease = Lease(session_id, session_type, ttl_s, now, now + ttl_s, token=token)
         self._leases[session_id] = lease
         return lease
 
-    def opened(self, session_id: str, now: float) -> Lease:
-        """It is there; its term begins. `SessionFailed` when it was lost before anybody saw it."""
+    def mark_opened(self, session_id: str, now: float) -> Lease:
+        """Start the term of a session that was opened; `SessionFailed` when it was lost meanwhile."""
         lease = self._leases[session_id]
-        if lease.state is State.LOST:
-            self._move(lease, Event.CLOSE)
+        if lease.state is LeaseState.LOST:
+            self._apply(lease, _Event.CLOSE)
             raise SessionFailed("session_lost", lease.reason)
-        self._move(lease, Event.OPENED)
+        self._apply(lease, _Event.OPENED)
         lease.expires_at = now + lease.ttl_s
         return lease
 
-    def failed(self, session_id: str) -> None:
-        """It could not be opened; its place is free again."""
+    def mark_failed(self, session_id: str) -> None:
+        """Free the room of a session that could not be opened."""
         lease = self._leases.get(session_id)
         if lease is not None:
-            self._move(lease, Event.CLOSE if lease.state is State.LOST else Event.FAILED)
+            self._apply(lease, _Event.CLOSE if lease.state is LeaseState.LOST else _Event.OPEN_FAILED)
 
-    def begin(self, session_id: str, now: float) -> Lease:
-        """A request for it begins. Refused (404, 409) or `SessionFailed` when there is nothing to ask."""
-        lease = self._usable(session_id, now)
-        if lease.state is State.LOST:
-            raise SessionFailed("session_lost", lease.reason)
-        lease.in_use += 1
+    def begin_request(self, session_id: str, now: float) -> Lease:
+        """Count a request to the session. Refused (404, 409) or `SessionFailed` when it cannot be used."""
+        lease = self._get_usable(session_id, now)
+        lease.in_flight += 1
         return lease
 
-    def end(self, lease: Lease, now: float) -> None:
-        """The request is over; the lease is renewed by it."""
-        lease.in_use -= 1
-        if lease.state is State.LEASED:
+    def end_request(self, lease: Lease, now: float) -> None:
+        """Count the end of a request, which renews the lease."""
+        lease.in_flight -= 1
+        if lease.state is LeaseState.LEASED:
             lease.expires_at = now + lease.ttl_s
 
     def renew(self, session_id: str, ttl_s: float, now: float) -> Lease:
-        """A new term from now on, shorter or longer than what was left."""
-        lease = self._usable(session_id, now)
-        if lease.state is State.LOST:
-            raise SessionFailed("session_lost", lease.reason)
+        """Start a new term now, shorter or longer than the rest of the old one."""
+        lease = self._get_usable(session_id, now)
         lease.ttl_s, lease.expires_at = ttl_s, now + ttl_s
         return lease
 
     def close(self, session_id: str, now: float) -> bool:
-        """Somebody wants it closed. True: remove it and report `closed`; False: there was nothing left to remove."""
-        lease = self._usable(session_id, now)
-        self._move(lease, Event.CLOSE)
-        return lease.state is State.CLOSING
+        """Close a session. True: the caller removes it, then calls `mark_removed`; False: nothing is left to do."""
+        lease = self._get(session_id, now)
+        self._apply(lease, _Event.CLOSE)
+        return lease.state is LeaseState.CLOSING
 
-    def closed(self, session_id: str, why: str = "it was closed") -> None:
-        """It has been removed. Harmless when it vanished in the meantime."""
+    def mark_removed(self, session_id: str, reason: str = "it was closed") -> None:
+        """Forget a session that was removed. Does nothing when it was lost meanwhile."""
         lease = self._leases.get(session_id)
         if lease is not None:
-            self._move(lease, Event.CLOSED, why)
+            self._apply(lease, _Event.REMOVED, reason)
 
-    def vanished(self, session_id: str, reason: str, now: float) -> bool:
-        """What carried it died; whether that was a loss to somebody."""
+    def mark_lost(self, session_id: str, reason: str, now: float) -> bool:
+        """Record that the session died, and return whether a client still held it."""
         lease = self._leases.get(session_id)
-        if lease is None or lease.state is State.LOST:
+        if lease is None or lease.state is LeaseState.LOST:
             return False
-        self._move(lease, Event.VANISHED)
+        self._apply(lease, _Event.LOST)
         if session_id not in self._leases:
             return False
         lease.reason, lease.expires_at = reason, now + lease.ttl_s
         return True
 
-    def due(self, now: float) -> list[str]:
-        """Sessions whose lease has run out by now, all of them closing from here on: remove them."""
-        removable = []
+    def expire(self, now: float) -> list[str]:
+        """Move sessions whose lease has expired to `closing` and return their ids, for the caller to remove."""
+        expired = []
         for lease in self:
-            self._run_out(lease, now)
-            if lease.state is State.EXPIRED:
-                self._move(lease, Event.CLOSE)
-                removable.append(lease.session_id)
-        return removable
+            self._expire(lease, now)
+            if lease.state is LeaseState.EXPIRED:
+                self._apply(lease, _Event.CLOSE)
+                expired.append(lease.session_id)
+        return expired
 
-    def next_due(self) -> float:
-        """When `due` can first have something to say; infinity when nothing is running out."""
-        times = (
-            lease.expires_at for lease in self._leases.values()
-            if lease.state in (State.LEASED, State.EXPIRED, State.LOST) and not lease.in_use
-        )  # fmt: skip
+    def next_expiry(self) -> float:
+        """The earliest time at which `expire` can have work; infinity when nothing can expire."""
+        states = (LeaseState.LEASED, LeaseState.EXPIRED, LeaseState.LOST)
+        times = (lease.expires_at for lease in self._leases.values() if lease.state in states and not lease.in_flight)
         return min(times, default=math.inf)
 
-    def _room_in_s(self, now: float) -> float:
-        """When to ask again: at once when something is being removed, else when the first lease may run out.
+    def _retry_after_s(self, now: float) -> float:
+        """One second when a session is being removed, else until the first lease may expire, within bounds.
 
-        Sessions that are used are closed long before their lease ends, so nobody is sent away for longer than a moment.
+        Most sessions are closed long before their lease expires, so a long wait would be wrong.
         """
-        if any(lease.state in (State.CLOSING, State.EXPIRED) for lease in self._leases.values()):
+        if any(lease.state in (LeaseState.CLOSING, LeaseState.EXPIRED) for lease in self._leases.values()):
             return 1.0
-        return float(math.ceil(min(AGAIN_S, max(1.0, self.next_due() - now))))
+        return float(math.ceil(min(MAX_RETRY_AFTER_S, max(1.0, self.next_expiry() - now))))
 
-    def _usable(self, session_id: str, now: float) -> Lease:
-        """The lease if it can be spoken about: leased or lost."""
+    def _get_usable(self, session_id: str, now: float) -> Lease:
+        lease = self._get(session_id, now)
+        if lease.state is LeaseState.LOST:
+            raise SessionFailed("session_lost", lease.reason)
+        return lease
+
+    def _get(self, session_id: str, now: float) -> Lease:
+        """The lease of a session that is leased or lost; refused (404, 409) otherwise."""
         lease = self._leases.get(session_id)
         if lease is not None:
-            self._run_out(lease, now)
-            if lease.state is State.OPENING:
-                text = f"session {session_id} is still being opened. Wait for the answer to its opening."
+            self._expire(lease, now)
+            if lease.state is LeaseState.OPENING:
+                text = f"session {session_id} is still being opened. Wait for the response to POST /sessions."
                 raise SessionRefused("session_opening", text, status=409)
-            if session_id in self._leases and lease.state in (State.LEASED, State.LOST):
+            if session_id in self._leases and lease.state in (LeaseState.LEASED, LeaseState.LOST):
                 return lease
-        why = self._gone.get(session_id)
-        if lease is not None and why is None:
-            why = "its lease ran out" if lease.state is State.EXPIRED else "it is being closed"
-        text = f"session {session_id} is gone: {why}." if why else f"there is no session {session_id[:64]!r}."
+        reason = self._removed.get(session_id)
+        if lease is not None and reason is None:
+            reason = "its lease expired" if lease.state is LeaseState.EXPIRED else "it is being closed"
+        text = f"session {session_id} is gone: {reason}." if reason else f"there is no session {session_id[:64]!r}."
         raise SessionRefused("no_session", f"{text} Open another one.", status=404)
 
-    def _run_out(self, lease: Lease, now: float) -> None:
-        if now >= lease.expires_at and not lease.in_use and lease.state in (State.LEASED, State.LOST):
-            self._move(lease, Event.RAN_OUT, "its lease ran out")
+    def _expire(self, lease: Lease, now: float) -> None:
+        if now >= lease.expires_at and not lease.in_flight and lease.state in (LeaseState.LEASED, LeaseState.LOST):
+            self._apply(lease, _Event.EXPIRED, "its lease expired")
 
-    def _move(self, lease: Lease, event: Event, why: str = "it was closed") -> None:
+    def _apply(self, lease: Lease, event: _Event, reason: str = "it was closed") -> None:
         try:
-            target = _NEXT[lease.state, event]
+            state = _NEXT[lease.state, event]
         except KeyError:
-            raise ValueError(f"a session that is {lease.state} cannot have {event}") from None
-        if target is not None:
-            lease.state = target
+            raise ValueError(f"the event {event!r} cannot happen to a session that is {lease.state}") from None
+        if state is not None:
+            lease.state = state
             return
-        if lease.state is State.LOST:
-            why = lease.reason
         del self._leases[lease.session_id]
-        self._gone[lease.session_id] = why
-        while len(self._gone) > REMEMBERED:
-            self._gone.popitem(last=False)
+        self._removed[lease.session_id] = lease.reason if lease.state is LeaseState.LOST else reason
+        while len(self._removed) > MAX_REMEMBERED:
+            self._removed.popitem(last=False)

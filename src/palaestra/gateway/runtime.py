@@ -1,7 +1,7 @@
-"""The seam between the gateway and whatever carries sessions: processes on this machine, pods in a cluster.
+"""`Runtime`, the interface between the gateway and what runs sessions: processes on this machine or pods in a cluster.
 
-A runtime makes, finds and removes sessions and says when one died. It decides nothing about leases, limits or tokens,
-and the gateway knows nothing of processes or pods.
+A runtime creates, lists and deletes sessions and reports when one dies. It decides nothing about leases, limits or
+tokens, and the gateway knows nothing about processes or pods.
 """
 
 from __future__ import annotations
@@ -13,58 +13,58 @@ from typing import Protocol, TypeAlias
 __all__ = ["Address", "LostCallback", "Runtime"]
 
 LostCallback: TypeAlias = Callable[[str, str], None]
-"""Called with a session's id and the reason why it is gone."""
+"""Called with the id of a session that died and the reason."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a session answers."""
+    """The HTTP address of a session."""
 
     host: str
     port: int
     prefix: str = ""
-    """What every path inside the session begins with, such as `/sessions/4f2a`; empty for a session on its own."""
+    """Prefix of every path of the session, such as `/sessions/4f2a`; empty for a server that is one session."""
 
     @property
     def url(self) -> str:
-        """Everything before the path inside the session."""
+        """The URL to which paths of the session are appended."""
         return f"http://{self.authority}{self.prefix}"
 
     @property
     def authority(self) -> str:
-        """Host and port as a URL and a `Host` header name them."""
+        """Host and port as in a URL and a `Host` header."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Runtime(Protocol):
-    """Makes sessions and removes them. Everything it makes carries the gateway's label, so that it can be found."""
+    """Creates and deletes sessions. All it creates is labelled with the gateway's name, so that it can be found."""
 
     @property
     def session_types(self) -> Sequence[str]:
-        """What can be asked for."""
+        """The types of sessions that can be created."""
 
-    async def start(self, lost: LostCallback) -> None:
-        """Remove what an earlier gateway left behind, then be ready. `lost` is called once for every session that
-        died without having been deleted, however it died.
+    async def start(self, on_lost: LostCallback) -> None:
+        """Remove what an earlier gateway left behind and get ready. `on_lost` is called once for every session that
+        died without having been deleted.
         """
 
     async def create(self, session_id: str, session_type: str) -> Address:
-        """Make a session and return when it answers.
+        """Create a session and return when it answers.
 
-        `SessionFailed` with a reason when it cannot be made; then nothing of it is left.
+        `SessionFailed` with a reason when it cannot be created; nothing is left of it then.
         """
 
     async def delete(self, session_id: str) -> None:
-        """Remove a session and everything it holds; harmless when it is not there.
+        """Delete a session and everything it holds; does nothing when it does not exist.
 
-        `SessionFailed` when it may still be there, so that the caller tries again.
+        `SessionFailed` when it may still exist, so that the caller tries again.
         """
 
     async def list(self) -> Mapping[str, Address]:
-        """Every session that carries our label, whoever made it."""
+        """Every session with this gateway's label, also those that another process created."""
 
-    def facts(self) -> Mapping[str, int]:
-        """What carries the sessions, counted by state; for health and metrics. `ready` is always among them."""
+    def counts(self) -> Mapping[str, int]:
+        """Servers or pods counted by state, for health and metrics; always has `ready`."""
 
     async def stop(self) -> None:
-        """Remove every session and whatever carried them."""
+        """Delete every session and all processes or pods."""

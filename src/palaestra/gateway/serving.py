@@ -1,7 +1,7 @@
-"""The gateway put together and kept running: the only place that knows all its parts.
+"""Builds a gateway from its configuration and runs it until it is told to stop.
 
-SIGTERM drains: nothing new is opened, running sessions may finish within the grace, then everything is closed. A second
-SIGTERM, or SIGINT, skips the grace.
+SIGTERM drains: no sessions are opened, open ones may finish within `drain_s`, then everything is closed. A second
+SIGTERM, or SIGINT, skips the wait.
 """
 
 from __future__ import annotations
@@ -22,109 +22,110 @@ import aiohttp
 from palaestra.gateway.api import build_api
 from palaestra.gateway.auth import GatewayApp
 from palaestra.gateway.config import GatewayConfig, read_operator_token, read_token
-from palaestra.gateway.desk import SessionDesk
-from palaestra.gateway.local import LocalRuntime, Patience, make_client
+from palaestra.gateway.local.runtime import LocalRuntime, Timeouts, make_client
 from palaestra.gateway.pods.manifest import read_manifests
 from palaestra.gateway.pods.runtime import KubernetesRuntime
 from palaestra.gateway.proxy import Proxy
 from palaestra.gateway.runtime import Runtime
-from palaestra.gateway.upstream import Upstream
-from palaestra.http.server import listen, serve_in_background, socket_url
-from palaestra.sessions.event_loop import loop_factory
+from palaestra.gateway.session_service import SessionService
+from palaestra.gateway.upstream import ConnectionPool
+from palaestra.http.server import listen, loop_factory, serve_in_background, socket_url
 
 __all__ = ["Gateway", "open_gateway", "run_gateway"]
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """A running gateway: what answers, and what it is about."""
+    """A running gateway: its ASGI application and its session service."""
 
     app: GatewayApp
-    desk: SessionDesk
+    service: SessionService
 
 
 @contextlib.asynccontextmanager
 async def open_gateway(
     config: GatewayConfig, *, token: str | None, operator_token: str | None = None, runtime: Runtime | None = None
 ) -> AsyncIterator[Gateway]:
-    """A gateway without its port, for whoever serves it; everything it started is gone when the block ends."""
+    """A gateway without a port; everything it started is stopped when the block ends."""
     async with make_client() as client:
-        desk = SessionDesk(
-            runtime or _runtime(config, client), limit=config.max_sessions, new_id=lambda: secrets.token_hex(16)
-        )
-        upstream = Upstream()
-        proxy = Proxy(desk, upstream, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
+        runtime = runtime or _build_runtime(config, client)
+        service = SessionService(runtime, limit=config.max_sessions, new_id=lambda: secrets.token_hex(16))
+        pool = ConnectionPool()
+        proxy = Proxy(service, pool, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
         try:
-            await desk.start()
-            yield Gateway(GatewayApp(proxy, build_api(desk, config), token, operator_token), desk)
+            await service.start()
+            yield Gateway(GatewayApp(proxy, build_api(service, config), token, operator_token), service)
         finally:
-            await desk.stop()
-            upstream.close()
+            await service.stop()
+            pool.close()
 
 
-def _runtime(config: GatewayConfig, client: aiohttp.ClientSession) -> Runtime:
-    """What the configuration says carries sessions."""
+def _build_runtime(config: GatewayConfig, client: aiohttp.ClientSession) -> Runtime:
     if config.runtime == "kubernetes":
         manifests = read_manifests(config.kubernetes)
         return KubernetesRuntime(config.kubernetes, manifests, warm=config.warm, environment=os.environ)
     return LocalRuntime(
-        config.server_command, client, config.state_dir, secrets.token_hex(8), servers=config.servers, warm=config.warm,
-        session_types=config.session_types, patience=Patience(start_s=config.server_start_s),
-    )  # fmt: skip
+        config.server_command,
+        client,
+        config.state_dir,
+        secrets.token_hex(8),
+        servers=config.servers,
+        warm=config.warm,
+        session_types=config.session_types,
+        timeouts=Timeouts(start_s=config.server_start_s),
+    )
 
 
 async def run_gateway(
-    config: GatewayConfig, environment: MutableMapping[str, str], *, told: Callable[[Mapping[str, object]], None]
+    config: GatewayConfig, environment: MutableMapping[str, str], *, on_ready: Callable[[Mapping[str, object]], None]
 ) -> None:
-    """Serve until told to stop; `told` hears where, as soon as requests are answered."""
+    """Serve until told to stop; `on_ready` is called with URL and port when requests are answered."""
     token = read_token(config, environment)
     operator_token = read_operator_token(config, environment, token)
     with listen(config.host, config.port, "gateway.port") as sock:
         async with (
             open_gateway(config, token=token, operator_token=operator_token) as gateway,
             serve_in_background(gateway.app, sock) as serving,
-            _stop_asked(config) as stop,
+            _watch_for_stop(config) as stop,
         ):
             port = sock.getsockname()[1]
-            told({"url": socket_url(config.host, sock), "port": port, "token": token is not None})
-            stopping = asyncio.create_task(_drained(gateway.desk, stop, config.drain_s))
-            assert gateway.desk.reaper is not None
-            await asyncio.wait((stopping, serving, gateway.desk.reaper), return_when=asyncio.FIRST_COMPLETED)
+            on_ready({"url": socket_url(config.host, sock), "port": port, "token": token is not None})
+            stopping = asyncio.create_task(_wait_and_drain(gateway.service, stop, config.drain_s))
+            assert gateway.service.reaper is not None
+            await asyncio.wait((stopping, serving, gateway.service.reaper), return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
-            if gateway.desk.reaper.done():
-                gateway.desk.reaper.result()
+            if gateway.service.reaper.done():
+                gateway.service.reaper.result()
 
 
 @dataclass(frozen=True)
-class _Stop:
-    """What signals have asked for."""
-
-    asked: asyncio.Event
-    at_once: asyncio.Event
+class _StopRequest:
+    requested: asyncio.Event
+    immediate: asyncio.Event
 
 
 @contextlib.asynccontextmanager
-async def _stop_asked(config: GatewayConfig) -> AsyncIterator[_Stop]:
-    """Listens to signals, and to standard input if its end is one."""
+async def _watch_for_stop(config: GatewayConfig) -> AsyncIterator[_StopRequest]:
+    """Watch for signals and, with `stop_with_stdin`, for the end of standard input."""
     loop = asyncio.get_running_loop()
-    stop = _Stop(asyncio.Event(), asyncio.Event())
+    stop = _StopRequest(asyncio.Event(), asyncio.Event())
 
-    def terminated() -> None:
-        (stop.at_once if stop.asked.is_set() else stop.asked).set()
+    def on_sigterm() -> None:
+        (stop.immediate if stop.requested.is_set() else stop.requested).set()
 
-    def interrupted() -> None:
-        stop.asked.set()
-        stop.at_once.set()
+    def on_sigint() -> None:
+        stop.requested.set()
+        stop.immediate.set()
 
-    def spoken() -> None:
+    def on_stdin() -> None:
         if not os.read(0, 4096):
             loop.remove_reader(0)
-            interrupted()
+            on_sigint()
 
-    loop.add_signal_handler(signal.SIGTERM, terminated)
-    loop.add_signal_handler(signal.SIGINT, interrupted)
+    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+    loop.add_signal_handler(signal.SIGINT, on_sigint)
     if config.stop_with_stdin:
-        loop.add_reader(0, spoken)
+        loop.add_reader(0, on_stdin)
     try:
         yield stop
     finally:
@@ -133,29 +134,29 @@ async def _stop_asked(config: GatewayConfig) -> AsyncIterator[_Stop]:
             loop.remove_signal_handler(number)
 
 
-async def _drained(desk: SessionDesk, stop: _Stop, grace_s: float) -> None:
-    """Returns when the gateway is to end."""
-    await stop.asked.wait()
-    draining = asyncio.create_task(desk.drain(grace_s))
-    hurry = asyncio.create_task(stop.at_once.wait())
-    await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
-    for task in (draining, hurry):
+async def _wait_and_drain(service: SessionService, stop: _StopRequest, grace_s: float) -> None:
+    """Wait until the gateway is told to stop, then drain it."""
+    await stop.requested.wait()
+    draining = asyncio.create_task(service.drain(grace_s))
+    immediate = asyncio.create_task(stop.immediate.wait())
+    await asyncio.wait((draining, immediate), return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, immediate):
         task.cancel()
 
 
-def announce(facts: Mapping[str, object], *, people: bool = True) -> None:
-    """A line for people on standard error, and one for programs on standard output."""
-    if people:
-        guarded = "a token is required" if facts["token"] else "no token is required"
-        sys.stderr.write(f"palaestra gateway listens on {facts['url']} ({guarded})\n")
+def announce(status: Mapping[str, object], *, human: bool = True) -> None:
+    """Print a line of JSON to standard output and, with `human`, a sentence to standard error."""
+    if human:
+        token = "a token is required" if status["token"] else "no token is required"
+        sys.stderr.write(f"palaestra gateway listens on {status['url']} ({token})\n")
         sys.stderr.flush()
-    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.write(json.dumps(status) + "\n")
     sys.stdout.flush()
 
 
 def serve(config: GatewayConfig) -> None:
-    """Serve on this thread until a signal ends it."""
+    """Serve on this thread until a signal stops it."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        # One that ends with its standard input was started by a program, whose display it would disturb.
-        told = partial(announce, people=not config.stop_with_stdin)
-        runner.run(run_gateway(config, os.environ, told=told))
+        # With stop_with_stdin a program started the gateway, and the sentence would disturb its display.
+        on_ready = partial(announce, human=not config.stop_with_stdin)
+        runner.run(run_gateway(config, os.environ, on_ready=on_ready))

@@ -21,11 +21,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from palaestra.errors import ConfigError, SessionFailed, SessionRefused
-from palaestra.http.server import KEEP_ALIVE_S, SignalFreeServer, listen
+from palaestra.http.server import KEEP_ALIVE_S, SignalFreeServer, listen, loop_factory
 from palaestra.sessions.auto_reset import AutoResetSession
 from palaestra.sessions.browser_session import BrowserSession
 from palaestra.sessions.chromium import find_chromium
-from palaestra.sessions.event_loop import loop_factory
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.server_app import build_app
 from palaestra.sessions.session import Session

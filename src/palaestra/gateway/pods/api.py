@@ -1,8 +1,7 @@
-"""The cluster's API as far as sessions need it: pods, and one config map. The only module that imports `kubernetes`.
+"""The parts of the Kubernetes API that sessions need (pods and one config map), and its errors.
 
-The official client brings the credentials and carries the requests; objects stay the plain documents they are on the
-wire, so that a manifest reaches the API server as it was written, whatever version of the API either side knows.
-Decides nothing: what is answered is raised as `ApiTrouble` or returned.
+The only module that imports `kubernetes`. The official client loads the credentials and sends the requests; objects
+stay plain documents, so that a manifest reaches the API server as it was written, in any version of the API.
 """
 
 from __future__ import annotations
@@ -18,26 +17,51 @@ from typing import Any
 
 import aiohttp
 
-from palaestra.errors import ConfigError
-from palaestra.gateway.pods.config import KubernetesConfig
-from palaestra.gateway.pods.refusal import ApiRefused, ApiUnreachable
+from palaestra.errors import ConfigError, SessionFailed
+from palaestra.gateway.config import KubernetesConfig
 
-__all__ = ["ClusterApi"]
+__all__ = [
+    "ApiError",
+    "ApiStatusError",
+    "ApiUnreachable",
+    "ClusterApi",
+    "config_error",
+    "is_conflict",
+    "is_retryable",
+    "retry_delay_s",
+    "session_failure",
+]
 
 CALL = aiohttp.ClientTimeout(total=10.0, sock_connect=5.0)
-"""An API server that is starting takes requests long before it answers them; the next attempt finds it ready."""
+"""An API server that is starting accepts connections long before it answers, so a short timeout is retried."""
 WATCH_S = 60
-"""How long one watch lasts before it is taken up again: so long a connection that died silently can go unnoticed."""
+"""Seconds after which a watch is renewed: the longest that a dead connection goes unnoticed."""
 WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=WATCH_S + 10.0)
 PAGE = 500
-"""Objects in one answer to a list."""
+"""Objects per page of a list."""
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MERGE = "application/merge-patch+json"
 
 
+class ApiError(Exception):
+    """A request to the Kubernetes API failed."""
+
+
+class ApiUnreachable(ApiError):
+    """No response: the connection was refused or broke, or the request timed out. It may have been performed."""
+
+
+class ApiStatusError(ApiError):
+    """A response with an error status."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+        self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
+        super().__init__(f"{status} {reason}: {message}")
+
+
 class ClusterApi:
-    """Requests about one namespace of one cluster."""
+    """A client for one namespace of one cluster."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         self._config, self.namespace = config, config.namespace
@@ -46,11 +70,11 @@ class ClusterApi:
 
     @property
     def server(self) -> str:
-        """Where the API answers."""
+        """The URL of the API server."""
         return "" if self._configuration is None else str(self._configuration.host)
 
     async def open(self) -> None:
-        """Find the cluster and the credentials; nothing is sent yet."""
+        """Load the cluster's address and the credentials; sends no request."""
         try:
             client = import_module("kubernetes.aio.client")
         except ModuleNotFoundError as error:
@@ -61,70 +85,71 @@ class ClusterApi:
         self._client = client.ApiClient(self._configuration)
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close all connections."""
         if self._client is not None:
             await self._client.close()
 
     async def _load_credentials(self) -> None:
         config = import_module("kubernetes.aio.config")
-        asked = self._config
-        outside = asked.kubeconfig is not None or asked.context is not None
-        files = str(asked.kubeconfig or os.environ.get("KUBECONFIG") or Path("~/.kube/config").expanduser())
+        settings = self._config
+        is_explicit = settings.kubeconfig is not None or settings.context is not None
+        files = str(settings.kubeconfig or os.environ.get("KUBECONFIG") or Path("~/.kube/config").expanduser())
         place, remedy = "gateway.kubernetes.kubeconfig", "Name a kubeconfig file"
         try:
-            if not outside and (_SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
+            if not is_explicit and (_SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
                 config.load_incluster_config(client_configuration=self._configuration)
                 return
             if not any(Path(file).expanduser().is_file() for file in files.split(os.pathsep) if file):
                 raise ConfigError(place, files, "there is no such file", remedy)
             await config.load_kube_config(
-                config_file=files, context=asked.context, client_configuration=self._configuration, persist_config=False
+                config_file=files,
+                context=settings.context,
+                client_configuration=self._configuration,
+                persist_config=False,
             )
         except (config.ConfigException, OSError, ValueError) as error:
             reason = f"cannot be used ({' '.join(str(error).split())})"
             raise ConfigError(place, files, reason, remedy) from None
 
-    async def pods(self, selector: str) -> tuple[list[dict[str, Any]], str]:
-        """Every pod with these labels, and the moment this was true."""
-        return await self._listed("pods", selector)
+    async def list_pods(self, selector: str) -> tuple[list[dict[str, Any]], str]:
+        """Every pod that matches a label selector, and the resource version of the list."""
+        return await self._list("pods", selector)
 
     @contextlib.asynccontextmanager
-    async def watched_pods(
-        self, selector: str, version: str
-    ) -> AsyncIterator[AsyncIterator[tuple[str, dict[str, Any]]]]:
-        """What happens to them from that moment on, as it happens: a kind and an object; ends after a while."""
+    async def watch_pods(self, selector: str, version: str) -> AsyncIterator[AsyncIterator[tuple[str, dict[str, Any]]]]:
+        """Events (type and object) of these pods after a resource version; ends after `WATCH_S`."""
         query = {
             "labelSelector": selector, "resourceVersion": version, "watch": "true", "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
         }  # fmt: skip
-        async with self._answer("GET", self._path("pods"), query=query, timeout=WATCH) as response:
-            yield _events(response)
+        async with self._request("GET", self._path("pods"), query=query, timeout=WATCH) as response:
+            yield _parse_events(response)
 
-    async def pod(self, name: str) -> dict[str, Any]:
+    async def get_pod(self, name: str) -> dict[str, Any]:
         """One pod."""
         return await self._call("GET", self._path("pods", name))
 
     async def create_pod(self, document: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """Make a pod, or only ask whether it could be made."""
+        """Create a pod, or check with `dry_run` whether it could be created."""
         return await self._call("POST", self._path("pods"), body=document, query={"dryRun": "All"} if dry_run else {})
 
     async def delete_pod(self, name: str, uid: str | None) -> None:
-        """Delete a pod, and no other one of its name; its manifest says with how much grace."""
+        """Delete the pod with this uid; its manifest defines the grace period."""
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         await self._call("DELETE", self._path("pods", name), body=body)
 
     async def patch_pod(self, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Change a pod by a merge patch."""
+        """Apply a merge patch to a pod."""
         return await self._call("PATCH", self._path("pods", name), body=change, content_type=_MERGE)
 
-    async def config_maps(self, selector: str) -> list[dict[str, Any]]:
-        """Every config map with these labels."""
-        return (await self._listed("configmaps", selector))[0]
+    async def list_config_maps(self, selector: str) -> list[dict[str, Any]]:
+        """Every config map that matches a label selector."""
+        return (await self._list("configmaps", selector))[0]
 
     async def create_config_map(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a config map."""
+        """Create a config map."""
         return await self._call("POST", self._path("configmaps"), body=document)
 
     async def delete_config_map(self, name: str) -> None:
@@ -134,63 +159,63 @@ class ClusterApi:
     def _path(self, *parts: str) -> str:
         return "/".join((f"/api/v1/namespaces/{self.namespace}", *parts))
 
-    async def _listed(self, kind: str, selector: str) -> tuple[list[dict[str, Any]], str]:
+    async def _list(self, kind: str, selector: str) -> tuple[list[dict[str, Any]], str]:
         query = {"labelSelector": selector, "limit": str(PAGE)}
-        found: list[dict[str, Any]] = []
+        items: list[dict[str, Any]] = []
         while True:
             page = await self._call("GET", self._path(kind), query=query)
-            found += page["items"]
-            following = page["metadata"].get("continue")
-            if not following:
-                return found, page["metadata"]["resourceVersion"]
-            query = {**query, "continue": following}
+            items += page["items"]
+            token = page["metadata"].get("continue")
+            if not token:
+                return items, page["metadata"]["resourceVersion"]
+            query = {**query, "continue": token}
 
-    async def _call(self, method: str, path: str, **how: Any) -> dict[str, Any]:
-        async with self._answer(method, path, **how) as response:
-            with _unreachable():
-                answer: dict[str, Any] = json.loads(await response.read())
-                return answer
+    async def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        async with self._request(method, path, **options) as response:
+            with _as_unreachable():
+                document: dict[str, Any] = json.loads(await response.read())
+                return document
 
     @contextlib.asynccontextmanager
-    async def _answer(
+    async def _request(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None,
         content_type: str = "application/json", timeout: aiohttp.ClientTimeout = CALL,
     ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
-        """The answer to one request, if it is a good one. Credentials that are no longer valid are read anew, once."""
-        for renewed in (False, True):
+        """The successful response to a request. Credentials that have expired are reloaded once."""
+        for reloaded in (False, True):
             headers = {"Accept": "application/json", "Content-Type": content_type}
-            with _unreachable():
-                asked = await self._client.param_serialize(
+            with _as_unreachable():
+                request = await self._client.param_serialize(
                     method, path, query_params=list((query or {}).items()), header_params=headers,
                     body=None if body is None else dict(body), auth_settings=["BearerToken"],
                 )  # fmt: skip
-                response = (await self._client.call_api(*asked, _request_timeout=timeout)).response
+                response = (await self._client.call_api(*request, _request_timeout=timeout)).response
             try:
                 if response.status < 300:
                     yield response
                     return
-                with _unreachable():
-                    said = await response.read()
-                if response.status != 401 or renewed:
-                    raise _refusal(response.status, _document(said), response.headers.get("Retry-After"))
+                with _as_unreachable():
+                    content = await response.read()
+                if response.status != 401 or reloaded:
+                    raise _status_error(response.status, _parse_document(content), response.headers.get("Retry-After"))
             finally:
                 response.close()
-            # If there is nothing new to read, the second refusal is the answer.
+            # Without new credentials the second attempt fails and its error is raised.
             with contextlib.suppress(ConfigError):
                 await self._load_credentials()
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    with _unreachable():
-        async for line in _lines(response.content.iter_any()):
+async def _parse_events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    with _as_unreachable():
+        async for line in split_lines(response.content.iter_any()):
             event = json.loads(line)
             if event["type"] == "ERROR":
-                raise _refusal(int(event["object"].get("code", 500)), event["object"], None)
+                raise _status_error(int(event["object"].get("code", 500)), event["object"], None)
             yield event["type"], event["object"]
 
 
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Whole lines, however long: a pod with many annotations is longer than what aiohttp takes for a line."""
+async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Complete lines of any length: a pod with many annotations exceeds aiohttp's limit of a line."""
     held: list[bytes] = []
     async for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
@@ -204,29 +229,83 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 @contextlib.contextmanager
-def _unreachable() -> Iterator[None]:
-    """Whatever breaks a connection, under one name."""
+def _as_unreachable() -> Iterator[None]:
+    """Raise every connection error as `ApiUnreachable`."""
     try:
         yield
     except TimeoutError:
-        raise ApiUnreachable("no answer in time") from None
+        raise ApiUnreachable("the request timed out") from None
     except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError, ValueError) as error:
         raise ApiUnreachable(" ".join(str(error).split()) or type(error).__name__) from None
 
 
-def _document(said: bytes) -> Mapping[str, Any]:
+def _parse_document(content: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(said)
+        document = json.loads(content)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"message": said[:500].decode(errors="replace")}
+        document = None
+    return document if isinstance(document, dict) else {"message": content[:500].decode(errors="replace")}
 
 
-def _refusal(status: int, said: Mapping[str, Any], retry_after: str | None) -> ApiRefused:
-    asked = (said.get("details") or {}).get("retryAfterSeconds") or retry_after
+def _status_error(status: int, document: Mapping[str, Any], retry_after: str | None) -> ApiStatusError:
+    delay = (document.get("details") or {}).get("retryAfterSeconds") or retry_after
     try:
-        wait = None if asked is None else float(asked)
+        wait = None if delay is None else float(delay)
     except ValueError:
         wait = None
-    message = " ".join(str(said.get("message") or "").split())
-    return ApiRefused(status, str(said.get("reason") or ""), message or "no message", wait)
+    message = " ".join(str(document.get("message") or "").split())
+    return ApiStatusError(status, str(document.get("reason") or ""), message or "no message", wait)
+
+
+ROLE = "Grant it with the Role in deploy/"
+
+
+def is_retryable(error: ApiError) -> bool:
+    """Whether the same request may succeed later."""
+    return not isinstance(error, ApiStatusError) or error.status == 429 or error.status >= 500
+
+
+def is_conflict(error: ApiError) -> bool:
+    """Whether another writer changed the object, or the quota of an object to be created, in between."""
+    return isinstance(error, ApiStatusError) and error.status == 409 and error.reason == "Conflict"
+
+
+def retry_delay_s(error: ApiError | None, failures: int) -> float:
+    """Seconds to wait after this many failures in a row (1 is the first): 0.2 up to 5, or as the server asks."""
+    wait = min(5.0, 0.1 * 2.0 ** min(failures, 10))
+    return max(wait, error.retry_after_s or 0.0) if isinstance(error, ApiStatusError) else wait
+
+
+def session_failure(error: ApiError, operation: str, namespace: str) -> SessionFailed:
+    """The exception for the gateway's client; `operation` is for example `create pods`."""
+    if not isinstance(error, ApiStatusError):
+        return SessionFailed("api_unreachable", f"{operation} in namespace {namespace}: {error}")
+    text = f"{operation} in namespace {namespace}: {error.message}"
+    if error.status == 403 and "exceeded quota" in error.message:
+        return SessionFailed("quota_exceeded", f"{text}. Close sessions, or raise the ResourceQuota.")
+    if error.status == 403 and "is being terminated" in error.message:
+        return SessionFailed("namespace_missing", text)
+    if error.status == 403 and error.reason == "Forbidden" and _is_permission_error(error.message):
+        return SessionFailed("forbidden", f"{text}. {ROLE}.")
+    if error.status == 401:
+        return SessionFailed("unauthorized", f"{text}. The credentials are not valid or have expired.")
+    if error.status == 404 and "namespaces" in error.message:
+        return SessionFailed("namespace_missing", f"{text}. kubectl create namespace {namespace}")
+    if error.status in (400, 403, 422):
+        # Includes refusals by admission rules (LimitRange, pod security, webhooks).
+        return SessionFailed("manifest_rejected", text)
+    reason = "api_overloaded" if error.status == 429 else "api_failed"
+    return SessionFailed(reason, f"{text} (status {error.status})")
+
+
+def _is_permission_error(message: str) -> bool:
+    return " cannot " in message and "User " in message
+
+
+def config_error(error: ApiError, operation: str, namespace: str, server: str) -> ConfigError:
+    """The exception for the operator who starts a gateway."""
+    failure = session_failure(error, operation, namespace)
+    if failure.reason == "api_unreachable":
+        remedy = "Check kubeconfig and context, and that the API server runs"
+        return ConfigError("gateway.kubernetes", server, f"the API server cannot be reached ({error})", remedy)
+    return ConfigError("gateway.kubernetes", server, f"{failure.reason}: {failure.detail.rstrip('.')}")

@@ -1,7 +1,7 @@
-"""The pod manifests sessions are made from: read, checked before anything starts, and filled in for one session.
+"""The pod manifests of the session types: read, checked before anything starts, and completed for one session.
 
-A manifest says what a session of its type is: image, resources, probe, security. Name, labels, owner, deadline and
-restart policy are the gateway's. Knows no cluster.
+A manifest defines image, resources, probe and security of a session type. The gateway sets name, labels, owner,
+deadline and restart policy.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from palaestra.errors import ConfigError
-from palaestra.gateway.pods.config import KubernetesConfig
+from palaestra.gateway.config import KubernetesConfig
 
-__all__ = ["DEFAULT_TYPE", "SessionManifest", "checked_manifest", "pod_document", "read_manifests"]
+__all__ = ["DEFAULT_TYPE", "SessionManifest", "build_pod", "check_manifest", "read_manifests"]
 
 DEFAULT_TYPE = "browser"
 """The session type of the manifest that comes with Palaestra."""
@@ -28,31 +28,31 @@ _NEEDED = {"requests": ("cpu", "memory"), "limits": ("memory",)}
 
 @dataclass(frozen=True)
 class SessionManifest:
-    """What a session of one type is made from."""
+    """The manifest of one session type."""
 
     session_type: str
     place: str
-    """The file, for messages."""
+    """The file, for error messages."""
     document: Mapping[str, Any]
     port: int
-    """Where the session answers."""
+    """Port of the session."""
 
 
 def read_manifests(config: KubernetesConfig) -> dict[str, SessionManifest]:
-    """One manifest per session type; `ConfigError` names the file and the field that is wrong."""
+    """One manifest per session type; `ConfigError` names the file and the invalid field."""
     if not config.manifests:
         text = files("palaestra.gateway.pods").joinpath("browser.yaml").read_text()
         document = yaml.safe_load(text)
         if config.image is not None:
             document["spec"]["containers"][0]["image"] = config.image
-        return {DEFAULT_TYPE: checked_manifest(document, DEFAULT_TYPE, "browser.yaml", config)}
+        return {DEFAULT_TYPE: check_manifest(document, DEFAULT_TYPE, "browser.yaml", config)}
     if config.image is not None:
-        reason = "is for the manifest that comes with Palaestra"
+        reason = "only applies to the manifest that comes with Palaestra"
         raise ConfigError("gateway.kubernetes.image", config.image, reason, "Name the image in your manifests")
-    return {name: _from_file(name, path, config) for name, path in config.manifests.items()}
+    return {name: _read_file(name, path, config) for name, path in config.manifests.items()}
 
 
-def _from_file(session_type: str, path: Path, config: KubernetesConfig) -> SessionManifest:
+def _read_file(session_type: str, path: Path, config: KubernetesConfig) -> SessionManifest:
     place = f"gateway.kubernetes.manifests.{session_type}"
     try:
         documents = [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
@@ -62,36 +62,43 @@ def _from_file(session_type: str, path: Path, config: KubernetesConfig) -> Sessi
         raise ConfigError(place, str(path), f"is not YAML ({' '.join(str(error).split())})") from None
     if len(documents) != 1:
         raise ConfigError(place, str(path), f"holds {len(documents)} documents", "Write one Pod per file")
-    return checked_manifest(documents[0], session_type, str(path), config)
+    return check_manifest(documents[0], session_type, str(path), config)
 
 
-def checked_manifest(document: object, session_type: str, place: str, config: KubernetesConfig) -> SessionManifest:
-    """The manifest if a session can be made from it, or `ConfigError` about the first thing that is missing."""
+def check_manifest(document: object, session_type: str, place: str, config: KubernetesConfig) -> SessionManifest:
+    """The manifest of a document; `ConfigError` for the first field that is missing or invalid."""
     if not isinstance(document, dict) or document.get("kind") != "Pod" or document.get("apiVersion") != "v1":
-        found = document.get("kind") if isinstance(document, dict) else type(document).__name__
-        raise ConfigError(f"{place}: kind", found, "is not a Pod", "Write apiVersion: v1, kind: Pod")
+        kind = document.get("kind") if isinstance(document, dict) else type(document).__name__
+        raise ConfigError(f"{place}: kind", kind, "is not a Pod", "Write apiVersion: v1, kind: Pod")
     spec = _mapping(document, "spec", place)
     containers = spec.get("containers")
-    if not isinstance(containers, list) or not containers or not all(isinstance(one, dict) for one in containers):
+    if (
+        not isinstance(containers, list)
+        or not containers
+        or not all(isinstance(container, dict) for container in containers)
+    ):
         raise ConfigError(f"{place}: spec.containers", containers, "holds no container", "The first is the session")
     for number, container in enumerate(containers):
         _check_container(container, f"{place}: spec.containers[{number}]")
     if not containers[0].get("readinessProbe"):
-        reason, remedy = "without it nobody knows when a session answers", "Ask for /health: httpGet: {path: /health}"
+        reason, remedy = (
+            "without it the gateway cannot know when a session is ready",
+            "Probe /health: httpGet: {path: /health}",
+        )
         raise ConfigError(f"{place}: spec.containers[0].readinessProbe", None, reason, remedy)
     if spec.get("restartPolicy", "Never") != "Never":
-        reason = "a session that ended must not begin again"
+        reason = "a session that ended must not restart"
         raise ConfigError(f"{place}: spec.restartPolicy", spec["restartPolicy"], reason, "Leave it out")
     deadline = spec.get("activeDeadlineSeconds", config.lifetime_s)
     if not isinstance(deadline, int) or isinstance(deadline, bool) or deadline < 1:
-        raise ConfigError(f"{place}: spec.activeDeadlineSeconds", deadline, "is not a number of seconds from 1 on")
+        raise ConfigError(f"{place}: spec.activeDeadlineSeconds", deadline, "is not a number of seconds of at least 1")
     metadata = _mapping(document, "metadata", place, absent={})
     _mapping(metadata, "labels", f"{place}: metadata", absent={})
     namespace = metadata.get("namespace", config.namespace)
     if namespace != config.namespace:
-        reason = f"the gateway makes pods in {config.namespace!r}"
+        reason = f"the gateway creates pods in {config.namespace!r}"
         raise ConfigError(f"{place}: metadata.namespace", namespace, reason, "Set gateway.kubernetes.namespace")
-    return SessionManifest(session_type, place, document, _port(containers[0], place, config.port))
+    return SessionManifest(session_type, place, document, _read_port(containers[0], place, config.port))
 
 
 def _mapping(
@@ -116,27 +123,27 @@ def _check_container(container: Mapping[str, Any], place: str) -> None:
                 raise ConfigError(f"{place}.resources.{kind}.{name}", None, reason, f"Set {kind}: {{{name}: …}}")
 
 
-def _port(container: Mapping[str, Any], place: str, otherwise: int) -> int:
+def _read_port(container: Mapping[str, Any], place: str, default: int) -> int:
     ports = container.get("ports") or []
     if not ports:
-        return otherwise
-    found = ports[0].get("containerPort") if isinstance(ports, list) and isinstance(ports[0], dict) else ports
-    if not isinstance(found, int) or not 0 < found < 65536:
-        raise ConfigError(f"{place}: spec.containers[0].ports[0].containerPort", found, "is not a port")
-    return found
+        return default
+    port = ports[0].get("containerPort") if isinstance(ports, list) and isinstance(ports[0], dict) else ports
+    if not isinstance(port, int) or not 0 < port < 65536:
+        raise ConfigError(f"{place}: spec.containers[0].ports[0].containerPort", port, "is not a port")
+    return port
 
 
-def pod_document(
+def build_pod(
     manifest: SessionManifest, *, name: str, labels: Mapping[str, str], owner: Mapping[str, str], lifetime_s: int
 ) -> dict[str, Any]:
-    """The pod of one session, as the cluster is asked for it."""
+    """The pod document of one session."""
     document = copy.deepcopy(dict(manifest.document))
     metadata = document.setdefault("metadata", {})
     for key in ("generateName", "uid", "resourceVersion"):
         metadata.pop(key, None)
     metadata["name"] = name
     metadata["labels"] = {**metadata.get("labels", {}), **labels}
-    # Not a controller, and nothing waits for us: the reference only says what is to go when its owner goes.
+    # Neither a controller nor blocking: the reference only makes the cluster delete the pod with its owner.
     metadata["ownerReferences"] = [dict(owner)]
     spec = document["spec"]
     spec["restartPolicy"] = "Never"

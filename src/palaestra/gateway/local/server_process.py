@@ -1,8 +1,4 @@
-"""One session server as a child process, under its keeper.
-
-Started complete or not at all; its end is waited for, not polled for. What may be asked of it over HTTP is the
-runtime's business.
-"""
+"""One session server as a child process, under its process guard."""
 
 from __future__ import annotations
 
@@ -16,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from palaestra.errors import SessionFailed
-from palaestra.gateway import keeper
+from palaestra.gateway.local import process_guard
 
 __all__ = ["ServerProcess"]
 
 _log = logging.getLogger(__name__)
 
-STOP_S = 2 * keeper.GRACE_S + 2.0
+STOP_S = 2 * process_guard.GRACE_S + 2.0
 _LINE_LIMIT = 1 << 16
 
 
 class ServerProcess:
-    """A session server that has said where it listens."""
+    """A session server that has announced its port."""
 
     def __init__(self, process: asyncio.subprocess.Process, directory: Path, port: int) -> None:
         self._process, self.directory, self.port = process, directory, port
@@ -38,43 +34,43 @@ class ServerProcess:
     async def start(
         cls, command: Sequence[str], directory: Path, label: Mapping[str, str], *, timeout_s: float
     ) -> ServerProcess:
-        """Start one that keeps its files in `directory`; `SessionFailed` when it does not come up in time."""
+        """Start a server with `directory` for its files; `SessionFailed` when it is not ready in time."""
         directory.mkdir(mode=0o700)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", keeper.__file__, str(directory), *command,
+            sys.executable, "-I", "-S", process_guard.__file__, str(directory), *command,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
-            # A Ctrl-C in the gateway's terminal is the gateway's to answer.
+            # Ctrl-C in the gateway's terminal must reach the gateway alone.
             start_new_session=True, env={**os.environ, **label},
         )  # fmt: skip
         try:
             async with asyncio.timeout(timeout_s):
-                port = await _announced_port(process)
+                port = await _read_port(process)
         except BaseException as error:
-            await _end(process)
+            await _stop(process)
             if isinstance(error, TimeoutError):
-                text = f"{command[0]} did not say where it listens within {timeout_s:g} s"
+                text = f"{command[0]} did not announce its port within {timeout_s:g} s"
                 raise SessionFailed("server_not_started", text) from None
             raise
         return cls(process, directory, port)
 
     @property
     def pid(self) -> int:
-        """The keeper's process; the server is its child."""
+        """The process guard, whose child is the server."""
         return self._process.pid
 
-    async def ended(self) -> str:
-        """Wait until it is gone, with everything below it; how it went."""
-        return _ending(await self._process.wait())
+    async def wait(self) -> str:
+        """Wait until it and its descendants are gone; returns how it ended."""
+        return _describe_exit(await self._process.wait())
 
     async def stop(self) -> None:
-        """End it and wait until it is gone. Harmless when repeated."""
-        await _end(self._process)
+        """Stop it and wait until it is gone. Can be called repeatedly."""
+        await _stop(self._process)
         self._output.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._output
 
     async def _drain(self) -> None:
-        """A pipe that nobody reads fills up and stops the writer."""
+        """Read the server's output, because a full pipe would block it."""
         output = self._process.stdout
         assert output is not None
         with contextlib.suppress(ValueError):
@@ -82,14 +78,14 @@ class ServerProcess:
                 _log.debug("session server %s: %s", self.pid, line.decode(errors="replace").rstrip())
 
 
-async def _announced_port(process: asyncio.subprocess.Process) -> int:
+async def _read_port(process: asyncio.subprocess.Process) -> int:
     assert process.stdout is not None
     try:
         line = await process.stdout.readline()
     except ValueError:
-        line = b"a line without an end"
+        line = b"a line that is too long"
     if not line:
-        raise SessionFailed("server_not_started", f"it {_ending(await process.wait())} before it listened")
+        raise SessionFailed("server_not_started", f"it {_describe_exit(await process.wait())} before it listened")
     try:
         port = json.loads(line)["port"]
     except (ValueError, TypeError, KeyError):
@@ -99,22 +95,22 @@ async def _announced_port(process: asyncio.subprocess.Process) -> int:
     return port
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the server to the end: who is cancelled meanwhile, such as by a second stop, hears of it afterwards."""
-    ending = asyncio.create_task(_let_go(process))
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Stop the server completely; a cancellation meanwhile, such as by a second stop, is raised afterwards."""
+    stopping = asyncio.create_task(_close_stdin_and_wait(process))
     cancelled: asyncio.CancelledError | None = None
-    while not ending.done():
+    while not stopping.done():
         try:
-            await asyncio.shield(ending)
+            await asyncio.shield(stopping)
         except asyncio.CancelledError as error:
             cancelled = error
-    ending.result()
+    stopping.result()
     if cancelled is not None:
         raise cancelled
 
 
-async def _let_go(process: asyncio.subprocess.Process) -> None:
-    """Let go of the keeper, which ends the server in order; kill the keeper when it does not come to an end."""
+async def _close_stdin_and_wait(process: asyncio.subprocess.Process) -> None:
+    """Close the guard's standard input, on which it stops the server; kill the guard if it does not exit."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -126,7 +122,7 @@ async def _let_go(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code < 0 or code > 128:
         return f"was killed by signal {-code if code < 0 else code - 128}"
     return f"ended with exit code {code}"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palaestra.errors import SessionRefused
-from palaestra.gateway.forwarding import request_headers, response_headers, session_and_path
+from palaestra.gateway.proxy import parse_proxy_path, request_headers, response_headers
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from palaestra.gateway.forwarding import request_headers, response_headers, sess
     ],
 )
 def test_a_path_is_forwarded_byte_for_byte(raw, session_id, path):
-    assert session_and_path(raw) == (session_id, path)
+    assert parse_proxy_path(raw) == (session_id, path)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_path_is_forwarded_byte_for_byte(raw, session_id, path):
 )
 def test_a_path_that_two_readers_could_read_differently_is_refused(raw):
     with pytest.raises(SessionRefused) as caught:
-        session_and_path(raw)
+        parse_proxy_path(raw)
     assert (caught.value.status, caught.value.code) == (400, "bad_path")
 
 
@@ -69,7 +69,7 @@ def test_no_path_that_is_let_through_climbs_out_whatever_is_decoded_how_often(pa
     from urllib.parse import unquote
 
     try:
-        _, let_through = session_and_path(b"/proxy/id/" + path.encode())
+        _, let_through = parse_proxy_path(b"/proxy/id/" + path.encode())
     except SessionRefused:
         return
     for _ in range(6):

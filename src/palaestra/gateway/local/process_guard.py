@@ -1,11 +1,11 @@
-"""Keeps one session server, and sees to it that nothing of it outlives the gateway. A program of its own.
+"""A program that runs one session server and makes sure that no process of it outlives the gateway.
 
-    python -I -S keeper.py DIRECTORY COMMAND...
+    python -I -S process_guard.py DIRECTORY COMMAND...
 
-The gateway holds the other end of standard input. When that end closes (the gateway stopped, or was killed), or the
-server dies, everything below this process is ended and DIRECTORY, in which the server keeps its temporary files, is
-removed. Orphans of the server (browsers, renderers) become children of this process, so that they are found; if this
-process itself is killed, the kernel kills the server, and the gateway's next start finds the rest by label.
+The gateway holds the other end of standard input. When that end closes (the gateway stopped or was killed), or when the
+server dies, all descendants are killed and DIRECTORY, the server's directory for temporary files, is removed. Orphans
+of the server (browsers, renderers) become children of this process, so that it finds them. If this process is killed
+itself, the kernel kills the server, and the next gateway finds the rest by label.
 Imports the standard library and `palaestra.processes.procfs` only, because one runs per server and must stay small.
 """
 
@@ -21,15 +21,15 @@ import sys
 import time
 
 if not __package__:
-    # Started by path, without site-packages, in whatever directory: our own tree is all it needs.
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    # Started by path and without site-packages: only the tree of this package is needed.
+    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
 
 from palaestra.processes.procfs import list_descendants
 
 __all__ = ["main"]
 
 GRACE_S = 3.0
-"""How long a server may take to end by itself, so that it can close its browsers in order."""
+"""Seconds a server may take to exit after SIGTERM, so that it can close its browsers."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -40,16 +40,16 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _spawn(command: list[str], directory: str) -> int:
-    keeper = os.getpid()
+    guard = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == keeper:
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, 0)
+        if os.getppid() == guard:
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             os.execvpe(command[0], command, {**os.environ, "TMPDIR": directory})
@@ -57,22 +57,22 @@ def _spawn(command: list[str], directory: str) -> int:
         os._exit(127)
 
 
-class _Kept:
-    """The server and what it left to us."""
+class _Server:
+    """The server process and its descendants."""
 
     def __init__(self, pid: int, wake: int) -> None:
         self.pid, self._wake = pid, wake
         self.status: int | None = None
 
     def reap(self) -> None:
-        """Collect whatever ended below us; orphans of the server are ours to collect, too."""
+        """Collect exited children, which include orphans of the server."""
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                if ended[0] == self.pid:
-                    self.status = os.waitstatus_to_exitcode(ended[1])
+            while (child := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if child[0] == self.pid:
+                    self.status = os.waitstatus_to_exitcode(child[1])
 
     def wait(self, *, until: float | None = None, watch_input: bool = True) -> None:
-        """Until the server ended, the gateway let go, or the time has come."""
+        """Wait until the server exits, the gateway closes standard input, SIGTERM arrives, or `until` has passed."""
         while True:
             self.reap()
             if self.status is not None:
@@ -83,12 +83,12 @@ class _Kept:
             readable, _, _ = select.select([0, self._wake] if watch_input else [self._wake], [], [], left)
             if self._wake in readable and signal.SIGTERM in os.read(self._wake, 64):
                 return
-            # Nothing is ever sent to us: to be readable is to be closed.
+            # Nothing is ever sent on standard input, so readable means closed.
             if 0 in readable:
                 return
 
-    def end(self) -> None:
-        """Ask the server to end, then make sure of it and of everything below."""
+    def stop(self) -> None:
+        """Terminate the server, then kill what is left of it and of its descendants."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
@@ -106,23 +106,23 @@ class _Kept:
 
 
 def main(directory: str, command: list[str]) -> int:
-    """Keep a server until it or the gateway ends; answers as the server did, 128 + n for a death by signal n."""
+    """Run a server until it or the gateway ends; the exit code is the server's, 128 + n for a death by signal n."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    wake, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    wake, wakeup_fd = os.pipe()
+    os.set_blocking(wakeup_fd, False)
+    signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    kept = _Kept(_spawn(command, directory), wake)
-    # The server's own end of standard output must be the last one, or nobody sees it close.
+    server = _Server(_spawn(command, directory), wake)
+    # The server must hold the only copy of standard output, or its end would not be noticed.
     os.close(1)
-    kept.wait()
-    ended_by_itself = kept.status is not None
-    kept.end()
+    server.wait()
+    exited_on_its_own = server.status is not None
+    server.stop()
     shutil.rmtree(directory, ignore_errors=True)
-    status = kept.status if kept.status is not None else -signal.SIGKILL
-    return 0 if not ended_by_itself else status if status >= 0 else 128 - status
+    status = server.status if server.status is not None else -signal.SIGKILL
+    return 0 if not exited_on_its_own else status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":

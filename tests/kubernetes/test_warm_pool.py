@@ -16,7 +16,7 @@ pytestmark = pytest.mark.kubernetes
 def test_a_spare_is_no_session_until_it_is_claimed_and_then_it_is_replaced(place):
     async def body():
         async with carried(place, warm=1, lifetime_s=600) as (runtime, lost):
-            await until(lambda: runtime.facts()["spare"] == 1)
+            await until(lambda: runtime.counts()["spare"] == 1)
             assert dict(await runtime.list()) == {}
             (spare,) = place.pods().values()
             assert spare["spec"]["activeDeadlineSeconds"] == 1200
@@ -29,7 +29,7 @@ def test_a_spare_is_no_session_until_it_is_claimed_and_then_it_is_replaced(place
             claimed = place.carrier("one")
             assert claimed["metadata"]["uid"] == spare["metadata"]["uid"]
             assert 600 < claimed["spec"]["activeDeadlineSeconds"] < 700
-            await until(lambda: runtime.facts()["spare"] == 1)
+            await until(lambda: runtime.counts()["spare"] == 1)
             await runtime.delete("one")
             assert len(place.pods()) == 1
             assert lost.empty
@@ -40,7 +40,7 @@ def test_a_spare_is_no_session_until_it_is_claimed_and_then_it_is_replaced(place
 def test_sessions_opened_at_once_share_no_spare(place):
     async def body():
         async with carried(place, warm=1) as (runtime, _):
-            await until(lambda: runtime.facts()["spare"] == 1)
+            await until(lambda: runtime.counts()["spare"] == 1)
             addresses = await asyncio.gather(*(runtime.create(name, "browser") for name in ("one", "two", "three")))
             assert len(set(addresses)) == 3
             assert set(await runtime.list()) == {"one", "two", "three"}
@@ -51,8 +51,8 @@ def test_sessions_opened_at_once_share_no_spare(place):
 def test_a_spare_that_was_written_to_since_is_claimed_all_the_same_and_two_claims_are_one(place):
     async def body():
         async with carried(place, warm=1) as (runtime, _):
-            await until(lambda: runtime.facts()["spare"] == 1)
-            spare = runtime._spares.take("browser")
+            await until(lambda: runtime.counts()["spare"] == 1)
+            spare = runtime._warm_pool.take("browser")
             manifest = runtime._manifests["browser"]
             place.kubectl("annotate", "pod", spare.pod.name, "written=since")
             claims = await asyncio.gather(*(runtime._claim(spare, manifest, name) for name in ("one", "two")))
@@ -67,12 +67,12 @@ def test_a_spare_that_was_written_to_since_is_claimed_all_the_same_and_two_claim
 def test_a_spare_that_dies_is_replaced_and_nobody_is_told_of_a_loss(place):
     async def body():
         async with carried(place, warm=1) as (runtime, lost):
-            await until(lambda: runtime.facts()["spare"] == 1)
+            await until(lambda: runtime.counts()["spare"] == 1)
             (spare,) = place.pods().values()
             pid = int(spare["status"]["containerStatuses"][0]["containerID"].removeprefix("process://"))
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: runtime.facts()["restarted"] == 1)
-            await until(lambda: runtime.facts()["spare"] == 1)
+            await until(lambda: runtime.counts()["restarted"] == 1)
+            await until(lambda: runtime.counts()["spare"] == 1)
             assert spare["metadata"]["name"] not in place.pods()
             assert lost.empty
 
@@ -85,7 +85,7 @@ def test_deleting_the_owner_of_a_gateway_outside_deletes_its_pods(place):
             await runtime.create("one", "browser")
             (owner,) = place.carrier("one")["metadata"]["ownerReferences"]
             place.kubectl("delete", "configmap", owner["name"])
-            assert await lost.next() == ("one", "its pod was deleted by somebody else")
+            assert await lost.next() == ("one", "its pod was deleted by another client")
             await until(lambda: place.pods() == {})
 
     asyncio.run(body())

@@ -1,4 +1,4 @@
-"""The table of pods, tried with every order of news, and with news that was missed."""
+"""The cache of pods, tried with every order of news, and with news that was missed."""
 
 import dataclasses
 
@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from palaestra.gateway.pods.informer import ChangeKind, PodCache
 from palaestra.gateway.pods.status import Failure, Pod
-from palaestra.gateway.pods.table import Meaning, PodTable
 
 
 def pod(name="a", uid="1", **facts):
     fresh = Pod(
         name=name, uid=uid, version="1", instance="i", session_id="s", session_type="browser", ip="10.0.0.1",
-        ready=False, failure=None, unschedulable=None, waiting_for="phase Pending", leaving=False,
+        ready=False, failure=None, unschedulable=None, waiting_for="phase Pending", deleting=False,
     )  # fmt: skip
     return dataclasses.replace(fresh, **facts)
 
@@ -21,44 +21,44 @@ def pod(name="a", uid="1", **facts):
 CRASHED = Failure("crashed", "exit code 1")
 
 
-def meanings(changes):
-    return [(change.meaning.value, change.pod.uid) for change in changes]
+def kinds(changes):
+    return [(change.kind.value, change.pod.uid) for change in changes]
 
 
 def test_a_pod_appears_gets_ready_fails_and_goes_each_told_once():
-    table = PodTable()
-    assert meanings(table.put(pod())) == [("appeared", "1")]
-    assert meanings(table.put(pod())) == []
-    assert meanings(table.put(pod(ready=True))) == [("ready", "1")]
-    assert meanings(table.put(pod(failure=CRASHED))) == [("failed", "1")]
-    assert meanings(table.put(pod(failure=Failure("deleted", "later")))) == []
-    (gone,) = table.drop("a")
-    assert (gone.meaning, gone.pod.failure) == (Meaning.GONE, CRASHED)
-    assert table.drop("a") == []
+    cache = PodCache()
+    assert kinds(cache.update(pod())) == [("appeared", "1")]
+    assert kinds(cache.update(pod())) == []
+    assert kinds(cache.update(pod(ready=True))) == [("ready", "1")]
+    assert kinds(cache.update(pod(failure=CRASHED))) == [("failed", "1")]
+    assert kinds(cache.update(pod(failure=Failure("deleted", "later")))) == []
+    (gone,) = cache.remove("a")
+    assert (gone.kind, gone.pod.failure) == (ChangeKind.GONE, CRASHED)
+    assert cache.remove("a") == []
 
 
 def test_what_failed_does_not_get_ready_again():
-    table = PodTable()
-    table.put(pod(failure=CRASHED))
-    table.put(pod(ready=True, version="2"))
-    assert (table.get("a").ready, table.get("a").failure) == (False, CRASHED)
+    cache = PodCache()
+    cache.update(pod(failure=CRASHED))
+    cache.update(pod(ready=True, version="2"))
+    assert (cache.get("a").ready, cache.get("a").failure) == (False, CRASHED)
 
 
 def test_a_pod_seen_for_the_first_time_as_ready_is_both_new_and_ready():
-    assert meanings(PodTable().put(pod(ready=True))) == [("appeared", "1"), ("ready", "1")]
+    assert kinds(PodCache().update(pod(ready=True))) == [("appeared", "1"), ("ready", "1")]
 
 
 def test_another_pod_of_the_same_name_is_another_pod():
-    table = PodTable()
-    table.put(pod(ready=True))
-    assert meanings(table.put(pod(uid="2"))) == [("gone", "1"), ("appeared", "2")]
+    cache = PodCache()
+    cache.update(pod(ready=True))
+    assert kinds(cache.update(pod(uid="2"))) == [("gone", "1"), ("appeared", "2")]
 
 
 def test_a_list_tells_what_was_missed():
-    table = PodTable()
-    table.replace([pod("a", "1"), pod("b", "2"), pod("c", "3", ready=True)])
-    changes = table.replace([pod("a", "1", ready=True), pod("c", "3", failure=CRASHED), pod("d", "4")])
-    assert meanings(changes) == [("gone", "2"), ("ready", "1"), ("failed", "3"), ("appeared", "4")]
+    cache = PodCache()
+    cache.replace([pod("a", "1"), pod("b", "2"), pod("c", "3", ready=True)])
+    changes = cache.replace([pod("a", "1", ready=True), pod("c", "3", failure=CRASHED), pod("d", "4")])
+    assert kinds(changes) == [("gone", "2"), ("ready", "1"), ("failed", "3"), ("appeared", "4")]
     assert changes[0].pod.failure.reason == "deleted"
 
 
@@ -69,16 +69,16 @@ class MissedNews(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.table, self.truth, self.history, self.hears = PodTable(), {}, {}, True
+        self.cache, self.truth, self.history, self.hears = PodCache(), {}, {}, True
         self.uids = 0
 
     def tell(self, changes):
         for change in changes:
-            self.history.setdefault(change.pod.uid, []).append(change.meaning)
+            self.history.setdefault(change.pod.uid, []).append(change.kind)
 
     def happened(self, name):
         if self.hears:
-            self.tell(self.table.put(self.truth[name]) if name in self.truth else self.table.drop(name))
+            self.tell(self.cache.update(self.truth[name]) if name in self.truth else self.cache.remove(name))
 
     @rule(target=names, name=st.sampled_from("abc"))
     def made(self, name):
@@ -111,25 +111,25 @@ class MissedNews(RuleBasedStateMachine):
 
     @rule()
     def lists(self):
-        self.tell(self.table.replace(self.truth.values()))
+        self.tell(self.cache.replace(self.truth.values()))
         self.hears = True
 
     @invariant()
     def every_pod_is_told_of_in_order_and_once(self):
         for told in self.history.values():
-            assert told[0] is Meaning.APPEARED
-            assert told.count(Meaning.APPEARED) == 1
-            assert told.count(Meaning.FAILED) <= 1
-            assert Meaning.GONE not in told[:-1]
-            if Meaning.FAILED in told:
-                assert Meaning.READY not in told[told.index(Meaning.FAILED) :]
+            assert told[0] is ChangeKind.APPEARED
+            assert told.count(ChangeKind.APPEARED) == 1
+            assert told.count(ChangeKind.FAILED) <= 1
+            assert ChangeKind.GONE not in told[:-1]
+            if ChangeKind.FAILED in told:
+                assert ChangeKind.READY not in told[told.index(ChangeKind.FAILED) :]
 
     @invariant()
     def whoever_hears_knows_exactly_what_is_there(self):
         if self.hears:
-            assert {one.name: one for one in self.table} == self.truth
+            assert {one.name: one for one in self.cache} == self.truth
             present = {one.uid for one in self.truth.values()}
-            assert {uid for uid, told in self.history.items() if told[-1] is not Meaning.GONE} == present
+            assert {uid for uid, told in self.history.items() if told[-1] is not ChangeKind.GONE} == present
 
 
 TestMissedNews = MissedNews.TestCase
