@@ -45,8 +45,10 @@ def look(gateway: int) -> Below:
     for pid in list_descendants(gateway):
         command = _command(pid)
         for kind, mark in (
-            ("guards", b"process_guard.py"), ("servers", b"palaestra.sessions.server"), ("renderers", b"--type=renderer"),
-        ):  # fmt: skip
+            ("guards", b"process_guard.py"),
+            ("servers", b"palaestra.sessions.server"),
+            ("renderers", b"--type=renderer"),
+        ):
             if mark in command:
                 kinds[kind].add(pid)
                 break
