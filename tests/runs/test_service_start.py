@@ -7,7 +7,7 @@ import pytest
 from palaestra.errors import ConfigError, ServiceUnreachable
 from palaestra.runs.client.connect import ensure_service
 from palaestra.runs.service import server as service
-from palaestra.runs.wire import error_of
+from palaestra.runs.wire import error_from_json
 
 
 def test_a_registry_that_is_a_directory_is_named_to_the_client(home):
@@ -23,7 +23,7 @@ def test_a_fault_of_its_own_is_the_services_last_word(home, monkeypatch, capsys)
     monkeypatch.setattr(service, "run_service", broken)
     with pytest.raises(ZeroDivisionError):
         service.main([])
-    error = error_of(json.loads(capsys.readouterr().out)["error"])
+    error = error_from_json(json.loads(capsys.readouterr().out)["error"])
     assert isinstance(error, ServiceUnreachable)
     assert str(error) == "the run service ended with a fault of its own (ZeroDivisionError: a bug of ours)"
 

@@ -301,7 +301,7 @@ def _service() -> TrainerService:
 def _configuration(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
     """The runner's keys from a file and overrides, the file as it was written, and a name for the run."""
     from palaestra.config.file import apply_overrides, read_config_file
-    from palaestra.runs.spec_file import run_name
+    from palaestra.runs.spec import run_name
 
     path = Path(words.pop(0)) if words and "=" not in words[0] else None
     if path is None and not words and runner == "palaestra":
@@ -442,6 +442,6 @@ def _put_away(found: list[dict[str, Any]], what: str, as_json: bool) -> None:
 
 
 def _print(records: list[RunRecord], *, single: bool = False) -> None:
-    from palaestra.runs.wire import run_data
+    from palaestra.runs.wire import to_json
 
-    print(strict_json(run_data(records[0]) if single else [run_data(record) for record in records]))
+    print(strict_json(to_json(records[0]) if single else [to_json(record) for record in records]))

@@ -52,9 +52,9 @@ def list_runs(
         )
     )  # fmt: skip
     if as_json:
-        from palaestra.runs.wire import run_data
+        from palaestra.runs.wire import to_json
 
-        print(strict_json([run_data(row) for row in rows]))
+        print(strict_json([to_json(row) for row in rows]))
         return
     if not rows:
         filtered = phases or runner or env or tag or agent or words or archived

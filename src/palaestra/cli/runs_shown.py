@@ -19,7 +19,7 @@ from palaestra.runs.state.event_log import attempt_outcomes, duration_s
 from palaestra.runs.tools.wandb import tracking_of
 from palaestra.runs.video.clip import Pace
 from palaestra.runs.video.recording import film_pace
-from palaestra.runs.wire import checkpoint_data, life_data, run_data
+from palaestra.runs.wire import to_json
 from palaestra.strict_json import json_number
 
 __all__ = ["comparison_table", "shown", "shown_data", "slowed"]
@@ -35,14 +35,14 @@ def shown_data(reading: RunReader, name: str) -> dict[str, Any]:
     """Everything `runs show` knows, as plain data."""
     record = reading.run(name)
     if record.archived or not reading.home.run(record.run_id).path.is_dir():
-        return {"run": run_data(record)}
+        return {"run": to_json(record)}
     recent = reading.recent_metrics(record.run_id, 1)
     return {
-        "run": run_data(record),
+        "run": to_json(record),
         "directory": str(reading.home.run(record.run_id).path),
-        "life": [life_data(happening) for happening in reading.life(record.run_id)],
+        "life": [to_json(happening) for happening in reading.life(record.run_id)],
         "metrics": {key: points[-1].value for key, points in recent.items() if points},
-        "checkpoints": [checkpoint_data(one) for one in all_checkpoints(reading.home, run_id=record.run_id)],
+        "checkpoints": [to_json(one) for one in all_checkpoints(reading.home, run_id=record.run_id)],
         "command": reading.document(record.run_id, "command"),
     }
 

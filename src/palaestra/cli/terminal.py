@@ -48,9 +48,9 @@ def shortened(text: str, longest: int) -> str:
 
 def strict_json(data: Any) -> str:
     """One JSON document; NaN and the infinities are strings, as in the HTTP API."""
-    from palaestra.runs.wire import plain
+    from palaestra.runs.wire import to_json
 
-    return json.dumps(plain(data), default=str, allow_nan=False)
+    return json.dumps(to_json(data), default=str, allow_nan=False)
 
 
 def _named(found: re.Match[str]) -> str:

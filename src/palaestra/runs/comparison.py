@@ -11,7 +11,7 @@ from palaestra.errors import ConfigError
 from palaestra.files.atomic import read_json
 from palaestra.runs.reader import RunReader
 from palaestra.runs.state.event_log import duration_s
-from palaestra.runs.wire import plain, run_data
+from palaestra.runs.wire import to_json
 
 __all__ = ["compare"]
 
@@ -24,7 +24,7 @@ _OF_THE_RUN = ("runner", "script", "env_id", "seed", "python", "gpus", "warm_sta
 
 
 def compare(reading: RunReader, names: Sequence[str]) -> dict[str, Any]:
-    """Rows, differing keys of the configurations, and what every metric was in the end, as plain data.
+    """Rows, differing keys of the configurations, and what every metric was in the end, as to_json data.
 
     That is the mean of the last 100 episodes, and of the last 10 updates for everything else.
     """
@@ -40,7 +40,7 @@ def compare(reading: RunReader, names: Sequence[str]) -> dict[str, Any]:
         numbers.append(_last_numbers(reading, record.run_id))
         columns.append(
             {
-                "run": run_data(record),
+                "run": to_json(record),
                 "elapsed_s": duration_s(record.started, record.ended, time.time()),
                 "script_sha256": str(command.get("script_sha256", "")),
                 "versions": {str(k): str(v) for k, v in dict(command.get("versions") or {}).items()},
@@ -50,7 +50,7 @@ def compare(reading: RunReader, names: Sequence[str]) -> dict[str, Any]:
     return {
         "runs": columns,
         "configuration": differences(configurations),
-        "metrics": {name: [plain(found.get(name)) for found in numbers] for name in names_of_metrics},
+        "metrics": {name: [to_json(found.get(name)) for found in numbers] for name in names_of_metrics},
     }
 
 
@@ -68,7 +68,7 @@ def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             flat |= flattened(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = plain(value)
+            flat[f"{prefix}{key}"] = to_json(value)
     return flat
 
 

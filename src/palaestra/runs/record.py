@@ -1,19 +1,42 @@
-"""What the registry and the run directories say about runs: plain frozen rows, cheap to import."""
+"""Runs, checkpoints and events as frozen dataclasses: the one definition for registry, HTTP API, client and `--json`.
+
+A field that is added to `RunRecord` or `CheckpointRecord` is a column of the registry (`store.migrations` adds it), a
+key of the JSON data and a property of the OpenAPI schema. Cheap to import.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
+from palaestra.runs.wire import API_SCHEMA, Number, field_types
 
-__all__ = ["LASTING_ALARMS", "Alarm", "CheckpointRecord", "RunEvent", "RunRecord"]
+__all__ = [
+    "LASTING_ALARMS",
+    "MAX_INTEGER",
+    "Alarm",
+    "CheckpointRecord",
+    "RunEvent",
+    "RunRecord",
+    "fit_checkpoint",
+    "fit_record",
+]
+
+_Record = TypeVar("_Record", bound="RunRecord | CheckpointRecord")
+
+MAX_INTEGER = 2**63 - 1
+"""The largest integer that the registry can hold."""
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """One line of life.jsonl: something happened to a run."""
+    """Something that happened to a run: one line of life.jsonl."""
+
+    __pydantic_config__ = API_SCHEMA
 
     seq: int
     time: float
@@ -21,7 +44,7 @@ class RunEvent:
     happening: str
     """A `PhaseEvent`, or `alarm`, `alarm_over`, `adopted`, `note`, which change no phase."""
     phase: Phase
-    """After it."""
+    """The phase after the event."""
     reason: str = ""
     code: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -29,22 +52,26 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something a person should look at while the run goes on."""
+    """A problem of a run that needs attention while the run continues."""
+
+    __pydantic_config__ = API_SCHEMA
 
     code: str
-    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `warden_gone`, `drift`; and about its numbers
-    `non_finite`, `dropped_events`, `left_out_metrics`, which stay when the run has ended."""
+    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `warden_gone`, `drift`; and about metrics
+    `non_finite`, `dropped_events`, `left_out_metrics`, which remain when the run has ended."""
     text: str
     since: float
 
 
 LASTING_ALARMS = frozenset({"non_finite", "dropped_events", "left_out_metrics"})
-"""Alarms about what a run measured. They stay on its row when it has ended: its numbers do, too."""
+"""Alarms about the metrics of a run. They remain on its record when the run has ended, as the metrics do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run as the registry knows it."""
+    """One run in its current state. Times are unix times."""
+
+    __pydantic_config__ = API_SCHEMA
 
     run_id: str
     runner: str
@@ -53,10 +80,12 @@ class RunRecord:
     env_id: str
     phase: Phase
     reason: str = ""
+    """Why the run is in this phase."""
     code: str = ""
     attempt: int = 0
+    """Number of the current attempt; 0 before the first."""
     supervised: bool = True
-    """False for a run that somebody started with `palaestra train` alone: it is shown and never stopped by us."""
+    """False for a run of `palaestra train` alone, which the service shows and never stops."""
     priority: int = 0
     created: float = 0.0
     started: float | None = None
@@ -67,7 +96,7 @@ class RunRecord:
     env_step: int = 0
     total_steps: int | None = None
     episodes: int = 0
-    episode_return: float | None = None
+    episode_return: Number | None = None
     """Mean of the last 100 episodes."""
     seed: int | None = None
     tags: tuple[str, ...] = ()
@@ -79,34 +108,37 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRecord:
-    """One checkpoint, of a run or imported; keyed (agent_id, env_id, run_id) like its run."""
+    """One checkpoint, saved by a run or imported."""
+
+    __pydantic_config__ = API_SCHEMA
 
     checkpoint_id: str
     """First 16 hex digits of its SHA-256."""
     run_id: str
-    """Empty for one that was imported."""
+    """Empty for an imported checkpoint."""
     agent_id: str
     env_id: str
     attempt: int
     env_step: int | None
-    """Environment steps it learned from; None when unknown."""
+    """Environment steps it was trained for; null when unknown."""
     path: str
-    """Absolute; `uri()` is `file://` and this."""
+    """Absolute path on the service's machine."""
     sha256: str
     size_bytes: int
     format: str
     """`palaestra`, `safetensors`, `torch_zip`, `sb3_zip`."""
     created: float
     best: bool = False
-    metric: float | None = None
+    metric: Number | None = None
     step_source: str = ""
-    """How the step is known, see `checkpoints.steps`; empty on rows of earlier versions."""
+    """How the step is known: `file`, `announced`, `name`, `log` (a lower bound), `given` or `unknown`; empty on records
+    of earlier versions."""
     profile: str = "local"
-    """Where it is stored: `local` in its run, `managed` copied by an import."""
+    """Where it is stored: `local` in its run, `managed` as a copy made by an import."""
     env_signature: dict[str, Any] = field(default_factory=dict)
-    metrics_digest: dict[str, float] = field(default_factory=dict)
+    metrics_digest: dict[str, Number] = field(default_factory=dict)
     verified: float | None = None
-    """When its bytes last matched the hash; None never, negative when they did not."""
+    """When its bytes last matched the hash; null: never checked; negative: they did not match at that time."""
 
     @property
     def shown_step(self) -> str:
@@ -114,3 +146,76 @@ class CheckpointRecord:
         if self.env_step is None:
             return "unknown"
         return f"{self.env_step:,}{'+' if self.step_source == 'log' else ''}"
+
+
+def fit_record(record: _Record) -> _Record:
+    """Cut the values of a record to what the registry can hold, so that one odd value does not hide the others.
+
+    Integers are clamped to 64 bits, and text that is not valid UTF-8 gets replacement characters.
+    """
+    changes = {}
+    for name, fit in _FITTERS[type(record)].items():
+        value = getattr(record, name)
+        fitted = fit(value)
+        if fitted is not value:
+            changes[name] = fitted
+    return replace(record, **changes) if changes else record
+
+
+def fit_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
+    """`fit_record` for a record whose types are not certain; `ValueError` when its identifiers or times are wrong."""
+    if not all(isinstance(getattr(record, name), str) for name in _IDENTIFIERS):
+        raise ValueError("its id, path or hash is not text")
+    if not isinstance(record.created, int | float) or not isinstance(record.verified, int | float | None):
+        raise ValueError("one of its times is not a number")
+    texts: dict[str, Any] = {
+        name: str(getattr(record, name)) for name, type_ in field_types(CheckpointRecord).items() if type_ is str
+    }
+    return fit_record(replace(record, **texts))
+
+
+_IDENTIFIERS = frozenset({"checkpoint_id", "path", "sha256"})
+"""Never changed: a changed path would name another file."""
+
+
+def _fit_integer(value: object, default: int | None) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if -MAX_INTEGER <= value <= MAX_INTEGER else max(-MAX_INTEGER, min(MAX_INTEGER, value))
+    return default
+
+
+def _fit_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value  # the registry refuses the row
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "replace").decode()
+    return value
+
+
+def _fit_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
+    fitted = tuple(_fit_text(tag) for tag in tags)
+    return tags if fitted == tags else fitted
+
+
+def _fit_alarms(alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:
+    fitted = tuple(replace(alarm, text=_fit_text(alarm.text)) for alarm in alarms)
+    return alarms if fitted == alarms else fitted
+
+
+def _fitters(kind: type[RunRecord | CheckpointRecord]) -> dict[str, Callable[[Any], Any]]:
+    fitters: dict[Any, Callable[[Any], Any]] = {
+        int: functools.partial(_fit_integer, default=0),
+        int | None: functools.partial(_fit_integer, default=None),
+        str: _fit_text,
+        tuple[str, ...]: _fit_tags,
+        tuple[Alarm, ...]: _fit_alarms,
+    }
+    types = field_types(kind).items()
+    return {name: fitters[type_] for name, type_ in types if type_ in fitters and name not in _IDENTIFIERS}
+
+
+_FITTERS: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
+    kind: _fitters(kind) for kind in (RunRecord, CheckpointRecord)
+}

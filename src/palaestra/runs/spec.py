@@ -1,12 +1,14 @@
-"""What somebody wants to have run: the one request that the command line, Python and HTTP all make.
+"""The request for a run, as the command line, Python and HTTP all make it.
 
-Names a runner and gives it its own keys; decides nothing about them (the runner's preflight does). What is stored holds
-no secret: those stay in the environment of the service.
+A spec names a runner and holds the runner's own keys, which the runner's preflight checks. It is stored, so it holds no
+secrets: they stay in the environment of the service.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +16,13 @@ from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
 from palaestra.config import Section
 from palaestra.redaction import Redactor, is_secret_name
-from palaestra.runs.storable import LARGEST, text_fault, value_fault
+from palaestra.runs.record import MAX_INTEGER
 
-__all__ = ["RunSpec"]
+__all__ = ["RunSpec", "find_text_fault", "find_value_fault", "resolve_environment", "run_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_LONGEST = {
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_MAX_CHARACTERS = {
     "runner": 100,
     "script": 4096,
     "checkout": 4096,
@@ -28,116 +31,194 @@ _LONGEST = {
     "warm_start": 4096,
     "tags": 100,
 }
-_MOST_GIVEN = 4 << 20
+_MAX_GIVEN_CHARACTERS = 4 << 20
 
 
 class RunSpec(Section):
-    """One run to be."""
+    """The request for one run."""
 
     schema_version: Literal[1] = 1
-    """Of this document."""
+    """Version of this document's schema."""
     runner: str = "palaestra"
-    """Who trains: `palaestra`, `cleanrl`, `sb3`, `echo`, or one that another package brings."""
+    """Name of the runner: `palaestra`, `cleanrl`, `sb3`, `echo`, or one that another package provides."""
     name: str = ""
-    """How the run's id begins; empty takes the environment's name."""
+    """Prefix of the run id; empty uses the environment's name."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The runner's own keys; `palaestra runners --schema NAME` lists them."""
     given: str = ""
-    """The configuration file as it was written, kept as config.yaml."""
+    """Text of the configuration file, kept as config.yaml."""
     script: str | None = None
-    """Which script of the runner's checkout (`dqn`), or the algorithm of a library (`ppo`)."""
+    """A script of the runner's checkout (`dqn`), or the algorithm of a library (`ppo`)."""
     checkout: str | None = None
-    """The checkout that the runner's scripts come from; None takes what the environment of the service names."""
+    """Checkout that holds the runner's scripts; null uses the one that the service's environment names."""
     env_id: str | None = None
-    """The environment; runners that have it in their configuration take it from there."""
-    seed: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Seed of everything; None is the runner's default."""
+    """The environment; runners that have it in their configuration read it from there."""
+    seed: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
+    """Seed of all random numbers; null uses the runner's default."""
     python: str | None = None
-    """Interpreter or virtual environment to run in; None lets the runner choose."""
+    """Interpreter or virtual environment to run in; null lets the runner choose."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Further environment variables. Secrets are refused here, because this is stored."""
+    """Additional environment variables. Secrets are refused, because the spec is stored."""
     invoked_from: Path = Field(default_factory=Path.cwd)
-    """Where relative paths of the configuration begin."""
+    """Directory that relative paths of the configuration refer to."""
     priority: int = Field(default=0, ge=-100, le=100)
-    """Higher starts sooner; equals start in the order they came."""
+    """Higher priorities start first; runs of equal priority start in the order of submission."""
     gpus: int = Field(default=0, ge=0, le=64)
-    """How many GPUs the run needs for itself; it waits until so many are free and is refused if there never are."""
+    """Number of GPUs reserved for the run. It waits until they are free, and is refused on a machine with fewer."""
     memory_mb: int | None = Field(default=None, ge=64, le=1 << 32)
-    """Address space the trainer may take; beyond it its allocations fail instead of the machine's."""
+    """Limit on the trainer's address space in MB; allocations beyond it fail."""
     nice: int = Field(default=0, ge=0, le=19)
-    """How far it steps back for others on the same cores."""
+    """CPU niceness of the process (0 to 19; higher yields more)."""
     warm_start: str | None = None
-    """A checkpoint (id or path) whose weights it begins with, where the runner can."""
+    """Checkpoint (id or path) to initialise the weights from, where the runner supports it."""
     track: Literal["off", "offline", "online"] = "off"
-    """W&B, where the runner can."""
+    """W&B tracking, where the runner supports it."""
     video: StrictBool = False
-    """Record short clips while training, where the runner can; slower, and the report says by how much."""
+    """Record short clips while training, where the runner supports it. Slows training; the report says by how much."""
     stop_grace_s: float | None = Field(default=None, ge=0, le=3600)
-    """How long it may take to end after it was asked to; None is the runner's own."""
+    """Seconds between the request to stop and a kill; null uses the runner's default."""
     stall_after_s: float = Field(default=600.0, gt=0)
-    """Silence (no event, no output) after which the run is called stalled."""
+    """Seconds without events or output before the run is marked stalled."""
     stall_action: Literal["tell", "stop"] = "tell"
-    """What to do then: raise an alarm, or stop it, which ends it as `stalled`."""
-    no_episode_steps: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Steps without a finished episode that are worth an alarm; 0 never, for trainers that have none; None is what the
-    service says."""
-    thin_every: int = Field(default=1, ge=1, le=LARGEST)
-    """Keep one record per metric and this many steps, for trainers that log every gradient step."""
+    """Action on a stall: `tell` raises an alarm, `stop` ends the run as `stalled`."""
+    no_episode_steps: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
+    """Alarm if no episode finishes within this many steps (0: never, for trainers without episodes); null uses the
+    service's setting."""
+    thin_every: int = Field(default=1, ge=1, le=MAX_INTEGER)
+    """Keep one record per metric in this many steps, for trainers that log every gradient step."""
     tags: tuple[str, ...] = Field(default=(), max_length=100)
-    """Words to find it by."""
+    """Labels to filter runs by."""
 
     @field_validator(
-        "seed", "priority", "gpus", "memory_mb", "nice", "stop_grace_s", "stall_after_s", "no_episode_steps",
-        "thin_every", mode="before",
-    )  # fmt: skip
+        "seed",
+        "priority",
+        "gpus",
+        "memory_mb",
+        "nice",
+        "stop_grace_s",
+        "stall_after_s",
+        "no_episode_steps",
+        "thin_every",
+        mode="before",
+    )
     @classmethod
-    def _a_number(cls, value: Any) -> Any:
+    def _check_number(cls, value: object) -> object:
         if isinstance(value, bool | str):
             raise ValueError("is not a number")
         return value
 
     @field_validator("name")
     @classmethod
-    def _safe_name(cls, value: str) -> str:
+    def _check_name(cls, value: str) -> str:
         if value and not _NAME.fullmatch(value):
             raise ValueError("may hold letters, digits, dot, dash and underscore only, at most 63, no leading dot")
         return value
 
-    @field_validator(*_LONGEST)
+    @field_validator(*_MAX_CHARACTERS)
     @classmethod
-    def _one_line(cls, value: str | tuple[str, ...] | None, info: ValidationInfo) -> str | tuple[str, ...] | None:
+    def _check_lines(cls, value: str | tuple[str, ...] | None, info: ValidationInfo) -> str | tuple[str, ...] | None:
         for text in (value,) if isinstance(value, str) else value or ():
-            fault = text_fault(text, _LONGEST[str(info.field_name)])
-            if fault:
-                raise ValueError(fault)
+            _raise_fault(find_text_fault(text, _MAX_CHARACTERS[str(info.field_name)]))
         return value
 
     @field_validator("given")
     @classmethod
-    def _is_text(cls, value: str) -> str:
-        fault = text_fault(value, _MOST_GIVEN, one_line=False)
-        if fault:
-            raise ValueError(fault)
+    def _check_given(cls, value: str) -> str:
+        _raise_fault(find_text_fault(value, _MAX_GIVEN_CHARACTERS, one_line=False))
         return value
 
     @field_validator("config", "environment", "invoked_from")
     @classmethod
-    def _can_be_stored(cls, value: Any) -> Any:
-        fault = value_fault(str(value) if isinstance(value, Path) else value)
-        if fault:
-            raise ValueError(fault)
+    def _check_storable(cls, value: Any) -> Any:
+        _raise_fault(find_value_fault(str(value) if isinstance(value, Path) else value))
         return value
 
     @field_validator("environment")
     @classmethod
-    def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_environment(cls, value: dict[str, str]) -> dict[str, str]:
         for key, text in value.items():
             if is_secret_name(key) or Redactor()(text) != text:
-                what = "looks like a secret" if is_secret_name(key) else "holds a password or token"
+                problem = "looks like a secret" if is_secret_name(key) else "holds a password or token"
                 raise ValueError(
-                    f"{key} {what} and would be stored: export it where the service starts (palaestra serve --stop "
-                    "ends the one that runs), and the trainer inherits it"
+                    f"{key} {problem} and would be stored: export it where the service starts (palaestra serve --stop "
+                    "ends the current one), and the trainer inherits it"
                 )
             if "\0" in key + text or "=" in key or not key:
                 raise ValueError(f"{key!r} is not a name that an environment can hold")
         return value
+
+
+def resolve_environment(spec: RunSpec, environment: Mapping[str, str]) -> RunSpec:
+    """Fill in the CleanRL checkout and interpreter that the client's environment variables name, if the spec has none.
+
+    The service keeps the environment of the shell that started it, which may differ from the client's.
+    """
+    if spec.runner != "cleanrl":
+        return spec
+    given = spec.config.get("checkout") or spec.checkout or environment.get("PALAESTRA_CLEANRL")
+    if not isinstance(given, str) or not given:
+        return spec
+    checkout = (spec.invoked_from / Path(given).expanduser()).resolve()
+    changes = {} if spec.config.get("checkout") or spec.checkout else {"checkout": str(checkout)}
+    project_environment = environment.get("UV_PROJECT_ENVIRONMENT")
+    if spec.python is None and project_environment:
+        # uv resolves a relative path against the project.
+        python = checkout / project_environment / "bin" / "python"
+        changes |= {"python": str(python)} if python.is_file() else {}
+    return spec.model_copy(update=changes) if changes else spec
+
+
+def run_name(given: object, path: Path | None) -> str:
+    """Prefix of a run id: the configuration's own name, else the stem of its file; empty without either."""
+    stem = given if isinstance(given, str) and given else path.stem if path is not None else ""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63]
+
+
+def find_text_fault(text: str, max_characters: int | None = None, *, one_line: bool = True) -> str:
+    """Why a text cannot be stored; empty when it can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is not valid UTF-8"
+    if "\0" in text or (one_line and _CONTROL.search(text)):
+        return "holds a control character or a line break"
+    if max_characters is not None and len(text) > max_characters:
+        return f"is longer than {max_characters:,} characters"
+    return ""
+
+
+def find_value_fault(value: object) -> str:
+    """Why nested JSON data cannot be stored, with the place of the fault; empty when it can."""
+    for place, leaf in _iterate_leaves(value):
+        fault = ""
+        if isinstance(leaf, str):
+            fault = find_text_fault(leaf, one_line=False)
+        elif isinstance(leaf, int) and not -MAX_INTEGER <= leaf <= 2 * MAX_INTEGER + 1:
+            fault = "is a number beyond 64 bits"
+        elif isinstance(leaf, float) and not math.isfinite(leaf):
+            # JSON would turn it into null, which means the default.
+            fault = "is not a finite number"
+        if fault:
+            return f"at {ascii(place)[1:-1]}: {fault}" if place else fault
+    return ""
+
+
+def _iterate_leaves(value: object) -> Iterator[tuple[str, object]]:
+    """Keys and leaves of nested data, each with its place; a stack, because the data may be nested deeply."""
+    pending = [("", value)]
+    while pending:
+        place, current = pending.pop()
+        if isinstance(current, dict):
+            for key, item in current.items():
+                key_place = f"{place}.{key}".lstrip(".")
+                yield key_place, key
+                pending.append((key_place, item))
+        elif isinstance(current, list | tuple):
+            pending.extend((f"{place}[{index}]", item) for index, item in enumerate(current))
+        else:
+            yield place, current
+
+
+def _raise_fault(fault: str) -> None:
+    if fault:
+        raise ValueError(fault)

@@ -1,15 +1,21 @@
-"""Rows, happenings and errors as plain JSON data and back: what HTTP, the client and `--json` all speak.
+"""Dataclasses and errors as JSON data and back, for the HTTP API, the client, the registry and `--json`.
 
-Free to import. A field that a later version adds is ignored by an earlier one; NaN and the infinities are strings, as
-`telemetry.json_number` says.
+`to_json` and `from_json` work from the type annotations of a dataclass, and FastAPI builds its response schema from the
+same annotations: a new field of a record needs no other change here. Readers ignore keys that they do not know, so an
+earlier version can read the data of a later one. NaN and infinities are strings, as in `strict_json`.
+
+Imports neither pydantic nor FastAPI.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from palaestra.errors import (
     ConfigError,
@@ -21,27 +27,32 @@ from palaestra.errors import (
     StateDirectoryLocked,
     UnknownRun,
 )
-from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
-from palaestra.runs.phase import Phase
-from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord
-from palaestra.strict_json import json_number, optional_number, read_numbers
+from palaestra.strict_json import json_number, optional_number, read_number, read_numbers
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
 __all__ = [
-    "checkpoint_data",
-    "checkpoint_of",
-    "error_data",
-    "error_of",
-    "life_data",
-    "life_of",
-    "plain",
-    "run_data",
-    "run_of",
+    "API_SCHEMA",
+    "JsonObject",
+    "Number",
+    "error_from_json",
+    "error_to_json",
+    "field_types",
+    "from_json",
+    "to_json",
 ]
 
 _T = TypeVar("_T")
+JsonObject: TypeAlias = dict[str, Any]
 
-_CODES: dict[type[PalaestraError], str] = {
+API_SCHEMA = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
+"""`__pydantic_config__` of the dataclasses that are responses of the HTTP API: attribute docstrings become the
+descriptions of the fields, and fields with a default are always present."""
+
+_ERROR_CODES: dict[type[PalaestraError], str] = {
     LaunchRefused: "refused",
     UnknownRun: "unknown_run",
     StateDirectoryLocked: "state_held",
@@ -50,72 +61,106 @@ _CODES: dict[type[PalaestraError], str] = {
     IllegalTransition: "illegal_transition",
     ServiceUnreachable: "unreachable",
 }
+_MAX_VALUE_CHARACTERS = 1000
 
 
-def run_data(record: RunRecord) -> dict[str, Any]:
-    """A row as JSON data."""
-    data: dict[str, Any] = plain(dataclasses.asdict(record))
-    return data
+class _JsonNumber:
+    """Tells pydantic how `strict_json` writes a float."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        serializer = core_schema.plain_serializer_function_ser_schema(json_number)
+        return core_schema.no_info_plain_validator_function(read_number, serialization=serializer)
+
+    @staticmethod
+    def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
+        return {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
 
 
-def run_of(data: Mapping[str, Any]) -> RunRecord:
-    """The row that was written so."""
-    known = _known(RunRecord, data)
-    return RunRecord(
-        **{
-            **known,
-            "phase": Phase(data["phase"]),
-            "episode_return": optional_number(data.get("episode_return")),
-            "tags": tuple(data.get("tags") or ()),
-            "alarms": tuple(Alarm(**_known(Alarm, alarm)) for alarm in data.get("alarms") or ()),
-            "warden": ProcessIdentity.from_json(data.get("warden")),
-            "trainer": ProcessIdentity.from_json(data.get("trainer")),
-        }
-    )
+Number = Annotated[float, _JsonNumber]
+"""A float that may be NaN or infinite, which JSON has no literals for."""
 
 
-def life_data(record: RunEvent) -> dict[str, Any]:
-    """A happening as JSON data."""
-    data: dict[str, Any] = plain(dataclasses.asdict(record))
-    return data
+def to_json(value: Any) -> Any:
+    """A dataclass, or nested data that may hold some, as strict JSON data."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, float):
+        return json_number(value)
+    if isinstance(value, Mapping):
+        return {to_json(str(key)): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
 
 
-def life_of(data: Mapping[str, Any]) -> RunEvent:
-    """The happening that was written so."""
-    return RunEvent(**{**_known(RunEvent, data), "phase": Phase(data["phase"])})
+def from_json(kind: type[_T], data: Mapping[str, Any]) -> _T:
+    """A dataclass from its JSON data."""
+    readers = _readers.get(kind)
+    if readers is None:
+        readers = _readers[kind] = {name: _reader(annotation) for name, annotation in field_types(kind).items()}
+    known = {name: value for name, value in data.items() if name in readers}
+    for name, read in readers.items():
+        if read is not None and name in known:
+            known[name] = read(known[name])
+    return kind(**known)
 
 
-def checkpoint_data(record: CheckpointRecord) -> dict[str, Any]:
-    """A checkpoint's row as JSON data."""
-    data: dict[str, Any] = plain(dataclasses.asdict(record))
-    return data
+def field_types(kind: type[Any]) -> dict[str, Any]:
+    """The annotations of a dataclass's fields, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def checkpoint_of(data: Mapping[str, Any]) -> CheckpointRecord:
-    """The checkpoint's row that was written so."""
-    metric, digest = optional_number(data.get("metric")), read_numbers(data.get("metrics_digest") or {})
-    return CheckpointRecord(**{**_known(CheckpointRecord, data), "metric": metric, "metrics_digest": digest})
+_readers: dict[Any, dict[str, Callable[[Any], Any] | None]] = {}
+"""Converters of every dataclass that was read, by field."""
 
 
-def error_data(error: PalaestraError) -> dict[str, Any]:
-    """An error of ours as JSON data, without secrets."""
+def _reader(kind: Any) -> Callable[[Any], Any] | None:
+    """Converts a JSON value to an annotated type; None when the JSON value is used as it is."""
+    if kind == Number | None:
+        return optional_number
+    if kind == dict[str, Number]:
+        return lambda values: read_numbers(values or {})
+    arguments = get_args(kind)
+    if NoneType in arguments:
+        item = next(argument for argument in arguments if argument is not NoneType)
+        read = getattr(item, "from_json", None) or _reader(item)
+        return read and (lambda value: None if value is None else read(value))
+    if get_origin(kind) is tuple:
+        read_item = _reader(arguments[0])
+        return lambda values: tuple(values or ()) if read_item is None else tuple(map(read_item, values or ()))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return functools.partial(from_json, kind)
+    return None
+
+
+def error_to_json(error: PalaestraError) -> JsonObject:
+    """An error as JSON data, with secrets redacted."""
     redact = Redactor()
-    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "failed")
-    data: dict[str, Any] = {"code": code, "text": redact(str(error)), "place": "", "reason": "", "remedy": ""}
+    code = next((code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)), "failed")
+    data: JsonObject = {"code": code, "text": redact(str(error)), "place": "", "reason": "", "remedy": ""}
     if isinstance(error, ConfigError):
-        shown = redact(json.dumps(plain(error.value), default=str))
         data |= {"place": error.place, "reason": redact(error.reason), "remedy": redact(error.remedy)}
-        # What is too long to be said in the sentence is too long here, and what was hidden may be JSON no more.
-        data["value"] = json.loads(shown) if len(shown) <= 1000 and "***" not in shown else shown[:1000]
+        value = redact(json.dumps(to_json(error.value), default=str))
+        # A shortened or redacted value may no longer be JSON, and is sent as text.
+        is_whole = len(value) <= _MAX_VALUE_CHARACTERS and "***" not in value
+        data["value"] = json.loads(value) if is_whole else value[:_MAX_VALUE_CHARACTERS]
     if isinstance(error, ConsentRequired):
         data["digest"] = error.digest
     return data
 
 
-def error_of(data: Mapping[str, Any]) -> PalaestraError:
-    """The error that was written so."""
+def error_from_json(data: Mapping[str, Any]) -> PalaestraError:
+    """The error that `error_to_json` wrote."""
     text, code = str(data.get("text", "")), data.get("code")
-    kind = next((kind for kind, known in _CODES.items() if known == code), PalaestraError)
+    kind = next((kind for kind, known in _ERROR_CODES.items() if known == code), PalaestraError)
     if issubclass(kind, ConfigError):
         return kind(
             str(data.get("place", "")), data.get("value"), str(data.get("reason", "")), str(data.get("remedy", ""))
@@ -123,21 +168,3 @@ def error_of(data: Mapping[str, Any]) -> PalaestraError:
     if issubclass(kind, ConsentRequired):
         return ConsentRequired(text, str(data.get("digest", "")))
     return kind(text)
-
-
-def plain(value: Any) -> Any:
-    """Nested data with nothing in it that strict JSON lacks."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, float):
-        return json_number(value)
-    if isinstance(value, Mapping):
-        return {plain(str(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
-def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in data.items() if name in names}

@@ -29,8 +29,8 @@ from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import signature_of
 from palaestra.runs.checkpoints.steps import CheckpointStep, step_in_file
-from palaestra.runs.record import CheckpointRecord
-from palaestra.runs.storable import LARGEST, storable_checkpoint, text_fault
+from palaestra.runs.record import MAX_INTEGER, CheckpointRecord, fit_checkpoint
+from palaestra.runs.spec import find_text_fault
 
 __all__ = ["Provenance", "import_checkpoint", "imported", "keep_checkpoint", "separate_from_runs"]
 
@@ -55,11 +55,11 @@ class Provenance:
     def checked(self, agent: str = "agent_id", env: str = "env_id", step: str = "env_step") -> Provenance:
         """This, when it can be stored; `CheckpointError` names the place as whoever gave it knows it."""
         for place, text in ((agent, self.agent_id), (env, self.env_id)):
-            fault = text_fault(text, _LONGEST_NAME)
+            fault = find_text_fault(text, _LONGEST_NAME)
             if fault:
                 raise CheckpointError(place, text, fault, "Give a name on one line")
-        if self.env_step is not None and not 0 <= self.env_step <= LARGEST:
-            raise CheckpointError(step, self.env_step, "is no count of steps", f"Give 0 to {LARGEST}")
+        if self.env_step is not None and not 0 <= self.env_step <= MAX_INTEGER:
+            raise CheckpointError(step, self.env_step, "is no count of steps", f"Give 0 to {MAX_INTEGER}")
         return self
 
 
@@ -274,7 +274,7 @@ def _record(
     own = own or OwnCheckpoint()
     env_id = known.env_id or own.env_id
     agent = f"palaestra/{own.algorithm}" if own.algorithm else ""
-    return storable_checkpoint(
+    return fit_checkpoint(
         CheckpointRecord(
             checkpoint_id=sha256[:16],
             run_id="",
@@ -331,6 +331,6 @@ def _read(note: Path) -> CheckpointRecord | None:
     if data is None or data.pop("schema", 1) != 1:
         return None
     try:
-        return storable_checkpoint(CheckpointRecord(**data))
+        return fit_checkpoint(CheckpointRecord(**data))
     except (TypeError, ValueError):
         return None

@@ -30,10 +30,8 @@ from palaestra.runs.client.connect import RESTART, Endpoint, ensure_service, hol
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.series.metric_point import MetricPoint
-from palaestra.runs.spec import RunSpec
-from palaestra.runs.spec_here import as_meant_here
-from palaestra.runs.storable import value_fault
-from palaestra.runs.wire import checkpoint_of, error_of, life_of, run_of
+from palaestra.runs.spec import RunSpec, find_value_fault, resolve_environment, run_name
+from palaestra.runs.wire import error_from_json, from_json
 from palaestra.telemetry.event import Record, decode
 
 __all__ = ["Prepared", "TrainerService"]
@@ -101,11 +99,13 @@ class TrainerService:
 
     def submit(self, spec: RunSpec, consent: str | None = None, run_id: str | None = None) -> RunRecord:
         """Queue a run; `consent` is the digest of the command that was agreed to, `run_id` that of its preview."""
-        return run_of(self._call("POST", "/runs", {"spec": _dumped(spec), "consent": consent, "run_id": run_id}))
+        return from_json(
+            RunRecord, self._call("POST", "/runs", {"spec": _dumped(spec), "consent": consent, "run_id": run_id})
+        )
 
     def stop_run(self, run_id: str, *, grace_s: float | None = None) -> RunRecord:
         """End a run. Returns when nothing of it lives."""
-        return run_of(self._call("POST", f"/runs/{_word(run_id)}/stop", {"grace_s": grace_s}))
+        return from_json(RunRecord, self._call("POST", f"/runs/{_word(run_id)}/stop", {"grace_s": grace_s}))
 
     def resume_run(
         self,
@@ -120,15 +120,15 @@ class TrainerService:
         `changes` are values by dotted key, such as {"trainer.total_timesteps": 200_000}.
         """
         body = {"consent": consent, "checkpoint": checkpoint, "changes": _json_changes(changes or {})}
-        return run_of(self._call("POST", f"/runs/{_word(run_id)}/resume", body))
+        return from_json(RunRecord, self._call("POST", f"/runs/{_word(run_id)}/resume", body))
 
     def run(self, run_id: str) -> RunRecord:
         """A run as it is at the moment."""
-        return run_of(self._call("GET", f"/runs/{_word(run_id)}"))
+        return from_json(RunRecord, self._call("GET", f"/runs/{_word(run_id)}"))
 
     def runs(self, **filters: Any) -> list[RunRecord]:
         """Runs that fit, newest first; the filters are those of `GET /runs`."""
-        return [run_of(row) for row in self._call("GET", "/runs", query=filters)]
+        return [from_json(RunRecord, row) for row in self._call("GET", "/runs", query=filters)]
 
     def wait(
         self, run_id: str, *, phases: Collection[Phase] | None = None, timeout_s: float | None = None
@@ -168,7 +168,7 @@ class TrainerService:
         """
         query = {"after": after, "follow": follow}
         for _, kind, data in self._stream(f"/runs/{_word(run_id)}/events", query, after):
-            yield decode(data) if kind == "event" else life_of(json.loads(data))
+            yield decode(data) if kind == "event" else from_json(RunEvent, json.loads(data))
 
     def recent_metrics(self, run_id: str, count: int, names: Sequence[str] = ()) -> dict[str, list[MetricPoint]]:
         """The last points of the named metrics; of all, when none is named."""
@@ -189,7 +189,7 @@ class TrainerService:
 
     def checkpoints(self, **filters: Any) -> list[CheckpointRecord]:
         """Checkpoints that fit, newest first: `run`, `agent`, `env`."""
-        return [checkpoint_of(row) for row in self._call("GET", "/checkpoints", query=filters)]
+        return [from_json(CheckpointRecord, row) for row in self._call("GET", "/checkpoints", query=filters)]
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         """Any other route, as docs/http-api.md lists them; errors are raised as they would be here."""
@@ -334,7 +334,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, str, str]
 
 def _refusal(response: http.client.HTTPResponse, body: bytes) -> PalaestraError:
     try:
-        return error_of(json.loads(body)["error"])
+        return error_from_json(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return PalaestraError(f"the run service answered {response.status} {response.reason}")
 
@@ -348,21 +348,21 @@ def _spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, more: d
     if isinstance(config, Mapping):
         given["config"] = dict(config)
     else:
-        from palaestra.runs.spec_file import read_config, run_name
+        from palaestra.config.file import read_config_file
 
-        given["config"], given["given"] = read_config(Path(config))
+        given["config"], given["given"] = read_config_file(Path(config)), Path(config).read_text(encoding="utf-8")
         given.setdefault("name", run_name(given["config"].get("name"), Path(config)))
     return parse_section(RunSpec, given, place="spec")
 
 
 def _dumped(spec: RunSpec) -> dict[str, Any]:
-    return as_meant_here(spec, os.environ).model_dump(mode="json")
+    return resolve_environment(spec, os.environ).model_dump(mode="json")
 
 
 def _json_changes(changes: Mapping[str, Any]) -> Any:
     """Changed keys as a service takes them; dates become text, as in the configuration of a new run."""
     for key, value in changes.items():
-        fault = value_fault(value)
+        fault = find_value_fault(value)
         if fault:
             raise ConfigError(key, value, fault)
     return to_jsonable_python(dict(changes))

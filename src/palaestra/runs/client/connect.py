@@ -28,7 +28,7 @@ from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.state.attempt_status import last_lines
-from palaestra.runs.wire import error_of
+from palaestra.runs.wire import error_from_json
 
 __all__ = ["Endpoint", "Holder", "end_service", "ensure_service", "find_service", "holder_of"]
 
@@ -172,7 +172,7 @@ def _start(home: Home, settings: dict[str, Any]) -> None:
         process.kill()
     process.wait()
     if "error" in said:
-        raise error_of(said["error"])
+        raise error_from_json(said["error"])
     why = f" within {_START_S:.0f} s" if late else ""
     raise ServiceUnreachable(f"the run service did not start{why} (exit code {process.returncode}). {_tail(home)}")
 

@@ -17,12 +17,12 @@ from palaestra.runs.ingest.grammar import tracking_url
 from palaestra.runs.ingest.output_watch import OutputWatch
 from palaestra.runs.ingest.tags import provenance
 from palaestra.runs.ingest.translator import Counts, Translator
+from palaestra.runs.record import MAX_INTEGER
 from palaestra.runs.runner import JournalFile, Source
 from palaestra.runs.series.lock import SeriesLock
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
 from palaestra.runs.state.progress import AttemptProgress, NonFiniteTracker
-from palaestra.runs.storable import LARGEST
 from palaestra.telemetry.event import (
     CheckpointSaved,
     EpisodeSummary,
@@ -96,7 +96,7 @@ class _Tally:
                 continue
             elif not isinstance(event, CheckpointSaved | Frame):
                 continue
-            if event.env_step <= LARGEST:
+            if event.env_step <= MAX_INTEGER:
                 self.env_step = max(self.env_step, event.env_step)
 
     def mean_return(self) -> float | None:

@@ -28,7 +28,7 @@ from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
-from palaestra.runs.wire import error_data
+from palaestra.runs.wire import error_to_json
 
 __all__ = ["build_api"]
 
@@ -70,7 +70,7 @@ class _Refusal:
 def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(PalaestraError)
     async def ours(request: Request, error: PalaestraError) -> JSONResponse:
-        return _Refusal(_status(error), error_data(error)).answer()
+        return _Refusal(_status(error), error_to_json(error)).answer()
 
     @app.exception_handler(Exception)
     async def mistake(request: Request, error: Exception) -> JSONResponse:
@@ -82,7 +82,7 @@ def _add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def bad_input(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _Refusal(422, error_data(_bad_input(error))).answer()
+        return _Refusal(422, error_to_json(_bad_input(error))).answer()
 
     @app.exception_handler(HTTPException)
     async def not_a_route(request: Request, error: HTTPException) -> JSONResponse:

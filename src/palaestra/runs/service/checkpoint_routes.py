@@ -25,7 +25,7 @@ from palaestra.runs.service.documents import (
     VerdictDocument,
 )
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.wire import checkpoint_data
+from palaestra.runs.wire import to_json
 
 __all__ = ["add_checkpoint_routes"]
 
@@ -97,7 +97,7 @@ def add_checkpoint_routes(app: FastAPI, reading: RunReader, registry: Registry) 
 
 
 def _document(record: CheckpointRecord) -> CheckpointDocument:
-    return CheckpointDocument.model_validate(checkpoint_data(record))
+    return CheckpointDocument.model_validate(to_json(record))
 
 
 def _deployment(now: Deployment) -> DeploymentDocument:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from palaestra.config import parse_section
+from palaestra.config.file import read_config_file
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.http.hosts import is_host_name
 from palaestra.runs.client.connect import holder_of
-from palaestra.runs.spec_file import read_config
 from palaestra.runs.supervisor.config import SupervisorConfig
 
 __all__ = ["SETTINGS_FILE", "ServiceConfig", "service_config", "settings_changed"]
@@ -46,7 +46,7 @@ class ServiceConfig(SupervisorConfig):
 def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
     """What was given on top of what `service.yaml` of the state directory says, if there is one."""
     path = home.path / SETTINGS_FILE
-    lasting = read_config(path)[0] if path.exists() else {}
+    lasting = read_config_file(path) if path.exists() else {}
     return parse_section(ServiceConfig, {**lasting, **given}, place="service")
 
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from palaestra.runs.phase import Phase
-from palaestra.runs.spec import RunSpec
-from palaestra.runs.storable import text_fault
+from palaestra.runs.spec import RunSpec, find_text_fault
 
 __all__ = [
     "Agreement", "CheckpointDocument", "ClipDocument", "Comparison", "Deploying", "DeploymentDocument", "Doomed",
@@ -25,7 +24,7 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrin
 
 
 def _stored(text: str) -> str:
-    fault = text_fault(text)
+    fault = find_text_fault(text)
     if fault:
         raise ValueError(fault)
     return text

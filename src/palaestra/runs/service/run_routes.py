@@ -32,7 +32,7 @@ from palaestra.runs.service.documents import (
 from palaestra.runs.supervisor.preflight import Preview
 from palaestra.runs.supervisor.resume import ResumeRequest
 from palaestra.runs.supervisor.supervisor import Supervisor
-from palaestra.runs.wire import life_data, run_data
+from palaestra.runs.wire import to_json
 
 __all__ = ["add_run_routes"]
 
@@ -72,7 +72,7 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReader) -> No
             phases=phase, runner=runner, env_id=env, tag=tag, agent_id=agent, search=(search or "").split(),
             archived=archived, before=before, limit=limit,
         )  # fmt: skip
-        return [run_data(_newest(supervisor, row)) for row in rows]
+        return [to_json(_newest(supervisor, row)) for row in rows]
 
     @app.get("/runs/{run_id}", operation_id="show_run", tags=["runs"], responses=errors(404))
     def show_run(run_id: RunId) -> RunDocument:
@@ -86,7 +86,7 @@ def _add_reading(app: FastAPI, supervisor: Supervisor, reading: RunReader) -> No
     @app.get("/runs/{run_id}/life", operation_id="life", tags=["runs"], responses=errors(404))
     def life(run_id: RunId) -> list[LifeDocument]:
         """What happened to a run, in order."""
-        return [LifeDocument.model_validate(life_data(record)) for record in reading.life(run_id)]
+        return [LifeDocument.model_validate(to_json(record)) for record in reading.life(run_id)]
 
     @app.get("/runs/{run_id}/spec", operation_id="spec", tags=["runs"], responses=errors(404))
     def spec(run_id: RunId) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _newest(supervisor: Supervisor, row: RunRecord) -> RunRecord:
 
 
 def _document(record: RunRecord) -> RunDocument:
-    return RunDocument.model_validate(run_data(record))
+    return RunDocument.model_validate(to_json(record))
 
 
 def _preview(preview: Preview) -> PreviewDocument:

@@ -41,7 +41,7 @@ from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.video.checkpoint_recorder import CheckpointRecorder
-from palaestra.runs.wire import error_data
+from palaestra.runs.wire import error_to_json
 
 __all__ = ["ServiceConfig", "main", "run_service", "serve", "service_config"]
 
@@ -160,13 +160,13 @@ def main(arguments: list[str]) -> int:
         given = json.loads(arguments[0]) if arguments else {}
         run_service(service_config(home, given), home, told)
     except PalaestraError as error:
-        told({"error": error_data(error)})
+        told({"error": error_to_json(error)})
         return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:
         # Who waits for our first line must hear why there is none; the traceback goes where stderr leads.
         why = f"the run service ended with a fault of its own ({type(error).__name__}: {error})"
         with contextlib.suppress(OSError):  # whoever started us may have left long ago
-            told({"error": error_data(ServiceUnreachable(why))})
+            told({"error": error_to_json(ServiceUnreachable(why))})
         raise
     return 0
 

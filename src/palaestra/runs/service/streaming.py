@@ -17,7 +17,7 @@ from starlette.responses import StreamingResponse
 from palaestra.runs.ingest.following import StreamItem
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunEvent
-from palaestra.runs.wire import life_data
+from palaestra.runs.wire import to_json
 from palaestra.telemetry.event import encode
 
 __all__ = ["EventStream", "happenings_of_all", "log_of", "stream_of"]
@@ -53,7 +53,7 @@ async def happenings_of_all(lives: AsyncIterator[tuple[str, RunEvent]], closing:
     yield b":\n\n"
     async for batch in batches(lives, closing):
         frames = [
-            f"event: life\ndata: {json.dumps({'run_id': run_id, **life_data(record)})}\n\n" for run_id, record in batch
+            f"event: life\ndata: {json.dumps({'run_id': run_id, **to_json(record)})}\n\n" for run_id, record in batch
         ]
         yield "".join(frames).encode() if frames else b":\n\n"
 
@@ -149,5 +149,5 @@ def _framed(told: StreamItem) -> bytes:
     item = told.item
     if isinstance(item, RunEvent):
         kind = "alarm" if item.happening in ("alarm", "alarm_over") else "life"
-        return f"id: {told.id}\nevent: {kind}\ndata: {json.dumps(life_data(item))}\n\n".encode()
+        return f"id: {told.id}\nevent: {kind}\ndata: {json.dumps(to_json(item))}\n\n".encode()
     return f"id: {told.id}\nevent: event\ndata: {encode(item.event, item.seq, item.time)}\n\n".encode()

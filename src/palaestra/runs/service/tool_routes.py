@@ -30,7 +30,7 @@ from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.tools.wandb import tracking_of
 from palaestra.runs.video.clip import Clip, clips_of
 from palaestra.runs.video.filming import film_run
-from palaestra.runs.wire import plain
+from palaestra.runs.wire import to_json
 
 __all__ = ["add_tool_routes"]
 
@@ -112,4 +112,4 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reading: RunReader, te
 
 
 def _clip(clip: Clip, run: RunDirectory) -> ClipDocument:
-    return ClipDocument.model_validate({"name": clip_name(clip, run), **plain(asdict(clip))})
+    return ClipDocument.model_validate({"name": clip_name(clip, run), **to_json(asdict(clip))})

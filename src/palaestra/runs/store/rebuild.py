@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
 from palaestra.runs.phase import Phase, PhaseEvent, determine_outcome
-from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord
+from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord, fit_record
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.attempt_status import read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
-from palaestra.runs.storable import storable
 from palaestra.runs.store.database import RegistryCorrupt, set_aside
 from palaestra.runs.store.registry import ROW_FAULTS, Registry
+from palaestra.runs.wire import from_json
 from palaestra.strict_json import optional_number
 
 __all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
@@ -113,7 +113,7 @@ def read_run(run: RunDirectory) -> RunRecord | None:
     except Exception as error:  # noqa: BLE001 - what ails one directory must not hide the others
         _log.warning("%s: its directory cannot be read: %s: %s", run.run_id, type(error).__name__, error)
         return None
-    return None if record is None else storable(record)
+    return None if record is None else fit_record(record)
 
 
 def _read_run(run: RunDirectory) -> RunRecord | None:
@@ -222,11 +222,7 @@ def read_packed(note: Path) -> RunRecord | None:
     if data is None or not note.with_suffix(".tar.gz").exists():
         return None
     try:
-        # Also beside the package: what is not in it.
-        row = {field.name: data[field.name] for field in fields(RunRecord) if field.name in data}
-        row["episode_return"] = optional_number(data.get("episode_return"))
-        plain = {"phase": Phase(data["phase"]), "tags": tuple(data["tags"]), "alarms": (), "archived": True}
-        return RunRecord(**{**row, **plain})
+        return replace(from_json(RunRecord, data), alarms=(), archived=True)
     except (KeyError, TypeError, ValueError):
         return None
 

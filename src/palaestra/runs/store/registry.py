@@ -8,31 +8,27 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, get_origin
 
 from palaestra.files.home import Home
-from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
-from palaestra.runs.storable import storable, storable_checkpoint
+from palaestra.runs.record import CheckpointRecord, RunRecord, fit_checkpoint, fit_record
 from palaestra.runs.store.database import RegistryCorrupt, is_sound, open_reading, open_writing, set_aside
-from palaestra.strict_json import dump_json, json_number, optional_number, read_numbers
+from palaestra.runs.wire import Number, field_types, from_json
+from palaestra.strict_json import dump_json, json_number
 
 __all__ = ["ROW_FAULTS", "Registry", "reading_registry"]
 
 _log = logging.getLogger(__name__)
 
-_RUN = (
-    "run_id runner agent_id env_id phase reason code attempt supervised priority created started ended process "
-    "env_step total_steps episodes episode_return seed tags alarms archived tracking_url bytes_on_disk"
-).split()
-_CHECKPOINT = (
-    "path checkpoint_id run_id agent_id env_id attempt env_step step_source sha256 size_bytes format created best "
-    "metric profile env_signature metrics_digest verified"
-).split()
+_PROCESSES = ("warden", "trainer")
+"""Fields of `RunRecord` that share the JSON column `process`. Every other field has a column of its own name."""
+_RUN = (*(name for name in field_types(RunRecord) if name not in _PROCESSES), "process")
+_CHECKPOINT = tuple(field_types(CheckpointRecord))
+_Convert: TypeAlias = Callable[[Any], Any]
 
 
 class Registry:
@@ -242,61 +238,61 @@ def _readable(rows: Sequence[Sequence[Any]]) -> list[RunRecord]:
 
 
 def _run_row(record: RunRecord) -> list[Any]:
-    record = storable(record)
-    process = {
-        "warden": None if record.warden is None else asdict(record.warden),
-        "trainer": None if record.trainer is None else asdict(record.trainer),
-    }
-    plain: dict[str, Any] = {
-        "phase": str(record.phase),
-        "supervised": int(record.supervised),
-        "archived": int(record.archived),
-        "process": json.dumps(process),
-        "tags": json.dumps(list(record.tags)),
-        "alarms": json.dumps([asdict(alarm) for alarm in record.alarms]),
-        # SQLite stores NaN as NULL, which would say that no episode ended.
-        "episode_return": None if record.episode_return is None else json_number(record.episode_return),
-    }
-    return [plain[name] if name in plain else getattr(record, name) for name in _RUN]
+    record = fit_record(record)
+    process = json.dumps({name: getattr(record, name) for name in _PROCESSES}, default=asdict)
+    return [*_values(record, _RUN[:-1]), process]
 
 
 def _run(row: Sequence[Any]) -> RunRecord:
-    data = dict(zip(_RUN, row, strict=True))
-    process = data.pop("process")
-    # Most rows are of runs that ended long ago; what is empty need not be parsed.
-    known = json.loads(process) if process else {}
-    alarms = data.pop("alarms")
-    tags = data.pop("tags")
-    return RunRecord(
-        **{
-            **data,
-            "phase": Phase(data["phase"]),
-            "supervised": bool(data["supervised"]),
-            "episode_return": optional_number(data["episode_return"]),
-            "archived": bool(data["archived"]),
-            "warden": ProcessIdentity.from_json(known.get("warden")),
-            "trainer": ProcessIdentity.from_json(known.get("trainer")),
-            "tags": () if tags == "[]" else tuple(json.loads(tags)),
-            "alarms": () if alarms == "[]" else tuple(Alarm(**alarm) for alarm in json.loads(alarms)),
-        }
-    )
+    data = _parsed(RunRecord, _RUN, row)
+    return from_json(RunRecord, {**data, **json.loads(data["process"] or "{}")})
 
 
 def _checkpoint_row(record: CheckpointRecord) -> list[Any]:
-    record = storable_checkpoint(record)
-    plain: dict[str, Any] = {
-        "best": int(record.best),
-        "metric": None if record.metric is None else json_number(record.metric),
-        "env_signature": json.dumps(record.env_signature),
-        "metrics_digest": dump_json(record.metrics_digest),
-    }
-    return [plain[name] if name in plain else getattr(record, name) for name in _CHECKPOINT]
+    return _values(fit_checkpoint(record), _CHECKPOINT)
 
 
 def _checkpoint(row: Sequence[Any]) -> CheckpointRecord:
-    data = dict(zip(_CHECKPOINT, row, strict=True))
-    data["best"] = bool(data["best"])
-    data["metric"] = optional_number(data["metric"])
-    data["env_signature"] = json.loads(data["env_signature"])
-    data["metrics_digest"] = read_numbers(json.loads(data["metrics_digest"]))
-    return CheckpointRecord(**data)
+    return from_json(CheckpointRecord, _parsed(CheckpointRecord, _CHECKPOINT, row))
+
+
+def _values(record: RunRecord | CheckpointRecord, columns: Sequence[str]) -> list[Any]:
+    """The fields of a record as SQLite stores them."""
+    encoders = _ENCODERS[type(record)]
+    return [encoders[name](getattr(record, name)) if name in encoders else getattr(record, name) for name in columns]
+
+
+def _parsed(kind: type[Any], columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """A row as the JSON data of a record."""
+    data = dict(zip(columns, row, strict=True))
+    for name, decode in _DECODERS[kind].items():
+        data[name] = decode(data[name])
+    return data
+
+
+def _encode_number(value: float | None) -> float | str | None:
+    # SQLite stores NaN as NULL, which would mean that there is no number.
+    return None if value is None else json_number(value)
+
+
+def _encode_json(value: object) -> str:
+    return json.dumps(value, default=asdict)
+
+
+def _decode_json(text: str) -> Any:
+    # Most rows hold empty lists; parsing each of them would slow down listing runs.
+    return () if text == "[]" else json.loads(text)
+
+
+def _converters(kind: type[Any], by_type: dict[Any, _Convert], by_origin: _Convert) -> dict[str, _Convert]:
+    """Converters of the fields that SQLite has no type for; tuples and dictionaries are JSON text."""
+    types = field_types(kind).items()
+    found = {
+        name: by_type.get(type_, by_origin if get_origin(type_) in (tuple, dict) else None) for name, type_ in types
+    }
+    return {name: convert for name, convert in found.items() if convert is not None}
+
+
+_ENCODE: dict[Any, _Convert] = {bool: int, Phase: str, Number | None: _encode_number, dict[str, Number]: dump_json}
+_ENCODERS = {kind: _converters(kind, _ENCODE, _encode_json) for kind in (RunRecord, CheckpointRecord)}
+_DECODERS = {kind: _converters(kind, {bool: bool}, _decode_json) for kind in (RunRecord, CheckpointRecord)}

@@ -13,11 +13,10 @@ from palaestra.files.atomic import sync, write_json, write_text
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import RunRecord
+from palaestra.runs.record import MAX_INTEGER, RunRecord
 from palaestra.runs.runner import LaunchPlan, Place
-from palaestra.runs.spec import RunSpec
+from palaestra.runs.spec import RunSpec, find_text_fault, find_value_fault
 from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.storable import LARGEST, text_fault, value_fault
 
 __all__ = [
     "admit",
@@ -42,12 +41,12 @@ def place_of(run: RunDirectory, number: int, resume_from: str | None = None) -> 
 def plan_fault(plan: LaunchPlan) -> str:
     """Why what a runner planned cannot be put on record; empty when it can."""
     for name, text in (("environment", plan.env_id), ("algorithm", plan.algorithm)):
-        fault = text_fault(text, _LONGEST_NAME)
+        fault = find_text_fault(text, _LONGEST_NAME)
         if fault:
             return f"its {name} {text!r} {fault}"
-    if plan.total_steps is not None and not 0 <= plan.total_steps <= LARGEST:
+    if plan.total_steps is not None and not 0 <= plan.total_steps <= MAX_INTEGER:
         return f"{plan.total_steps} steps are not a number of steps that can be counted"
-    fault = value_fault(dict(plan.resolved))
+    fault = find_value_fault(dict(plan.resolved))
     return f"one of its values, {fault}" if fault else ""
 
 
