@@ -12,7 +12,7 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
-from palaestra.runs.phase import Phase, PhaseEvent, determine_outcome
+from palaestra.runs.phase import PhaseEvent, determine_outcome
 from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord, fit_record
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.attempt_status import read_exit_facts, read_status
