@@ -23,17 +23,17 @@ def make(
 ) -> None:
     """Draw screens and teach a new model on them. Takes minutes on one core."""
     _with_transformers()
-    from palaestra.policy.tiny_vlm import Recipe, teach, write_model
-    from palaestra.policy.tiny_vlm.recipe import refuse_existing
+    from palaestra.policy.tiny_vlm import Recipe, train_model, write_model
+    from palaestra.policy.tiny_vlm.recipe import check_output_path
 
-    refuse_existing(output)  # before the minutes, not after
+    check_output_path(output)  # before the minutes, not after
     begun = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - begun:5.0f} s  {line}", file=sys.stderr, flush=True)
 
     recipe = Recipe(seed=seed)
-    manifest = write_model(teach(recipe, say), recipe, output)
+    manifest = write_model(train_model(recipe, say), recipe, output)
     _show(manifest, output, as_json)
 
 

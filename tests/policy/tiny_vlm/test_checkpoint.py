@@ -8,8 +8,8 @@ import torch
 
 from palaestra.policy.codecs import CODECS, IMAGE_RULES, DecodedAction
 from palaestra.policy.tiny_vlm import SHIPPED, read_manifest
-from palaestra.policy.tiny_vlm.screen_dataset import ask
-from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, draw_bar, draw_screen
+from palaestra.policy.tiny_vlm.screen_dataset import write_instruction
+from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, draw_instruction_bar, draw_screen
 from palaestra.policy.vlm import Conversation, ModelConfig, PastTurn, Picture, SampleRequest, VLMPolicy
 from palaestra.sessions.action import Click
 from palaestra.sessions.screen import Size
@@ -29,9 +29,9 @@ def screens(count, seed=987_654):
     rng = random.Random(seed)
     for _ in range(count):
         screen = draw_screen(rng)
-        asked = ask(screen, rng)
-        if screen.barred:
-            draw_bar(screen, asked.text, rng)
+        asked = write_instruction(screen, rng)
+        if screen.has_bar:
+            draw_instruction_bar(screen, asked.text, rng)
         file = io.BytesIO()
         screen.image.save(file, "PNG")
         yield Picture(file.getvalue(), SIZE), asked

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from palaestra.errors import CheckpointError, ConfigError
-from palaestra.policy.tiny_vlm import MANIFEST, Recipe, read_manifest, teach, write_model
+from palaestra.policy.tiny_vlm import MANIFEST, Recipe, read_manifest, train_model, write_model
 from palaestra.policy.tiny_vlm.architecture import build_image_processor
-from palaestra.policy.tiny_vlm.screen_dataset import draw_pool, patches
+from palaestra.policy.tiny_vlm.screen_dataset import build_dataset, cut_patches
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH
 
 SMALL = Recipe(seed=3, screens=12, questions=3, see_steps=3, see_batch=4, speak_steps=3, speak_batch=4)
@@ -17,11 +17,11 @@ SMALL = Recipe(seed=3, screens=12, questions=3, see_steps=3, see_batch=4, speak_
 
 @pytest.fixture(scope="module")
 def pool():
-    return draw_pool(24, seed=1, questions=4)
+    return build_dataset(24, seed=1, instructions=4)
 
 
 def test_widgets_lie_on_the_screen_and_every_instruction_means_one_of_them(pool):
-    for widgets, asked in zip(pool.widgets, pool.asked, strict=True):
+    for widgets, asked in zip(pool.widgets, pool.instructions, strict=True):
         assert len(asked) == 4
         assert all(one.widget in widgets for one in asked)
         for widget in widgets:
@@ -31,9 +31,9 @@ def test_widgets_lie_on_the_screen_and_every_instruction_means_one_of_them(pool)
 
 
 def test_the_same_seed_draws_the_same_screens_and_another_seed_others(pool):
-    again, other = draw_pool(24, seed=1, questions=4), draw_pool(24, seed=2, questions=4)
+    again, other = build_dataset(24, seed=1, instructions=4), build_dataset(24, seed=2, instructions=4)
     assert np.array_equal(pool.pixels, again.pixels)
-    assert pool.asked == again.asked
+    assert pool.instructions == again.instructions
     assert not np.array_equal(pool.pixels, other.pixels)
 
 
@@ -43,7 +43,7 @@ def test_pictures_are_cut_up_as_the_image_processor_cuts_them(pool):
     made = build_image_processor()(
         images=[Image.fromarray(one) for one in pool.pixels[:3]], do_resize=False, return_tensors="pt"
     )
-    ours, grid = patches(pool.pixels[:3])
+    ours, grid = cut_patches(pool.pixels[:3])
     assert torch.equal(grid, made["image_grid_thw"])
     torch.testing.assert_close(ours, made["pixel_values"], atol=1e-6, rtol=0)
 
@@ -55,7 +55,7 @@ def lines():
 
 @pytest.fixture(scope="module")
 def taught(lines):
-    return teach(SMALL, lines.append)
+    return train_model(SMALL, lines.append)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_both_stages_say_how_far_they_are(taught, lines):
 
 
 def test_the_same_recipe_gives_the_same_weights(directory, tmp_path):
-    write_model(teach(SMALL), SMALL, tmp_path / "again")
+    write_model(train_model(SMALL), SMALL, tmp_path / "again")
     names = ("model.safetensors", "tokenizer.json", "config.json")
     assert all((directory / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
 

@@ -1,9 +1,17 @@
-"""The tiny built-in vision-language model: how it is made, and where the one that ships with the package lies.
+"""The tiny built-in vision-language model: its recipe, and the checkpoint that ships with the package.
 
-A real Qwen3-VL of under two million weights. It sees widgets on small screens and speaks the action grammar of its
-family; it is weak at tasks, and meant to be made better by reinforcement learning on a processor.
+A real Qwen3-VL of under two million weights. It finds widgets on small screens and writes actions in its family's
+grammar. It is weak at tasks, and meant to be improved by reinforcement learning on a CPU.
 """
 
-from palaestra.policy.tiny_vlm.recipe import MANIFEST, SHIPPED, Recipe, Taught, read_manifest, teach, write_model
+from palaestra.policy.tiny_vlm.recipe import (
+    MANIFEST,
+    SHIPPED,
+    Recipe,
+    TrainedModel,
+    read_manifest,
+    train_model,
+    write_model,
+)
 
-__all__ = ["MANIFEST", "SHIPPED", "Recipe", "Taught", "read_manifest", "teach", "write_model"]
+__all__ = ["MANIFEST", "SHIPPED", "Recipe", "TrainedModel", "read_manifest", "train_model", "write_model"]

@@ -1,9 +1,9 @@
-"""Stage two: the language model learns to answer instructions in the action grammar, about what the tower sees.
+"""Stage two: pretrain the whole model to follow instructions about a screen in the action grammar.
 
-The tower goes on answering its quiz, and learns from both. A screen comes with several questions behind one picture,
-each blind for the others, so that the picture is read once and not once a question. Coordinates are taught as bells
-around the target's centre and not as one right number: neighbouring numbers share what is learned, and the policy stays
-as unsure as the bell is wide, which is what reinforcement learning explores with and has to overcome.
+The vision tower keeps its auxiliary loss. All prompts about a screen follow one copy of its image and cannot attend to
+each other, so that the image is encoded once per screen. Coordinates have soft labels, a bell curve around the target's
+centre: neighbouring numbers share what is learned, and the policy stays as uncertain as the curve is wide, which gives
+reinforcement learning something to explore and to improve.
 """
 
 from __future__ import annotations
@@ -17,205 +17,238 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.policy.tiny_vlm.architecture import number_ids
-from palaestra.policy.tiny_vlm.examples import Lesson, line_of
-from palaestra.policy.tiny_vlm.screen_dataset import ACROSS, DOWN, Pool, cells_of
-from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH
-from palaestra.policy.tiny_vlm.vision_pretraining import Quiz, Schedule, batches, look, what_is_seen
+from palaestra.policy.tiny_vlm.examples import TrainingExample, grid_coordinate
+from palaestra.policy.tiny_vlm.screen_dataset import COLUMNS, ROWS, ScreenDataset, covered_cells
+from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, Widget
+from palaestra.policy.tiny_vlm.vision_pretraining import (
+    AuxiliaryHead,
+    LearningRateSchedule,
+    batch_indices,
+    encode_screens,
+)
 
-__all__ = ["learn_to_speak"]
+__all__ = ["pretrain_language"]
 
-_PHRASE_WEIGHT = 0.25
-"""Of a token that is no coordinate: the grammar is learned in no time, places are not."""
-_QUIZ_WEIGHT = 0.2
-"""Of what the cells are asked, beside the answers."""
-
-_LOOK_WEIGHT = 0.5
-"""Of how much the heads that copy places look elsewhere than at the target while a coordinate is said. By the
-coordinate's error alone they would take ten times as long to find it."""
-_TOWER_PACE = 0.4
-"""Of the tower's learning rate, compared with the language model's: it has learned most of what it will."""
+_GRAMMAR_WEIGHT = 0.25
+"""Loss weight of tokens that are no coordinate; the grammar is learned quickly, positions are not."""
+_AUXILIARY_WEIGHT = 0.2
+_ATTENTION_WEIGHT = 0.5
+"""Loss weight of the copying heads' attention outside the target while a coordinate is predicted. From the coordinate
+loss alone they would take ten times as long to find the target."""
+_TOWER_RATE_SCALE = 0.4
+"""The vision tower's learning rate relative to the language model's."""
 
 
 @dataclass(frozen=True)
-class _Sheet:
-    """A batch: screens with their questions behind one another."""
+class _Batch:
+    """Screens, each followed by all of its examples."""
 
     ids: Tensor
     mask: Tensor
-    """[screens, 1, T, T], what sees what."""
+    """[screens, 1, T, T], additive attention mask."""
     positions: Tensor
     rows: Tensor
-    """Of the tokens that predict an answer's."""
+    """Rows of the positions that predict a reply token."""
     columns: Tensor
-    wanted: Tensor
-    bells: Tensor
+    """Columns of the same."""
+    targets: Tensor
+    soft_labels: Tensor
     """[coordinates, 1000]."""
-    bell_at: Tensor
-    """Which of the predictions they belong to."""
+    coordinate_index: Tensor
+    """[coordinates], indices into `targets`."""
     boxes: Tensor
     """[coordinates, 2]: the first and last number on the target."""
     cells: Tensor
     """[coordinates, cells]: 1 where the target is."""
 
 
-class _Packer:
+class _BatchBuilder:
     def __init__(self, model: Any, tokenizer: Any, prefix: Sequence[int], *, blur_px: float) -> None:
         self._prefix, self._padding, self._blur = list(prefix), tokenizer.pad_token_id, blur_px
         self._numbers = torch.tensor(number_ids(tokenizer))
         ids = torch.tensor([self._prefix])
-        kinds = (ids == model.config.image_token_id).int()
+        is_image = (ids == model.config.image_token_id).int()
         step = model.config.vision_config.spatial_merge_size * model.config.vision_config.patch_size
         grid = torch.tensor([[1, HEIGHT // step * 2, WIDTH // step * 2]])
-        placed, _ = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)
-        self._placed = placed[:, 0]
-        self._next = int(placed.max()) + 1
+        positions, _ = model.model.get_rope_index(ids, mm_token_type_ids=is_image, image_grid_thw=grid)
+        self._prefix_positions = positions[:, 0]
+        self._next_position = int(positions.max()) + 1
 
-    def pack(self, lessons: Sequence[Sequence[Lesson]], generator: torch.Generator) -> _Sheet:
-        """Screens' lessons as one batch; places on targets are drawn from their bells."""
+    def build(self, screens: Sequence[Sequence[TrainingExample]], generator: torch.Generator) -> _Batch:
+        """The examples of several screens as one batch; coordinates are drawn from their soft labels."""
         start = len(self._prefix)
-        length = start + max(sum(len(one.question) + len(one.answer) for one in row) for row in lessons)
-        ids = torch.full((len(lessons), length), self._padding)
+        length = start + max(sum(len(one.prompt) + len(one.reply) for one in examples) for examples in screens)
+        ids = torch.full((len(screens), length), self._padding)
         ids[:, :start] = torch.tensor(self._prefix)
-        positions = torch.zeros(3, len(lessons), length, dtype=torch.long)
-        positions[:, :, :start] = self._placed[:, None]
-        group = torch.full((len(lessons), length), -1)
+        positions = torch.zeros(3, len(screens), length, dtype=torch.long)
+        positions[:, :, :start] = self._prefix_positions[:, None]
+        group = torch.full((len(screens), length), -1)
         group[:, :start] = 0
         rows: list[int] = []
         columns: list[int] = []
-        wanted: list[int] = []
-        bells, bell_at, boxes, cells = [], [], [], []
-        for row, all_of_it in enumerate(lessons):
+        targets: list[int] = []
+        soft_labels, coordinate_index, boxes, cells = [], [], [], []
+        for row, examples in enumerate(screens):
             at = start
-            for number, lesson in enumerate(all_of_it, start=1):
-                answer = list(lesson.answer)
-                if lesson.widget is not None:
-                    covered = torch.zeros(ACROSS * DOWN)
-                    covered[cells_of(lesson.widget)] = 1.0
-                    for place, (centre, side, ends) in zip((1, 3), _sides(lesson), strict=True):
-                        bell, drawn = self._bell(centre, side, generator)
-                        answer[place] = int(self._numbers[drawn])
-                        bells.append(bell)
-                        bell_at.append(len(wanted) + place)
-                        boxes.append(ends)
+            for number, example in enumerate(examples, start=1):
+                reply = list(example.reply)
+                if example.widget is not None:
+                    covered = torch.zeros(COLUMNS * ROWS)
+                    covered[covered_cells(example.widget)] = 1.0
+                    for place, (centre, side, box) in zip((1, 3), _axes(example.widget), strict=True):
+                        label = self._soft_label(centre, side)
+                        drawn = int(torch.multinomial(label, 1, generator=generator))
+                        reply[place] = int(self._numbers[drawn])
+                        soft_labels.append(label)
+                        coordinate_index.append(len(targets) + place)
+                        boxes.append(box)
                         cells.append(covered)
-                own = [*lesson.question, *answer]
-                ids[row, at : at + len(own)] = torch.tensor(own)
-                positions[:, row, at : at + len(own)] = self._next + torch.arange(len(own))
-                group[row, at : at + len(own)] = number
-                first = at + len(lesson.question) - 1
-                rows += [row] * len(answer)
-                columns += range(first, first + len(answer))
-                wanted += answer
-                at += len(own)
-        return _Sheet(
-            ids, _seen(group), positions, torch.tensor(rows), torch.tensor(columns), torch.tensor(wanted),
-            torch.stack(bells), torch.tensor(bell_at), torch.tensor(boxes),
-            torch.stack(cells),
-        )  # fmt: skip
+                tokens = [*example.prompt, *reply]
+                end = at + len(tokens)
+                ids[row, at:end] = torch.tensor(tokens)
+                positions[:, row, at:end] = self._next_position + torch.arange(len(tokens))
+                group[row, at:end] = number
+                first = at + len(example.prompt) - 1
+                rows += [row] * len(reply)
+                columns += range(first, first + len(reply))
+                targets += reply
+                at = end
+        return _Batch(
+            ids=ids,
+            mask=_attention_mask(group),
+            positions=positions,
+            rows=torch.tensor(rows),
+            columns=torch.tensor(columns),
+            targets=torch.tensor(targets),
+            soft_labels=torch.stack(soft_labels),
+            coordinate_index=torch.tensor(coordinate_index),
+            boxes=torch.tensor(boxes),
+            cells=torch.stack(cells),
+        )
 
-    def _bell(self, centre: float, side: int, generator: torch.Generator) -> tuple[Tensor, int]:
+    def _soft_label(self, centre: float, side: int) -> Tensor:
         width = self._blur * 999 / side
-        bell = torch.softmax(-0.5 * ((torch.arange(len(self._numbers)) - centre) / width) ** 2, 0)
-        return bell, int(torch.multinomial(bell, 1, generator=generator))
+        return torch.softmax(-0.5 * ((torch.arange(len(self._numbers)) - centre) / width) ** 2, 0)
 
 
-def _sides(lesson: Lesson) -> list[tuple[float, int, tuple[float, float]]]:
-    assert lesson.widget is not None
-    (x, y), (left, top, right, bottom) = lesson.widget.centre, lesson.widget.box
+def _axes(widget: Widget) -> list[tuple[float, int, tuple[float, float]]]:
+    """For x and y: the widget's centre in grid coordinates, the screen's side in pixels, the widget's two edges."""
+    (x, y), (left, top, right, bottom) = widget.centre, widget.box
     return [
-        (line_of(x, WIDTH), WIDTH, (line_of(left, WIDTH), line_of(right + 1, WIDTH))),
-        (line_of(y, HEIGHT), HEIGHT, (line_of(top, HEIGHT), line_of(bottom + 1, HEIGHT))),
+        (grid_coordinate(x, WIDTH), WIDTH, (grid_coordinate(left, WIDTH), grid_coordinate(right + 1, WIDTH))),
+        (grid_coordinate(y, HEIGHT), HEIGHT, (grid_coordinate(top, HEIGHT), grid_coordinate(bottom + 1, HEIGHT))),
     ]
 
 
-def _seen(group: Tensor) -> Tensor:
-    """Every token sees the picture (group 0) and what came before it in its own group; padding sees itself."""
+def _attention_mask(group: Tensor) -> Tensor:
+    """Tokens attend to the image (group 0) and to earlier tokens of their own group; padding to padding."""
     length = group.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     same = group[:, :, None] == group[:, None, :]
     shared = (group[:, None, :] == 0) & (group[:, :, None] >= 0)
-    seen = ((same | shared) & causal)[:, None]
-    return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    visible = ((same | shared) & causal)[:, None]
+    return torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
 
 
-def learn_to_speak(
-    model: Any, quiz: Quiz, tokenizer: Any, pool: Pool, lessons: Sequence[Sequence[Lesson]], prefix: Sequence[int], *,
-    steps: int, batch: int, rate: float, blur_px: float, seed: int, say: Callable[[str], None],
-) -> dict[str, float]:  # fmt: skip
-    """Train the whole model; returns how good it is on its last batches."""
-    packer = _Packer(model, tokenizer, prefix, blur_px=blur_px)
+def pretrain_language(
+    model: Any,
+    head: AuxiliaryHead,
+    tokenizer: Any,
+    dataset: ScreenDataset,
+    examples: Sequence[Sequence[TrainingExample]],
+    prefix: Sequence[int],
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    blur_px: float,
+    seed: int,
+    log: Callable[[str], None],
+) -> dict[str, float]:
+    """Train the whole model; returns exponential averages of the metrics."""
+    builder = _BatchBuilder(model, tokenizer, prefix, blur_px=blur_px)
     generator = torch.Generator().manual_seed(seed)
-    model.set_attn_implementation({"text_config": "eager"})  # the only one that tells where it looks
-    tower = [*model.model.visual.parameters(), *quiz.parameters()]
+    model.set_attn_implementation({"text_config": "eager"})  # the only one that returns attention weights
+    tower = [*model.model.visual.parameters(), *head.parameters()]
     others = [*model.model.language_model.parameters(), *model.get_output_embeddings().parameters()]
-    groups: list[dict[str, Any]] = [{"params": others}, {"params": tower, "pace": _TOWER_PACE}]
-    optimizer = torch.optim.AdamW(groups, rate, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = Schedule(optimizer, rate, steps)
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": tower, "scale": _TOWER_RATE_SCALE}]
+    optimizer = torch.optim.AdamW(groups, learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = LearningRateSchedule(optimizer, learning_rate, steps)
     numbers = torch.tensor(number_ids(tokenizer))
-    figures: dict[str, float] = {}
-    for step, chosen in enumerate(batches(len(pool), batch, steps, generator)):
-        schedule.at(step)
-        sheet = packer.pack([lessons[place] for place in chosen.tolist()], generator)
-        seen = look(model, pool, chosen)
-        told = quiz(seen)
-        log_probs, looked = _answered(model, sheet, seen)
-        loss = _loss(log_probs, sheet, numbers)
-        missed = -(looked.clamp_min(1e-6).log()).mean()
+    metrics: dict[str, float] = {}
+    for step, chosen in enumerate(batch_indices(len(dataset), batch_size, steps, generator)):
+        schedule.set_step(step)
+        batch = builder.build([examples[index] for index in chosen.tolist()], generator)
+        features = encode_screens(model, dataset, chosen)
+        predictions = head(features)
+        log_probs, attention = _forward(model, batch, features)
+        loss = _reply_loss(log_probs, batch, numbers)
+        attention_loss = -(attention.clamp_min(1e-6).log()).mean()
+        auxiliary_loss = head.compute_loss(predictions, dataset, chosen)
         optimizer.zero_grad()
-        torch.autograd.backward(loss + _LOOK_WEIGHT * missed + _QUIZ_WEIGHT * quiz.loss(told, pool, chosen))
+        torch.autograd.backward(loss + _ATTENTION_WEIGHT * attention_loss + _AUXILIARY_WEIGHT * auxiliary_loss)
         nn.utils.clip_grad_norm_([*others, *tower], 1.0)
         optimizer.step()
-        now = {
-            **what_is_seen(told, pool, chosen), **_figures(log_probs, sheet, numbers),
-            "looked": float(looked[:, 0].detach().mean()), "loss": float(loss.detach()),
-        }  # fmt: skip
-        figures = {name: 0.9 * figures.get(name, value) + 0.1 * value for name, value in now.items()}
+        current = head.compute_metrics(predictions, dataset, chosen) | _reply_metrics(log_probs, batch, numbers)
+        current |= {"looked": float(attention[:, 0].detach().mean()), "loss": float(loss.detach())}
+        metrics = {name: 0.9 * metrics.get(name, value) + 0.1 * value for name, value in current.items()}
         if step % 25 == 24 or step == steps - 1:
-            say(f"speaking {step + 1}/{steps}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
+            log(f"speaking {step + 1}/{steps}: " + ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
     model.set_attn_implementation({"text_config": "sdpa"})
-    return figures
+    return metrics
 
 
-def _answered(model: Any, sheet: _Sheet, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the vocabulary wherever an answer's token is predicted, and where the copying heads look
-    where a coordinate is: [coordinates, 2], how much of one on the target, and of the other on nothing.
+def _forward(model: Any, batch: _Batch, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the reply tokens, and the attention of the copying heads at coordinates.
+
+    The attention is [coordinates, 2]: of the head in use on the target, and of the other head on the first token.
     """
-    pictures = SimpleNamespace(pooler_output=tuple(seen), deepstack_features=[])
+    images = SimpleNamespace(pooler_output=tuple(features), deepstack_features=[])
     out = model.model(
-        input_ids=sheet.ids, attention_mask=sheet.mask, position_ids=sheet.positions, use_cache=False,
-        mm_encoder_outputs={"image": pictures}, output_attentions=True,
-    )  # fmt: skip
-    log_probs = torch.log_softmax(model.get_output_embeddings()(out.last_hidden_state[sheet.rows, sheet.columns]), -1)
-    picture = (sheet.ids[0] == model.config.image_token_id).nonzero().squeeze(-1)
-    rows, columns = sheet.rows[sheet.bell_at], sheet.columns[sheet.bell_at]
-    looks = out.attentions[-1][rows, :2, columns]
-    # The first head while the first coordinate is said, the second with the second; whose turn it is not, rests.
-    busy, idle = (torch.stack([looks[0::2, head], looks[1::2, 1 - head]], 1).flatten(0, 1) for head in (0, 1))
-    return log_probs, torch.stack([(busy[:, picture] * sheet.cells).sum(-1), idle[:, 0]], 1)
+        input_ids=batch.ids,
+        attention_mask=batch.mask,
+        position_ids=batch.positions,
+        use_cache=False,
+        mm_encoder_outputs={"image": images},
+        output_attentions=True,
+    )
+    hidden = out.last_hidden_state[batch.rows, batch.columns]
+    log_probs = torch.log_softmax(model.get_output_embeddings()(hidden), -1)
+    image = (batch.ids[0] == model.config.image_token_id).nonzero().squeeze(-1)
+    rows, columns = batch.rows[batch.coordinate_index], batch.columns[batch.coordinate_index]
+    weights = out.attentions[-1][rows, :2, columns]
+    # The first head serves the first coordinate, the second head the second; the other one idles.
+    busy, idle = (torch.stack([weights[0::2, head], weights[1::2, 1 - head]], 1).flatten(0, 1) for head in (0, 1))
+    return log_probs, torch.stack([(busy[:, image] * batch.cells).sum(-1), idle[:, 0]], 1)
 
 
-def _loss(log_probs: Tensor, sheet: _Sheet, numbers: Tensor) -> Tensor:
-    plain = -log_probs.gather(-1, sheet.wanted[:, None]).squeeze(-1)
-    phrase = torch.ones(len(plain), dtype=torch.bool)
-    phrase[sheet.bell_at] = False
-    # Less what a perfect answer would still cost, so that the figure says how much is left to learn.
-    entropy = -(sheet.bells * sheet.bells.clamp_min(1e-30).log()).sum(-1)
-    bells = -(sheet.bells * log_probs[sheet.bell_at][:, numbers]).sum(-1) - entropy
-    return bells.mean() + _PHRASE_WEIGHT * plain[phrase].mean()
+def _grammar_mask(batch: _Batch) -> Tensor:
+    mask = torch.ones(len(batch.targets), dtype=torch.bool)
+    mask[batch.coordinate_index] = False
+    return mask
+
+
+def _reply_loss(log_probs: Tensor, batch: _Batch, numbers: Tensor) -> Tensor:
+    token_loss = -log_probs.gather(-1, batch.targets[:, None]).squeeze(-1)
+    # Less the entropy of the soft labels, so that 0 is the best possible loss.
+    entropy = -(batch.soft_labels * batch.soft_labels.clamp_min(1e-30).log()).sum(-1)
+    coordinates = -(batch.soft_labels * log_probs[batch.coordinate_index][:, numbers]).sum(-1) - entropy
+    return coordinates.mean() + _GRAMMAR_WEIGHT * token_loss[_grammar_mask(batch)].mean()
 
 
 @torch.no_grad()
-def _figures(log_probs: Tensor, sheet: _Sheet, numbers: Tensor) -> dict[str, float]:
-    """How often the likeliest coordinate lies on the target, and how likely a drawn one does."""
-    likely = log_probs[sheet.bell_at][:, numbers]
-    best = likely.argmax(-1)
-    inside = (torch.arange(len(numbers)) >= sheet.boxes[:, :1]) & (torch.arange(len(numbers)) <= sheet.boxes[:, 1:])
-    hit = (best >= sheet.boxes[:, 0]) & (best <= sheet.boxes[:, 1])
-    mass = (likely.exp() * inside).sum(-1).view(-1, 2)
-    phrase = torch.ones(len(log_probs), dtype=torch.bool)
-    phrase[sheet.bell_at] = False
-    right = log_probs.argmax(-1) == sheet.wanted
+def _reply_metrics(log_probs: Tensor, batch: _Batch, numbers: Tensor) -> dict[str, float]:
+    """How often the likeliest coordinate is on the target, the probability that a sampled click is, and grammar."""
+    coordinates = log_probs[batch.coordinate_index][:, numbers]
+    best = coordinates.argmax(-1)
+    hit = (best >= batch.boxes[:, 0]) & (best <= batch.boxes[:, 1])
+    line = torch.arange(len(numbers))
+    inside = (line >= batch.boxes[:, :1]) & (line <= batch.boxes[:, 1:])
+    mass = (coordinates.exp() * inside).sum(-1).view(-1, 2)
+    correct = log_probs.argmax(-1) == batch.targets
     return {
-        "greedy_x": float(hit[0::2].float().mean()), "greedy_y": float(hit[1::2].float().mean()),
-        "sampled": float(mass.prod(-1).mean()), "grammar": float(right[phrase].float().mean()),
-    }  # fmt: skip
+        "greedy_x": float(hit[0::2].float().mean()),
+        "greedy_y": float(hit[1::2].float().mean()),
+        "sampled": float(mass.prod(-1).mean()),
+        "grammar": float(correct[_grammar_mask(batch)].float().mean()),
+    }

@@ -1,7 +1,11 @@
-"""From a seed to a checkpoint: screens are drawn, the tower learns to see, the language model to speak.
+"""From a seed to a checkpoint: draw screens, pretrain the vision tower, pretrain the language model, write the files.
 
-With the same seed, packages and kind of processor the weights come out the same, bit for bit; with others they come out
-as good. Computing is held to one thread, since more of them sum in another order.
+With the same seed, packages and kind of CPU the weights are the same, bit for bit. Training uses one thread, since more
+threads sum in another order. A model directory has the layout of the Hugging Face hub and a manifest:
+
+    config.json, generation_config.json, model.safetensors     weights in float16
+    tokenizer.json, tokenizer_config.json, chat_template.jinja, preprocessor_config.json
+    tiny_vlm.json                                               recipe, figures, versions, SHA-256 of each file
 """
 
 from __future__ import annotations
@@ -21,35 +25,49 @@ import torch
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.files.atomic import new_directory
 from palaestra.policy.tiny_vlm.architecture import build_image_processor, build_model
-from palaestra.policy.tiny_vlm.examples import Teacher
-from palaestra.policy.tiny_vlm.language_pretraining import learn_to_speak
-from palaestra.policy.tiny_vlm.screen_dataset import draw_pool
+from palaestra.policy.tiny_vlm.examples import ExampleWriter
+from palaestra.policy.tiny_vlm.language_pretraining import pretrain_language
+from palaestra.policy.tiny_vlm.screen_dataset import build_dataset
 from palaestra.policy.tiny_vlm.tokenizer import build_tokenizer
-from palaestra.policy.tiny_vlm.vision_pretraining import Quiz, learn_to_see
+from palaestra.policy.tiny_vlm.vision_pretraining import AuxiliaryHead, pretrain_vision
 
-__all__ = ["MANIFEST", "SHIPPED", "Recipe", "Taught", "read_manifest", "refuse_existing", "teach", "write_model"]
+__all__ = [
+    "MANIFEST",
+    "SHIPPED",
+    "Recipe",
+    "TrainedModel",
+    "check_output_path",
+    "read_manifest",
+    "train_model",
+    "write_model",
+]
+
+MANIFEST = "tiny_vlm.json"
+SHIPPED = Path(__file__).parent / "checkpoint"
+"""The model that comes with the package."""
+_PACKAGES = ("torch", "transformers", "tokenizers", "pillow", "numpy", "safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides the weights."""
+    """Everything that determines the weights."""
 
     seed: int = 0
     screens: int = 4000
-    """Drawn once and shown several times. Fewer are learned by heart."""
+    """Drawn once and used for several epochs. With fewer the model overfits."""
     questions: int = 8
     """Instructions per screen."""
     others: float = 0.06
-    """The share of answers that are no plain click."""
+    """Share of replies that are not a plain click."""
     see_steps: int = 300
     see_batch: int = 16
     see_rate: float = 2e-3
     speak_steps: int = 500
     speak_batch: int = 8
-    """Screens; each comes with all its questions."""
+    """Screens per batch; each comes with all its instructions."""
     speak_rate: float = 2e-3
     blur_px: float = 12.0
-    """Width of the bell that coordinates are taught with. Narrower hits more often and explores less."""
+    """Width of the coordinates' soft labels. Narrower hits more often and explores less."""
 
     def __post_init__(self) -> None:
         for name in ("screens", "questions", "see_steps", "see_batch", "speak_steps", "speak_batch"):
@@ -58,98 +76,99 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Taught:
-    """What came of a recipe."""
+class TrainedModel:
+    """The result of a recipe."""
 
     model: Any
     tokenizer: Any
     figures: dict[str, dict[str, float]]
-    """By stage."""
+    """Metrics by stage."""
 
 
-def teach(recipe: Recipe, say: Callable[[str], None] = lambda line: None) -> Taught:
-    """Follow the recipe; `say` hears how far it is."""
+def train_model(recipe: Recipe, log: Callable[[str], None] = lambda line: None) -> TrainedModel:
+    """Train a model; `log` receives progress messages."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         tokenizer = build_tokenizer()
         model = build_model(tokenizer, seed=recipe.seed)
-        say(f"drawing {recipe.screens} screens")
-        pool = draw_pool(recipe.screens, seed=recipe.seed, questions=recipe.questions)
-        quiz = Quiz(model.config.text_config.hidden_size, seed=recipe.seed)
-        seen = learn_to_see(
+        log(f"drawing {recipe.screens} screens")
+        dataset = build_dataset(recipe.screens, seed=recipe.seed, instructions=recipe.questions)
+        head = AuxiliaryHead(model.config.text_config.hidden_size, seed=recipe.seed)
+        vision = pretrain_vision(
             model,
-            quiz,
-            pool,
+            head,
+            dataset,
             steps=recipe.see_steps,
-            batch=recipe.see_batch,
-            rate=recipe.see_rate,
+            batch_size=recipe.see_batch,
+            learning_rate=recipe.see_rate,
             seed=recipe.seed,
-            say=say,
+            log=log,
         )
-        teacher = Teacher(tokenizer, model.config.image_token_id)
-        lessons = teacher.lessons(pool, random.Random(recipe.seed + 1), other=recipe.others)
-        spoken = learn_to_speak(
-            model, quiz, tokenizer, pool, lessons, teacher.prefix, steps=recipe.speak_steps, batch=recipe.speak_batch,
-            rate=recipe.speak_rate, blur_px=recipe.blur_px, seed=recipe.seed, say=say,
-        )  # fmt: skip
+        writer = ExampleWriter(tokenizer, model.config.image_token_id)
+        examples = writer.write_examples(dataset, random.Random(recipe.seed + 1), other_share=recipe.others)
+        language = pretrain_language(
+            model,
+            head,
+            tokenizer,
+            dataset,
+            examples,
+            writer.prefix,
+            steps=recipe.speak_steps,
+            batch_size=recipe.speak_batch,
+            learning_rate=recipe.speak_rate,
+            blur_px=recipe.blur_px,
+            seed=recipe.seed,
+            log=log,
+        )
     finally:
         torch.set_num_threads(threads)
-    return Taught(model.eval(), tokenizer, {"seeing": seen, "speaking": spoken})
+    return TrainedModel(model.eval(), tokenizer, {"seeing": vision, "speaking": language})
 
 
-MANIFEST = "tiny_vlm.json"
-SHIPPED = Path(__file__).parent / "checkpoint"
-"""The model that comes with the package."""
-_PACKAGES = ("torch", "transformers", "tokenizers", "pillow", "numpy", "safetensors")
-
-
-def refuse_existing(path: Path) -> None:
-    """Nothing that is there is ever overwritten."""
+def check_output_path(path: Path) -> None:
+    """Refuse a path that exists; nothing is overwritten."""
     if path.exists():
         raise ConfigError("output", str(path), "exists already", "Name a directory that does not, or remove it")
 
 
-def write_model(taught: Taught, recipe: Recipe, path: Path) -> dict[str, Any]:
-    """Write a directory that does not exist yet; returns its manifest."""
-    refuse_existing(path)
-    with new_directory(path) as building:
-        taught.model.half().save_pretrained(building)
-        taught.tokenizer.save_pretrained(building)
-        build_image_processor().save_pretrained(building)
-        for file in building.iterdir():
+def write_model(trained: TrainedModel, recipe: Recipe, path: Path) -> dict[str, Any]:
+    """Write a new model directory atomically; returns its manifest."""
+    check_output_path(path)
+    with new_directory(path) as directory:
+        trained.model.half().save_pretrained(directory)
+        trained.tokenizer.save_pretrained(directory)
+        build_image_processor().save_pretrained(directory)
+        for file in directory.iterdir():
             file.chmod(0o644)
-        manifest = _manifest(taught, recipe, building)
-        (building / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        manifest = {
+            "recipe": asdict(recipe),
+            "parameters": sum(weight.numel() for weight in trained.model.parameters()),
+            "vocabulary": len(trained.tokenizer),
+            "figures": {
+                stage: {name: round(value, 4) for name, value in metrics.items()}
+                for stage, metrics in trained.figures.items()
+            },
+            "versions": versions | {"python": platform.python_version(), "machine": platform.machine()},
+            "files": {file.name: _digest(file) for file in sorted(directory.iterdir())},
+        }
+        (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
 
 
 def read_manifest(path: Path = SHIPPED) -> dict[str, Any]:
-    """The manifest of a directory, after every file was held against its hash."""
+    """Read the manifest of a model directory and verify the hash of every file."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-        wanted = dict(manifest["files"])
+        digests = dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError("model", str(path), f"has no readable {MANIFEST} ({error})", "Make it again") from None
-    for name, digest in wanted.items():
+    for name, digest in digests.items():
         file = path / name
         if not file.is_file() or _digest(file) != digest:
             raise CheckpointError("model", str(file), "is missing or was changed since it was made", "Make it again")
     return manifest
-
-
-def _manifest(taught: Taught, recipe: Recipe, place: Path) -> dict[str, Any]:
-    return {
-        "recipe": asdict(recipe),
-        "parameters": sum(weight.numel() for weight in taught.model.parameters()),
-        "vocabulary": len(taught.tokenizer),
-        "figures": {
-            stage: {name: round(value, 4) for name, value in found.items()} for stage, found in taught.figures.items()
-        },
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES}
-        | {"python": platform.python_version(), "machine": platform.machine()},
-        "files": {file.name: _digest(file) for file in sorted(place.iterdir())},
-    }
 
 
 def _digest(file: Path) -> str:

@@ -1,8 +1,8 @@
-"""The tiny model's tokenizer: letters, whole words of instructions, and phrases of the action grammar.
+"""The tiny model's tokenizer: bytes, the words of instructions, and phrases of the action grammar.
 
-A click is six tokens, because every fixed piece of its JSON is one token and so is every number from 0 to 999. Plain
-text falls apart into single bytes, apart from a few hundred words that instructions are made of: a caption that was
-never seen before is spelled, so that it can be compared with what is written on the screen letter by letter.
+A click is six tokens, because every fixed piece of its JSON is one token and so is every number from 0 to 999. Other
+text is single bytes, apart from a few hundred words that instructions use: an unknown caption is spelled, so that it
+can be compared letter by letter with the text on the screen.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SPECIALS = (
 )  # fmt: skip
 NUMBERS = 1000
 _OPEN = '<tool_call>\n{"name": "computer_use", "arguments": {"action": "'
-_POINTED = "left_click right_click middle_click double_click triple_click mouse_move left_click_drag".split()
+_POINTER_ACTIONS = "left_click right_click middle_click double_click triple_click mouse_move left_click_drag".split()
 CLICK = f'{_OPEN}left_click", "coordinate": ['
 _PHRASES = (
     "user\n", "assistant\n", *REQUEST.partition("{instruction}")[0:1], "\n\nPrevious actions:\n",
     "\n\nPrevious actions:\nNone", "\nStep ", ": ", ", ",
-    *(f'{_OPEN}{word}", "coordinate": [' for word in _POINTED),
-    *(f'{_OPEN}{word}"}}}}\n</tool_call>' for word in _POINTED),
+    *(f'{_OPEN}{word}", "coordinate": [' for word in _POINTER_ACTIONS),
+    *(f'{_OPEN}{word}"}}}}\n</tool_call>' for word in _POINTER_ACTIONS),
     "]}}\n</tool_call>", f'{_OPEN}type", "text": "', f'{_OPEN}answer", "text": "', '"}}\n</tool_call>',
     f'{_OPEN}key", "keys": ["', '", "', '"]}}\n</tool_call>', f'{_OPEN}wait", "time": ', "}}\n</tool_call>",
     f'{_OPEN}scroll", "pixels": ', f'{_OPEN}hscroll", "pixels": ', ', "coordinate": [',
@@ -34,7 +34,7 @@ _PHRASES = (
     f'{_OPEN}terminate", "status": "failure"}}}}\n</tool_call>',
 )  # fmt: skip
 _FOLDED = tuple(phrase.replace("\n", " ") for phrase in _PHRASES if "tool_call" in phrase)
-"""As they stand in the list of previous actions, where line ends have become blanks."""
+"""As they appear in the list of previous actions, where newlines have become spaces."""
 _KEYS = "enter tab escape backspace delete space up down left right home end shift ctrl alt".split()
 _VERBS = "click press tap choose select focus enter type close open find check tick switch follow go push hit"
 _WORDS = (
@@ -48,13 +48,13 @@ _WORDS = (
 
 def _words() -> list[str]:
     plain = [*dict.fromkeys([*_WORDS, *COLOURS, "grey", *_KEYS])]
-    # As the byte-level alphabet spells them: a blank before a word is written Ġ.
+    # The byte-level alphabet writes a space before a word as Ġ.
     forms = [form for word in plain for form in (word, word.capitalize(), f"Ġ{word}", f"Ġ{word.capitalize()}")]
     return [*forms, *(ordinal[1:] for ordinal in ORDINALS)]
 
 
 def build_tokenizer() -> Any:
-    """The tokenizer, the same every time: nothing in it is learned from data."""
+    """Build the tokenizer; nothing in it is learned from data."""
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -70,9 +70,13 @@ def build_tokenizer() -> Any:
     inner.add_tokens([AddedToken(str(number), normalized=False) for number in range(10, NUMBERS)])
     inner.add_tokens([AddedToken(phrase, normalized=False) for phrase in dict.fromkeys([*_PHRASES, *_FOLDED])])
     return library.PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE, model_max_length=4096,
-    )  # fmt: skip
+        tokenizer_object=inner,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=4096,
+    )
 
 
 CHAT_TEMPLATE = """\

@@ -1,8 +1,8 @@
-"""Stage one: the vision tower learns what is where, cell by cell, before any language.
+"""Stage one: pretrain the vision tower to describe each cell of a screen, before any language.
 
-Every cell of a screen is asked which widget it belongs to, what colour and which letters that has, the how manieth of
-its kind it is, and where its centre is. Answers are linear in the tower's output, so that whatever attends to a cell
-later finds them there. A language model that only hears whether its coordinate was right takes far longer to find out.
+An auxiliary head predicts for each cell the widget it belongs to, the widget's colour, letters, rank among its kind and
+centre. The head is linear, so that attention to a cell finds these features directly. From the coordinate loss alone
+the language model would take far longer to discover them.
 """
 
 from __future__ import annotations
@@ -14,137 +14,149 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from palaestra.policy.tiny_vlm.architecture import CODE, WAVES, waves
-from palaestra.policy.tiny_vlm.screen_dataset import ACROSS, DOWN, LETTERS, RANKS, Pool, patches
+from palaestra.policy.tiny_vlm.architecture import CODE, FREQUENCIES, fourier_features
+from palaestra.policy.tiny_vlm.screen_dataset import COLUMNS, LETTERS, RANKS, ROWS, ScreenDataset, cut_patches
 from palaestra.policy.tiny_vlm.screens import COLOURS, HEIGHT, KINDS, WIDTH
 
-__all__ = ["Quiz", "Schedule", "batches", "learn_to_see", "look", "what_is_seen"]
+__all__ = ["AuxiliaryHead", "LearningRateSchedule", "batch_indices", "encode_screens", "pretrain_vision"]
 
-_PARTS = {"kind": len(KINDS), "colour": len(COLOURS), "rank": RANKS, "centre": 2, "letters": len(LETTERS)} | {
-    "first": len(LETTERS)
+_OUTPUTS = {
+    "kind": len(KINDS),
+    "colour": len(COLOURS),
+    "rank": RANKS,
+    "centre": 2,
+    "letters": len(LETTERS),
+    "first": len(LETTERS),
 }
 
 
-class Schedule:
-    """A learning rate that rises for a twentieth of the steps and then falls in half a cosine."""
+class LearningRateSchedule:
+    """Linear warm-up over a twentieth of the steps, then half a cosine."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, peak: float, steps: int) -> None:
         self._optimizer, self._peak, self._steps = optimizer, peak, steps
-        self._warm = max(1, steps // 20)
+        self._warmup = max(1, steps // 20)
 
-    def at(self, step: int) -> None:
-        """Set the rate of this step."""
-        rise = min(1.0, (step + 1) / self._warm)
-        fall = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / self._steps)).item())
+    def set_step(self, step: int) -> None:
+        """Set the learning rate of this step."""
+        warmup = min(1.0, (step + 1) / self._warmup)
+        decay = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / self._steps)).item())
         for group in self._optimizer.param_groups:
-            group["lr"] = self._peak * rise * max(fall, 0.02) * group.get("pace", 1.0)
+            group["lr"] = self._peak * warmup * max(decay, 0.02) * group.get("scale", 1.0)
 
 
-def batches(count: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Indices for so many steps, every index equally often."""
-    left = torch.empty(0, dtype=torch.long)
+def batch_indices(count: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Indices of the batches; every index occurs equally often."""
+    remaining = torch.empty(0, dtype=torch.long)
     for _ in range(steps):
-        if len(left) < size:
-            left = torch.cat([left, torch.randperm(count, generator=generator)])
-        yield left[:size]
-        left = left[size:]
+        if len(remaining) < size:
+            remaining = torch.cat([remaining, torch.randperm(count, generator=generator)])
+        yield remaining[:size]
+        remaining = remaining[size:]
 
 
-def look(model: Any, pool: Pool, chosen: Tensor) -> Tensor:
-    """What the vision tower makes of screens: [screens, cells, hidden]."""
-    pixels, grid = patches(pool.pixels[chosen.numpy()])
-    seen: Tensor = model.model.visual(pixels, grid_thw=grid).pooler_output
-    return seen.view(len(chosen), ACROSS * DOWN, -1)
+def encode_screens(model: Any, dataset: ScreenDataset, batch: Tensor) -> Tensor:
+    """The vision tower's features of screens: [screens, cells, hidden]."""
+    pixels, grid = cut_patches(dataset.pixels[batch.numpy()])
+    features: Tensor = model.model.visual(pixels, grid_thw=grid).pooler_output
+    return features.view(len(batch), COLUMNS * ROWS, -1)
 
 
-class Quiz(nn.Module):
-    """What every cell is asked; thrown away once the tower can answer."""
+class AuxiliaryHead(nn.Module):
+    """Predicts the labels of each cell. Used in training only."""
 
     def __init__(self, hidden: int, *, seed: int) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.head = nn.Linear(hidden, sum(_PARTS.values()))
+            self.head = nn.Linear(hidden, sum(_OUTPUTS.values()))
 
-    def forward(self, seen: Tensor) -> dict[str, Tensor]:
-        """The answers, by part."""
-        told = dict(zip(_PARTS, self.head(seen).split(list(_PARTS.values()), -1), strict=True))
-        # The centre once more, in the code of numbers and not through the head: there the language model finds it.
-        return told | {"place": seen[..., : 2 * CODE]}
+    def forward(self, features: Tensor) -> dict[str, Tensor]:
+        """Predictions by label."""
+        predictions = dict(zip(_OUTPUTS, self.head(features).split(list(_OUTPUTS.values()), -1), strict=True))
+        # The centre once more, as Fourier features and without the head: the language model copies it from there.
+        return predictions | {"place": features[..., : 2 * CODE]}
 
-    def loss(self, told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> Tensor:
-        """How wrong the answers are."""
-        return torch.stack(list(_losses(told, pool, chosen).values())).sum()
+    def compute_loss(self, predictions: dict[str, Tensor], dataset: ScreenDataset, batch: Tensor) -> Tensor:
+        """Weighted sum of the losses of all labels."""
+        is_widget = dataset.kind[batch] > 0
+        weight = torch.ones(len(KINDS))
+        weight[0] = 0.3  # most cells are empty
+        code = fourier_features(dataset.centre[batch].flatten(), FREQUENCIES).view(*is_widget.shape, -1)
+        place_error = (predictions["place"] - code).square().mean(-1)
+        centre_error = (predictions["centre"] - dataset.centre[batch]).abs().mean(-1)
+        letters = functional.binary_cross_entropy_with_logits(
+            predictions["letters"], dataset.letters[batch], reduction="none"
+        )
+        kind = functional.cross_entropy(predictions["kind"].flatten(0, 1), dataset.kind[batch].flatten(), weight)
+        losses = (
+            3 * kind,
+            0.5 * _cross_entropy(predictions["colour"], dataset.colour[batch]),
+            0.3 * _cross_entropy(predictions["rank"], dataset.rank[batch]),
+            5 * _masked_mean(centre_error, is_widget) + _masked_mean(centre_error, ~is_widget),
+            6 * _masked_mean(place_error, is_widget) + 3 * _masked_mean(place_error, ~is_widget),
+            2 * _masked_mean(letters.mean(-1), dataset.first[batch] >= 0),
+            0.3 * _cross_entropy(predictions["first"], dataset.first[batch]),
+        )
+        return torch.stack(losses).sum()
+
+    @torch.no_grad()
+    def compute_metrics(
+        self, predictions: dict[str, Tensor], dataset: ScreenDataset, batch: Tensor
+    ) -> dict[str, float]:
+        """Accuracy by label, error of the centre in pixels, F1 score of the letters."""
+        is_widget, has_label = dataset.kind[batch] > 0, dataset.first[batch] >= 0
+
+        def accuracy(name: str, mask: Tensor) -> float:
+            correct: Tensor = predictions[name].argmax(-1) == getattr(dataset, name)[batch]
+            return float(_masked_mean(correct.float(), mask))
+
+        error = ((predictions["centre"] - dataset.centre[batch]).abs() * torch.tensor([WIDTH, HEIGHT])).mean(-1)
+        predicted, true = predictions["letters"][has_label] > 0, dataset.letters[batch][has_label] > 0
+        return {
+            "kind": accuracy("kind", is_widget),
+            "colour": accuracy("colour", dataset.colour[batch] >= 0),
+            "rank": accuracy("rank", is_widget),
+            "centre_px": float(_masked_mean(error, is_widget)),
+            "first": accuracy("first", has_label),
+            "letters_f1": float(2 * (predicted & true).sum() / (predicted.sum() + true.sum()).clamp_min(1)),
+        }
 
 
-def learn_to_see(
-    model: Any, quiz: Quiz, pool: Pool, *, steps: int, batch: int, rate: float, seed: int, say: Callable[[str], None]
+def pretrain_vision(
+    model: Any,
+    head: AuxiliaryHead,
+    dataset: ScreenDataset,
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    log: Callable[[str], None],
 ) -> dict[str, float]:
-    """Train the tower; returns how good it is on its last screens."""
+    """Train the vision tower; returns the metrics of the last batch."""
     generator = torch.Generator().manual_seed(seed)
     tower = model.model.visual
-    optimizer = torch.optim.AdamW([*tower.parameters(), *quiz.parameters()], rate, weight_decay=0.01)
-    schedule = Schedule(optimizer, rate, steps)
-    figures: dict[str, float] = {}
-    for step, chosen in enumerate(batches(len(pool), batch, steps, generator)):
-        schedule.at(step)
-        told = quiz(look(model, pool, chosen))
+    optimizer = torch.optim.AdamW([*tower.parameters(), *head.parameters()], learning_rate, weight_decay=0.01)
+    schedule = LearningRateSchedule(optimizer, learning_rate, steps)
+    metrics: dict[str, float] = {}
+    for step, batch in enumerate(batch_indices(len(dataset), batch_size, steps, generator)):
+        schedule.set_step(step)
+        predictions = head(encode_screens(model, dataset, batch))
         optimizer.zero_grad()
-        torch.autograd.backward(quiz.loss(told, pool, chosen))
+        torch.autograd.backward(head.compute_loss(predictions, dataset, batch))
         nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
         optimizer.step()
         if step % 25 == 24 or step == steps - 1:
-            figures = what_is_seen(told, pool, chosen)
-            say(f"seeing {step + 1}/{steps}: " + ", ".join(f"{name} {value:.2f}" for name, value in figures.items()))
-    return figures
+            metrics = head.compute_metrics(predictions, dataset, batch)
+            log(f"seeing {step + 1}/{steps}: " + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items()))
+    return metrics
 
 
-def _losses(told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> dict[str, Tensor]:
-    widget = pool.kind[chosen] > 0
-    labelled = pool.first[chosen] >= 0
-    weight = torch.ones(len(KINDS))
-    weight[0] = 0.3  # most cells show nothing
-    coded = waves(pool.centre[chosen].flatten(), WAVES).view(*widget.shape, -1)
-    off = (told["place"] - coded).square().mean(-1)
-    apart = (told["centre"] - pool.centre[chosen]).abs()
-    spelled = functional.binary_cross_entropy_with_logits(told["letters"], pool.letters[chosen], reduction="none").mean(
-        -1
-    )
-    return {
-        "kind": 3 * functional.cross_entropy(told["kind"].flatten(0, 1), pool.kind[chosen].flatten(), weight),
-        "colour": 0.5 * _wrong(told["colour"], pool.colour[chosen]),
-        "rank": 0.3 * _wrong(told["rank"], pool.rank[chosen]),
-        "centre": 5 * _mean(apart.mean(-1), widget) + _mean(apart.mean(-1), ~widget),
-        "place": 6 * _mean(off, widget) + 3 * _mean(off, ~widget),
-        "letters": 2 * _mean(spelled, labelled),
-        "first": 0.3 * _wrong(told["first"], pool.first[chosen]),
-    }
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return _masked_mean(losses, labels.flatten() >= 0)
 
 
-def _wrong(told: Tensor, wanted: Tensor) -> Tensor:
-    losses = functional.cross_entropy(told.flatten(0, 1), wanted.flatten(), reduction="none")
-    return _mean(losses, wanted.flatten() >= 0)
-
-
-def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """Over the cells it concerns; a batch may have none."""
-    return (values * where).sum() / where.sum().clamp_min(1)
-
-
-@torch.no_grad()
-def what_is_seen(told: dict[str, Tensor], pool: Pool, chosen: Tensor) -> dict[str, float]:
-    """How many answers are right."""
-    widget, labelled = pool.kind[chosen] > 0, pool.first[chosen] >= 0
-
-    def share(name: str, where: Tensor) -> float:
-        right: Tensor = told[name].argmax(-1) == getattr(pool, name)[chosen]
-        return float(_mean(right.float(), where))
-
-    error = ((told["centre"] - pool.centre[chosen]).abs() * torch.tensor([WIDTH, HEIGHT])).mean(-1)
-    said, true = told["letters"][labelled] > 0, pool.letters[chosen][labelled] > 0
-    both = (said & true).sum()
-    return {
-        "kind": share("kind", widget), "colour": share("colour", pool.colour[chosen] >= 0),
-        "rank": share("rank", widget), "centre_px": float(_mean(error, widget)), "first": share("first", labelled),
-        "letters_f1": float(2 * both / (said.sum() + true.sum()).clamp_min(1)),
-    }  # fmt: skip
+def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum() / mask.sum().clamp_min(1)
