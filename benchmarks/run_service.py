@@ -151,8 +151,8 @@ def many_points(place: Path, count: int) -> dict[str, Any]:
 
     reads: dict[str, Callable[[SeriesReader], object]] = {
         "recent_1000": lambda reader: reader.recent("loss", 1_000),
-        "whole_2000": lambda reader: reader.decimated("loss", 2_000),
-        "part_2000": lambda reader: reader.decimated("loss", 2_000, count, count + count // 3),
+        "whole_2000": lambda reader: reader.decimate("loss", 2_000),
+        "part_2000": lambda reader: reader.decimate("loss", 2_000, count, count + count // 3),
     }
     found: dict[str, Any] = {"points": count, "points_written_per_second": count / written}
     for name, read in reads.items():

@@ -10,7 +10,7 @@ from tests.runs.killed_service import killed_service
 from tests.runs.supervising import echo, happenings, journal, what_echo_said
 
 from palaestra.runs.phase import Phase
-from palaestra.runs.series.run_series import RunSeries
+from palaestra.runs.series.reader import RunSeries
 from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.store.registry import reading_registry
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep

@@ -8,7 +8,7 @@ import pytest
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.series import reader as reader_module
-from palaestra.runs.series.points import read_records
+from palaestra.runs.series.format import read_records
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
 from palaestra.runs.store.registry import Registry
@@ -45,7 +45,7 @@ def bytes_read(monkeypatch):
 
 def read_all_ways(directory, count, spike_at, bytes_read):
     reader = SeriesReader(directory)
-    told = reader.decimated("loss", 2_000)
+    told = reader.decimate("loss", 2_000)
     whole = sum(bytes_read)
     assert len(told) <= 2_000
     assert [point.step for point in told if point.value == SPIKE] == [4 * spike_at]
@@ -54,7 +54,7 @@ def read_all_ways(directory, count, spike_at, bytes_read):
     assert len(reader.recent("loss", 1_000)) == 1_000
     recent = sum(bytes_read)
     bytes_read.clear()
-    part = reader.decimated("loss", 2_000, 4 * spike_at - 40_000, 4 * spike_at + 40_000)
+    part = reader.decimate("loss", 2_000, 4 * spike_at - 40_000, 4 * spike_at + 40_000)
     assert [point.step for point in part if point.value == SPIKE] == [4 * spike_at]
     return whole, recent, sum(bytes_read)
 
@@ -112,7 +112,7 @@ def test_what_follows_a_run_is_loaded_without_numpy_or_a_web_server():
     code = """
 import sys
 from palaestra.runs.ingest import ring, stdout_tail
-from palaestra.runs.series import metric_point
+from palaestra.runs.series import MetricPoint
 from palaestra.runs.state import progress
 from palaestra.runs.store import registry
 heavy = ("numpy", "torch", "fastapi", "uvicorn", "httpx", "rich", "yaml")

@@ -28,9 +28,8 @@ from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.registry import reading_registry
 
 if TYPE_CHECKING:
-    from palaestra.runs.series.metric_point import MetricPoint
-    from palaestra.runs.series.reader import MetricInfo
-    from palaestra.runs.series.run_series import RunSeries
+    from palaestra.runs.series import MetricPoint
+    from palaestra.runs.series.reader import MetricInfo, RunSeries
 
 __all__ = ["LogPiece", "RunReader"]
 
@@ -173,11 +172,11 @@ class RunReader:
     ) -> dict[str, list[MetricPoint]]:
         """At most so many points of each metric between two steps, extremes among them."""
         series = self._series(run_id)
-        return {name: series.decimated(name, points, first, last) for name in self._named(series.names(), names)}
+        return {name: series.decimate(name, points, first, last) for name in self._named(series.names(), names)}
 
     def _series(self, run_id: str) -> RunSeries:
         from palaestra.runs.ingest.catch_up import catch_up
-        from palaestra.runs.series.run_series import RunSeries
+        from palaestra.runs.series.reader import RunSeries
 
         paths = self.paths(run_id)
         # Of a run that goes on, somebody else may be writing for as long as it does.

@@ -10,7 +10,7 @@ from palaestra.runs.ingest.catch_up import catch_up
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.runner import JournalFile
-from palaestra.runs.series.lock import SeriesBusy, SeriesLock
+from palaestra.runs.series.commits import SeriesBusy, SeriesLock
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.state.unsupervised import summarize_journal
 from palaestra.telemetry.event import EpisodeSummary, PhaseChanged, TrainingStep
@@ -100,7 +100,7 @@ def test_a_service_waits_for_a_reader_and_takes_in_the_rest(attempt):
         reader = SeriesLock(attempt)
         pump.watch("r", attempt, JOURNAL)
         busy = pump.finish("r", timeout_s=0.0)
-        assert "somebody else" in busy.problem
+        assert "another process" in busy.problem
         reader.close()
         pump.watch("r", attempt, JOURNAL)
         assert pump.finish("r").problem == ""

@@ -46,4 +46,4 @@ def test_the_example_reads_a_run(examples, tmp_path, monkeypatch):
     scope = {}
     exec(examples[1], scope)
     assert scope["series"].names()["loss"].points == 100
-    assert len(scope["series"].decimated("loss", 2000, first=50_000)) == 50
+    assert len(scope["series"].decimate("loss", 2000, first=50_000)) == 50

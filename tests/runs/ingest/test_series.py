@@ -15,14 +15,21 @@ from hypothesis import strategies as st
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.runner import JournalFile
+from palaestra.runs.series import MetricPoint
 from palaestra.runs.series import reader as reader_module
 from palaestra.runs.series import writer as writer_module
-from palaestra.runs.series.commits import last_commit
-from palaestra.runs.series.metric_point import MetricPoint
-from palaestra.runs.series.points import BUCKET, FAN, LEVELS, POINT, as_buckets, read_records
-from palaestra.runs.series.pyramid import cover, fanned
-from palaestra.runs.series.reader import SeriesReader
-from palaestra.runs.series.run_series import RunSeries
+from palaestra.runs.series.commits import read_last_commit
+from palaestra.runs.series.format import (
+    BUCKET,
+    FANOUT,
+    LEVELS,
+    POINT,
+    build_next_level,
+    cover_range,
+    points_to_buckets,
+    read_records,
+)
+from palaestra.runs.series.reader import RunSeries, SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
 from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
 from palaestra.telemetry.journal import Cursor, Journal
@@ -61,7 +68,7 @@ def test_every_level_holds_first_lowest_highest_and_last_as_brute_force_finds_th
     write(directory, values, chunk=chunk)
 
     for level in range(1, LEVELS + 1):
-        size = FAN**level
+        size = FANOUT**level
         expected = [values[i : i + size] for i in range(0, len(values) - size + 1, size)]
         found = read_records(directory, 0, level, 0, len(expected) + 1) if expected else []
         assert len(found) == len(expected)
@@ -80,8 +87,8 @@ def test_every_level_holds_first_lowest_highest_and_last_as_brute_force_finds_th
 
 @given(first=st.integers(0, 5000), length=st.integers(0, 5000), level=st.integers(0, 5))
 def test_a_cover_is_every_point_of_the_range_once_and_in_order(first, length, level):
-    pieces = cover(first, first + length, level)
-    ranges = [(p.start * FAN**p.level, p.stop * FAN**p.level) for p in pieces]
+    pieces = cover_range(first, first + length, level)
+    ranges = [(p.start * FANOUT**p.level, p.stop * FANOUT**p.level) for p in pieces]
     assert sum(stop - start for start, stop in ranges) == length
     assert all(left[1] == right[0] for left, right in pairwise(ranges))
     assert not ranges or (ranges[0][0], ranges[-1][1]) == (first, first + length)
@@ -99,7 +106,7 @@ def test_a_decimated_range_keeps_its_ends_and_its_extremes(tmp_path_factory, val
     directory = tmp_path_factory.mktemp("series")
     write(directory, values, stride=2)
     last = first + length
-    told = SeriesReader(directory).decimated("loss", points, first, last)
+    told = SeriesReader(directory).decimate("loss", points, first, last)
     inside = [(2 * i, value) for i, value in enumerate(values) if first <= 2 * i <= last]
 
     assert len(told) <= points
@@ -128,7 +135,7 @@ def test_recent_points_come_oldest_first_and_as_many_as_there_are(tmp_path):
 
 def test_a_directory_that_does_not_exist_has_no_metrics(tmp_path):
     reader = SeriesReader(tmp_path / "none")
-    assert (reader.names(), reader.recent("a", 3), reader.decimated("a"), reader.first_step("a")) == ({}, [], [], None)
+    assert (reader.names(), reader.recent("a", 3), reader.decimate("a"), reader.first_step("a")) == ({}, [], [], None)
 
 
 def test_episodes_become_two_metrics(tmp_path):
@@ -222,7 +229,7 @@ def test_no_more_than_two_thousand_metrics_are_kept_and_the_rest_is_counted(tmp_
 def test_no_file_stays_open_between_flushes(tmp_path):
     before = sorted(os.listdir("/proc/self/fd"))
     writer = write(tmp_path, range(100))
-    SeriesReader(tmp_path).decimated("loss", 10)
+    SeriesReader(tmp_path).decimate("loss", 10)
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert writer.points == 100
 
@@ -246,35 +253,35 @@ def run_of(tmp_path, *attempts):
 
 def test_a_resumed_attempt_hides_the_steps_it_took_again(tmp_path):
     series = run_of(tmp_path, (0, [1.0] * 100), (60, [2.0] * 50), (80, [3.0] * 30))
-    told = series.decimated("loss", 1000)
+    told = series.decimate("loss", 1000)
     assert [(p.step, p.value) for p in told] == [
         *((s, 1.0) for s in range(60)),
         *((s, 2.0) for s in range(60, 80)),
         *((s, 3.0) for s in range(80, 110)),
     ]
     assert [p.step for p in series.recent("loss", 55)] == list(range(55, 110))
-    assert len(series.decimated("loss", 40)) <= 40
-    assert [p.step for p in series.decimated("loss", 1000, 58, 61)] == [58, 59, 60, 61]
+    assert len(series.decimate("loss", 40)) <= 40
+    assert [p.step for p in series.decimate("loss", 1000, 58, 61)] == [58, 59, 60, 61]
     assert series.names()["loss"].points == 180
 
 
 def test_an_attempt_that_began_at_zero_again_hides_everything(tmp_path):
     series = run_of(tmp_path, (0, [1.0] * 100), (0, [2.0] * 10))
     assert {point.value for point in series.recent("loss", 100)} == {2.0}
-    assert len(series.decimated("loss", 100)) == 10
+    assert len(series.decimate("loss", 100)) == 10
 
 
 def test_steps_that_fall_are_searched_by_the_greatest_so_far(tmp_path):
     writer = SeriesWriter(tmp_path)
     writer.add([Record(i + 1, 0.0, TrainingStep(0, step, {"a": 0.0})) for i, step in enumerate([1, 5, 2, 7, 9])])
     writer.flush(Cursor(1, 1, 1), {})
-    assert [point.step for point in SeriesReader(tmp_path).decimated("a", 100, 5, 8)] == [5, 2, 7]
+    assert [point.step for point in SeriesReader(tmp_path).decimate("a", 100, 5, 8)] == [5, 2, 7]
 
 
 def test_a_bucket_of_nothing_but_nan_is_nan():
-    points = np.zeros(FAN, POINT)
+    points = np.zeros(FANOUT, POINT)
     points["value"] = math.nan
-    (bucket,) = fanned(as_buckets(points))
+    (bucket,) = build_next_level(points_to_buckets(points))
     assert math.isnan(bucket["low"])
     assert math.isnan(bucket["high"])
 
@@ -291,7 +298,7 @@ def test_a_spike_of_one_step_is_seen_among_a_hundred_thousand_points_for_the_pri
         return read_records(directory, index, level, start, stop)
 
     with patch("palaestra.runs.series.reader.read_records", counted):
-        told = SeriesReader(tmp_path).decimated("loss", 400)
+        told = SeriesReader(tmp_path).decimate("loss", 400)
     assert len(told) <= 400
     assert [point.step for point in told if point.value == 99.0] == [54_321]
     # Of 2,400,000 bytes of points: the 390 buckets of 256, and at most 15 of every smaller size behind them.
@@ -307,7 +314,7 @@ def test_whoever_reads_while_it_grows_sees_a_beginning_of_it_and_never_anything_
         while not done.is_set():
             recent = reader.recent("loss", 50)
             steps = [point.step for point in recent]
-            told = reader.decimated("loss", 40)
+            told = reader.decimate("loss", 40)
             if steps != list(range(steps[0], steps[0] + len(steps))) if steps else before:
                 wrong.append(steps)
             if recent and (any(p.value != float(p.step % 7) for p in [*recent, *told]) or steps[-1] < before):
@@ -329,7 +336,7 @@ def test_a_chart_of_a_thousand_metrics_reads_the_commits_once(tmp_path, monkeypa
     writer.add([Record(1, 0.0, TrainingStep(0, 1, {f"m{number}": float(number) for number in range(1_000)}))])
     writer.flush(Cursor(1, 1, 1), {})
     read = []
-    monkeypatch.setattr(reader_module, "last_commit", lambda path: read.append(path) or last_commit(path))
+    monkeypatch.setattr(reader_module, "read_last_commit", lambda path: read.append(path) or read_last_commit(path))
     reader = SeriesReader(tmp_path)
     assert [reader.recent(name, 1)[0].value for name in reader.names()] == [float(number) for number in range(1_000)]
     assert len(read) == 1

@@ -11,7 +11,7 @@ from palaestra.errors import ConfigError
 from palaestra.runs.checkpoints.catalogue import checkpoints_of
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
-from palaestra.runs.series.run_series import RunSeries
+from palaestra.runs.series.reader import RunSeries
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.video.filming import film_run
 from palaestra.runs.video.recording import film_pace, record_clip
@@ -76,7 +76,7 @@ def test_how_much_a_trainer_was_slowed_down_is_read_from_its_numbers(home):
     attempt = run.attempt(1)
     plan = json.loads((attempt.path / "plan.json").read_text())
     (attempt.path / "plan.json").write_text(json.dumps({**plan, "videos": ["*.mp4"]}))
-    middle = [point.time for point in RunSeries(run).decimated("episode/return", 400)]
+    middle = [point.time for point in RunSeries(run).decimate("episode/return", 400)]
     clip = attempt.work / "a.mp4"
     clip.write_bytes(b"x")
     os.utime(clip, (middle[200], middle[200]))

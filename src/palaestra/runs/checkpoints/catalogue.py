@@ -248,5 +248,5 @@ def _digest(attempt: Attempt, path: Path, env_step: int | None) -> dict[str, flo
         own = OwnCheckpoint.read(path) if path.is_dir() else None
         return own.digest() if own is not None else {}
     # The highest of every stretch is among the decimated points.
-    best = max(point.value for point in series.decimated(_RETURNS, 400, last=env_step))
+    best = max(point.value for point in series.decimate(_RETURNS, 400, last=env_step))
     return {"last": recent[-1], "best": best, "mean_100": sum(recent) / len(recent)}

@@ -29,7 +29,7 @@ from palaestra.files.home import Home
 from palaestra.runs.client.connect import RESTART, Endpoint, ensure_service, holder_of
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
-from palaestra.runs.series.metric_point import MetricPoint
+from palaestra.runs.series import MetricPoint
 from palaestra.runs.spec import RunSpec, find_value_fault, resolve_environment, run_name
 from palaestra.runs.wire import error_from_json, from_json
 from palaestra.telemetry.event import Record, decode

@@ -13,8 +13,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import boot_id
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.runner import JournalFile
-from palaestra.runs.series.commits import last_commit
-from palaestra.runs.series.lock import SeriesBusy
+from palaestra.runs.series.commits import SeriesBusy, read_last_commit
 from palaestra.runs.state.attempt_plan import AttemptPlan
 
 __all__ = ["catch_up"]
@@ -51,7 +50,7 @@ def _behind(attempt: Attempt) -> bool:
         size = attempt.journal.stat().st_size
     except OSError:
         return False
-    commit = last_commit(attempt.series / "commits.log")
+    commit = read_last_commit(attempt.series / "commits.log")
     if commit is None or not (commit.whole or commit.boot_id == boot_id()):
         return size > 0
     # A journal that is shorter than what was taken from it has been damaged; then the series are what is left of it.

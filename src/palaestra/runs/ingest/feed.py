@@ -19,7 +19,7 @@ from palaestra.runs.ingest.tags import provenance
 from palaestra.runs.ingest.translator import Counts, Translator
 from palaestra.runs.record import MAX_INTEGER
 from palaestra.runs.runner import JournalFile, Source
-from palaestra.runs.series.lock import SeriesLock
+from palaestra.runs.series.commits import SeriesLock
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
 from palaestra.runs.state.progress import AttemptProgress, NonFiniteTracker

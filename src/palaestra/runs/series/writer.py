@@ -1,8 +1,8 @@
-"""Records of a journal become points on disk, exactly once.
+"""Writes the records of a journal as points, exactly once.
 
-Owns the files of one `series/` directory while it is open, and keeps no descriptor between two flushes. Whatever it
-finds there that no commit vouches for is cut off; a directory that is shorter than its commit says, or that another
-boot left unsynced, is emptied, and `cursor` then says to read the journal from its beginning.
+Owns the files of one `series/` directory while it is open, and keeps no descriptor between flushes. Data without a
+commit is truncated. A directory that is shorter than its commit, or that was not synced before a reboot, is emptied;
+`cursor` then points to the beginning of the journal.
 """
 
 from __future__ import annotations
@@ -18,66 +18,65 @@ import numpy as np
 
 from palaestra.files.atomic import sync_files
 from palaestra.processes.procfs import boot_id
-from palaestra.runs.series.commits import Commit, CommitLog, last_commit
-from palaestra.runs.series.points import (
+from palaestra.runs.series.commits import Commit, append_commit, read_last_commit
+from palaestra.runs.series.format import (
     BUCKET,
-    FAN,
+    FANOUT,
     LEVELS,
     POINT,
     Records,
-    as_buckets,
-    closed,
+    build_next_level,
     level_path,
+    points_to_buckets,
     read_records,
+    record_count,
 )
-from palaestra.runs.series.pyramid import fanned
 from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
 from palaestra.telemetry.journal import Cursor
 
-__all__ = ["MOST_NAMES", "SeriesWriter"]
+__all__ = ["MAX_METRICS", "SeriesWriter"]
 
-MOST_NAMES = 2_000
-_LARGEST_STEP = 2**63
+MAX_METRICS = 2_000
+_STEP_LIMIT = 2**63
 
 
 class _Column:
-    """One metric: what waits to be written, and the unfinished end of every level."""
+    """One metric: its unwritten points, and the records of every level that no bucket covers yet."""
 
     def __init__(self, directory: Path, index: int, count: int) -> None:
         self._directory = directory
         self._index = index
         self.count = count
         self.waiting: list[tuple[int, float, float]] = []
-        self._ends: list[Records] = []
+        self._uncovered: list[Records] = []
 
     def write(self) -> list[Path]:
-        """Append what waits; the files that grew."""
+        """Append the waiting points and return the files that grew."""
         points = np.array(self.waiting, POINT)
-        if not self._ends:
-            self._ends = [self._end(level) for level in range(LEVELS)]
+        if not self._uncovered:
+            self._uncovered = [self._read_uncovered(level) for level in range(LEVELS)]
         grown = [self._append(0, points)]
-        new = as_buckets(points)
+        new = points_to_buckets(points)
         for level in range(LEVELS):
-            pending = _concatenate(self._ends[level], new)
-            if len(pending) < FAN:
-                self._ends[level] = pending
+            pending = _concatenate(self._uncovered[level], new)
+            if len(pending) < FANOUT:
+                self._uncovered[level] = pending
                 break
-            new = fanned(pending)
-            # A copy: a view would keep all of it in memory.
-            self._ends[level] = pending[len(new) * FAN :].copy()
+            new = build_next_level(pending)
+            # A copy, because a view would keep the whole array in memory.
+            self._uncovered[level] = pending[len(new) * FANOUT :].copy()
             grown.append(self._append(level + 1, new))
         self.count += len(points)
         self.waiting = []
         return grown
 
-    def _end(self, level: int) -> Records:
-        """The records of a level that no bucket above stands for yet."""
-        full = closed(self.count, level)
-        start = closed(self.count, level + 1) * FAN
-        if start == full:
+    def _read_uncovered(self, level: int) -> Records:
+        stop = record_count(self.count, level)
+        start = record_count(self.count, level + 1) * FANOUT
+        if start == stop:
             return np.empty(0, BUCKET)
-        found = read_records(self._directory, self._index, level, start, full)
-        return found if level else as_buckets(found)
+        records = read_records(self._directory, self._index, level, start, stop)
+        return records if level else points_to_buckets(records)
 
     def _append(self, level: int, records: Records) -> Path:
         path = level_path(self._directory, self._index, level)
@@ -86,61 +85,60 @@ class _Column:
 
 
 class SeriesWriter:
-    """The one writer of a series directory."""
+    """The only writer of a series directory."""
 
     def __init__(self, directory: Path, provenance: Callable[[str], str] = lambda _: "journal") -> None:
         self._directory = directory
         self._provenance = provenance
-        self._log = CommitLog(directory / "commits.log")
-        self._boot = boot_id()
+        self._boot_id = boot_id()
         self._unsynced: set[Path] = set()
         self._columns: dict[str, _Column] = {}
         self._new_names: list[str] = []
         """Lines of names.jsonl that the next flush writes."""
         self.waiting = 0
-        """Points that no flush has taken yet."""
+        """Points that are not flushed yet."""
         self.left_out = 0
-        """Points of metrics beyond the first 2,000, and of steps that no number of 64 bits holds."""
+        """Points of metrics beyond `MAX_METRICS`, and of steps outside the 64-bit range."""
         self.cursor = Cursor()
-        """Where the journal is to be read on."""
+        """Position in the journal up to which records were committed."""
         self.tally: dict[str, Any] = {}
-        """As it was given to the last flush."""
+        """Counters given to the last flush."""
         if not self._recover():
             shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
 
     @property
     def points(self) -> int:
-        """How many points are on disk."""
+        """Number of points on disk."""
         return sum(column.count for column in self._columns.values())
 
     @property
     def columns(self) -> int:
-        """How many metrics have points."""
+        """Number of metrics."""
         return len(self._columns)
 
     def add(self, records: Iterable[Record]) -> None:
-        """Take the numbers out of records; nothing is on disk before `flush`."""
+        """Queue the metrics of records; `flush` writes them."""
         columns = self._columns
         for _, time, event in records:
             if type(event) is TrainingStep:
-                numbers = event.metrics
+                metrics = event.metrics
             elif type(event) is EpisodeSummary:
-                numbers = {"episode/return": event.episode_return, "episode/length": float(event.length)}
+                metrics = {"episode/return": event.episode_return, "episode/length": float(event.length)}
             else:
                 continue
             step = event.env_step
-            if not -_LARGEST_STEP <= step < _LARGEST_STEP:
-                self.left_out += len(numbers)
+            if not -_STEP_LIMIT <= step < _STEP_LIMIT:
+                self.left_out += len(metrics)
                 continue
-            for name, value in numbers.items():
-                column = columns.get(name) or self._begin(name)
+            for name, value in metrics.items():
+                column = columns.get(name) or self._add_column(name)
                 if column is not None:
                     column.waiting.append((step, value, time))
                     self.waiting += 1
 
     def flush(self, cursor: Cursor, tally: dict[str, Any], *, durable: bool = False) -> None:
-        """Put everything on disk and make it count. After an `OSError` only a new writer knows what is there."""
+        """Write the waiting points and commit them. After an `OSError`, discard this writer and open a new one."""
         if cursor == self.cursor and not durable and not self.waiting:
             return
         if self._new_names:
@@ -154,26 +152,27 @@ class SeriesWriter:
             sync_files([*self._unsynced, self._directory / "names.jsonl"], self._directory)
             self._unsynced.clear()
         counts = tuple(column.count for column in self._columns.values())
-        self._log.append(Commit(cursor, counts, tally, self._boot, durable), durable=durable)
+        commit = Commit(cursor, counts, tally, self._boot_id, durable)
+        append_commit(self._directory / "commits.log", commit, durable=durable)
         self.cursor, self.tally = cursor, tally
 
-    def _begin(self, name: str) -> _Column | None:
-        if len(self._columns) >= MOST_NAMES:
+    def _add_column(self, name: str) -> _Column | None:
+        index = len(self._columns)
+        if index >= MAX_METRICS:
             self.left_out += 1
             return None
-        index = len(self._columns)
         self._new_names.append(json.dumps({"i": index, "name": name, "source": self._provenance(name)}) + "\n")
         column = self._columns[name] = _Column(self._directory, index, 0)
         return column
 
     def _recover(self) -> bool:
-        """Cut everything back to the last commit; False when there is nothing that could be trusted."""
-        commit = last_commit(self._directory / "commits.log")
-        if commit is None or not (commit.whole or commit.boot_id == self._boot):
+        """Truncate the files to the last commit; return False when they cannot be trusted."""
+        commit = read_last_commit(self._directory / "commits.log")
+        if commit is None or not (commit.whole or commit.boot_id == self._boot_id):
             return False
-        names = _names(self._directory / "names.jsonl", len(commit.counts))
+        names = _recover_names(self._directory / "names.jsonl", len(commit.counts))
         if names is None or not all(
-            _cut(level_path(self._directory, index, level), closed(count, level), BUCKET if level else POINT)
+            _truncate(level_path(self._directory, index, level), record_count(count, level), BUCKET if level else POINT)
             for index, count in enumerate(commit.counts)
             for level in range(LEVELS + 1)
         ):
@@ -188,14 +187,14 @@ class SeriesWriter:
 
 
 def _concatenate(first: Records, second: Records) -> Records:
-    # `np.concatenate` compares all fields of the two kinds first, which takes longer than copying the records.
+    # `np.concatenate` compares all fields of the two dtypes first, which takes longer than copying the records.
     joined = np.empty(len(first) + len(second), BUCKET)
     joined[: len(first)], joined[len(first) :] = first, second
     return joined
 
 
-def _names(path: Path, count: int) -> list[str] | None:
-    """The first names of the file, which is cut off behind them; None when there are fewer."""
+def _recover_names(path: Path, count: int) -> list[str] | None:
+    """Return the first names of the file and truncate it behind them; None when there are fewer."""
     try:
         lines = path.read_bytes().split(b"\n")[:count]
     except FileNotFoundError:
@@ -210,15 +209,16 @@ def _names(path: Path, count: int) -> list[str] | None:
     return names
 
 
-def _cut(path: Path, count: int, kind: np.dtype[Any]) -> bool:
+def _truncate(path: Path, count: int, dtype: np.dtype[Any]) -> bool:
+    """Truncate a file to `count` records; return False when it has fewer."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
         return count == 0
-    wanted = count * kind.itemsize
-    if size > wanted:
-        os.truncate(path, wanted)
-    return size >= wanted
+    expected = count * dtype.itemsize
+    if size > expected:
+        os.truncate(path, expected)
+    return size >= expected
 
 
 def _append(path: Path, data: bytes) -> None:

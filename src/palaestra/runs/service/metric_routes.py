@@ -10,7 +10,7 @@ from pydantic import StringConstraints
 
 from palaestra.runs.process.resource_usage import read_samples
 from palaestra.runs.reader import RunReader
-from palaestra.runs.series.metric_point import MetricPoint
+from palaestra.runs.series import MetricPoint
 from palaestra.runs.service.answers import RunId, errors
 from palaestra.runs.service.documents import Export, Into, LogDocument, MetricDocument, Points, SampleDocument
 from palaestra.runs.tensorboard_export import export_run

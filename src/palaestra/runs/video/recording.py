@@ -89,7 +89,7 @@ def film_pace(run: RunDirectory) -> Pace | None:
     filmed = [clip.created for clip in clips_of(run) if clip.report is None]
     if not filmed:
         return None
-    from palaestra.runs.series.run_series import RunSeries
+    from palaestra.runs.series.reader import RunSeries
 
-    points = RunSeries(run).decimated(_RETURNS, 2000)
+    points = RunSeries(run).decimate(_RETURNS, 2000)
     return pace_of(sorted((point.time, point.step) for point in points), filmed)
