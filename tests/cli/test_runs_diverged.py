@@ -12,7 +12,7 @@ from palaestra.runs.ingest.event_file import EventFileTail
 from palaestra.runs.ingest.event_record import read_event
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import read_run
-from palaestra.runs.store.registry import Registry, reading_registry
+from palaestra.runs.store.registry import Registry, open_registry_read_only
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import Journal
 
@@ -91,7 +91,7 @@ def test_returns_that_are_nan_are_stored_and_listed_as_nan(palaestra, home):
     registry = Registry.open(home.registry)
     registry.put(replace(record, episode_return=float("nan")))
     registry.close()
-    assert str(reading_registry(home).get(record.run_id).episode_return) == "nan"
+    assert str(open_registry_read_only(home).get(record.run_id).episode_return) == "nan"
     assert strict(palaestra("runs", "list", "--json").out)[0]["episode_return"] == "NaN"
 
 

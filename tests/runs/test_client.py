@@ -192,7 +192,7 @@ import sys
 from palaestra.files.home import Home
 from palaestra.runs.store.lock import ServiceLock
 with ServiceLock(Home.default()) as lock:
-    lock.serving("http://127.0.0.1:1")
+    lock.publish_url("http://127.0.0.1:1")
     print("held", flush=True)
     sys.stdin.readline()
 """

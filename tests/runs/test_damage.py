@@ -223,7 +223,7 @@ def test_an_attempt_that_ran_and_of_which_nothing_is_known_is_lost_and_not_run_a
 
 def test_what_is_written_waits_for_a_registry_that_somebody_holds_and_says_so(home, caplog, monkeypatch):
     monkeypatch.setattr("palaestra.runs.supervisor.state_writer._TRY_AGAIN_S", 0.05)
-    monkeypatch.setattr("palaestra.runs.store.database._BUSY_S", 0.05)
+    monkeypatch.setattr("palaestra.runs.store.database._BUSY_TIMEOUT_S", 0.05)
 
     async def body():
         async with supervising(home) as supervisor:

@@ -7,7 +7,7 @@ from palaestra.runs import Phase, TrainerOrchestrator
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.store.lock import ServiceLock
-from palaestra.runs.store.registry import reading_registry
+from palaestra.runs.store.registry import open_registry_read_only
 from palaestra.runs.supervisor.supervisor import SupervisorConfig
 from palaestra.telemetry import TrainingStep
 
@@ -92,6 +92,6 @@ def test_a_run_is_resumed_from_its_last_checkpoint(home):
         orchestrator.resume(run_id)
         list(orchestrator.stream(run_id))
         assert orchestrator.run(run_id).attempt == 2
-    registry = reading_registry(home)
+    registry = open_registry_read_only(home)
     assert {checkpoint.env_step for checkpoint in registry.checkpoints(run_id=run_id)} >= {100, 200, 300}
     registry.close()

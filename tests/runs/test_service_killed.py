@@ -12,7 +12,7 @@ from tests.runs.supervising import echo, happenings, journal, what_echo_said
 from palaestra.runs.phase import Phase
 from palaestra.runs.series.reader import RunSeries
 from palaestra.runs.state.event_log import RunEventLog, current_phase
-from palaestra.runs.store.registry import reading_registry
+from palaestra.runs.store.registry import open_registry_read_only
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 
 STEPS = 400
@@ -25,7 +25,7 @@ def _specs(home, speak):
 
 
 def _rows(home, ids):
-    registry = reading_registry(home)
+    registry = open_registry_read_only(home)
     rows = {run.run_id: run for run in registry.runs()}
     registry.close()
     return [rows[run_id] for run_id in ids]

@@ -25,7 +25,7 @@ from palaestra.runs.state.attempt_status import read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.queue_file import QueueFile, waiting_reason
 from palaestra.runs.state.unsupervised import read_unsupervised
-from palaestra.runs.store.registry import reading_registry
+from palaestra.runs.store.registry import open_registry_read_only
 
 if TYPE_CHECKING:
     from palaestra.runs.series import MetricPoint
@@ -74,7 +74,7 @@ class RunReader:
         """
         mark = None if before is None else _age(self.run(before))
         later = phases is not None or agent_id is not None or bool(search)
-        registry = reading_registry(self.home)
+        registry = open_registry_read_only(self.home)
         if registry is None:
             known, rows = frozenset[str](), list[RunRecord]()
         else:
@@ -209,13 +209,13 @@ class RunReader:
     def _matching(self, name: str) -> list[RunRecord]:
         """The run of this id; else all whose ids begin so, registered or not, as far as two are enough to know."""
         rows: list[RunRecord] = []
-        registry = reading_registry(self.home)
+        registry = open_registry_read_only(self.home)
         if registry is not None:
             with closing(registry):
                 row = registry.get(name)
                 if row is not None:
                     return [row]
-                found = (registry.get(run_id) for run_id in registry.beginning_with(name))
+                found = (registry.get(run_id) for run_id in registry.ids_with_prefix(name))
                 rows = [row for row in found if row is not None]
         exact = list(self._read([name]))
         if exact or len(rows) > 1:

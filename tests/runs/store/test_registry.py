@@ -9,9 +9,8 @@ from palaestra.errors import ConfigError
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, CheckpointRecord, RunRecord
-from palaestra.runs.store.database import RegistryCorrupt, open_reading
-from palaestra.runs.store.migrations import MIGRATIONS
-from palaestra.runs.store.registry import Registry, reading_registry
+from palaestra.runs.store.database import MIGRATIONS, RegistryCorrupt, open_for_reading
+from palaestra.runs.store.registry import Registry, open_registry_read_only
 
 
 @pytest.fixture
@@ -83,9 +82,9 @@ def test_filters_and_order(registry):
     assert ids(phases=[Phase.RUNNING, Phase.STOPPING]) == ["a-1"]
     assert ids(phases=[]) == []
     assert ids(archived=True) == ["old"]
-    assert registry.beginning_with("r-") == ["r-0", "r-1", "r-2", "r-3", "r-4"]
-    assert registry.beginning_with("r-9") == ["r-9"]
-    assert registry.beginning_with("%") == []
+    assert registry.ids_with_prefix("r-") == ["r-0", "r-1", "r-2", "r-3", "r-4"]
+    assert registry.ids_with_prefix("r-9") == ["r-9"]
+    assert registry.ids_with_prefix("%") == []
 
 
 def test_a_deleted_run_takes_its_checkpoints_along(registry):
@@ -122,7 +121,7 @@ def test_a_row_that_cannot_be_written_keeps_no_other_one_out(registry, caplog):
     broken = replace(PLAIN, run_id="z", runner=None)
     registry.put_many([PLAIN, broken, replace(PLAIN, run_id="y")])
     assert registry.ids() == {PLAIN.run_id, "y"}
-    assert "z: its row cannot be written: NOT NULL" in caplog.text
+    assert "z: the row cannot be written: NOT NULL" in caplog.text
     with pytest.raises(sqlite3.IntegrityError, match="NOT NULL"):
         registry.put(broken)
 
@@ -132,7 +131,7 @@ def test_a_row_that_cannot_be_read_hides_no_other_one(registry, caplog):
     registry._connection.execute("UPDATE runs SET phase = 'dancing' WHERE run_id = 'odd'")
     assert [run.run_id for run in registry.runs()] == [PLAIN.run_id]
     assert registry.get("odd") is None
-    assert "odd: its row cannot be read" in caplog.text
+    assert "odd: the row cannot be read" in caplog.text
 
 
 def test_what_does_not_fit_into_a_row_is_cut_to_what_does(registry):
@@ -146,12 +145,12 @@ def test_what_does_not_fit_into_a_row_is_cut_to_what_does(registry):
 
 def test_a_file_that_was_removed_or_replaced_is_not_written_to(registry, home):
     registry.put(PLAIN)
-    assert registry.sound()
+    assert registry.is_intact()
     home.registry.unlink()
-    assert registry.gone
+    assert registry.was_replaced
     with pytest.raises(RegistryCorrupt, match="was removed or replaced"):
         registry.put(PLAIN)
-    assert not registry.sound()
+    assert not registry.is_intact()
 
 
 def test_a_directory_in_the_place_of_the_registry_is_named(home):
@@ -161,10 +160,10 @@ def test_a_directory_in_the_place_of_the_registry_is_named(home):
 
 
 def test_a_reader_sees_what_was_written_while_the_writer_is_open_and_afterwards(home):
-    assert reading_registry(home) is None
+    assert open_registry_read_only(home) is None
     writer = Registry.open(home.registry)
     writer.put(FULL)
-    reader = reading_registry(home)
+    reader = open_registry_read_only(home)
     assert reader.runs() == [FULL]
     writer.put(PLAIN)
     assert len(reader.runs()) == 2
@@ -172,7 +171,7 @@ def test_a_reader_sees_what_was_written_while_the_writer_is_open_and_afterwards(
         reader.put(PLAIN)
     writer.close()
     reader.close()
-    again = reading_registry(home)
+    again = open_registry_read_only(home)
     assert len(again.runs()) == 2
     again.close()
 
@@ -187,7 +186,7 @@ def test_a_reader_sees_the_log_of_a_service_that_was_killed(home, tmp_path):
         source = home.registry.with_name(home.registry.name + tail)
         left.registry.with_name(source.name).write_bytes(source.read_bytes())
     writer.close()
-    reader = reading_registry(left)
+    reader = open_registry_read_only(left)
     assert reader.runs() == [FULL]
     reader.close()
 
@@ -197,7 +196,7 @@ def test_a_registry_of_a_later_version_is_refused_with_the_remedy(home):
     connection = sqlite3.connect(home.registry)
     connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
-    for door in (Registry.open, open_reading):
+    for door in (Registry.open, open_for_reading):
         with pytest.raises(
             ConfigError, match=r"has schema 3, and this version of Palaestra knows 2\. Update Palaestra"
         ):
@@ -208,7 +207,7 @@ def test_an_unfinished_registry_is_nothing_to_read_yet(home):
     home.path.mkdir(parents=True)
     sqlite3.connect(home.registry).close()
     home.registry.touch()
-    assert open_reading(home.registry) is None
+    assert open_for_reading(home.registry) is None
 
 
 def test_a_file_that_is_no_database_is_corrupt(home):
@@ -217,7 +216,7 @@ def test_a_file_that_is_no_database_is_corrupt(home):
     with pytest.raises(RegistryCorrupt):
         Registry.open(home.registry)
     with pytest.raises(RegistryCorrupt):
-        open_reading(home.registry)
+        open_for_reading(home.registry)
 
 
 def test_a_query_over_many_runs_is_answered_from_an_index(registry):
@@ -237,7 +236,7 @@ def test_a_registry_of_the_first_version_is_brought_up_to_date_by_who_reads_it(h
     old.commit()
 
     for _ in range(2):
-        reader = reading_registry(home)
+        reader = open_registry_read_only(home)
         (row,) = reader.checkpoints()
         assert (row.path, row.env_step, row.step_source, row.best) == ("/x", 10_623, "", True)
         reader.close()

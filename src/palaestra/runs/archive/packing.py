@@ -19,7 +19,7 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.archive.package import UNREADABLE, links_beside, missing_from, read_back, unpack_into, write
 from palaestra.runs.record import RunRecord
-from palaestra.runs.store.rebuild import read_packed, read_run
+from palaestra.runs.store.rebuild import read_archived_run, read_run
 
 __all__ = [
     "pack",
@@ -103,7 +103,7 @@ def undelete(home: Home, run_id: str) -> RunRecord:
         thrown.rename(run.path)
     else:
         _unpacked(home, run_id, bin_ / f"{run_id}.tar.gz")
-    record = read_packed(bin_ / f"{run_id}.json") or read_run(run)
+    record = read_archived_run(bin_ / f"{run_id}.json") or read_run(run)
     if record is None:
         raise UnknownRun("run", run_id, "its directory holds no run", f"Look at {run.path}")
     shutil.rmtree(bin_, ignore_errors=True)

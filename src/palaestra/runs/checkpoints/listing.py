@@ -11,7 +11,7 @@ from palaestra.runs.checkpoints.importing import imported
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.store.database import RegistryCorrupt
 from palaestra.runs.store.rebuild import read_run
-from palaestra.runs.store.registry import reading_registry
+from palaestra.runs.store.registry import open_registry_read_only
 
 __all__ = ["all_checkpoints", "checkpoint_named"]
 
@@ -55,7 +55,7 @@ def checkpoint_named(home: Home, name: str) -> CheckpointRecord:
 
 def _rows(home: Home) -> list[CheckpointRecord]:
     try:
-        registry = reading_registry(home)
+        registry = open_registry_read_only(home)
         if registry is None:
             return []
         try:

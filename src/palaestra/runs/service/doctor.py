@@ -24,7 +24,7 @@ from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.table import broken_runners, registered_runners
 from palaestra.runs.service.config import SETTINGS_FILE, service_config, settings_changed
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.store.database import RegistryCorrupt, open_reading
+from palaestra.runs.store.database import RegistryCorrupt, open_for_reading
 
 __all__ = ["examine"]
 
@@ -110,7 +110,7 @@ def _registry(home: Home) -> Iterator[Finding]:
         )
         return
     try:
-        connection = open_reading(home.registry)
+        connection = open_for_reading(home.registry)
         if connection is None:
             yield Finding("registry", "ok", "none yet; the first run makes it")
         else:

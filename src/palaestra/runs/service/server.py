@@ -91,7 +91,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
             app = build_api(supervisor, RunReader(home), registry, tensorboards, closing)
             auth = AuthMiddleware(app, token, AllowedHosts(config.host, config.allowed_hosts))
             async with serve_in_background(auth, sock) as serving:
-                lock.serving(url)
+                lock.publish_url(url)
                 me = ProcessIdentity.of(os.getpid())
                 write_json(
                     home.endpoint,

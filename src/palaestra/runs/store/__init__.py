@@ -1,1 +1,1 @@
-"""The registry: what all runs are at a glance, in one SQLite file that can be rebuilt from the run directories."""
+"""The registry: an index of all runs in one SQLite file that can be rebuilt from the run directories."""

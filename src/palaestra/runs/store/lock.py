@@ -1,4 +1,4 @@
-"""One service per state directory: a lock that the kernel lets go of however its holder ends."""
+"""One service per state directory: a file lock that the kernel releases when its holder ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ServiceLock"]
 
 
 class ServiceLock:
-    """Held while the context lasts. Entering raises `StateDirectoryLocked` when somebody else holds it."""
+    """Context manager that holds the lock. Raises `StateDirectoryLocked` when another process holds it."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -39,18 +39,18 @@ class ServiceLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            held = _held(home, os.pread(descriptor, 4096, 0))
+            locked = _locked_error(home, os.pread(descriptor, 4096, 0))
             os.close(descriptor)
-            raise held from None
+            raise locked from None
         self._descriptor = descriptor
-        me = ProcessIdentity.of(os.getpid())
-        identity = {"pid": os.getpid()} if me is None else asdict(me)
+        process = ProcessIdentity.of(os.getpid())
+        identity = {"pid": os.getpid()} if process is None else asdict(process)
         self._content = {"schema": 1, **identity, "host": socket.gethostname(), "since": time.time(), "url": ""}
         self._write()
         return self
 
-    def serving(self, url: str) -> None:
-        """Tell whoever asks where the holder answers."""
+    def publish_url(self, url: str) -> None:
+        """Store the URL at which the service answers in the lock file."""
         self._content["url"] = url
         self._write()
 
@@ -63,24 +63,22 @@ class ServiceLock:
             os.close(descriptor)
 
     def _write(self) -> None:
-        # In place: a file put in its stead would carry no lock.
-        text = json.dumps(self._content).encode()
-        os.pwrite(self._descriptor, text, 0)
-        os.ftruncate(self._descriptor, len(text))
+        # In place, because a replacement file would not be locked.
+        data = json.dumps(self._content).encode()
+        os.pwrite(self._descriptor, data, 0)
+        os.ftruncate(self._descriptor, len(data))
 
 
-def _held(home: Home, content: bytes) -> StateDirectoryLocked:
+def _locked_error(home: Home, content: bytes) -> StateDirectoryLocked:
     try:
         data = json.loads(content)
         pid, host, url = int(data["pid"]), str(data["host"]), str(data.get("url", ""))
         since = time.strftime("%H:%M", time.localtime(float(data["since"])))
     except (ValueError, KeyError, TypeError):
-        return StateDirectoryLocked(
-            "state directory", str(home.path), "is held by another service", "Try again in a moment"
-        )
-    serving = f", serving {url}" if url else ""
-    reason = f"is held by process {pid} on host {host} since {since}{serving}"
-    remedy = (
-        "Use that one (palaestra runs list), or end it with: palaestra serve --stop" if url else f"End process {pid}"
-    )
+        reason, remedy = "is held by another service", "Try again in a moment"
+    else:
+        reason = f"is held by process {pid} on host {host} since {since}" + (f", serving {url}" if url else "")
+        remedy = f"End process {pid}"
+        if url:
+            remedy = "Use that one (palaestra runs list), or end it with: palaestra serve --stop"
     return StateDirectoryLocked("state directory", str(home.path), reason, remedy)

@@ -1,4 +1,4 @@
-"""The registry made anew from the run directories: what a damaged or missing file costs is the time to read them."""
+"""Rebuilds the registry from the run directories."""
 
 from __future__ import annotations
 
@@ -18,66 +18,63 @@ from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.attempt_status import read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
-from palaestra.runs.store.database import RegistryCorrupt, set_aside
-from palaestra.runs.store.registry import ROW_FAULTS, Registry
+from palaestra.runs.store.database import RegistryCorrupt, move_aside
+from palaestra.runs.store.registry import ROW_ERRORS, Registry
 from palaestra.runs.wire import from_json
 from palaestra.strict_json import optional_number
 
-__all__ = ["RebuildReport", "open_registry", "read_packed", "read_run", "rebuild", "recover"]
+__all__ = ["RebuildReport", "open_registry", "read_archived_run", "read_run", "rebuild", "rebuild_if_damaged"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RebuildReport:
-    """What a rebuild found."""
+    """Result of a rebuild."""
 
     runs: int
     checkpoints: int
     unreadable: tuple[str, ...] = ()
-    """Directories under runs/ that hold no run we can read."""
-    set_aside: Path | None = None
+    """Directories under runs/ without a readable run."""
+    moved_to: Path | None = None
     """Where the damaged file is now."""
 
 
 def open_registry(home: Home) -> Registry:
-    """The registry to write. Damaged or missing, it is rebuilt from the run directories, with one warning."""
-    fresh = not home.registry.exists()
+    """Open the registry for writing. A damaged or missing file is rebuilt from the run directories."""
+    is_missing = not home.registry.exists()
     aside: Path | None = None
     try:
         registry = Registry.open(home.registry)
     except RegistryCorrupt as error:
-        aside = set_aside(home.registry)
+        aside = move_aside(home.registry)
         _log.warning("the registry was damaged (%s); it was moved to %s and is being rebuilt", error, aside)
         registry = Registry.open(home.registry)
-    if fresh or aside is not None:
+    if is_missing or aside is not None:
         report = rebuild(home, registry)
         if aside is not None:
             _log.warning("rebuilt the registry from %d run directories", report.runs)
     return registry
 
 
-def recover(home: Home, registry: Registry) -> RebuildReport:
-    """What to do when a registry that is open turns out to be damaged or gone: set it aside and make it anew.
-
-    Harmless when repeated: who comes second finds it whole.
-    """
-    with registry.repairing:
-        if registry.sound():
+def rebuild_if_damaged(home: Home, registry: Registry) -> RebuildReport:
+    """Replace and rebuild an open registry whose file is damaged or gone. Does nothing when it is intact."""
+    with registry.rebuild_lock:
+        if registry.is_intact():
             return RebuildReport(0, 0)
         aside = registry.replace()
         report = rebuild(home, registry)
-    if aside.exists():
-        told = "the registry was damaged; it was moved to %s and rebuilt from %d run directories"
-        _log.warning(told, aside, report.runs)
-    else:
+    if not aside.exists():
         _log.warning("the registry was removed; it was rebuilt from %d run directories", report.runs)
-    return replace(report, set_aside=aside if aside.exists() else None)
+        return report
+    message = "the registry was damaged; it was moved to %s and rebuilt from %d run directories"
+    _log.warning(message, aside, report.runs)
+    return replace(report, moved_to=aside)
 
 
 def rebuild(home: Home, registry: Registry) -> RebuildReport:
-    """Put every run and every imported checkpoint that the directories hold into the registry."""
-    found: list[RunRecord] = []
+    """Add every run and every imported checkpoint of the state directory to the registry."""
+    records: dict[str, RunRecord] = {}
     unreadable: list[str] = []
     for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else []:
         if path.name.startswith("."):
@@ -86,32 +83,31 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
         if record is None:
             unreadable.append(path.name)
         else:
-            found.append(record)
-    lying = {record.run_id for record in found}
+            records[record.run_id] = record
     for note in sorted(home.archive.glob("*.json")):
-        archived = read_packed(note)
-        # A run beside its package is whole: somebody was interrupted while packing or unpacking.
-        if archived is not None and archived.run_id not in lying:
-            found.append(archived)
-    registry.put_many(found)
+        archived = read_archived_run(note)
+        # A run with both a directory and an archive was interrupted while it was packed or restored; it is complete.
+        if archived is not None:
+            records.setdefault(archived.run_id, archived)
+    registry.put_many(list(records.values()))
     imported = 0
     for note in sorted(home.checkpoints.glob("*/record.json")):
-        checkpoint = _checkpoint(note)
+        checkpoint = _read_checkpoint(note)
         try:
             if checkpoint is not None:
                 registry.put_checkpoint(checkpoint)
                 imported += 1
-        except ROW_FAULTS as error:
-            _log.warning("%s: its row cannot be written: %s", note.parent, error)
-    return RebuildReport(len(found), imported, tuple(unreadable))
+        except ROW_ERRORS as error:
+            _log.warning("%s: the row cannot be written: %s", note.parent, error)
+    return RebuildReport(len(records), imported, tuple(unreadable))
 
 
 def read_run(run: RunDirectory) -> RunRecord | None:
-    """A run's row as its directory tells it; None when it holds no run, or none that can be read."""
+    """Build the row of a run from its directory; None when it holds no readable run."""
     try:
         record = _read_run(run)
-    except Exception as error:  # noqa: BLE001 - what ails one directory must not hide the others
-        _log.warning("%s: its directory cannot be read: %s: %s", run.run_id, type(error).__name__, error)
+    except Exception as error:  # noqa: BLE001 - one unreadable directory must not hide the others
+        _log.warning("%s: the directory cannot be read: %s: %s", run.run_id, type(error).__name__, error)
         return None
     return None if record is None else fit_record(record)
 
@@ -121,21 +117,21 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
     if spec is None:
         if not run.spec.exists():
             return read_unsupervised(run)
-        # What was asked for is damaged; what happened is still on record.
+        # The spec is damaged, but the events are still on record.
         spec = {}
-    life = RunEventLog(run).read()
-    last = _last_change(life)
+    events = RunEventLog(run).read()
+    last = _last_transition(events)
     attempts = run.attempts()
-    if life:
-        # An attempt that was prepared and never launched is not on record, and its number is used again.
-        attempts = [attempt for attempt in attempts if attempt.number <= life[-1].attempt]
+    if events:
+        # An attempt that was prepared and never launched has no event, and its number is used again.
+        attempts = [attempt for attempt in attempts if attempt.number <= events[-1].attempt]
     newest = attempts[-1] if attempts else None
-    plan = (AttemptPlan.read(newest) if newest else None) or _asked(spec, life)
-    launched = _last(life, PhaseEvent.LAUNCHED)
+    plan = (AttemptPlan.read(newest) if newest else None) or _plan_before_launch(spec, events)
+    launched = next((event for event in reversed(events) if event.happening == PhaseEvent.LAUNCHED), None)
     watchdog: ProcessIdentity | None = None
     trainer: ProcessIdentity | None = None
-    phase, reason, code = current_phase(life), last.reason if last else "", last.code if last else ""
-    ended = _ended(launched, last) if phase.has_ended else None
+    phase, reason, code = current_phase(events), last.reason if last else "", last.code if last else ""
+    ended = _end_time(launched, last) if phase.has_ended and last is not None else None
     if phase.has_process and newest is not None:
         status = read_status(newest)
         watchdog, trainer = status.watchdog, status.trainer
@@ -145,7 +141,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
             phase, reason, code = outcome.phase, outcome.reason, outcome.code
             ended = float(status.exit.get("ended", 0.0)) or None
     runner = str(spec.get("runner", ""))
-    numbers = next((record.facts for record in reversed(life) if "env_step" in record.facts), {})
+    numbers = next((event.facts for event in reversed(events) if "env_step" in event.facts), {})
     seed, priority, tags = spec.get("seed"), spec.get("priority"), spec.get("tags")
     return RunRecord(
         run_id=run.run_id,
@@ -157,7 +153,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         code=code,
         attempt=newest.number if newest else 0,
         priority=priority if isinstance(priority, int) else 0,
-        created=life[0].time if life else run.spec.stat().st_mtime,
+        created=events[0].time if events else run.spec.stat().st_mtime,
         started=launched.time if launched else None,
         ended=ended,
         warden=watchdog,
@@ -168,25 +164,23 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         episode_return=optional_number(numbers.get("episode_return")),
         seed=seed if isinstance(seed, int) else None,
         tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
-        alarms=_alarms(last) if phase.has_ended and last is not None else (),
+        alarms=_final_alarms(last) if phase.has_ended and last is not None else (),
         tracking_url=str(numbers.get("tracking_url") or ""),
         bytes_on_disk=numbers.get("bytes_on_disk") or 0,
     )
 
 
-def _alarms(end: RunEvent) -> tuple[Alarm, ...]:
-    """Alarms about its numbers that a run ended with."""
-    found = end.facts.get("alarms")
+def _final_alarms(end: RunEvent) -> tuple[Alarm, ...]:
+    alarms = end.facts.get("alarms")
     return tuple(
-        Alarm(str(one["code"]), str(one["text"]), float(one["since"]))
-        for one in (found if isinstance(found, list) else ())
-        if isinstance(one, dict) and {"code", "text", "since"} <= one.keys()
+        Alarm(str(alarm["code"]), str(alarm["text"]), float(alarm["since"]))
+        for alarm in (alarms if isinstance(alarms, list) else ())
+        if isinstance(alarm, dict) and {"code", "text", "since"} <= alarm.keys()
     )
 
 
-def _asked(spec: dict[str, Any], life: list[RunEvent]) -> AttemptPlan:
-    """What is known of a run that has no attempt yet."""
-    facts = next((record.facts for record in life if "algorithm" in record.facts), {})
+def _plan_before_launch(spec: dict[str, Any], events: list[RunEvent]) -> AttemptPlan:
+    facts = next((event.facts for event in events if "algorithm" in event.facts), {})
     steps = facts.get("total_steps")
     return AttemptPlan(
         env_id=str(facts.get("env_id") or spec.get("env_id") or ""),
@@ -195,29 +189,24 @@ def _asked(spec: dict[str, Any], life: list[RunEvent]) -> AttemptPlan:
     )
 
 
-def _ended(launched: RunEvent | None, last: RunEvent | None) -> float | None:
-    """When the trainer ended, as its watchdog measured it; else when the end was recorded."""
-    if last is None:
-        return None
-    if isinstance(last.facts.get("ended"), int | float):
-        return float(last.facts["ended"])
-    duration = last.facts.get("duration_s")
-    measured = isinstance(duration, int | float) and launched is not None and launched.attempt == last.attempt
-    return launched.time + duration if measured and launched is not None and duration is not None else last.time
+def _end_time(launched: RunEvent | None, last: RunEvent) -> float:
+    """Return the end of the trainer as it was measured; otherwise the time at which the end was recorded."""
+    ended, duration = last.facts.get("ended"), last.facts.get("duration_s")
+    if isinstance(ended, int | float):
+        return float(ended)
+    if isinstance(duration, int | float) and launched is not None and launched.attempt == last.attempt:
+        return launched.time + duration
+    return last.time
 
 
-def _last_change(life: list[RunEvent]) -> RunEvent | None:
-    """What took it to its phase; notes and alarms that came later did not."""
-    known = frozenset(PhaseEvent)
-    return next((record for record in reversed(life) if record.happening in known), None)
+def _last_transition(events: list[RunEvent]) -> RunEvent | None:
+    """Return the event that led to the current phase; later notes and alarms do not count."""
+    transitions = frozenset(PhaseEvent)
+    return next((event for event in reversed(events) if event.happening in transitions), None)
 
 
-def _last(life: list[RunEvent], happening: PhaseEvent) -> RunEvent | None:
-    return next((record for record in reversed(life) if record.happening == happening), None)
-
-
-def read_packed(note: Path) -> RunRecord | None:
-    """The row of a run whose directory was packed, as it was written beside the package."""
+def read_archived_run(note: Path) -> RunRecord | None:
+    """Read the row stored beside the archive of a packed run; None when it cannot be read."""
     data = read_json(note)
     if data is None or not note.with_suffix(".tar.gz").exists():
         return None
@@ -227,7 +216,7 @@ def read_packed(note: Path) -> RunRecord | None:
         return None
 
 
-def _checkpoint(note: Path) -> CheckpointRecord | None:
+def _read_checkpoint(note: Path) -> CheckpointRecord | None:
     data = read_json(note)
     try:
         if data is None:

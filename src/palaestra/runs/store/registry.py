@@ -1,4 +1,4 @@
-"""Rows of the registry: runs and checkpoints, put and found. An index, never the truth."""
+"""Rows of the registry: runs and checkpoints. An index; the run directories are the source of truth."""
 
 from __future__ import annotations
 
@@ -16,64 +16,74 @@ from typing import Any, TypeAlias, get_origin
 from palaestra.files.home import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, RunRecord, fit_checkpoint, fit_record
-from palaestra.runs.store.database import RegistryCorrupt, is_sound, open_reading, open_writing, set_aside
+from palaestra.runs.store.database import RegistryCorrupt, is_intact, move_aside, open_for_reading, open_for_writing
 from palaestra.runs.wire import Number, field_types, from_json
 from palaestra.strict_json import dump_json, json_number
 
-__all__ = ["ROW_FAULTS", "Registry", "reading_registry"]
+__all__ = ["ROW_ERRORS", "Registry", "open_registry_read_only"]
 
 _log = logging.getLogger(__name__)
 
 _PROCESSES = ("warden", "trainer")
 """Fields of `RunRecord` that share the JSON column `process`. Every other field has a column of its own name."""
-_RUN = (*(name for name in field_types(RunRecord) if name not in _PROCESSES), "process")
-_CHECKPOINT = tuple(field_types(CheckpointRecord))
+_RUN_COLUMNS = (*(name for name in field_types(RunRecord) if name not in _PROCESSES), "process")
+_CHECKPOINT_COLUMNS = tuple(field_types(CheckpointRecord))
 _Convert: TypeAlias = Callable[[Any], Any]
+ROW_ERRORS = (
+    OverflowError,
+    UnicodeError,
+    TypeError,
+    ValueError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    sqlite3.DataError,
+)
+"""Errors caused by the content of one row, unlike a full disk or a damaged file."""
 
 
 class Registry:
-    """The index of all runs. Every method is one transaction; threads may share it."""
+    """Index of all runs and checkpoints. Every method is one transaction. Thread-safe."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self._path = connection, path
         self._lock = threading.Lock()
-        self._file = _identity(path)
-        self.repairing = threading.Lock()
-        """Held by the one who makes it anew."""
+        self._file_id = _file_id(path)
+        self.rebuild_lock = threading.Lock()
+        """Held while the file is replaced and rebuilt."""
         self.generation = 0
-        """How often it was made anew while it was open."""
+        """Number of times the file was replaced while it was open."""
 
     @classmethod
     def open(cls, path: Path) -> Registry:
-        """To write. `RegistryCorrupt` when the file is damaged; `rebuild.open_registry` then makes a new one."""
-        return cls(open_writing(path), path)
+        """Open for writing. Raises `RegistryCorrupt` when the file is damaged; see `rebuild.open_registry`."""
+        return cls(open_for_writing(path), path)
 
     def put(self, record: RunRecord) -> None:
         """Add or replace a run."""
         self.put_many([record])
 
     def put_many(self, records: Sequence[RunRecord]) -> None:
-        """Add or replace several, all or none; but a row that cannot be written keeps no other one out."""
+        """Add or replace several runs in one transaction; a row that cannot be written is skipped with a warning."""
         try:
             self._put([_run_row(record) for record in records])
-        except ROW_FAULTS:
+        except ROW_ERRORS:
             if len(records) < 2:
                 raise
             for record in records:
                 try:
                     self._put([_run_row(record)])
-                except ROW_FAULTS as error:
-                    _log.warning("%s: its row cannot be written: %s", record.run_id, error)
+                except ROW_ERRORS as error:
+                    _log.warning("%s: the row cannot be written: %s", record.run_id, error)
 
     def _put(self, rows: list[list[Any]]) -> None:
-        marks = ",".join("?" * len(_RUN))
         with self._transaction() as connection:
-            connection.executemany(f"INSERT OR REPLACE INTO runs ({','.join(_RUN)}) VALUES ({marks})", rows)
+            connection.executemany(_insert("runs", _RUN_COLUMNS), rows)
 
     def get(self, run_id: str) -> RunRecord | None:
-        """One run by its id."""
-        found = self._rows(f"SELECT {','.join(_RUN)} FROM runs WHERE run_id = ?", [run_id])
-        return next(iter(_readable(found)), None)
+        """Return a run by its id; None when there is none."""
+        rows = self._rows(f"SELECT {','.join(_RUN_COLUMNS)} FROM runs WHERE run_id = ?", [run_id])
+        return next(iter(_parse_runs(rows)), None)
 
     def runs(
         self,
@@ -86,7 +96,7 @@ class Registry:
         before: tuple[float, str] | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Runs that fit, newest first; `before` is when the newest wanted one's successor was made, and its id."""
+        """Return matching runs, newest first; `before` (creation time and id of a run) starts after that run."""
         where, values = ["archived = ?"], [int(archived)]  # type: list[str], list[Any]
         for column, value in (("runner", runner), ("env_id", env_id)):
             if value is not None:
@@ -102,85 +112,82 @@ class Registry:
             where.append("(created, run_id) < (?, ?)")
             values.extend(before)
         values.append(-1 if limit is None else limit)
-        query = (
-            f"SELECT {','.join(_RUN)} FROM runs WHERE {' AND '.join(where)} ORDER BY created DESC, run_id DESC LIMIT ?"
-        )
-        return _readable(self._rows(query, values))
+        condition = " AND ".join(where)
+        query = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs WHERE {condition} ORDER BY created DESC, run_id DESC LIMIT ?"
+        return _parse_runs(self._rows(query, values))
 
-    def beginning_with(self, prefix: str, limit: int = 5) -> list[str]:
-        """The ids that begin so, archived or not."""
-        # Ids are ASCII, so everything that begins with the prefix lies below the prefix and the last of all characters.
+    def ids_with_prefix(self, prefix: str, limit: int = 5) -> list[str]:
+        """Return ids that start with a prefix, archived runs included."""
+        # Ids are ASCII, so every match sorts below the prefix followed by the last Unicode character.
         query = "SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?"
         return [str(row[0]) for row in self._rows(query, [prefix, prefix + "\U0010ffff", limit])]
 
     def ids(self) -> frozenset[str]:
-        """Every run's id, archived ones included."""
+        """Return the ids of all runs, archived runs included."""
         return frozenset(str(row[0]) for row in self._rows("SELECT run_id FROM runs", []))
 
     def count(self) -> int:
-        """How many runs there are, archived ones included."""
+        """Return the number of runs, archived runs included."""
         return int(self._rows("SELECT count(*) FROM runs", [])[0][0])
 
     def delete(self, run_id: str) -> None:
-        """Forget a run and its checkpoints."""
+        """Delete the rows of a run and of its checkpoints."""
         with self._transaction() as connection:
             connection.execute("DELETE FROM runs WHERE run_id = ?", [run_id])
             connection.execute("DELETE FROM checkpoints WHERE run_id = ?", [run_id])
 
     def put_checkpoint(self, record: CheckpointRecord) -> None:
-        """Add or replace a checkpoint; its path is what it is known by."""
-        marks = ",".join("?" * len(_CHECKPOINT))
+        """Add or replace a checkpoint; the path is the key."""
         with self._transaction() as connection:
-            connection.execute(
-                f"INSERT OR REPLACE INTO checkpoints ({','.join(_CHECKPOINT)}) VALUES ({marks})",
-                _checkpoint_row(record),
-            )
+            connection.execute(_insert("checkpoints", _CHECKPOINT_COLUMNS), _checkpoint_row(record))
 
     def delete_checkpoint(self, path: str) -> None:
-        """Forget the checkpoint at a path."""
+        """Delete the row of the checkpoint at a path."""
         with self._transaction() as connection:
             connection.execute("DELETE FROM checkpoints WHERE path = ?", [path])
 
     def checkpoints(
         self, *, run_id: str | None = None, agent_id: str | None = None, env_id: str | None = None
     ) -> list[CheckpointRecord]:
-        """Checkpoints that fit, newest first."""
-        given = [("run_id", run_id), ("agent_id", agent_id), ("env_id", env_id)]
-        wanted = [(column, value) for column, value in given if value is not None]
-        where = " AND ".join(f"{column} = ?" for column, _ in wanted) or "1"
-        query = f"SELECT {','.join(_CHECKPOINT)} FROM checkpoints WHERE {where} ORDER BY created DESC, path DESC"
-        return [_checkpoint(row) for row in self._rows(query, [value for _, value in wanted])]
+        """Return matching checkpoints, newest first."""
+        columns = {"run_id": run_id, "agent_id": agent_id, "env_id": env_id}
+        filters = {column: value for column, value in columns.items() if value is not None}
+        where = " AND ".join(f"{column} = ?" for column in filters) or "1"
+        query = (
+            f"SELECT {','.join(_CHECKPOINT_COLUMNS)} FROM checkpoints WHERE {where} ORDER BY created DESC, path DESC"
+        )
+        return [_parse_checkpoint(row) for row in self._rows(query, list(filters.values()))]
 
     def replace(self) -> Path:
-        """Put an empty file in the place of a damaged one; where the damaged one is now."""
+        """Replace a damaged file with an empty one; return the new path of the damaged file."""
         with self._lock:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
-            aside = set_aside(self._path)
-            self._connection = open_writing(self._path)
-            self._file = _identity(self._path)
+            aside = move_aside(self._path)
+            self._connection = open_for_writing(self._path)
+            self._file_id = _file_id(self._path)
             self.generation += 1
         return aside
 
-    def sound(self) -> bool:
-        """Whether the file is whole, and is still the one that lies there under its name."""
+    def is_intact(self) -> bool:
+        """Whether the file is undamaged and still at its path."""
         with self._lock:
-            return _identity(self._path) == self._file and is_sound(self._connection)
+            return not self.was_replaced and is_intact(self._connection)
 
     @property
-    def gone(self) -> bool:
-        """Whether somebody removed the file or put another in its place."""
-        return _identity(self._path) != self._file
+    def was_replaced(self) -> bool:
+        """Whether the file was removed, or replaced by another one."""
+        return _file_id(self._path) != self._file_id
 
     def close(self) -> None:
-        """Write the log back into the file and let go."""
+        """Close the connection; SQLite writes the log back into the file."""
         with self._lock:
             self._connection.close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            if self.gone:
+            if self.was_replaced:
                 raise RegistryCorrupt(f"{self._path}: was removed or replaced")
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
@@ -193,77 +200,76 @@ class Registry:
             except sqlite3.DatabaseError as error:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
-                raise self._named(error) from error
+                raise self._classify(error) from error
 
     def _rows(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         with self._lock:
             try:
                 return self._connection.execute(query, values).fetchall()
             except sqlite3.DatabaseError as error:
-                raise self._named(error) from error
+                raise self._classify(error) from error
 
-    def _named(self, error: sqlite3.DatabaseError) -> Exception:
-        """A damaged file raises the class itself; a full disk, a lock or a mistake of ours one of its kinds."""
+    def _classify(self, error: sqlite3.DatabaseError) -> Exception:
+        # SQLite reports damage as `DatabaseError` itself, and a full disk, a lock or a wrong query as a subclass.
         return RegistryCorrupt(f"{self._path}: {error}") if type(error) is sqlite3.DatabaseError else error
 
 
-def reading_registry(home: Home) -> Registry | None:
-    """The registry to look at, with or without a service; None before the first run."""
-    connection = open_reading(home.registry)
+def open_registry_read_only(home: Home) -> Registry | None:
+    """Open the registry for reading, with or without a service; None before the first run."""
+    connection = open_for_reading(home.registry)
     return None if connection is None else Registry(connection, home.registry)
 
 
-ROW_FAULTS = (OverflowError, UnicodeError, TypeError, ValueError, sqlite3.IntegrityError, sqlite3.InterfaceError,
-               sqlite3.ProgrammingError, sqlite3.DataError)  # fmt: skip
-"""What one row can be guilty of, unlike a disk that is full or a file that is damaged."""
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
+def _file_id(path: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
-def _readable(rows: Sequence[Sequence[Any]]) -> list[RunRecord]:
-    """Every row that can be read; one that cannot is left out, and the directory of its run still knows."""
-    found = []
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT OR REPLACE INTO {table} ({','.join(columns)}) VALUES ({','.join('?' * len(columns))})"
+
+
+def _parse_runs(rows: Sequence[Sequence[Any]]) -> list[RunRecord]:
+    """Parse rows; one that cannot be read is skipped, since the run directory still has its data."""
+    records = []
     for row in rows:
         try:
-            found.append(_run(row))
+            records.append(_parse_run(row))
         except (KeyError, TypeError, ValueError) as error:
-            _log.warning("%s: its row cannot be read: %s", row[0], error)
-    return found
+            _log.warning("%s: the row cannot be read: %s", row[0], error)
+    return records
 
 
 def _run_row(record: RunRecord) -> list[Any]:
     record = fit_record(record)
     process = json.dumps({name: getattr(record, name) for name in _PROCESSES}, default=asdict)
-    return [*_values(record, _RUN[:-1]), process]
+    return [*_record_to_row(record, _RUN_COLUMNS[:-1]), process]
 
 
-def _run(row: Sequence[Any]) -> RunRecord:
-    data = _parsed(RunRecord, _RUN, row)
+def _parse_run(row: Sequence[Any]) -> RunRecord:
+    data = _row_to_json(RunRecord, _RUN_COLUMNS, row)
     return from_json(RunRecord, {**data, **json.loads(data["process"] or "{}")})
 
 
 def _checkpoint_row(record: CheckpointRecord) -> list[Any]:
-    return _values(fit_checkpoint(record), _CHECKPOINT)
+    return _record_to_row(fit_checkpoint(record), _CHECKPOINT_COLUMNS)
 
 
-def _checkpoint(row: Sequence[Any]) -> CheckpointRecord:
-    return from_json(CheckpointRecord, _parsed(CheckpointRecord, _CHECKPOINT, row))
+def _parse_checkpoint(row: Sequence[Any]) -> CheckpointRecord:
+    return from_json(CheckpointRecord, _row_to_json(CheckpointRecord, _CHECKPOINT_COLUMNS, row))
 
 
-def _values(record: RunRecord | CheckpointRecord, columns: Sequence[str]) -> list[Any]:
-    """The fields of a record as SQLite stores them."""
+def _record_to_row(record: RunRecord | CheckpointRecord, columns: Sequence[str]) -> list[Any]:
+    """Return the fields of a record as SQLite stores them."""
     encoders = _ENCODERS[type(record)]
     return [encoders[name](getattr(record, name)) if name in encoders else getattr(record, name) for name in columns]
 
 
-def _parsed(kind: type[Any], columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-    """A row as the JSON data of a record."""
+def _row_to_json(kind: type[Any], columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """Return a row as the JSON data of a record."""
     data = dict(zip(columns, row, strict=True))
     for name, decode in _DECODERS[kind].items():
         data[name] = decode(data[name])

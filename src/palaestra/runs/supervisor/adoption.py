@@ -14,7 +14,7 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.process.survivors import newer_attempt
 from palaestra.runs.record import RunRecord
 from palaestra.runs.state.event_log import RunEventLog, current_phase
-from palaestra.runs.store.rebuild import read_packed, read_run
+from palaestra.runs.store.rebuild import read_archived_run, read_run
 from palaestra.runs.store.registry import Registry
 
 __all__ = ["AdoptionReport", "Found", "found_on_disk", "remove_unfinished"]
@@ -75,7 +75,7 @@ def found_on_disk(home: Home, registry: Registry) -> Found:
         except Exception as error:  # noqa: BLE001 - one directory must not keep the service from starting
             _log.warning("%s: left alone, because it cannot be read: %s: %s", path.name, type(error).__name__, error)
     for row in rows.values():
-        packed = read_packed(home.archive / f"{row.run_id}.json")
+        packed = read_archived_run(home.archive / f"{row.run_id}.json")
         if packed is not None:
             # Killed after it was packed and before that was written down.
             changed.append(packed)

@@ -20,7 +20,7 @@ from palaestra.runs.phase import Phase, PhaseEvent, advance
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.database import RegistryCorrupt
-from palaestra.runs.store.rebuild import read_run, recover
+from palaestra.runs.store.rebuild import read_run, rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.resume import outcome_before
 
@@ -127,7 +127,7 @@ class RunStateWriter:
             try:
                 self._registry.put(self.record)
             except RegistryCorrupt:
-                recover(self._home, self._registry)
+                rebuild_if_damaged(self._home, self._registry)
                 self._registry.put(self.record)
         except sqlite3.OperationalError:
             raise

@@ -38,7 +38,7 @@ from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.queue_file import QueueFile, waiting_reason
 from palaestra.runs.state.unsupervised import find_journal_writer, read_unsupervised
-from palaestra.runs.store.rebuild import recover
+from palaestra.runs.store.rebuild import rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.admission import admit, first_row, free_disk, named, place_of
 from palaestra.runs.supervisor.adoption import AdoptionReport, found_on_disk, remove_unfinished
@@ -395,8 +395,8 @@ class Supervisor:
 
     def _keep_registry(self) -> None:
         """In a thread: a registry that somebody removed, or that was made anew, knows everything again."""
-        if self._registry.gone:
-            recover(self._home, self._registry)
+        if self._registry.was_replaced:
+            rebuild_if_damaged(self._home, self._registry)
         if self._registry.generation == self._generation:
             return
         self._generation = self._registry.generation
@@ -469,7 +469,7 @@ class Supervisor:
             # Started without us: a moment ago, so that it has no row, or ended a moment ago, so that the row is old.
             record = read_unsupervised(self._home.run(run_id)) or record
         if record is None:
-            close = self._registry.beginning_with(run_id[:8])
+            close = self._registry.ids_with_prefix(run_id[:8])
             raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
         return record
 
