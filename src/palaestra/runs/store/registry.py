@@ -112,8 +112,8 @@ class Registry:
             where.append("(created, run_id) < (?, ?)")
             values.extend(before)
         values.append(-1 if limit is None else limit)
-        condition = " AND ".join(where)
-        query = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs WHERE {condition} ORDER BY created DESC, run_id DESC LIMIT ?"
+        select = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
+        query = f"{select} WHERE {' AND '.join(where)} ORDER BY created DESC, run_id DESC LIMIT ?"
         return _parse_runs(self._rows(query, values))
 
     def ids_with_prefix(self, prefix: str, limit: int = 5) -> list[str]:
