@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from palaestra.runs.phase import determine_outcome
-from palaestra.runs.process.child import Child
+from palaestra.runs.process.attempt_process import AttemptProcess
 from palaestra.runs.runner import LaunchPlan, Place
 from palaestra.runs.state.attempt_status import read_exit_facts
 
@@ -39,11 +39,13 @@ def plan_of(attempt, code, *arguments, **changes):
 @contextlib.asynccontextmanager
 async def launched(attempt, code, *arguments, memory_mb=None, nice=0, **changes):
     """A running attempt; whatever of it still lives is ended afterwards."""
-    child = await Child.launch(plan_of(attempt, code, *arguments, **changes), attempt, memory_mb=memory_mb, nice=nice)
+    child = await AttemptProcess.launch(
+        plan_of(attempt, code, *arguments, **changes), attempt, memory_mb=memory_mb, nice=nice
+    )
     try:
         yield child
     finally:
-        if child.warden.is_alive() or child.trainer.is_alive():
+        if child.watchdog.is_alive() or child.trainer.is_alive():
             await child.stop("operator", 0.0)
         child.close()
 

@@ -177,7 +177,7 @@ def _left_running(home, **config):
 
 
 def _left_dead(home):
-    """A run whose trainer and warden were killed while no service looked; its id and attempt."""
+    """A run whose trainer and watchdog were killed while no service ran; its id and attempt."""
     run_id, trainer = _left_running(home)
     attempt = home.run(run_id).attempt(1)
     for identity in (read_status(attempt).watchdog, trainer):
@@ -238,11 +238,11 @@ def test_what_is_written_waits_for_a_registry_that_somebody_holds_and_says_so(ho
     assert "space" not in caplog.text
 
 
-def test_a_trainer_without_warden_and_process_file_is_found_by_its_label(home):
+def test_a_trainer_without_watchdog_and_process_file_is_found_by_its_label(home):
     run_id, trainer = _left_running(home)
     attempt = home.run(run_id).attempt(1)
     os.kill(read_status(attempt).watchdog.pid, 9)
-    asyncio.run(until(lambda: not read_status(attempt).watchdog_alive, "the warden to be gone"))
+    asyncio.run(until(lambda: not read_status(attempt).watchdog_alive, "the watchdog to be gone"))
     attempt.process.unlink()
     assert _adopts_and_stops(home, run_id, trainer).phase is Phase.STOPPED
 
@@ -310,7 +310,7 @@ def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
     async def _pretending(work):
         # The journal is held by this very process, which is not the service for once.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("palaestra.runs.process.survivors.os.getpid", lambda: 0)
+            patch.setattr("palaestra.runs.process.attempt_process.os.getpid", lambda: 0)
             return await work
 
     assert asyncio.run(body()).attempt == 3

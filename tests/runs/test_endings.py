@@ -12,7 +12,7 @@ from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_json
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import PhaseEvent
-from palaestra.runs.process.child import Child
+from palaestra.runs.process.attempt_process import AttemptProcess
 from palaestra.runs.state.attempt_status import exception_line, last_lines
 
 
@@ -21,7 +21,7 @@ def _end_of(home, code, **options):
 
     async def body():
         async with launched(attempt, code, **options) as child:
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     return ending(attempt)
@@ -49,7 +49,7 @@ def test_a_killed_trainer_is_killed_sigkill(home):
         async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
             await said(attempt, "up")
             os.kill(child.trainer.pid, signal.SIGKILL)
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     end = ending(attempt)
@@ -71,7 +71,7 @@ def test_a_program_that_is_not_there_is_refused(home):
     attempt = attempt_in(home)
     plan = replace(plan_of(attempt, ""), argv=("/nowhere/python", "x"))
     with pytest.raises(LaunchRefused, match="/nowhere/python cannot be executed: No such file or directory"):
-        asyncio.run(Child.launch(plan, attempt))
+        asyncio.run(AttemptProcess.launch(plan, attempt))
     end = ending(attempt)
     assert (end.event, end.code) == (PhaseEvent.LAUNCH_REFUSED, "exec_failed")
 
@@ -79,7 +79,7 @@ def test_a_program_that_is_not_there_is_refused(home):
 def test_a_working_directory_that_is_not_there_is_refused(home):
     attempt = attempt_in(home)
     with pytest.raises(LaunchRefused, match="gone cannot be executed: No such file"):
-        asyncio.run(Child.launch(plan_of(attempt, "", cwd=attempt.path / "gone"), attempt))
+        asyncio.run(AttemptProcess.launch(plan_of(attempt, "", cwd=attempt.path / "gone"), attempt))
 
 
 def test_a_trainer_asked_to_stop_is_stopped_whatever_it_exits_with(home):
@@ -103,23 +103,23 @@ def test_a_run_that_finished_before_it_heard_of_the_stop_has_succeeded(home):
 
     async def body():
         async with launched(attempt, code) as child:
-            await within(child.ended())
+            await within(child.wait())
         write_json(attempt.stop, {"schema": 1, "reason": "operator", "grace_s": 1, "asked": 0.0})
 
     asyncio.run(body())
     assert ending(attempt).event is PhaseEvent.SUCCEEDED
 
 
-def test_a_trainer_whose_warden_was_killed_ends_as_lost_unless_its_journal_knows(home):
+def test_a_trainer_whose_watchdog_was_killed_ends_as_lost_unless_its_journal_knows(home):
     attempt = attempt_in(home)
 
     async def body():
         async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
             await said(attempt, "up")
-            os.kill(child.warden.pid, signal.SIGKILL)
-            await until(lambda: not child.warden.is_alive())
+            os.kill(child.watchdog.pid, signal.SIGKILL)
+            await until(lambda: not child.watchdog.is_alive())
             os.kill(child.trainer.pid, signal.SIGKILL)
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     assert (ending(attempt).event, ending(attempt).code) == (PhaseEvent.LOST, "no_witness")
@@ -131,7 +131,7 @@ def test_a_run_of_an_earlier_boot_is_lost_to_the_restart(home):
     attempt = attempt_in(home)
     earlier = {"pid": os.getpid(), "started": 1, "boot_id": "another"}
     write_json(attempt.process, {"schema": 1, "warden": earlier, "trainer": earlier, "label": "x", "started": 0.0})
-    assert Child.adopt(attempt) is None
+    assert AttemptProcess.adopt(attempt) is None
     assert (ending(attempt).event, ending(attempt).code) == (PhaseEvent.LOST, "reboot")
 
 
@@ -140,7 +140,7 @@ def test_a_pid_that_was_given_to_somebody_else_is_not_taken_for_the_trainer(home
     me = ProcessIdentity.of(os.getpid())
     other = {"pid": me.pid, "started": me.started - 1, "boot_id": me.boot_id}
     write_json(attempt.process, {"schema": 1, "warden": other, "trainer": other, "label": "x", "started": 0.0})
-    assert Child.adopt(attempt) is None
+    assert AttemptProcess.adopt(attempt) is None
     assert ending(attempt).code == "no_witness"
 
 
@@ -162,7 +162,7 @@ def test_arguments_reach_the_trainer_as_they_are(home):
 
     async def body():
         async with launched(attempt, "import sys; print(sys.argv[1:])", *nasty) as child:
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     assert attempt.stdout.read_text() == f"{nasty}\n"
@@ -180,7 +180,7 @@ def test_a_trainer_inherits_no_descriptor_and_no_signal_setting(home):
         left_open = os.open(os.devnull, os.O_RDONLY)
         os.set_inheritable(left_open, True)
         async with launched(attempt, code) as child:
-            await within(child.ended())
+            await within(child.wait())
         os.close(left_open)
 
     asyncio.run(body())

@@ -45,7 +45,7 @@ def test_an_end_is_recorded_on_a_disk_without_a_byte_to_spare(small_disk):
 
     async def body():
         async with launched(attempt, f"import contextlib\n{FILL}\nimport sys; sys.exit(9)") as child:
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     with contextlib.suppress(FileNotFoundError), pytest.raises(OSError, match="No space left"):

@@ -47,7 +47,7 @@ def test_a_trainer_killed_for_memory_says_so(home, small_cgroup):
 
     async def body():
         async with launched(attempt, code) as child:
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     assert json.loads(attempt.exit.read_text())["out_of_memory"] is True

@@ -9,7 +9,13 @@ from tests.runs.supervising import echo, reaches, supervising
 
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
-from palaestra.runs.process.resource_usage import Peaks, Sample, Sampler, read_peaks, read_samples
+from palaestra.runs.process.resource_usage import (
+    ResourcePeaks,
+    ResourceSample,
+    ResourceSampler,
+    read_peaks,
+    read_samples,
+)
 
 
 def test_a_busy_trainer_is_seen_to_be_busy_and_large(home):
@@ -20,12 +26,12 @@ def test_a_busy_trainer_is_seen_to_be_busy_and_large(home):
         async with launched(attempt, code) as child:
             await said(attempt, "up")
             now = [0.0]
-            sampler = Sampler(attempt, child.warden, clock=lambda: 7.0, monotonic=lambda: now[0])
-            assert sampler.take() is None
+            sampler = ResourceSampler(attempt, child.watchdog, clock=lambda: 7.0, monotonic=lambda: now[0])
+            assert sampler.sample() is None
             used = os.times()
             await until(lambda: os.times().elapsed - used.elapsed > 0.5, "half a second")
             now[0] = 1.0
-            return sampler.take()
+            return sampler.sample()
 
     sample = asyncio.run(body())
     assert sample.time == 7.0
@@ -38,7 +44,7 @@ def test_a_busy_trainer_is_seen_to_be_busy_and_large(home):
 def test_what_has_ended_is_not_looked_at(home):
     attempt = attempt_in(home)
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
-    assert Sampler(attempt, gone).take() is None
+    assert ResourceSampler(attempt, gone).sample() is None
     assert read_samples(attempt) == []
 
 
@@ -47,7 +53,7 @@ def test_torn_and_foreign_lines_are_skipped_and_the_last_are_kept(home):
     lines = [f'{{"schema":1,"time":{n},"cpu_percent":1,"rss_mb":2,"processes":3,"gpus":[["0",4,5]]}}' for n in range(5)]
     (attempt.path / "system.jsonl").write_text("\n".join([lines[0][:30], "[]", *lines]) + "\n")
     assert [sample.time for sample in read_samples(attempt)] == [0, 1, 2, 3, 4]
-    assert read_samples(attempt, last=1) == [Sample(4.0, 1.0, 2.0, 3, (("0", 4.0, 5.0),))]
+    assert read_samples(attempt, last=1) == [ResourceSample(4.0, 1.0, 2.0, 3, (("0", 4.0, 5.0),))]
     assert read_samples(attempt, last=0) == []
 
 
@@ -60,7 +66,7 @@ def test_the_most_of_everything_is_found_wherever_it_was(home):
         for cpu, rss, count, busy, used in looks
     ]
     (attempt.path / "system.jsonl").write_text("torn\n" + "".join(lines))
-    assert read_peaks(attempt) == Peaks(200.0, 900.0, 3, (("0", 90.0, 7.0),))
+    assert read_peaks(attempt) == ResourcePeaks(200.0, 900.0, 3, (("0", 90.0, 7.0),))
 
 
 def test_the_supervisor_samples_every_run(home):

@@ -8,7 +8,7 @@ import signal
 from tests.runs.attempts import attempt_in, ending, launched, said, until, within
 
 from palaestra.processes.procfs import ProcessIdentity
-from palaestra.runs.process.child import Child
+from palaestra.runs.process.attempt_process import AttemptProcess
 
 _FAMILY = """
 import os, signal, sys, time
@@ -40,7 +40,7 @@ def test_stop_returns_only_when_the_group_is_gone(home):
     async def body():
         async with launched(attempt, code) as child:
             await until(lambda: len(_family_of(attempt)) == 4)
-            family = [*_identities(attempt), child.trainer, child.warden]
+            family = [*_identities(attempt), child.trainer, child.watchdog]
             assert all(member.is_alive() for member in family)
             await within(child.stop("operator", 0.2))
             assert not any(member.is_alive() for member in family)
@@ -89,7 +89,7 @@ def test_what_a_trainer_leaves_behind_is_ended_and_counted(home):
         async with launched(attempt, code) as child:
             await until(lambda: len(_family_of(attempt)) == 2)
             family = _identities(attempt)
-            await within(child.ended())
+            await within(child.wait())
             assert not any(member.is_alive() for member in family if member)
 
     asyncio.run(body())
@@ -111,7 +111,7 @@ def test_orphans_of_orphans_are_found(home):
     asyncio.run(body())
 
 
-def test_without_a_warden_everything_is_found_by_label_and_descent(home):
+def test_without_a_watchdog_everything_is_found_by_label_and_descent(home):
     attempt = attempt_in(home)
     code = _FAMILY + "fork(); fork(session=True, deaf=True); time.sleep(600)"
 
@@ -119,8 +119,8 @@ def test_without_a_warden_everything_is_found_by_label_and_descent(home):
         async with launched(attempt, code) as child:
             await until(lambda: len(_family_of(attempt)) == 2)
             family = [*_identities(attempt), child.trainer]
-            os.kill(child.warden.pid, signal.SIGKILL)
-            await until(lambda: not child.warden.is_alive())
+            os.kill(child.watchdog.pid, signal.SIGKILL)
+            await until(lambda: not child.watchdog.is_alive())
             await within(child.stop("operator", 0.2))
             assert not any(member.is_alive() for member in family)
 
@@ -128,17 +128,17 @@ def test_without_a_warden_everything_is_found_by_label_and_descent(home):
     assert ending(attempt).reason == "stopped by the operator"
 
 
-def test_a_warden_that_is_stuck_does_not_save_the_run(home, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.process.child._MARGIN_S", -5.0)
+def test_a_watchdog_that_is_stuck_does_not_save_the_run(home, monkeypatch):
+    monkeypatch.setattr("palaestra.runs.process.attempt_process._STUCK_AFTER_S", -5.0)
     attempt = attempt_in(home)
 
     async def body():
         async with launched(attempt, "import time; print('up'); time.sleep(600)") as child:
             await said(attempt, "up")
-            os.kill(child.warden.pid, signal.SIGSTOP)
+            os.kill(child.watchdog.pid, signal.SIGSTOP)
             await within(child.stop("operator", 0.2))
             assert not child.trainer.is_alive()
-            assert not child.warden.is_alive()
+            assert not child.watchdog.is_alive()
 
     asyncio.run(body())
 
@@ -163,13 +163,13 @@ def test_an_adopted_attempt_is_watched_and_stopped_like_an_own_one(home):
     async def body():
         async with launched(attempt, "import time; print('up'); time.sleep(600)") as first:
             await said(attempt, "up")
-            second = Child.adopt(attempt)
-            assert (second.warden, second.trainer) == (first.warden, first.trainer)
-            watching = [asyncio.ensure_future(first.ended()), asyncio.ensure_future(second.ended())]
+            second = AttemptProcess.adopt(attempt)
+            assert (second.watchdog, second.trainer) == (first.watchdog, first.trainer)
+            watching = [asyncio.ensure_future(first.wait()), asyncio.ensure_future(second.wait())]
             await within(second.stop("operator", 5.0))
             await within(asyncio.gather(*watching))
             second.close()
-        assert Child.adopt(attempt) is None
+        assert AttemptProcess.adopt(attempt) is None
 
     asyncio.run(body())
 

@@ -369,7 +369,7 @@ def test_steps_without_episodes_raise_an_alarm(home):
     assert (alarm.code, alarm.text[:35]) == ("no_episodes", "100 steps and no finished episode: ")
 
 
-def test_a_killed_warden_is_an_alarm_and_the_run_goes_on(home):
+def test_a_killed_watchdog_is_an_alarm_and_the_run_goes_on(home):
     async def body():
         async with supervising(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=1, until=str(home.path / "go")))).run_id

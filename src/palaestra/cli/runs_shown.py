@@ -12,7 +12,7 @@ from palaestra.cli.terminal import printable, shortened
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.listing import all_checkpoints
-from palaestra.runs.process.resource_usage import Peaks, Sample, read_peaks, read_samples
+from palaestra.runs.process.resource_usage import ResourcePeaks, ResourceSample, read_peaks, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
 from palaestra.runs.state.event_log import attempt_outcomes, duration_s
@@ -139,7 +139,7 @@ def _machine(reading: RunReader, record: RunRecord) -> str:
     return _use(samples[-1]) if samples else ""
 
 
-def _use(use: Sample | Peaks) -> str:
+def _use(use: ResourceSample | ResourcePeaks) -> str:
     gpus = "".join(f", GPU {index} {busy:.0f} % and {used:,.0f} MB" for index, busy, used in use.gpus)
     many = "es" if use.processes != 1 else ""
     return f"{use.cpu_percent:.0f} % of a core, {use.rss_mb:,.0f} MB, {use.processes} process{many}{gpus}"

@@ -105,12 +105,12 @@ class Attempt:
 
     @property
     def launch(self) -> Path:
-        """What the warden shall start; removed when it has."""
+        """What the watchdog starts; removed once it has started."""
         return self.path / "launch.json"
 
     @property
     def process(self) -> Path:
-        """Process ids of warden and trainer."""
+        """Process ids of watchdog and trainer."""
         return self.path / "process.json"
 
     @property
@@ -120,7 +120,7 @@ class Attempt:
 
     @property
     def exit(self) -> Path:
-        """How it ended, as its warden saw it."""
+        """How the attempt ended, written by the watchdog."""
         return self.path / "exit.json"
 
     @property

@@ -8,13 +8,13 @@ import pytest
 
 from palaestra.errors import ConfigError
 from palaestra.runs.process import interpreter as module
-from palaestra.runs.process.environment import trainer_environment
 from palaestra.runs.process.interpreter import (
     Interpreter,
     choose_python,
     environment_findings,
     probe,
     python_findings,
+    trainer_environment,
 )
 from palaestra.runs.runner import Machine
 from palaestra.runs.spec import RunSpec
@@ -99,8 +99,8 @@ def test_an_answer_is_remembered_until_the_packages_change(machine, tmp_path, mo
     venv.create(tmp_path / "one", with_pip=False, symlinks=True)
     there = choose_python(RunSpec(python=str(tmp_path / "one")))
     asked = []
-    real = module._asked
-    monkeypatch.setattr(module, "_asked", lambda *words: asked.append(words) or real(*words))
+    real = module._run_probe
+    monkeypatch.setattr(module, "_run_probe", lambda *words: asked.append(words) or real(*words))
 
     probe(there, machine, packages=("torch",))
     probe(there, machine, packages=("torch",))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.runs.runners.conftest import run, start
 
-from palaestra.runs.process.environment import trainer_environment
+from palaestra.runs.process.interpreter import trainer_environment
 from palaestra.runs.runner import JournalFile, Machine
 from palaestra.runs.runners.palaestra import PalaestraRunner, training_document
 from palaestra.runs.spec import RunSpec

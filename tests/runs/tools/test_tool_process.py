@@ -25,7 +25,7 @@ from palaestra.runs.process.tool_process import ToolProcess
 
 def start():
     tool = ToolProcess([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]))
-    print(tool.said(re.compile(r"ready .*\\n"), 30)[0], end="", flush=True)
+    print(tool.wait_for_output(re.compile(r"ready .*\\n"), 30)[0], end="", flush=True)
     kept.append(tool)
 
 kept = []
@@ -53,14 +53,14 @@ def test_a_tool_is_ended_with_everything_below_it_and_is_given_no_secrets(tmp_pa
     tool = ToolProcess(
         [sys.executable, "-c", PROGRAM], tmp_path / "log", {**os.environ, "SOME_TOKEN": "abc", "MARK": str(tmp_path)}
     )
-    found = tool.said(READY, PATIENCE_S)
+    found = tool.wait_for_output(READY, PATIENCE_S)
     processes = identities(found)
-    assert tool.lives
+    assert tool.is_running
     assert all(one.is_alive() for one in processes)
 
     tool.stop()
 
-    assert not tool.lives
+    assert not tool.is_running
     assert not any(one.is_alive() for one in processes)
     assert found[3] == "None"
 
@@ -83,9 +83,9 @@ def test_a_tool_ends_when_its_service_is_killed(number, tmp_path):
 def test_a_tool_that_ends_at_once_or_never_speaks_is_told_with_its_last_line(tmp_path):
     dead = ToolProcess([sys.executable, "-c", "print('no such port'); raise SystemExit(3)"], tmp_path / "a")
     with pytest.raises(ConfigError, match="ended at once: no such port"):
-        dead.said(READY, PATIENCE_S)
+        dead.wait_for_output(READY, PATIENCE_S)
 
     mute = ToolProcess([sys.executable, "-c", "import time; time.sleep(1000)"], tmp_path / "b")
     with pytest.raises(ConfigError, match="it printed nothing"):
-        mute.said(READY, 0.0)
-    assert not mute.lives
+        mute.wait_for_output(READY, 0.0)
+    assert not mute.is_running

@@ -1,13 +1,17 @@
-"""Which Python a foreign trainer runs in, and what is in there.
+"""The Python interpreter and the environment variables of a trainer.
 
-Choosing looks at files only; `probe` starts the interpreter once for `programs/probe.py` and remembers the answer for a
-minute, because a preview, a consent and a launch ask the same within seconds. Nothing is created or installed.
+Choosing an interpreter looks at files only. `probe` starts the interpreter once for `probe.py` and caches the answer
+for a minute, because a preview, a consent and a launch ask the same within seconds. Nothing is created or installed.
+
+The variables come from a list of names, never from the whole environment of the service: its token, other secrets of
+the shell, PYTHONPATH and the like are not passed on.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,59 +23,71 @@ from typing import Any
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
-from palaestra.runs.process.environment import passed_on
-from palaestra.runs.runner import Finding, Machine
+from palaestra.runs.runner import Finding, Machine, Place
 from palaestra.runs.spec import RunSpec
 
 __all__ = [
-    "Interpreter", "Probe", "choose_python", "cuda_findings", "environment_findings", "probe", "python_findings",
-]  # fmt: skip
+    "Interpreter",
+    "Probe",
+    "choose_python",
+    "cuda_findings",
+    "environment_findings",
+    "inherited_variables",
+    "probe",
+    "python_findings",
+    "trainer_environment",
+]
 
-PROGRAM = Path(__file__).with_name("probe.py")
-LIMIT_S = 60.0
-REMEMBERED_S = 60.0
+PROBE_PROGRAM = Path(__file__).with_name("probe.py")
+PROBE_TIMEOUT_S = 60.0
+CACHE_S = 60.0
+
+_INHERITED = re.compile(
+    r"(?:PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|SHELL|LD_LIBRARY_PATH|SSL_CERT_\w+|\w+_PROXY|XDG_CACHE_HOME|DISPLAY"
+    r"|WAYLAND_DISPLAY|(?:OMP|MKL|OPENBLAS|NUMBA|CUDA|NVIDIA|TORCH|HF|WANDB|MUJOCO|MINARI|JAX|XLA)_?\w*)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """One Python."""
+    """A Python interpreter and why it was chosen."""
 
     path: str
     how: str
-    """Why this one: for people."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found in an interpreter."""
+    """What an interpreter provides."""
 
     error: str = ""
-    """Why nothing is known; empty when something is."""
+    """Why the probe failed; empty if it succeeded."""
     version: tuple[int, ...] = ()
     packages: Mapping[str, str | None] = field(default_factory=dict)
-    """Versions of what was asked for; None for what is not installed."""
+    """Versions of the requested packages; None: not installed."""
     cuda: bool = False
     env: Mapping[str, Any] = field(default_factory=dict)
     missing_wrappers: tuple[str, ...] = ()
-    """Of the names that were asked for, those that `gymnasium.wrappers` does not have."""
+    """Requested names that `gymnasium.wrappers` does not have."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def shown_version(self) -> str:
-        """As people write it."""
+        """The version as text: `3.12.1`."""
         return ".".join(str(part) for part in self.version)
 
     def at_least(self, package: str, *wanted: int) -> bool:
         """Whether a package is installed in this version or a later one."""
-        found = self.packages.get(package)
-        parts = [int(part) for part in (found or "").split(".")[: len(wanted)] if part.isdecimal()]
+        version = self.packages.get(package)
+        parts = [int(part) for part in (version or "").split(".")[: len(wanted)] if part.isdecimal()]
         return bool(parts) and tuple(parts) >= wanted
 
 
 def choose_python(spec: RunSpec, checkout: Path | None = None) -> Interpreter:
-    """What the spec names, else the checkout's own environment, else ours; `ConfigError` when it is not there."""
+    """The interpreter of the spec, else that of the checkout, else our own. `ConfigError` if it does not exist."""
     if spec.python is not None:
-        return Interpreter(_named(spec.python, spec.invoked_from), "as given")
+        return Interpreter(_find_interpreter(spec.python, spec.invoked_from), "as given")
     if checkout is not None:
         place = os.environ.get("UV_PROJECT_ENVIRONMENT") or ".venv"
         own = checkout / place / "bin" / "python"
@@ -80,18 +96,17 @@ def choose_python(spec: RunSpec, checkout: Path | None = None) -> Interpreter:
     return Interpreter(sys.executable, "the run service's own")
 
 
-def _named(given: str, invoked_from: Path) -> str:
+def _find_interpreter(given: str, invoked_from: Path) -> str:
     if not given.strip():
-        raise ConfigError(
-            "python", given, "names no interpreter", "Leave it out, or give an interpreter or a virtualenv"
-        )
+        remedy = "Leave it out, or give an interpreter or a virtualenv"
+        raise ConfigError("python", given, "names no interpreter", remedy)
     path = Path(given).expanduser()
     if path.parent == Path(".") and not (invoked_from / path).exists():
         found = shutil.which(given)
         if found is None:
             raise ConfigError("python", given, "no such program", "Give the path of an interpreter or a virtualenv")
         return found
-    # Not resolved: a virtual environment is told by where its link lies, not by what it points to.
+    # Not resolved: the location of the link, not its target, identifies a virtual environment.
     path = Path(os.path.normpath(invoked_from / path))
     if path.is_dir():
         path = path / "bin" / "python"
@@ -113,72 +128,83 @@ def probe(
     render: bool = False,
     wrappers: tuple[str, ...] = (),
 ) -> Probe:
-    """Ask an interpreter; an answer is remembered until its packages change, at most a minute."""
-    wanted = {
-        "packages": packages, "env_id": env_id, "cuda": cuda, "signature_of": signature_of,
-        "register": register, "render": render, "wrappers": wrappers,
-    }  # fmt: skip
-    environment = {**passed_on(machine), "PYTHONDONTWRITEBYTECODE": "1", "SDL_VIDEODRIVER": "dummy"}
+    """Run the probe in an interpreter. The answer is cached until its packages change, at most a minute."""
+    request = {
+        "packages": packages,
+        "env_id": env_id,
+        "cuda": cuda,
+        "signature_of": signature_of,
+        "register": register,
+        "render": render,
+        "wrappers": wrappers,
+    }
+    environment = {**inherited_variables(machine), "PYTHONDONTWRITEBYTECODE": "1", "SDL_VIDEODRIVER": "dummy"}
     if pythonpath:
         environment["PYTHONPATH"] = ":".join(pythonpath)
-    key = (interpreter.path, _changed(interpreter.path), json.dumps([wanted, environment], sort_keys=True))
+    key = (interpreter.path, _packages_changed(interpreter.path), json.dumps([request, environment], sort_keys=True))
     now = time.monotonic()
-    for stale in [known for known, (_, since) in _remembered.items() if now - since > REMEMBERED_S]:
-        del _remembered[stale]
-    if key not in _remembered:
-        _remembered[key] = (_asked(interpreter.path, wanted, environment), now)
-    return _remembered[key][0]
+    for stale in [known for known, (_, since) in _cache.items() if now - since > CACHE_S]:
+        del _cache[stale]
+    if key not in _cache:
+        _cache[key] = (_run_probe(interpreter.path, request, environment), now)
+    return _cache[key][0]
 
 
-_remembered: dict[tuple[str, float, str], tuple[Probe, float]] = {}
+_cache: dict[tuple[str, float, str], tuple[Probe, float]] = {}
 
 
-def _changed(python: str) -> float:
-    """When the packages beside an interpreter last changed."""
-    found = Path(python).parent.parent.glob("lib/python3*/site-packages")
-    return max((directory.stat().st_mtime for directory in found), default=0.0)
+def _packages_changed(python: str) -> float:
+    """When the packages of an interpreter last changed."""
+    directories = Path(python).parent.parent.glob("lib/python3*/site-packages")
+    return max((directory.stat().st_mtime for directory in directories), default=0.0)
 
 
-def _asked(python: str, wanted: Mapping[str, Any], environment: Mapping[str, str]) -> Probe:
+def _run_probe(python: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> Probe:
     try:
         done = subprocess.run(
-            [python, str(PROGRAM), json.dumps(wanted)], env=dict(environment), cwd="/", stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+            [python, str(PROBE_PROGRAM), json.dumps(request)],
+            env=dict(environment),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
     except OSError as error:
         return Probe(error=f"cannot be started ({error.strerror})")
     except subprocess.TimeoutExpired:
-        return Probe(error=f"did not answer within {LIMIT_S:.0f} s")
+        return Probe(error=f"did not answer within {PROBE_TIMEOUT_S:.0f} s")
     try:
-        # Compiled libraries print to stdout past Python; the answer is the last line.
-        found = json.loads(done.stdout.splitlines()[-1])
+        # Compiled libraries write to stdout directly; the answer is the last line.
+        answer = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return Probe(error=f"exit code {done.returncode}: {said[:300]}")
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        return Probe(error=f"exit code {done.returncode}: {last[:300]}")
     return Probe(
-        version=tuple(int(part) for part in found["python"].split(".")),
-        packages=found["packages"],
-        cuda=found.get("cuda", False),
-        env=found.get("env", {}),
-        missing_wrappers=tuple(found.get("missing_wrappers", ())),
-        arguments=found.get("arguments", {}),
+        version=tuple(int(part) for part in answer["python"].split(".")),
+        packages=answer["packages"],
+        cuda=answer.get("cuda", False),
+        env=answer.get("env", {}),
+        missing_wrappers=tuple(answer.get("missing_wrappers", ())),
+        arguments=answer.get("arguments", {}),
     )
 
 
 def python_findings(
-    interpreter: Interpreter, found: Probe, needed: Mapping[str, str], *, oldest: tuple[int, int], remedy: str = ""
+    interpreter: Interpreter, probed: Probe, needed: Mapping[str, str], *, oldest: tuple[int, int], remedy: str = ""
 ) -> list[Finding]:
-    """Whether the interpreter is one, is new enough, and has what is `needed` (package and the way to install it)."""
-    if found.error:
-        text = f"{interpreter.path} {found.error}"
+    """Check that the interpreter works, is new enough, and has the `needed` packages (name to pip requirement)."""
+    if probed.error:
+        text = f"{interpreter.path} {probed.error}"
         return [Finding("python", "refused", text, "Name a working interpreter with --python")]
-    where = f"{found.shown_version} at {interpreter.path} ({interpreter.how})"
-    if found.version[:2] < oldest:
+    where = f"{probed.shown_version} at {interpreter.path} ({interpreter.how})"
+    if probed.version[:2] < oldest:
         wanted = ".".join(str(part) for part in oldest)
         return [Finding("python", "refused", f"{where} is older than {wanted}", f"Use --python with {wanted} or newer")]
     findings = [Finding("python", "ok", where)]
     for package, install in needed.items():
-        version = found.packages.get(package)
+        version = probed.packages.get(package)
         if version is None:
             fix = remedy or f"{interpreter.path} -m pip install '{install}'"
             findings.append(Finding(f"dependency:{package}", "refused", f"is not installed in {interpreter.path}", fix))
@@ -187,22 +213,54 @@ def python_findings(
     return findings
 
 
-def cuda_findings(interpreter: Interpreter, found: Probe) -> list[Finding]:
-    """Whether torch there could use a GPU that is leased; only asked of runs that want one."""
-    if found.cuda or found.error:
+def cuda_findings(interpreter: Interpreter, probed: Probe) -> list[Finding]:
+    """Check that torch can use a GPU; for runs that request one."""
+    if probed.cuda or probed.error:
         return []
     text = f"torch in {interpreter.path} sees no GPU: the run would train on the CPU and hold the GPU"
     install = f"{interpreter.path} -m pip install torch --index-url https://download.pytorch.org/whl/cu128"
     return [Finding("gpu", "refused", text, f"{install}, or leave --gpus out")]
 
 
-def environment_findings(found: Probe, env_id: str) -> list[Finding]:
-    """Whether the environment can be made there."""
-    if not found.env or found.env.get("made"):
-        return [Finding("env", "ok", env_id)] if found.env else []
-    known = found.env["known"]
+def environment_findings(probed: Probe, env_id: str) -> list[Finding]:
+    """Check that the environment can be created."""
+    if not probed.env or probed.env.get("made"):
+        return [Finding("env", "ok", env_id)] if probed.env else []
+    known = probed.env["known"]
     close = closest_names(env_id, known)
     hint = f"Nearest: {', '.join(close)}" if close else "Look at what gymnasium has registered there"
     if env_id in known:
         hint = "Install what it names, or choose another environment"
-    return [Finding("env", "refused", f"{env_id} cannot be made: {found.env['reason'][:300]}", hint)]
+    return [Finding("env", "refused", f"{env_id} cannot be made: {probed.env['reason'][:300]}", hint)]
+
+
+def inherited_variables(machine: Machine) -> dict[str, str]:
+    """Variables of the service that a trainer or a probe inherits."""
+    return {name: value for name, value in machine.environment.items() if _INHERITED.fullmatch(name)}
+
+
+def trainer_environment(
+    spec: RunSpec, place: Place, machine: Machine, runner_variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """All variables of an attempt. `runner_variables` override those of the spec."""
+    own = dict(runner_variables or {})
+    if "PYTHONPATH" in own and "PYTHONPATH" in spec.environment:
+        own["PYTHONPATH"] += f":{spec.environment['PYTHONPATH']}"
+    return {
+        # Two runs on two cores are slower with a thread per core each than with one thread each.
+        "OMP_NUM_THREADS": "1",
+        # GPU indices come from nvidia-smi; by default CUDA numbers the fastest GPU first.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **inherited_variables(machine),
+        # Buffered output would be lost in a crash.
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",
+        # After rendering, SDL would handle SIGTERM itself and the trainer could not be stopped.
+        "SDL_NO_SIGNAL_HANDLERS": "1",
+        "SDL_VIDEODRIVER": "dummy",
+        "TMPDIR": str(place.attempt_dir / "tmp"),
+        "PALAESTRA_HOME": str(place.run_dir.parents[3]),
+        "CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[: spec.gpus]),
+        **spec.environment,
+        **own,
+    }

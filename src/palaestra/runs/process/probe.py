@@ -1,7 +1,7 @@
-"""Looks around in an interpreter before anything is launched in it, and prints one JSON object.
+"""Probes an interpreter before a trainer is launched in it, and prints one JSON object. A program.
 
-Versions of packages, whether CUDA is there, whether an environment can be made and what its spaces are, which keyword
-arguments a class takes. Run by path with the interpreter in question; imports nothing of ours. Python 3.8 or later.
+Reports package versions, whether CUDA is available, whether an environment can be created and what its spaces are, and
+the keyword arguments of a class. Run by path with the interpreter to probe; imports nothing of ours. Python 3.8+.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-SAME = {
+EQUIVALENT = {
     "opencv-python": ("opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
     "pygame": ("pygame-ce",),
 }
-"""Distributions that bring the same module under another name."""
-MANY = 64
-"""Bounds of a space with more numbers than this are told by their range."""
+"""Other distributions that provide the same module."""
+MAX_BOUNDS = 64
+"""The bounds of a larger space are reduced to their minimum and maximum."""
 
 
-def main(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Answer what was asked: `packages`, `env_id` (after importing `register`; drawn when `render`), `cuda`,
-    `signature_of` (an address), `wrappers` of Gymnasium.
+def main(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request with `packages`, `env_id` (after importing `register`; rendered if `render`), `cuda`,
+    `signature_of` (an address) and `wrappers` of Gymnasium.
     """
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "executable": sys.executable,
-        "packages": {name: version_of(name) for name in wanted.get("packages", ())},
+        "packages": {name: version_of(name) for name in request.get("packages", ())},
     }
-    if wanted.get("cuda"):
-        found["cuda"] = cuda()
-    if wanted.get("env_id"):
-        found["env"] = environment(wanted["env_id"], wanted.get("register", ()), wanted.get("render", False))
-    if wanted.get("wrappers"):
-        found["missing_wrappers"] = missing_wrappers(wanted["wrappers"])
-    if wanted.get("signature_of"):
-        found["arguments"] = arguments_of(wanted["signature_of"])
-    return found
+    if request.get("cuda"):
+        answer["cuda"] = cuda()
+    if request.get("env_id"):
+        answer["env"] = environment(request["env_id"], request.get("register", ()), request.get("render", False))
+    if request.get("wrappers"):
+        answer["missing_wrappers"] = missing_wrappers(request["wrappers"])
+    if request.get("signature_of"):
+        answer["arguments"] = arguments_of(request["signature_of"])
+    return answer
 
 
 def version_of(name: str) -> str | None:
-    """Of an installed distribution, or of one that is the same under another name; None when there is none."""
-    for known in (name, *SAME.get(name, ())):
+    """Version of an installed distribution or an equivalent one; None if not installed."""
+    for known in (name, *EQUIVALENT.get(name, ())):
         try:
             return metadata.version(known)
         except metadata.PackageNotFoundError:
@@ -57,7 +57,7 @@ def version_of(name: str) -> str | None:
 
 
 def cuda() -> bool:
-    """Whether torch could use a GPU."""
+    """Whether torch can use a GPU."""
     try:
         torch = importlib.import_module("torch")
     except ImportError:
@@ -66,7 +66,7 @@ def cuda() -> bool:
 
 
 def missing_wrappers(names: list[str]) -> list[str]:
-    """Those of the names that `gymnasium.wrappers` does not have."""
+    """The names that `gymnasium.wrappers` does not have."""
     try:
         wrappers = importlib.import_module("gymnasium.wrappers")
     except ImportError:
@@ -75,7 +75,7 @@ def missing_wrappers(names: list[str]) -> list[str]:
 
 
 def environment(env_id: str, register: Sequence[str] = (), render: bool = False) -> dict[str, Any]:
-    """Whether an environment can be made, and what it looks like; else why not and what is nearest."""
+    """Whether an environment can be created, with its signature; else why not, with all known ids."""
     try:
         gymnasium = importlib.import_module("gymnasium")
     except ImportError as error:
@@ -88,7 +88,7 @@ def environment(env_id: str, register: Sequence[str] = (), render: bool = False)
         if render:
             env.reset()
             env.render()
-    except Exception as error:  # noqa: BLE001 - whatever an environment does on being made is its answer
+    except Exception as error:  # noqa: BLE001 - any failure is the answer
         return {"made": False, "reason": f"{type(error).__name__}: {error}", "known": sorted(gymnasium.registry)}
     try:
         return {"made": True, "signature": signature(env, env_id)}
@@ -97,7 +97,7 @@ def environment(env_id: str, register: Sequence[str] = (), render: bool = False)
 
 
 def signature(env: Any, env_id: str) -> dict[str, Any]:
-    """What a policy must fit: identity and spaces of an environment, as JSON."""
+    """Identity and spaces of an environment as JSON; a policy must match it."""
     spec = getattr(env, "spec", None)
     return {
         "env_id": env_id,
@@ -112,7 +112,7 @@ def space_json(space: Any) -> dict[str, Any]:
     """A Gymnasium space as plain JSON; equal spaces give equal JSON."""
     kind = type(space).__name__
     if kind == "Box":
-        bounds = {"low": _bound(space.low), "high": _bound(space.high)}
+        bounds = {"low": _bounds_json(space.low), "high": _bounds_json(space.high)}
         return {"type": kind, "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
     if kind == "Discrete":
         return {"type": kind, "n": int(space.n), "start": int(getattr(space, "start", 0))}
@@ -127,11 +127,11 @@ def space_json(space: Any) -> dict[str, Any]:
     return {"type": kind, "repr": str(space)}
 
 
-def _bound(numbers: Any) -> Any:
+def _bounds_json(numbers: Any) -> Any:
     flat = [_number(value) for value in numbers.reshape(-1).tolist()]
     if len(set(flat)) == 1:
         return flat[0]
-    return flat if len(flat) <= MANY else [_number(float(numbers.min())), _number(float(numbers.max()))]
+    return flat if len(flat) <= MAX_BOUNDS else [_number(float(numbers.min())), _number(float(numbers.max()))]
 
 
 def _number(value: float) -> Any:
@@ -139,29 +139,29 @@ def _number(value: float) -> Any:
 
 
 def arguments_of(address: str) -> dict[str, Any]:
-    """The keyword arguments of what `module:Class` names, with defaults where JSON can hold them."""
+    """The keyword arguments of `module:Class`, with defaults that JSON can represent."""
     module, _, name = address.partition(":")
     try:
         target = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         return {"found": False, "reason": str(error)}
-    taken = {}
+    arguments = {}
     for parameter in inspect.signature(target).parameters.values():
         default = parameter.default
         plain = default is None or isinstance(default, (bool, int, float, str))
         annotation = parameter.annotation
-        taken[parameter.name] = {
+        arguments[parameter.name] = {
             "default": default if plain else None,
             "required": default is inspect.Parameter.empty,
             "kind": annotation if isinstance(annotation, str) else inspect.formatannotation(annotation),
         }
-    return {"found": True, "takes": taken}
+    return {"found": True, "takes": arguments}
 
 
 if __name__ == "__main__":
-    # Environments and libraries print banners; the answer must be alone on stdout.
+    # Environments and libraries print banners; keep stdout for the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
     json.dump(main(json.loads(sys.argv[1])), answer)
     answer.flush()
-    # Some simulators hang in their own clean-up.
+    # Some simulators hang while exiting.
     os._exit(0)

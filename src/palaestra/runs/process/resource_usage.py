@@ -1,6 +1,6 @@
-"""What an attempt takes of its machine: processor, memory and GPUs of its whole process tree, every few seconds.
+"""GPUs of the machine, and CPU, memory and GPU usage of an attempt, sampled every few seconds.
 
-Written to system.jsonl of the attempt by the service while it looks; a gap means that no service looked.
+The service appends samples to system.jsonl of the attempt; a gap means that no service was running.
 """
 
 from __future__ import annotations
@@ -10,39 +10,44 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from palaestra.files.atomic import append_line
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, list_descendants
+from palaestra.runs.state.attempt_status import read_tail
 
-__all__ = ["Peaks", "Sample", "Sampler", "read_peaks", "read_samples"]
+__all__ = ["Gpu", "ResourcePeaks", "ResourceSample", "ResourceSampler", "detect_gpus", "read_peaks", "read_samples"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_GPU_QUERY = ("nvidia-smi", "--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+_NVIDIA_SMI = "nvidia-smi"
+_CSV = "--format=csv,noheader,nounits"
+_LIST_QUERY = (_NVIDIA_SMI, "--query-gpu=index,uuid,name,memory.total", _CSV)
+_USAGE_QUERY = (_NVIDIA_SMI, "--query-gpu=index,utilization.gpu,memory.used", _CSV)
+_QUERY_TIMEOUT_S = 10.0
 _TAIL_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One look."""
+class ResourceSample:
+    """Resource usage of all processes of an attempt at one moment."""
 
     time: float
     cpu_percent: float
-    """100 is one core, busy since the look before."""
+    """Since the previous sample; 100 is one busy core."""
     rss_mb: float
-    """Resident memory of all its processes; pages they share count once for each."""
+    """Resident memory of all processes; shared pages count once per process."""
     processes: int
     gpus: tuple[tuple[str, float, float], ...] = ()
-    """Index, utilisation in percent and memory in MB of every GPU it has leased."""
+    """Index, utilisation in percent and memory in MB of every leased GPU."""
 
 
 @dataclass(frozen=True)
-class Peaks:
-    """The most that an attempt took at any look."""
+class ResourcePeaks:
+    """The maximum of every value over all samples of an attempt."""
 
     cpu_percent: float
     rss_mb: float
@@ -50,8 +55,8 @@ class Peaks:
     gpus: tuple[tuple[str, float, float], ...] = ()
 
 
-class Sampler:
-    """Looks at one attempt again and again."""
+class ResourceSampler:
+    """Samples the resource usage of one attempt."""
 
     def __init__(
         self,
@@ -67,66 +72,59 @@ class Sampler:
         self._ticks: dict[int, int] = {}
         self._at: float | None = None
 
-    def take(self) -> Sample | None:
-        """Look, and write it down; None when nothing of it lives, or on the first look, which has no before."""
+    def sample(self) -> ResourceSample | None:
+        """Take and store a sample. None if the attempt has ended, and on the first call, which sets the baseline."""
         if not self._root.is_alive():
             return None
         now, before, earlier = self._monotonic(), self._ticks, self._at
-        found = {
-            pid: use for pid in {self._root.pid, *list_descendants(self._root.pid)} if (use := _use(pid)) is not None
-        }
-        self._ticks, self._at = {pid: ticks for pid, (ticks, _) in found.items()}, now
+        pids = {self._root.pid, *list_descendants(self._root.pid)}
+        usage = {pid: use for pid in pids if (use := _read_usage(pid)) is not None}
+        self._ticks, self._at = {pid: ticks for pid, (ticks, _) in usage.items()}, now
         if earlier is None or now <= earlier:
             return None
-        # A process that is new has used all of its time since; one that is gone took its last share with it.
+        # A new process has used all of its time since the last sample; the last share of an ended one is not counted.
         spent = sum(max(0, ticks - before.get(pid, 0)) for pid, ticks in self._ticks.items())
-        sample = Sample(
+        sample = ResourceSample(
             time=self._clock(),
             cpu_percent=round(100 * spent / _TICKS / (now - earlier), 1),
-            rss_mb=round(sum(pages for _, pages in found.values()) * _PAGE / (1 << 20), 1),
-            processes=len(found),
-            gpus=_gpu_use(self._gpus) if self._gpus else (),
+            rss_mb=round(sum(pages for _, pages in usage.values()) * _PAGE / (1 << 20), 1),
+            processes=len(usage),
+            gpus=_read_gpu_usage(self._gpus) if self._gpus else (),
         )
         with contextlib.suppress(OSError):
             append_line(self._path, {"schema": 1, **asdict(sample)})
         return sample
 
 
-def read_samples(attempt: Attempt, last: int | None = None) -> list[Sample]:
-    """What was written down, oldest first; at most the `last` so many."""
-    try:
-        with open(attempt.system, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
-    found = [sample for line in lines if (sample := _read(line)) is not None]
-    return found if last is None else found[-last:] if last else []
+def read_samples(attempt: Attempt, last: int | None = None) -> list[ResourceSample]:
+    """The stored samples, oldest first; at most the `last` ones."""
+    lines = read_tail(attempt.system, _TAIL_BYTES).split(b"\n")
+    samples = [sample for line in lines if (sample := _parse_sample(line)) is not None]
+    return samples if last is None else samples[-last:] if last else []
 
 
-def read_peaks(attempt: Attempt) -> Peaks | None:
-    """The greatest of everything that was written down; None when nothing was."""
-    peaks: Peaks | None = None
+def read_peaks(attempt: Attempt) -> ResourcePeaks | None:
+    """The maxima over all stored samples; None without samples."""
+    peaks: ResourcePeaks | None = None
     try:
         with open(attempt.system, "rb") as file:
             for line in file:
-                sample = _read(line)
+                sample = _parse_sample(line)
                 if sample is not None:
-                    peaks = _greater(peaks, sample)
+                    peaks = _maximum(peaks, sample)
     except OSError:
         pass
     return peaks
 
 
-def _greater(peaks: Peaks | None, sample: Sample) -> Peaks:
+def _maximum(peaks: ResourcePeaks | None, sample: ResourceSample) -> ResourcePeaks:
     if peaks is None:
-        return Peaks(sample.cpu_percent, sample.rss_mb, sample.processes, sample.gpus)
+        return ResourcePeaks(sample.cpu_percent, sample.rss_mb, sample.processes, sample.gpus)
     gpus = {index: (busy, used) for index, busy, used in peaks.gpus}
     for index, busy, used in sample.gpus:
         before = gpus.get(index, (0.0, 0.0))
         gpus[index] = (max(before[0], busy), max(before[1], used))
-    return Peaks(
+    return ResourcePeaks(
         max(peaks.cpu_percent, sample.cpu_percent),
         max(peaks.rss_mb, sample.rss_mb),
         max(peaks.processes, sample.processes),
@@ -134,19 +132,19 @@ def _greater(peaks: Peaks | None, sample: Sample) -> Peaks:
     )
 
 
-def _read(line: bytes) -> Sample | None:
+def _parse_sample(line: bytes) -> ResourceSample | None:
     try:
         data: dict[str, Any] = json.loads(line)
         gpus = tuple((str(index), float(busy), float(used)) for index, busy, used in data["gpus"])
-        return Sample(
+        return ResourceSample(
             float(data["time"]), float(data["cpu_percent"]), float(data["rss_mb"]), int(data["processes"]), gpus
         )
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _use(pid: int) -> tuple[int, int] | None:
-    """Clock ticks that a process has used, and pages it holds."""
+def _read_usage(pid: int) -> tuple[int, int] | None:
+    """CPU time of a process in clock ticks, and its resident pages."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -155,15 +153,65 @@ def _use(pid: int) -> tuple[int, int] | None:
         return None
 
 
-def _gpu_use(gpus: tuple[str, ...]) -> tuple[tuple[str, float, float], ...]:
-    try:
-        done = subprocess.run(_GPU_QUERY, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    found = []
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        words = [word.strip() for word in line.split(",")]
+def _read_gpu_usage(gpus: tuple[str, ...]) -> tuple[tuple[str, float, float], ...]:
+    usage = []
+    for words in _query_gpus(_USAGE_QUERY):
         with contextlib.suppress(ValueError, IndexError):
             if words[0] in gpus:
-                found.append((words[0], float(words[1]), float(words[2])))
-    return tuple(found)
+                usage.append((words[0], float(words[1]), float(words[2])))
+    return tuple(usage)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of the machine."""
+
+    index: str
+    """Its name in CUDA_VISIBLE_DEVICES."""
+    uuid: str = ""
+    name: str = ""
+    memory_mb: int = 0
+
+
+def detect_gpus(
+    run: Callable[..., Any] = subprocess.run, environment: Mapping[str, str] | None = None
+) -> tuple[Gpu, ...]:
+    """The GPUs that can be leased; none without a driver. `PALAESTRA_GPUS=0,1` overrides the detection.
+
+    GPUs hidden from the service by CUDA_VISIBLE_DEVICES are excluded.
+    """
+    environment = os.environ if environment is None else environment
+    override = environment.get("PALAESTRA_GPUS")
+    if override is not None:
+        return tuple(Gpu(index.strip()) for index in override.split(",") if index.strip())
+    # The name of a GPU may contain commas.
+    gpus = tuple(
+        Gpu(words[0], words[1], ",".join(words[2:-1]), int(words[-1]) if words[-1].isdecimal() else 0)
+        for words in _query_gpus(_LIST_QUERY, run)
+        if len(words) >= 4 and words[0].isdecimal()
+    )
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    return gpus if visible is None else tuple(_select_visible(gpus, visible))
+
+
+def _select_visible(gpus: tuple[Gpu, ...], visible: str) -> Iterator[Gpu]:
+    """The visible GPUs in order. Like CUDA, stop at the first name that matches none."""
+    for word in (part.strip() for part in visible.split(",")):
+        matches = [gpu for gpu in gpus if word == gpu.index or (word and gpu.uuid.startswith(word))]
+        if word.startswith("MIG-"):
+            # A slice of a GPU; the query does not list slices.
+            matches = [Gpu(word)]
+        if not matches:
+            return
+        yield matches[0]
+
+
+def _query_gpus(command: tuple[str, ...], run: Callable[..., Any] = subprocess.run) -> list[list[str]]:
+    """The rows that nvidia-smi prints; none if it fails."""
+    try:
+        done = run(command, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    if done.returncode:
+        return []
+    return [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines()]

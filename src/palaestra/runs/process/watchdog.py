@@ -1,11 +1,11 @@
-"""Stands by one attempt of a run, outlives the service, and writes down how the attempt ended. A program of its own.
+"""The watchdog of one attempt: starts the trainer, outlives the service, and records how the attempt ended. A program.
 
-    python -I -S warden.py ATTEMPT_DIRECTORY
+    python -I -S watchdog.py ATTEMPT_DIRECTORY
 
-Parent and subreaper of everything the trainer starts, so that nothing of it is ever lost sight of. It is told what to
-start by launch.json, to end it by stop.json and SIGTERM, and it alone writes process.json (before the trainer may
-begin) and exit.json (when nothing of it lives any more). Killed itself, it takes nobody with it: the trainer goes on.
-Imports the standard library and `palaestra.processes.procfs` only, because one runs per attempt and must stay small.
+It is the parent and subreaper of every process the trainer starts, so none of them can escape. launch.json tells it
+what to start; stop.json and SIGTERM tell it to stop. Only the watchdog writes process.json (before the trainer starts)
+and exit.json (when no process is left). If the watchdog is killed, the trainer keeps running. It imports only the
+standard library and `palaestra.processes.procfs`, because one runs per attempt and must stay small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import asdict
 from typing import Any
 
 if not __package__:
-    # Started by path, without site-packages, in whatever directory: our own tree is all it needs.
+    # Started by path without site-packages: make our own package importable.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 from palaestra.processes.procfs import ProcessIdentity, list_descendants
@@ -33,36 +33,36 @@ from palaestra.processes.procfs import ProcessIdentity, list_descendants
 __all__ = ["LEFTOVER_GRACE_S", "SHUTDOWN_GRACE_S", "main"]
 
 LEFTOVER_GRACE_S = 5.0
-"""How long what a trainer left behind may take to end, once the trainer itself has ended."""
+"""Time for the remaining processes to end after the trainer has ended."""
 
 SHUTDOWN_GRACE_S = 10.0
-"""How long a trainer may take when somebody ends the warden without saying why: the machine is going down."""
+"""Grace period after a SIGTERM without stop.json, as in a shutdown of the machine."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _RESERVED_BYTES = 8192
 
 
 def main(attempt_dir: str) -> int:
-    """Start the trainer, stand by it, write down its end."""
+    """Start the trainer, wait for it, and record its exit."""
     os.chdir(attempt_dir)
     with open("launch.json", "rb") as file:
         launch = json.load(file)
     ready = int(launch["ready_fd"])
     os.set_inheritable(ready, False)
-    # Whoever started the service may have left descriptors open in it; a pipe among them would never see its end.
+    # Close descriptors inherited from the service: an inherited pipe would otherwise never be closed.
     os.closerange(3, ready)
     os.closerange(ready + 1, os.sysconf("SC_OPEN_MAX"))
-    wake = _listen()
-    _reserve()
+    wake = _install_signal_handlers()
+    _reserve_exit_record()
     attempt = _Attempt(wake)
     error = attempt.start(launch)
-    # From here on the trainer has its arguments; they are on record in command.json, secrets hidden.
+    # launch.json may hold secrets; command.json records the command without them.
     _remove("launch.json")
     if not error:
         with contextlib.suppress(OSError):
             os.write(ready, b"1")
         os.close(ready)
-        attempt.stand_by()
+        attempt.wait()
     shutil.rmtree("tmp", ignore_errors=True)
     _remove(".stop.reserved")
     attempt.write_exit(error)
@@ -70,7 +70,7 @@ def main(attempt_dir: str) -> int:
 
 
 class _Attempt:
-    """The trainer and what it left to us."""
+    """The trainer and its descendants."""
 
     def __init__(self, wake: int) -> None:
         self._wake = wake
@@ -80,46 +80,46 @@ class _Attempt:
         self._leftovers: set[int] = set()
         self._terms = 0
         self._stop_reason = ""
-        self._began, self._began_boot = time.time(), _boottime()
+        self._started, self._started_boottime = time.time(), _boottime()
         self._kills_before = _out_of_memory_kills()
 
     def start(self, launch: dict[str, Any]) -> str:
-        """Fork, put on record, then let it begin; why it could not, or nothing."""
-        gate, open_gate = os.pipe()
-        told, tell = os.pipe()
+        """Fork, write process.json, then let the trainer execute. Returns the error, or an empty string."""
+        gate, gate_writer = os.pipe()
+        errors, errors_writer = os.pipe()
         self._trainer = os.fork()
         if not self._trainer:
-            # Its own copy of the other end would keep it waiting for a warden that is dead.
-            os.close(open_gate)
-            _become_trainer(launch, gate, tell)
-        for descriptor in (gate, tell):
+            # With its own copy of the writer it would wait forever for a watchdog that was killed.
+            os.close(gate_writer)
+            _execute_trainer(launch, gate, errors_writer)
+        for descriptor in (gate, errors_writer):
             os.close(descriptor)
         try:
-            self._put_on_record(launch)
-            os.write(open_gate, b"1")
+            self._write_process_record(launch)
+            os.write(gate_writer, b"1")
         except OSError as error:
-            os.close(open_gate)  # without its byte the child ends instead of beginning
+            os.close(gate_writer)  # without the byte the child exits instead of executing the program
             os.waitpid(self._trainer, 0)
-            return f"the start could not be put on record: {error.strerror}"
-        os.close(open_gate)
-        with os.fdopen(told, "rb") as pipe:
+            return f"process.json could not be written: {error.strerror}"
+        os.close(gate_writer)
+        with os.fdopen(errors, "rb") as pipe:
             failure = pipe.read().decode("utf-8", "replace")
         if failure:
             os.waitpid(self._trainer, 0)
         return failure
 
-    def stand_by(self) -> None:
-        """Until nothing of the attempt lives: the trainer ends by itself, or is asked to and then made to."""
+    def wait(self) -> None:
+        """Wait until no process is left; on SIGTERM stop the trainer, and kill it after the grace period."""
         deadline: float | None = None
         asked: Any = None
         while self._status is None:
             terms = self._terms
-            self._wait(None if deadline is None else deadline - time.monotonic())
-            self._alone()
+            self._sleep(None if deadline is None else deadline - time.monotonic())
+            self._reap()
             if self._terms > terms:
-                request = _read("stop.json") or self._shutdown()
+                request = _read_json("stop.json") or self._write_shutdown_request()
                 grace = max(0.0, float(request.get("grace_s", SHUTDOWN_GRACE_S)))
-                # A second request may shorten the grace; a bare second signal ends it.
+                # A second request may shorten the grace period; a second signal without a new request ends it.
                 repeated = deadline is not None and request.get("asked") == asked
                 limit = time.monotonic() + (0.0 if repeated else grace)
                 deadline = limit if deadline is None else min(deadline, limit)
@@ -130,7 +130,7 @@ class _Attempt:
         self._end_leftovers(deadline)
 
     def write_exit(self, launch_error: str) -> None:
-        """Put the end on record, in space that was set aside at the start: the disk may be full by now."""
+        """Write exit.json into space reserved at the start, because the disk may be full by now."""
         code = self._status
         usage = self._usage
         grown = _out_of_memory_kills() - self._kills_before
@@ -143,9 +143,9 @@ class _Attempt:
                 "launch_error": launch_error,
                 "leftovers": len(self._leftovers),
                 "stop_reason": self._stop_reason,
-                "started": self._began,
+                "started": self._started,
                 "ended": time.time(),
-                "duration_s": round(_boottime() - self._began_boot, 3),
+                "duration_s": round(_boottime() - self._started_boottime, 3),
                 "max_rss_kb": usage.ru_maxrss if usage else 0,
                 "user_s": usage.ru_utime if usage else 0.0,
                 "system_s": usage.ru_stime if usage else 0.0,
@@ -153,36 +153,42 @@ class _Attempt:
             self._wake,
         )
 
-    def _put_on_record(self, launch: dict[str, Any]) -> None:
-        who = {"warden": ProcessIdentity.of(os.getpid()), "trainer": ProcessIdentity.of(self._trainer)}
-        identities = {name: None if identity is None else asdict(identity) for name, identity in who.items()}
-        _write(
+    def _write_process_record(self, launch: dict[str, Any]) -> None:
+        processes = {"warden": ProcessIdentity.of(os.getpid()), "trainer": ProcessIdentity.of(self._trainer)}
+        identities = {name: None if identity is None else asdict(identity) for name, identity in processes.items()}
+        _write_json(
             "process.json",
-            {"schema": 1, **identities, "label": launch["label"], "started": self._began, "boottime": self._began_boot},
+            {
+                "schema": 1,
+                **identities,
+                "label": launch["label"],
+                "started": self._started,
+                "boottime": self._started_boottime,
+            },
         )
 
-    def _wait(self, seconds: float | None) -> None:
-        """Sleep until a child ends, somebody signals, or the time is over."""
+    def _sleep(self, seconds: float | None) -> None:
+        """Sleep until a child ends, a signal arrives, or the time is over."""
         if seconds is None or seconds > 0:
             select.select([self._wake], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             self._terms += os.read(self._wake, 4096).count(signal.SIGTERM)
 
-    def _alone(self) -> bool:
-        """Collect whatever ended below us, orphans of the trainer included; whether nothing is left at all."""
+    def _reap(self) -> bool:
+        """Reap ended descendants, orphans included; whether none is left."""
         try:
             while (ended := os.wait4(-1, os.WNOHANG))[0]:
                 if ended[0] == self._trainer:
                     self._status, self._usage = os.waitstatus_to_exitcode(ended[1]), ended[2]
         except ChildProcessError:
-            # Every orphan below becomes our child, so the kernel's word is better than any look around /proc.
+            # Every orphan becomes our child, so this is more reliable than searching /proc.
             return True
         return False
 
-    def _shutdown(self) -> dict[str, Any]:
+    def _write_shutdown_request(self) -> dict[str, Any]:
         request = {"schema": 1, "reason": "shutdown", "by": "signal", "grace_s": SHUTDOWN_GRACE_S, "asked": time.time()}
         with contextlib.suppress(OSError):
-            _write("stop.json", request)
+            _write_json("stop.json", request)
         return request
 
     def _signal_group(self, number: int) -> None:
@@ -190,25 +196,25 @@ class _Attempt:
             os.killpg(self._trainer, number)
 
     def _kill_all(self) -> None:
-        """Until nothing lives below us: what forks faster than it is found is found the next time."""
-        while not self._alone():
+        """Kill descendants until none is left; processes forked meanwhile are found in the next round."""
+        while not self._reap():
             for pid in list_descendants(os.getpid()):
-                _signal(pid, signal.SIGKILL)
-            self._wait(0.02)
+                _send_signal(pid, signal.SIGKILL)
+            self._sleep(0.02)
 
     def _end_leftovers(self, deadline: float | None) -> None:
         self._leftovers = list_descendants(os.getpid())
         end = time.monotonic() + LEFTOVER_GRACE_S
         end = end if deadline is None else min(end, deadline)
         for pid in self._leftovers:
-            _signal(pid, signal.SIGTERM)
-        while not self._alone() and (left := end - time.monotonic()) > 0:
-            self._wait(left)
+            _send_signal(pid, signal.SIGTERM)
+        while not self._reap() and (left := end - time.monotonic()) > 0:
+            self._sleep(left)
         self._kill_all()
 
 
-def _become_trainer(launch: dict[str, Any], gate: int, tell: int) -> None:
-    """In the child: wait for the word, then turn into the trainer. Never returns."""
+def _execute_trainer(launch: dict[str, Any], gate: int, errors: int) -> None:
+    """In the child: wait for a byte from the gate, then execute the trainer. Never returns."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -226,15 +232,15 @@ def _become_trainer(launch: dict[str, Any], gate: int, tell: int) -> None:
             os.execvpe(argv[0], argv, os.environ)
     except OSError as error:
         place = error.filename or launch["argv"][0]
-        os.write(tell, f"{place} cannot be executed: {error.strerror}".encode())
-    except BaseException as error:  # noqa: BLE001 - a forked child has nobody to raise to
-        os.write(tell, f"{launch['argv'][0]} cannot be executed: {error}".encode())
+        os.write(errors, f"{place} cannot be executed: {error.strerror}".encode())
+    except BaseException as error:  # noqa: BLE001 - a forked child cannot raise to a caller
+        os.write(errors, f"{launch['argv'][0]} cannot be executed: {error}".encode())
     finally:
         os._exit(127)
 
 
-def _listen() -> int:
-    """Adopt orphans, and hear of ended children and requests through one descriptor."""
+def _install_signal_handlers() -> int:
+    """Become a subreaper; returns a descriptor that reports ended children and SIGTERM."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake, woken = os.pipe()
@@ -249,12 +255,12 @@ def _listen() -> int:
 
 
 def _boottime() -> float:
-    """Seconds since boot, sleep included; unlike the clock on the wall nobody sets it."""
+    """Seconds since boot, suspend included; unlike the wall clock it is never set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for memory, in our memory cgroup and on the whole machine."""
+    """Number of out-of-memory kills in our memory cgroup and on the whole machine."""
     sources = ["/proc/vmstat"]
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         for line in file:
@@ -270,12 +276,12 @@ def _out_of_memory_kills() -> int:
     return kills
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
-def _read(name: str) -> dict[str, Any] | None:
+def _read_json(name: str) -> dict[str, Any] | None:
     try:
         with open(name, "rb") as file:
             data = json.load(file)
@@ -289,8 +295,8 @@ def _remove(name: str) -> None:
         os.unlink(name)
 
 
-def _write(name: str, data: dict[str, Any]) -> None:
-    # Its own copy of `files.atomic.write_json`: there is one warden per attempt, and each import is memory it holds.
+def _write_json(name: str, data: dict[str, Any]) -> None:
+    # Not `files.atomic.write_json`: every import costs memory in one process per attempt.
     temporary = f".{name}.{os.getpid()}.tmp"
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -303,8 +309,8 @@ def _write(name: str, data: dict[str, Any]) -> None:
         raise
 
 
-def _reserve() -> None:
-    """Space for exit.json. A disk that is full already refuses it; then the record is tried for at the end."""
+def _reserve_exit_record() -> None:
+    """Reserve space for exit.json. If the disk is already full, writing it is retried at the end."""
     with contextlib.suppress(OSError):
         descriptor = os.open(".exit.reserved", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -328,7 +334,7 @@ def _write_reserved(data: dict[str, Any], wake: int) -> None:
             os.replace(".exit.reserved", "exit.json")
             return
         except OSError as error:
-            # Whoever removed the directory, or mounted it read-only, does not want to know.
+            # The directory was removed or is read-only: there is no place to record the exit.
             if error.errno != errno.ENOSPC:
                 return
         readable, _, _ = select.select([wake], [], [], 1.0)

@@ -18,7 +18,6 @@ from typing import Any
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
-from palaestra.runs.process.environment import trainer_environment
 from palaestra.runs.process.interpreter import (
     Interpreter,
     Probe,
@@ -27,6 +26,7 @@ from palaestra.runs.process.interpreter import (
     environment_findings,
     probe,
     python_findings,
+    trainer_environment,
 )
 from palaestra.runs.runner import (
     EventFiles,

@@ -20,7 +20,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.grammar import GRAMMARS
 from palaestra.runs.ingest.tags import TAGS
 from palaestra.runs.ingest.translator import Translator
-from palaestra.runs.process.child import Child
+from palaestra.runs.process.attempt_process import AttemptProcess
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Machine, Place, Runner, StdoutLines
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.attempt_status import read_status
@@ -133,9 +133,9 @@ def _prepared(plan: LaunchPlan) -> Attempt:
 
 async def _check_run(plan: LaunchPlan) -> None:
     attempt = _prepared(plan)
-    child = await Child.launch(plan, attempt)
+    child = await AttemptProcess.launch(plan, attempt)
     try:
-        await child.ended()
+        await child.wait()
     finally:
         if read_status(attempt).alive:
             await child.stop("operator", 0.0)
@@ -149,7 +149,7 @@ async def _check_run(plan: LaunchPlan) -> None:
 
 async def _check_stop(plan: LaunchPlan) -> None:
     attempt = _prepared(plan)
-    child = await Child.launch(plan, attempt)
+    child = await AttemptProcess.launch(plan, attempt)
     try:
         await child.stop("operator", plan.stop_grace_s)
     finally:

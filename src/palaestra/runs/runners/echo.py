@@ -14,8 +14,7 @@ from pydantic import Field
 
 from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError
-from palaestra.runs.process.environment import trainer_environment
-from palaestra.runs.process.interpreter import choose_python, probe, python_findings
+from palaestra.runs.process.interpreter import choose_python, probe, python_findings, trainer_environment
 from palaestra.runs.runner import (
     EventFiles,
     Finding,

@@ -16,8 +16,14 @@ from typing import Any
 
 import palaestra
 from palaestra.errors import ConfigError
-from palaestra.runs.process.environment import passed_on, trainer_environment
-from palaestra.runs.process.interpreter import Interpreter, choose_python, cuda_findings, probe
+from palaestra.runs.process.interpreter import (
+    Interpreter,
+    choose_python,
+    cuda_findings,
+    inherited_variables,
+    probe,
+    trainer_environment,
+)
 from palaestra.runs.runner import Finding, JournalFile, LaunchPlan, Machine, Place, RunnerCapabilities
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.video.encoder import require_encoder
@@ -141,7 +147,7 @@ class PalaestraRunner:
         now = time.monotonic()
         self._checked = {k: entry for k, entry in self._checked.items() if now - entry[1] < REMEMBERED_S}
         if key not in self._checked:
-            environment = {**passed_on(machine), **visible}
+            environment = {**inherited_variables(machine), **visible}
             answer = _called(interpreter, ("train", "/dev/stdin", "--check"), document, spec.invoked_from, environment)
             try:
                 found = json.loads(answer.stdout.splitlines()[-1])

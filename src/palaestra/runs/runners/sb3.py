@@ -14,7 +14,6 @@ from pydantic import Field
 
 from palaestra.config import Section, closest_names, parse_section
 from palaestra.errors import ConfigError
-from palaestra.runs.process.environment import trainer_environment
 from palaestra.runs.process.interpreter import (
     Interpreter,
     Probe,
@@ -23,6 +22,7 @@ from palaestra.runs.process.interpreter import (
     environment_findings,
     probe,
     python_findings,
+    trainer_environment,
 )
 from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, RunnerCapabilities, StdoutLines
 from palaestra.runs.spec import RunSpec

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import ConfigError
-from palaestra.runs.process.environment import trainer_environment
-from palaestra.runs.process.interpreter import choose_python
+from palaestra.runs.process.interpreter import choose_python, trainer_environment
 from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, RunnerCapabilities, StdoutLines
 from palaestra.runs.spec import RunSpec
 

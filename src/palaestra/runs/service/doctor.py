@@ -18,8 +18,8 @@ from palaestra.files.home import Home
 from palaestra.http.hosts import exposure_warning
 from palaestra.redaction import is_secret_name
 from palaestra.runs.client.connect import find_service, holder_of
-from palaestra.runs.process.gpu import detected_gpus
 from palaestra.runs.process.interpreter import Interpreter, cuda_findings, probe
+from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.table import broken_runners, registered_runners
 from palaestra.runs.service.config import SETTINGS_FILE, service_config, settings_changed
@@ -76,7 +76,7 @@ def _machine(home: Home) -> Iterator[Finding]:
         yield Finding("disk", "ok", f"{free:,} MB free at {place}")
     if not os.access(place, os.W_OK):
         yield Finding("state", "refused", f"{place} cannot be written", "Set PALAESTRA_HOME to a directory of yours")
-    gpus = detected_gpus()
+    gpus = detect_gpus()
     shown = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.memory_mb:,} MB)" for gpu in gpus)
     yield Finding("gpu", "ok", shown or "none: runs train on the processor")
     if gpus and importlib.util.find_spec("torch") is not None:

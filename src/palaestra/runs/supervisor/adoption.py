@@ -11,7 +11,7 @@ from palaestra.files.atomic import remove_leftovers
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.phase import Phase
-from palaestra.runs.process.survivors import newer_attempt
+from palaestra.runs.process.attempt_process import find_unrecorded_attempt
 from palaestra.runs.record import RunRecord
 from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.store.rebuild import read_archived_run, read_run
@@ -104,5 +104,5 @@ def _look_at(run: RunDirectory, row: RunRecord | None, found: Found, changed: li
         row = replace(told, phase=phase)
         changed.append(row)
     # The end of one attempt is the last that a damaged log may tell, while the next one goes on.
-    if not phase.has_ended or (log.corrupt_lines and newer_attempt(run, life) is not None):
+    if not phase.has_ended or (log.corrupt_lines and find_unrecorded_attempt(run, life) is not None):
         found.live.append(row)

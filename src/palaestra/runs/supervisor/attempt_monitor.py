@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from palaestra.runs.phase import Phase, PhaseEvent
-from palaestra.runs.process.child import Child
+from palaestra.runs.process.attempt_process import AttemptProcess
 from palaestra.runs.state.alarms import AlarmLimits, AlarmMonitor, merge_alarms
 from palaestra.runs.state.progress import AttemptProgress, RunTotals
 from palaestra.runs.supervisor.state_writer import RunStateWriter
@@ -28,7 +28,7 @@ class AttemptMonitor:
     def __init__(
         self,
         state: RunStateWriter,
-        child: Child,
+        child: AttemptProcess,
         progress: Callable[[], AttemptProgress | None],
         limits: AlarmLimits,
         *,
@@ -53,7 +53,7 @@ class AttemptMonitor:
 
     async def run(self) -> None:
         """Poll until no process of the attempt is left."""
-        ended = asyncio.ensure_future(self._child.ended())
+        ended = asyncio.ensure_future(self._child.wait())
         ended.add_done_callback(lambda _: self._wake_up.set())
         try:
             while not ended.done():
@@ -77,7 +77,7 @@ class AttemptMonitor:
         if self._state.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
             await self._state.happened(PhaseEvent.FIRST_SIGN)
         steps = self._totals_before.new_steps(progress)
-        self._alarms.update(progress, steps, now, watchdog_gone=self._child.warden_gone)
+        self._alarms.update(progress, steps, now, watchdog_gone=self._child.watchdog_gone)
         await self._update_alarms(now)
         if now - self._row_updated >= _ROW_INTERVAL_S:
             self._row_updated = now

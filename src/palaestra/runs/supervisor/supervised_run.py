@@ -20,16 +20,17 @@ from palaestra.runs.archive.packing import size_of
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.phase import AttemptOutcome, Phase, PhaseEvent, advance, determine_outcome
-from palaestra.runs.process.child import Child, end_everything
-from palaestra.runs.process.resource_usage import Sampler
-from palaestra.runs.process.survivors import (
-    check_unused,
+from palaestra.runs.process.attempt_process import (
+    AttemptProcess,
+    check_no_trainer,
+    find_survivors,
+    find_unrecorded_attempt,
     has_run,
-    newer_attempt,
+    kill_all,
     next_attempt,
-    put_on_record,
-    survivors,
+    write_process_record,
 )
+from palaestra.runs.process.resource_usage import ResourceSampler
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import LaunchPlan, Place
 from palaestra.runs.spec import RunSpec
@@ -92,7 +93,7 @@ class SupervisedRun:
         self.spec = spec
         self._around = around
         self._lock = asyncio.Lock()
-        self._child: Child | None = None
+        self._child: AttemptProcess | None = None
         self._watch: AttemptMonitor | None = None
         self._before = RunTotals()
         self._heard: list[Record] = []
@@ -128,16 +129,16 @@ class SupervisedRun:
             self.gpus = plan.gpus
             seen = await asyncio.to_thread(_observed, attempt)
             # A warden that has written the end down may still be on its way out.
-            child = Child.adopt(attempt) if seen.exit is None else None
+            child = AttemptProcess.adopt(attempt) if seen.exit is None else None
             if child is not None:
                 await self._take_over(child, plan)
                 return "adopted"
             if seen.exit is None and seen.watchdog is None and seen.trainer is None and not has_run(attempt):
                 # It was killed between the decision and the deed: nothing has run, so this is not an end.
-                await end_everything(str((read_json(attempt.launch) or {}).get("label", "")), None)
+                await kill_all(str((read_json(attempt.launch) or {}).get("label", "")), None)
                 self._around.spawn(self._start_again(attempt.number))
                 return "again"
-            await end_everything(seen.label, None)
+            await kill_all(seen.label, None)
             self._around.spawn(self._conclude(attempt, plan))
             return "ended"
 
@@ -145,7 +146,7 @@ class SupervisedRun:
         """Put an attempt on record that ran or runs and that a damaged life knows nothing of."""
         log = RunEventLog(self.book.paths)
         life = await asyncio.to_thread(log.read)
-        found = await asyncio.to_thread(newer_attempt, self.book.paths, life)
+        found = await asyncio.to_thread(find_unrecorded_attempt, self.book.paths, life)
         if found is None:
             return
         _log.warning("%s: attempt %d of it is not in its life, which is damaged", self.book.run_id, found.number)
@@ -227,7 +228,7 @@ class SupervisedRun:
                 await self.book.happened(
                     PhaseEvent.LAUNCHED, facts=facts, at=now, attempt=number, started=now, ended=None
                 )
-            child = await Child.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
+            child = await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
         except Exception as error:  # noqa: BLE001 - a slot must not be held by what never began
             await self._end_survivors(attempt)
             await self._refuse(self._told(error), "exec_failed")
@@ -243,8 +244,8 @@ class SupervisedRun:
         return f"could not be started ({type(error).__name__}: {error})"
 
     async def _end_survivors(self, attempt: Attempt) -> None:
-        found = await asyncio.to_thread(survivors, attempt)
-        await end_everything(found.label, found.trainer)
+        found = await asyncio.to_thread(find_survivors, attempt)
+        await kill_all(found.label, found.trainer)
 
     async def _start_again(self, number: int) -> None:
         async with self._lock:
@@ -254,7 +255,7 @@ class SupervisedRun:
                 await self._start(number, again=True)
 
     async def _plan(self, number: int) -> LaunchPlan:
-        await asyncio.to_thread(check_unused, self.book.paths)
+        await asyncio.to_thread(check_no_trainer, self.book.paths)
         place = await asyncio.to_thread(self._around.place, self.book.run_id, number)
         preview = await self._around.look_ahead(self._spec, place, self.gpus)
         consent: str | None = None
@@ -266,8 +267,8 @@ class SupervisedRun:
             consent = next((str(note.facts["consent"]) for note in notes if note.facts.get("consent")), None)
         return preview.agreed(consent)
 
-    async def _take_over(self, child: Child, plan: AttemptPlan) -> None:
-        facts = {"warden_lives": child.warden is not None and child.warden.is_alive()}
+    async def _take_over(self, child: AttemptProcess, plan: AttemptPlan) -> None:
+        facts = {"warden_lives": child.watchdog is not None and child.watchdog.is_alive()}
         await self.book.noted("adopted", facts=facts)
         await self._follow(child, plan)
         if self.book.phase is Phase.STOPPING:
@@ -278,10 +279,10 @@ class SupervisedRun:
             left = max(0.0, grace - waited)
             self._around.spawn(child.stop(str(request.get("reason", "operator")), left))
 
-    async def _follow(self, child: Child, plan: AttemptPlan) -> None:
+    async def _follow(self, child: AttemptProcess, plan: AttemptPlan) -> None:
         self._child = child
         around, spec, record = self._around, self._spec, self.book.record
-        await self.book.update(warden=child.warden, trainer=child.trainer)
+        await self.book.update(warden=child.watchdog, trainer=child.trainer)
         self._before = RunTotals.before_attempt(
             await asyncio.to_thread(RunEventLog(self.book.paths).read), child.attempt.number
         )
@@ -302,7 +303,7 @@ class SupervisedRun:
         )
         around.spawn(self._until_ended(child, plan))
 
-    async def _until_ended(self, child: Child, plan: AttemptPlan) -> None:
+    async def _until_ended(self, child: AttemptProcess, plan: AttemptPlan) -> None:
         assert self._watch is not None
         sampling = self._around.spawn(self._sample(child))
         try:
@@ -321,13 +322,13 @@ class SupervisedRun:
                 _log.exception("%s: something went wrong while it was looked after", self.book.run_id)
                 await asyncio.sleep(_TRY_AGAIN_S)
 
-    async def _sample(self, child: Child) -> None:
-        root = child.warden if child.warden is not None and child.warden.is_alive() else child.trainer
+    async def _sample(self, child: AttemptProcess) -> None:
+        root = child.watchdog if child.watchdog is not None and child.watchdog.is_alive() else child.trainer
         if root is None:
             return
-        sampler = Sampler(child.attempt, root, self.gpus, clock=self._around.clock)
+        sampler = ResourceSampler(child.attempt, root, self.gpus, clock=self._around.clock)
         while True:
-            await asyncio.to_thread(sampler.take)
+            await asyncio.to_thread(sampler.sample)
             await asyncio.sleep(self._around.sample_every_s)
 
     async def _conclude(self, attempt: Attempt, plan: AttemptPlan) -> None:
@@ -462,9 +463,9 @@ def _observed(attempt: Attempt) -> AttemptStatus:
     """What there is of an attempt. Who lives and is on record nowhere is put on record again."""
     seen = read_status(attempt)
     if seen.exit is None and seen.watchdog is None and not attempt.launch.exists():
-        found = survivors(attempt)
+        found = find_survivors(attempt)
         if found.alive:
-            put_on_record(attempt, found)
+            write_process_record(attempt, found)
             return read_status(attempt)
     return seen
 

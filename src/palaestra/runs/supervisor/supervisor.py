@@ -28,8 +28,8 @@ from palaestra.runs.ingest.following import StreamItem, follow
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.phase import PhaseEvent
-from palaestra.runs.process.gpu import detected_gpus
-from palaestra.runs.process.survivors import check_unused, next_attempt
+from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
+from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.runs.runner import Machine, Place, Runner
 from palaestra.runs.runners.table import missing_runner
@@ -119,7 +119,7 @@ class Supervisor:
     async def start(self) -> AdoptionReport:
         """Adopt what an earlier service left, then launch what waits."""
         self._loop = asyncio.get_running_loop()
-        gpus = await asyncio.to_thread(detected_gpus)
+        gpus = await asyncio.to_thread(detect_gpus)
         self._slots = Slots(self._config.max_running, tuple(gpu.index for gpu in gpus))
         self._draining = self._queue.draining()
         self._pump = Pump(self._publish, self._config.poll_every_s)
@@ -221,7 +221,7 @@ class Supervisor:
         if self._pump is not None and self._pump.progress(run_id) is not None:
             raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
         paths = self._home.run(run_id)
-        await asyncio.to_thread(check_unused, paths)
+        await asyncio.to_thread(check_no_trainer, paths)
         spec = changed_spec(resumed_spec(paths, await asyncio.to_thread(RunEventLog(paths).read)), request.changes)
         runner = await self.runner_named(spec.runner)
         point = await asyncio.to_thread(self._resume_point, record, request.checkpoint)
@@ -482,7 +482,7 @@ class Supervisor:
                     raise self._not_ours(record)
                 text = f"{run_id} is {record.phase}: only a run that has ended can be put away"
                 raise IllegalTransition(f"{text}. Stop it with: palaestra runs stop {run_id}")
-            await asyncio.to_thread(check_unused, self._home.run(run_id))
+            await asyncio.to_thread(check_no_trainer, self._home.run(run_id))
             return await asyncio.to_thread(work, record)
 
     async def _left(self, run_id: str) -> None:

@@ -59,24 +59,24 @@ class TensorBoards:
         with self._lock:
             links = self._linked(wanted)
             known = self._open.get(wanted)
-            if known is not None and known.tool.lives:
+            if known is not None and known.tool.is_running:
                 self._keep(known)
                 return known.url
             argv = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(links), "--host", "127.0.0.1"]
             argv += ["--port", "0", "--reload_interval", "5", "--reload_multifile", "true"]
             tool = ToolProcess(argv, links.with_suffix(".log"))
-            shown = self._open[wanted] = Shown(wanted, tool.said(_URL, START_S)[1], tool)
+            shown = self._open[wanted] = Shown(wanted, tool.wait_for_output(_URL, START_S)[1], tool)
             self._keep(shown)
             return shown.url
 
     @property
     def in_use(self) -> bool:
         """Whether one is running that somebody may be looking at."""
-        return any(shown.tool.lives for shown in list(self._open.values()))
+        return any(shown.tool.is_running for shown in list(self._open.values()))
 
     def shown(self) -> list[Shown]:
         """Those that are running."""
-        return [shown for shown in list(self._open.values()) if shown.tool.lives]
+        return [shown for shown in list(self._open.values()) if shown.tool.is_running]
 
     def stop(self, run_ids: Sequence[str] = ()) -> list[Shown]:
         """End the one that shows exactly these runs, or all of them when none is named; those that ended."""
@@ -109,7 +109,7 @@ class TensorBoards:
         """Whether it lived until now."""
         if shown.timer is not None:
             shown.timer.cancel()
-        lived = shown.tool.lives
+        lived = shown.tool.is_running
         shown.tool.stop()
         self._open.pop(shown.run_ids, None)
         return lived

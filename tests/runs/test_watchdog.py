@@ -1,4 +1,4 @@
-"""The warden: what it puts on record, and that the record survives whatever happens around it."""
+"""The watchdog: what it records, and that the record survives failures around it."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import sys
 from tests.runs.attempts import attempt_in, launched, said, until, within
 
 from palaestra.processes.procfs import ProcessIdentity, boot_id, find_by_environment
-from palaestra.runs.process import watchdog as warden
+from palaestra.runs.process import watchdog
 from palaestra.runs.state.attempt_status import LABEL_VARIABLE, read_status
 
 
@@ -20,7 +20,7 @@ def test_an_end_is_written_down_with_its_cost(home):
 
     async def body():
         async with launched(attempt, "sum(range(10**6)); import sys; sys.exit(7)") as child:
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     record = json.loads(attempt.exit.read_text())
@@ -41,23 +41,23 @@ def test_a_trainer_is_on_record_before_its_first_instruction(home):
 
     async def body():
         async with launched(attempt, code) as child:
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     assert attempt.stdout.read_text() == "True\n"
 
 
-def test_warden_and_trainer_are_known_by_pid_start_and_boot_and_carry_a_label(home):
+def test_watchdog_and_trainer_are_known_by_pid_start_and_boot_and_carry_a_label(home):
     attempt = attempt_in(home)
 
     async def body():
         async with launched(attempt, "import time; time.sleep(60)") as child:
             seen = read_status(attempt)
-            assert seen.watchdog == child.warden == ProcessIdentity.of(child.warden.pid)
+            assert seen.watchdog == child.watchdog == ProcessIdentity.of(child.watchdog.pid)
             assert seen.trainer.boot_id == boot_id()
             assert seen.label.startswith("run/1/")
-            assert find_by_environment(LABEL_VARIABLE, seen.label) == {child.warden.pid, child.trainer.pid}
-            assert os.getsid(child.trainer.pid) == child.trainer.pid != os.getsid(child.warden.pid)
+            assert find_by_environment(LABEL_VARIABLE, seen.label) == {child.watchdog.pid, child.trainer.pid}
+            assert os.getsid(child.trainer.pid) == child.trainer.pid != os.getsid(child.watchdog.pid)
 
     asyncio.run(body())
 
@@ -67,7 +67,7 @@ def test_orders_are_removed_and_files_are_private(home):
 
     async def body():
         async with launched(attempt, "print('hi')") as child:
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     assert sorted(path.name for path in attempt.path.iterdir()) == ["exit.json", "process.json", "stdout.log", "work"]
@@ -80,21 +80,21 @@ def test_the_temporary_directory_goes_with_the_attempt(home):
 
     async def body():
         async with launched(attempt, code) as child:
-            await within(child.ended())
+            await within(child.wait())
 
     asyncio.run(body())
     assert attempt.stdout.read_text().startswith(str(attempt.scratch))
     assert not attempt.scratch.exists()
 
 
-def test_a_warden_told_to_end_by_nobody_in_particular_says_shutdown(home):
+def test_sigterm_without_a_stop_request_is_recorded_as_shutdown(home):
     attempt = attempt_in(home)
 
     async def body():
         async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
             await said(attempt, "up")
-            os.kill(child.warden.pid, signal.SIGTERM)
-            await within(child.ended())
+            os.kill(child.watchdog.pid, signal.SIGTERM)
+            await within(child.wait())
 
     asyncio.run(body())
     assert json.loads(attempt.stop.read_text())["reason"] == "shutdown"
@@ -107,9 +107,9 @@ def test_hangup_and_interrupt_do_not_reach_the_run(home):
     async def body():
         async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
             await said(attempt, "up")
-            os.kill(child.warden.pid, signal.SIGHUP)
-            os.kill(child.warden.pid, signal.SIGINT)
-            os.kill(child.warden.pid, 0)
+            os.kill(child.watchdog.pid, signal.SIGHUP)
+            os.kill(child.watchdog.pid, signal.SIGINT)
+            os.kill(child.watchdog.pid, 0)
             assert child.trainer.is_alive()
             await child.stop("operator", 5.0)
 
@@ -125,10 +125,10 @@ def test_a_second_bare_signal_ends_the_grace(home):
         async with launched(attempt, code) as child:
             await said(attempt, "up")
             attempt.stop.write_text('{"schema": 1, "reason": "operator", "grace_s": 3600, "asked": 1.0}')
-            os.kill(child.warden.pid, signal.SIGTERM)
+            os.kill(child.watchdog.pid, signal.SIGTERM)
             await said(attempt, "asked")
-            os.kill(child.warden.pid, signal.SIGTERM)
-            await within(child.ended())
+            os.kill(child.watchdog.pid, signal.SIGTERM)
+            await within(child.wait())
 
     asyncio.run(body())
     assert json.loads(attempt.exit.read_text())["signal"] == signal.SIGKILL
@@ -150,15 +150,15 @@ def test_a_second_request_shortens_the_grace_and_never_lengthens_it(home):
     assert json.loads(attempt.exit.read_text())["signal"] == signal.SIGKILL
 
 
-def test_a_killed_warden_takes_nobody_with_it(home):
+def test_a_killed_watchdog_leaves_the_trainer_running(home):
     attempt = attempt_in(home)
 
     async def body():
         async with launched(attempt, "input() if 0 else __import__('time').sleep(60)") as child:
-            os.kill(child.warden.pid, signal.SIGKILL)
-            await until(lambda: not child.warden.is_alive())
+            os.kill(child.watchdog.pid, signal.SIGKILL)
+            await until(lambda: not child.watchdog.is_alive())
             assert child.trainer.is_alive()
-            assert child.warden_gone
+            assert child.watchdog_gone
             await within(child.stop("operator", 5.0))
             assert not child.trainer.is_alive()
 
@@ -166,11 +166,11 @@ def test_a_killed_warden_takes_nobody_with_it(home):
     assert not attempt.exit.exists()
 
 
-def test_a_warden_costs_next_to_nothing():
+def test_a_watchdog_costs_next_to_nothing():
     """It is there once per run: no site-packages, nothing of ours but the facts about processes."""
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); print(*sorted(m for m in sys.modules if 'palaestra' in m))"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, warden.__file__], capture_output=True, text=True, check=True
+        [sys.executable, "-I", "-S", "-c", code, watchdog.__file__], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [
         "palaestra",
