@@ -104,23 +104,23 @@ def test_a_damaged_checkpoint_is_refused_by_eval_and_by_resume(palaestra, config
         assert (said.code, reason in said.err) == (2, True), said
         said = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
         assert (said.code, reason in said.err) == (2, True), said
-        assert "newest one that is whole: palaestra train --resume" in said.err
+        assert "newest intact one: palaestra train --resume" in said.err
         said_by_eval = palaestra("eval", document["run_id"], "--episodes", 1, "--checkpoint", "latest")
         assert said_by_eval.code == 2
-        whole_one = said_by_eval.err.strip().rstrip(".").partition("The newest one that is whole is ")[2]
-        assert palaestra("eval", whole_one, "--episodes", 1).code == 0
+        intact_one = said_by_eval.err.strip().rstrip(".").partition("The newest intact one is ")[2]
+        assert palaestra("eval", intact_one, "--episodes", 1).code == 0
     assert not (Path(document["run_dir"]) / "attempt_2").exists()
-    command = said.err.strip().rstrip(".").partition("is whole: palaestra ")[2].split()
+    command = said.err.strip().rstrip(".").partition("newest intact one: palaestra ")[2].split()
     said = palaestra(*command, "trainer.total_timesteps=512", "--json")
     assert (said.code, json.loads(said.out)["run_id"]) == (0, document["run_id"])
 
 
-def test_a_run_without_any_whole_checkpoint_says_to_start_anew(palaestra, config):
+def test_a_run_without_any_intact_checkpoint_says_to_start_again(palaestra, config):
     document = json.loads(palaestra("train", config, "--json").out)
     for file in Path(document["run_dir"]).glob("attempt_1/checkpoints/*/state.json"):
         file.write_text("{}")
     said = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
-    assert (said.code, "No checkpoint of the run is whole: start it anew" in said.err) == (2, True), said
+    assert (said.code, "No checkpoint of the run is intact: start it again" in said.err) == (2, True), said
 
 
 @pytest.mark.parametrize(

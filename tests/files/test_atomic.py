@@ -6,10 +6,10 @@ import pytest
 
 from palaestra.files.atomic import (
     append_line,
-    new_directory,
-    new_file,
+    atomic_directory,
+    atomic_file,
     read_json,
-    remove_leftovers,
+    remove_stale_files,
     sync_files,
     sync_tree,
     write_bytes,
@@ -97,13 +97,13 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_p
 
 def test_a_file_whose_writer_raises_leaves_the_old_one(tmp_path):
     (tmp_path / "f").write_text("old")
-    with pytest.raises(TypeError), new_file(tmp_path / "f") as file:
+    with pytest.raises(TypeError), atomic_file(tmp_path / "f") as file:
         file.writelines([b"half", None])
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "old")]
 
 
 def test_a_directory_appears_when_it_is_whole(tmp_path):
-    with new_directory(tmp_path / "parent" / "d") as making:
+    with atomic_directory(tmp_path / "parent" / "d") as making:
         (making / "a").write_text("x")
         assert not (tmp_path / "parent" / "d").exists()
     assert [path.name for path in (tmp_path / "parent" / "d").iterdir()] == ["a"]
@@ -113,7 +113,7 @@ def test_a_directory_appears_when_it_is_whole(tmp_path):
 @pytest.mark.parametrize("step", ["fsync", "rename"])
 def test_a_directory_that_cannot_be_written_is_not_there_at_all(tmp_path, monkeypatch, step):
     monkeypatch.setattr(os, step, _fail)
-    with pytest.raises(OSError, match="No space left"), new_directory(tmp_path / "d") as making:
+    with pytest.raises(OSError, match="No space left"), atomic_directory(tmp_path / "d") as making:
         (making / "a").write_text("x")
     assert list(tmp_path.iterdir()) == []
 
@@ -122,7 +122,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_stay
     for name in (".f.999999999.tmp", f".g.{os.getpid()}.tmp", ".h.tmp", "i.999999999.tmp"):
         (tmp_path / name).write_text("half")
     (tmp_path / ".d.999999999.tmp" / "inner").mkdir(parents=True)
-    remove_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".g.{os.getpid()}.tmp", ".h.tmp", "i.999999999.tmp"]
 
 

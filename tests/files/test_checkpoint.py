@@ -13,9 +13,9 @@ from tests.files.old_layout import write_as_schema_1
 from palaestra.errors import CheckpointError
 from palaestra.files.checkpoint import (
     checkpoint_kind,
-    checkpoints_in,
     digest_files,
-    is_whole,
+    is_intact,
+    list_checkpoints,
     open_checkpoint,
     read_state,
     write_checkpoint,
@@ -66,7 +66,7 @@ def test_every_file_is_in_the_manifest_and_comes_back(tmp_path):
     assert list(found.source.tensors) == ["waiting.000000"]
     assert (found.progress, found.about) == ({"updates": 2, "steps": 8, "episodes": 8}, {"run_id": "r"})
     assert open_checkpoint(tmp_path / "c").read("policy/inner/adapter.safetensors") == WEIGHTS
-    assert is_whole(tmp_path / "c")
+    assert is_intact(tmp_path / "c")
     assert digest_path(tmp_path / "c").sha256 == sha256
 
 
@@ -81,11 +81,11 @@ def test_a_file_that_was_altered_cut_or_removed_is_refused(tmp_path, name):
     os.truncate(file, 1)
     with pytest.raises(CheckpointError, match=rf"{name} is truncated \(1 of {len(content)} bytes\)"):
         open_checkpoint(tmp_path / "c")
-    assert not is_whole(tmp_path / "c")
+    assert not is_intact(tmp_path / "c")
     file.unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         open_checkpoint(tmp_path / "c")
-    assert not is_whole(tmp_path / "c")
+    assert not is_intact(tmp_path / "c")
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
@@ -94,7 +94,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "c" / "state.json")
     with pytest.raises(CheckpointError, match="is not a file"):
         open_checkpoint(tmp_path / "c")
-    assert not is_whole(tmp_path / "c")
+    assert not is_intact(tmp_path / "c")
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "policy/../../x", "a\\b", ""])
@@ -133,8 +133,8 @@ def test_what_is_no_checkpoint_has_no_kind_and_no_state(tmp_path):
     for name in ("none", "broken", "odd"):
         assert checkpoint_kind(tmp_path / name) is None
         assert read_state(tmp_path / name) is None
-        assert not is_whole(tmp_path / name)
-    assert checkpoints_in(tmp_path / "none") == []
+        assert not is_intact(tmp_path / name)
+    assert list_checkpoints(tmp_path / "none") == []
 
 
 # ---------------------------------------------------------------------- schema 1
@@ -156,7 +156,7 @@ def test_the_sections_of_a_checkpoint_of_schema_1():
     assert found.progress["episodes"] == 6
     assert found.progress["episode_rewards"] == [11.0, 18.0, 16.0, 29.0, 20.0, 15.0]
     assert found.about == raw["about"]
-    assert is_whole(OLD)
+    assert is_intact(OLD)
 
 
 def _old_run(tmp_path):
@@ -203,7 +203,7 @@ def test_screens_of_schema_1_have_the_same_sections_and_their_policy_is_verified
     assert own is not None
     assert own.env_step == 8
     (tmp_path / "old" / "policy" / "palaestra.json").write_text("{}")
-    assert not is_whole(tmp_path / "old")
+    assert not is_intact(tmp_path / "old")
     with pytest.raises(CheckpointError, match=r"policy/palaestra.json is "):
         load_checkpoint(tmp_path / "old")
 

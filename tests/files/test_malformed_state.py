@@ -13,9 +13,9 @@ PROGRESS = b'"progress": {"updates": 1, "steps": 8}'
     ("state", "reason"),
     [
         (b"garbage", "cannot be used"),
-        (b"[]", "it holds a list"),
+        (b"[]", "it is a list"),
         (b"{}", "it has no section learner"),
-        (b'{"learner": {}, "source": {}, "about": {}, "progress": {}}', "updates is None, which is no count"),
+        (b'{"learner": {}, "source": {}, "about": {}, "progress": {}}', "updates is None, which is not a count"),
         (b'{"learner": {}, "source": {}, "about": {}, "progress": {"updates": 1, "steps": "x"}}', "steps is 'x'"),
         (b'{"learner": {}, "source": [], "about": {}, ' + PROGRESS + b"}", "it has no section source"),
     ],
@@ -34,7 +34,7 @@ def test_a_schema_that_never_was_is_refused(tmp_path):
     assert open_checkpoint(path).schema == 2
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"schema": 2', '"schema": 0'))
-    with pytest.raises(CheckpointError, match="never was a schema 0"):
+    with pytest.raises(CheckpointError, match="schema 0 does not exist"):
         open_checkpoint(path)
 
 

@@ -63,7 +63,7 @@ def test_train_and_the_run_service_name_the_same_files(tmp_path):
     run = RunDirectory.create(home.runs, "pole", None, {"a": 1}, {"runner": "echo"})
     assert run == home.run("pole")
     assert sorted(path.name for path in run.path.iterdir()) == ["resolved.json", "spec.json"]
-    assert run.supervised
+    assert run.is_supervised
     assert run.resume_command == "palaestra runs resume pole"
     attempt = run.new_attempt(["palaestra"], {"a": 2})
     assert attempt == run.attempt(1) == run.attempts()[0]

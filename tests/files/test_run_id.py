@@ -3,7 +3,7 @@
 import pytest
 
 from palaestra.errors import UnknownRun
-from palaestra.files.run_id import check_run_id, new_run_id
+from palaestra.files.run_directory import check_run_id, new_run_id
 
 
 @pytest.mark.parametrize(

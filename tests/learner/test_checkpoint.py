@@ -11,7 +11,7 @@ import torch
 from palaestra.env import EnvConfig, as_vector_env
 from palaestra.env.toy import Bandit, MaskedChoice, MixedSenses, Pixels, TargetReach
 from palaestra.errors import CheckpointError
-from palaestra.files.checkpoint import checkpoints_in
+from palaestra.files.checkpoint import list_checkpoints
 from palaestra.learner import PPO
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.policy import ActorCritic, PolicyConfig, load_policy
@@ -259,9 +259,9 @@ def test_a_crash_while_writing_leaves_no_half_checkpoint(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="power cut"):
             trainer.save_checkpoint(tmp_path / "update_1")
     assert not (tmp_path / "update_1").exists()
-    assert checkpoints_in(tmp_path) == []
+    assert list_checkpoints(tmp_path) == []
     trainer.save_checkpoint(tmp_path / "update_1")  # and the next attempt is not in the way of the first
-    assert checkpoints_in(tmp_path) == [tmp_path / "update_1"]
+    assert list_checkpoints(tmp_path) == [tmp_path / "update_1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update_1"]
 
 
@@ -301,7 +301,7 @@ def test_checkpoints_are_listed_oldest_first_and_half_ones_not_at_all(tmp_path):
         trainer.save_checkpoint(tmp_path / f"update_{k:08d}")
     (tmp_path / ".update_00000011.123.tmp").mkdir()
     (tmp_path / "notes").mkdir()
-    assert [path.name for path in checkpoints_in(tmp_path)] == ["update_00000002", "update_00000010"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["update_00000002", "update_00000010"]
 
 
 def test_what_the_caller_adds_about_a_checkpoint_comes_back(tmp_path):

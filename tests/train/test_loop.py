@@ -6,7 +6,7 @@ import pytest
 
 from palaestra.actor import Collector
 from palaestra.errors import EnvironmentContractError, NonFiniteError
-from palaestra.files.checkpoint import checkpoints_in
+from palaestra.files.checkpoint import list_checkpoints
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.rollout_learner import RolloutLearner
 from palaestra.telemetry import CheckpointSaved, JournalReader
@@ -38,7 +38,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
     best = outcome.run.best_checkpoint()
     assert json.loads((attempt.checkpoints / "best.json").read_text())["score"] == top
     assert load_checkpoint(best).about["score"] == top
-    kept = {path.name for path in checkpoints_in(attempt.checkpoints)}
+    kept = {path.name for path in list_checkpoints(attempt.checkpoints)}
     assert kept == {"update_00000005", "update_00000006", best.name}
 
 

@@ -62,12 +62,12 @@ def verify_command(
 ) -> None:
     """Read every byte and compare it with what was saved. Exit code 1 when one differs."""
     from palaestra.runs.checkpoints.hashing import verify
-    from palaestra.runs.checkpoints.listing import all_checkpoints, checkpoint_named
+    from palaestra.runs.checkpoints.listing import all_checkpoints, get_checkpoint
 
     home = _home()
     if bool(names) == everything:
         raise ConfigError("checkpoint", names or [], "nothing to verify is named", "Name ids, or give --all")
-    chosen = all_checkpoints(home) if everything else [checkpoint_named(home, name) for name in names or []]
+    chosen = all_checkpoints(home) if everything else [get_checkpoint(home, name) for name in names or []]
     answers, good = [], True
     for record in chosen:
         verdict = verify(record)
@@ -133,13 +133,13 @@ def deploy_command(
 ) -> None:
     """Make a checkpoint the one that acts in an environment, once it has played an episode there."""
     from palaestra.runs.checkpoints.deploying import deploy, withdraw
-    from palaestra.runs.checkpoints.listing import checkpoint_named
+    from palaestra.runs.checkpoints.listing import get_checkpoint
     from palaestra.runs.checkpoints.probing import environment_signature
 
     home = _home()
     if name is None and not (back and env):
         raise ConfigError("checkpoint", None, "none is named", "Name one, or go back with --back --env ENV")
-    record = None if name is None else checkpoint_named(home, name)
+    record = None if name is None else get_checkpoint(home, name)
     env_id = env or (record.env_id if record is not None else "")
     if not env_id:
         raise CheckpointError("checkpoint", name, "it says no environment", "Give --env")

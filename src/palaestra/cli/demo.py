@@ -72,7 +72,7 @@ def _screens() -> None:
     from palaestra.evaluation import write_viewer
     from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.files.home import Home
-    from palaestra.files.run_id import new_run_id
+    from palaestra.files.run_directory import new_run_id
     from palaestra.train.screen_config import screen_config_from
     from palaestra.train.screens import train_screens
 
@@ -102,8 +102,7 @@ def _cartpole() -> None:
 
     from palaestra.evaluation import Evaluation
     from palaestra.files.home import Home
-    from palaestra.files.run_directory import Attempt
-    from palaestra.files.run_id import new_run_id
+    from palaestra.files.run_directory import Attempt, new_run_id
     from palaestra.train import config_from, evaluate_checkpoint, train
 
     config = config_from(CARTPOLE)

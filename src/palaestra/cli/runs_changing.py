@@ -352,7 +352,7 @@ def _weights(checkpoint: str | None) -> str | None:
 
 
 def _submitted(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
-    from palaestra.files.run_id import new_run_id
+    from palaestra.files.run_directory import new_run_id
 
     # Named here, so that whoever is interrupted while the service looks at it knows what to stop.
     run_id, digest = new_run_id(spec.name or spec.env_id or spec.script or spec.runner), None
@@ -418,7 +418,7 @@ def _resolved(names: list[str]) -> list[str]:
 
 
 def _safe(name: str) -> str:
-    from palaestra.files.run_id import check_run_id
+    from palaestra.files.run_directory import check_run_id
 
     return check_run_id(name)
 

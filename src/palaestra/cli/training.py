@@ -75,7 +75,7 @@ def train_command(
 
     root = Home.default().runs
     run = RunDirectory.find(resume, root) if resume is not None else None
-    if run is not None and run.supervised and into is None:
+    if run is not None and run.is_supervised and into is None:
         # The service would not list an attempt that it did not start, and its own next attempt would collide with it.
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
     if path is not None:
@@ -87,7 +87,7 @@ def train_command(
     if check:
         _check(data, seed)
         return
-    start = run.checkpoint_named(checkpoint) if run is not None and checkpoint is not None else None
+    start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
     prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     outcome = _train(data, seed, root, given, run, start, prepared, warm_start)
     _report(outcome, as_json)
@@ -148,7 +148,7 @@ def _train(
 ) -> TrainingResult:
     """Train as the data says: a model on screens, or a policy in an environment."""
     from palaestra.config.file import is_ui_config
-    from palaestra.files.run_id import new_run_id
+    from palaestra.files.run_directory import new_run_id
 
     if is_ui_config(data):
         if find_spec("transformers") is None:

@@ -10,7 +10,7 @@ from typing import Any
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import ARRAYS, SCHEMA, Trajectory
 from palaestra.experience.trajectory_archive import picture_file_name
-from palaestra.files.atomic import new_file
+from palaestra.files.atomic import atomic_file
 
 __all__ = ["export_trajectories"]
 
@@ -25,7 +25,7 @@ def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> 
     except OSError as error:
         raise ConfigError("output", str(directory), f"cannot be written ({error.strerror})") from None
     count = 0
-    with new_file(directory / "trajectories.jsonl", durable=False) as out:
+    with atomic_file(directory / "trajectories.jsonl", durable=False) as out:
         for trajectory in trajectories:
             count += 1
             names = {}

@@ -1,7 +1,7 @@
-"""Files and directories that appear whole or not at all, and lines that are appended with one write.
+"""Atomic writing of files and directories, and appending of lines.
 
-Everything is written under a temporary name, `.{name}.{pid}.tmp`, and renamed. `kill -9` loses nothing that returned;
-a power cut loses nothing that was written with `durable`.
+Data is written under a temporary name, `.{name}.{pid}.tmp`, and renamed. After a call returns, `kill -9` loses nothing;
+with `durable`, neither does a power failure.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from palaestra.strict_json import dump_json
 
 __all__ = [
     "append_line",
-    "new_directory",
-    "new_file",
+    "atomic_directory",
+    "atomic_file",
     "read_json",
-    "remove_leftovers",
+    "remove_stale_files",
     "sync",
     "sync_files",
     "sync_tree",
@@ -32,14 +32,14 @@ __all__ = [
     "write_text",
 ]
 
-_FEW = 64
-"""Files up to which one after the other is quicker than asking the whole file system."""
+_MAX_SINGLE_SYNCS = 64
+"""Up to this many files, syncing each one is faster than syncing the file system."""
 
 
 @contextmanager
-def new_file(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file under a temporary name; it replaces `path` when the block ends and is removed if it raises."""
-    temporary = _temporary(path)
+    temporary = _temporary_path(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -49,7 +49,7 @@ def new_file(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        # A disk that is full stays full as long as half a file lies on it.
+        # Free the space at once, in case the disk is full.
         temporary.unlink(missing_ok=True)
         raise
     if durable:
@@ -57,12 +57,12 @@ def new_file(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator
 
 
 @contextmanager
-def new_directory(path: Path, *, mode: int = 0o777, durable: bool = True) -> Iterator[Path]:
-    """Make a directory under a temporary name; it becomes `path` when the block ends, and is removed if it raises.
+def atomic_directory(path: Path, *, mode: int = 0o777, durable: bool = True) -> Iterator[Path]:
+    """Create a directory under a temporary name; it becomes `path` when the block ends and is removed if it raises.
 
-    `path` must not exist, or be an empty directory; its parents are made.
+    `path` must not exist or be an empty directory; its parents are created.
     """
-    temporary = _temporary(path)
+    temporary = _temporary_path(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode, parents=True)
     try:
@@ -78,23 +78,23 @@ def new_directory(path: Path, *, mode: int = 0o777, durable: bool = True) -> Ite
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace a file."""
-    with new_file(path, mode=mode, durable=durable) as file:
+    """Write a file atomically."""
+    with atomic_file(path, mode=mode, durable=durable) as file:
         file.write(data)
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace a text file."""
+    """Write a text file atomically."""
     write_bytes(path, text.encode(), mode=mode, durable=durable)
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace a JSON document."""
+    """Write a JSON file atomically."""
     write_text(path, dump_json(data, indent=2, default=str) + "\n", mode=mode, durable=durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None when there is no file, or no object in it."""
+    """The object in a JSON file; None if the file is missing or not a JSON object."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def append_line(path: Path, data: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Add one JSON line with one write; a line that a crash tore before is ended first."""
+    """Append one JSON line with one write, after ending a line that a crash left incomplete."""
     line = dump_json(data, separators=(",", ":"), default=str).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
@@ -112,7 +112,7 @@ def append_line(path: Path, data: Mapping[str, Any], *, durable: bool = False) -
             line = b"\n" + line
         written = os.write(descriptor, line)
         if written != len(line):
-            raise OSError(f"{path}: only {written} of {len(line)} bytes fitted")
+            raise OSError(f"{path}: only {written} of {len(line)} bytes were written")
         if durable:
             os.fsync(descriptor)
     finally:
@@ -120,12 +120,12 @@ def append_line(path: Path, data: Mapping[str, Any], *, durable: bool = False) -
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk holds a file's bytes, or the names in a directory."""
+    """Wait until a file, or the entries of a directory, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync a directory; there is nothing better to do on them.
+        # Some network file systems cannot sync a directory.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -133,12 +133,11 @@ def sync(path: Path) -> None:
 
 
 def sync_files(paths: Collection[Path], directory: Path) -> None:
-    """Wait until the disk holds files of one directory and their names; files that are gone are left out.
+    """Wait until files of one directory and their names are on disk; missing files are skipped.
 
-    Each `fsync` waits for the disk by itself: two thousand small files take twenty seconds one by one, and a fraction
-    of a second when the file system is asked once.
+    Two thousand small files take twenty seconds with `fsync`, and a fraction of a second if the file system is synced.
     """
-    if len(paths) > _FEW and _sync_file_system(directory):
+    if len(paths) > _MAX_SINGLE_SYNCS and _sync_file_system(directory):
         return
     for path in (*paths, directory):
         try:
@@ -148,7 +147,7 @@ def sync_files(paths: Collection[Path], directory: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Wait until the disk holds everything below a directory. Links are not followed; pipes are left out."""
+    """Wait until everything below a directory is on disk. Symbolic links and special files are skipped."""
     paths: list[Path] = []
     for base, directories, names in os.walk(directory):
         files = [Path(base, name) for name in names]
@@ -157,8 +156,8 @@ def sync_tree(directory: Path) -> None:
     sync_files(paths, directory)
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Remove what processes that were killed left under temporary names in a directory."""
+def remove_stale_files(directory: Path) -> None:
+    """Remove the temporary files that killed processes left in a directory."""
     for path in directory.glob(".*.tmp"):
         pid = path.name.removesuffix(".tmp").rpartition(".")[2]
         if pid.isdecimal() and not Path("/proc", pid).exists():
@@ -166,12 +165,12 @@ def remove_leftovers(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _temporary(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _sync_file_system(directory: Path) -> bool:
-    """Whether the file system of a directory could be synced as a whole."""
+    """Sync the whole file system of a directory; False if that is impossible."""
     try:
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
     except AttributeError:

@@ -1,11 +1,11 @@
-"""The state directory: where runs, imported checkpoints and the run service keep their files.
+"""The state directory, where runs, imported checkpoints and the run service have their files.
 
 var/training/                     under $PALAESTRA_HOME, else under the current directory
     runs/<run_id>/                one run: `files.run_directory`
-    registry.sqlite               what all runs are at a glance; can be rebuilt from the rest
+    registry.sqlite               index of all runs; can be rebuilt from the rest
     service/                      lock  token  endpoint.json  service.log     (directory mode 0700)
-    checkpoints/<id>/             imported or deployed ones        deployed/<env>.json     which one acts where
-    archive/<run_id>.tar.gz       packed runs                      trash/<run_id>.<time>/  deleted ones
+    checkpoints/<id>/             imported or deployed ones        deployed/<env>.json     deployed checkpoint
+    archive/<run_id>.tar.gz       archived runs                    trash/<run_id>.<time>/  deleted runs
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from palaestra.files.run_directory import RunDirectory
+from palaestra.files.run_directory import PathIn, RunDirectory
 
 __all__ = ["Home"]
 
@@ -25,6 +25,25 @@ class Home:
 
     path: Path
 
+    runs = PathIn("runs")
+    registry = PathIn("registry.sqlite")
+    checkpoints = PathIn("checkpoints")
+    """Imported checkpoints, and copies of deployed ones."""
+    deployed = PathIn("deployed")
+    """The deployed checkpoint of each environment."""
+    archive = PathIn("archive")
+    """Archived runs."""
+    trash = PathIn("trash")
+    """Deleted runs, until they are purged."""
+    service = PathIn("service")
+    """Files of the run service; mode 0700."""
+    lock = PathIn("service/lock")
+    """Locked by the running service; holds its identity."""
+    token = PathIn("service/token")
+    """The bearer token of clients; mode 0600."""
+    endpoint = PathIn("service/endpoint.json")
+    """URL of the service."""
+
     @classmethod
     def default(cls) -> Home:
         """Under `$PALAESTRA_HOME`, else under the current directory."""
@@ -32,59 +51,9 @@ class Home:
 
     @property
     def base(self) -> Path:
-        """What `$PALAESTRA_HOME` must be for a child to find the same place."""
+        """The value of `$PALAESTRA_HOME` with which a child process finds this directory."""
         return self.path.parent.parent
 
-    @property
-    def runs(self) -> Path:
-        """Every run's directory."""
-        return self.path / "runs"
-
-    @property
-    def registry(self) -> Path:
-        """The SQLite file."""
-        return self.path / "registry.sqlite"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints that were imported, or copied when they were deployed."""
-        return self.path / "checkpoints"
-
-    @property
-    def deployed(self) -> Path:
-        """Which checkpoint acts in which environment."""
-        return self.path / "deployed"
-
-    @property
-    def archive(self) -> Path:
-        """Packed runs."""
-        return self.path / "archive"
-
-    @property
-    def trash(self) -> Path:
-        """Deleted runs, until they are purged."""
-        return self.path / "trash"
-
-    @property
-    def service(self) -> Path:
-        """The service's own files; mode 0700."""
-        return self.path / "service"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the one service, with its identity inside."""
-        return self.service / "lock"
-
-    @property
-    def token(self) -> Path:
-        """What clients must send; mode 0600."""
-        return self.service / "token"
-
-    @property
-    def endpoint(self) -> Path:
-        """Where the service answers."""
-        return self.service / "endpoint.json"
-
     def run(self, run_id: str) -> RunDirectory:
-        """The directory of one run, existing or not. The id must have been checked."""
+        """The directory of one run, which need not exist. The id must have been checked."""
         return RunDirectory(self.runs / run_id)

@@ -1,12 +1,12 @@
-"""The directory of a run and of its attempts: where each file is, and finding a run or a checkpoint again.
+"""The directory of a run and of its attempts: file names, run ids, and finding a run or a checkpoint.
 
     <run_id>/
-        config.yaml      as given        resolved.json   every value        command.json   what was started
-        spec.json        what the run service was asked for                 life.jsonl     what happened to the run
+        config.yaml      as given        resolved.json   all values         command.json   command line
+        spec.json        specification for the run service                  life.jsonl     phase changes of the run
         attempt_1/
             metrics.jsonl                the journal         resolved.json, command.json   of this attempt
-            checkpoints/update_00000120/ `files.checkpoint`  checkpoints/best.json         which one scored best
-            trajectories/                episodes on screens
+            checkpoints/update_00000120/ `files.checkpoint`  checkpoints/best.json         name of the best one
+            trajectories/                screen episodes
             plan.json, launch.json, process.json, stop.json, exit.json, stdout.log, system.jsonl, series/, videos/,
             work/, tmp/                  of the run service
 
@@ -19,22 +19,38 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from palaestra.errors import CheckpointError, ConfigError, PalaestraError
-from palaestra.files.atomic import new_directory, write_json, write_text
-from palaestra.files.checkpoint import MANIFEST, checkpoints_in, is_whole
+from palaestra.errors import CheckpointError, ConfigError, PalaestraError, UnknownRun
+from palaestra.files.atomic import atomic_directory, write_json, write_text
+from palaestra.files.checkpoint import MANIFEST, is_intact, list_checkpoints
 from palaestra.redaction import redact_command, redact_environment
 
-__all__ = ["Attempt", "RunDirectory", "begin_attempt", "find_checkpoint"]
+__all__ = ["Attempt", "PathIn", "RunDirectory", "check_run_id", "find_checkpoint", "new_run_id", "start_attempt"]
 
 _RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
-"""Variables that can change a run."""
+"""Environment variables that can affect a run."""
+
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,89}")
+_MAX_STEM_LENGTH = 63
 
 _T = TypeVar("_T")
+
+
+class PathIn:
+    """A class attribute that is a path inside the directory `self.path`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, directory: Any, owner: type | None = None) -> Path:
+        path: Path = directory.path
+        return path / self._name
 
 
 @dataclass(frozen=True)
@@ -43,167 +59,95 @@ class Attempt:
 
     path: Path
 
+    resolved = PathIn("resolved.json")
+    """The configuration with all values."""
+    command = PathIn("command.json")
+    """The command line, with secrets redacted."""
+    journal = PathIn("metrics.jsonl")
+    """The events, written by the trainer or translated by the run service."""
+    checkpoints = PathIn("checkpoints")
+    best = PathIn("checkpoints/best.json")
+    """Name and score of the best checkpoint."""
+    trajectories = PathIn("trajectories")
+    """Screen episodes."""
+    tensorboard = PathIn("tensorboard")
+    videos = PathIn("videos")
+    """Videos and their reports."""
+    work = PathIn("work")
+    """Current directory of the trainer."""
+    scratch = PathIn("tmp")
+    """TMPDIR of the trainer; removed when it has ended."""
+    plan = PathIn("plan.json")
+    """Where the run service finds the files of the trainer."""
+    launch = PathIn("launch.json")
+    """What the watchdog starts; removed after the start."""
+    process = PathIn("process.json")
+    """Process ids of watchdog and trainer."""
+    stop = PathIn("stop.json")
+    """The request to stop, if any."""
+    exit = PathIn("exit.json")
+    """Exit status, written by the watchdog."""
+    stdout = PathIn("stdout.log")
+    """Output of the trainer."""
+    system = PathIn("system.jsonl")
+    """Samples of CPU, memory and GPU use."""
+    series = PathIn("series")
+    """The numbers of the journal by metric; can be rebuilt from it."""
+
     @property
     def number(self) -> int:
-        """Counted from 1."""
+        """The number of the attempt, from 1."""
         return int(self.path.name.removeprefix("attempt_"))
-
-    @property
-    def resolved(self) -> Path:
-        """Its configuration, every value."""
-        return self.path / "resolved.json"
-
-    @property
-    def command(self) -> Path:
-        """What was started, secrets hidden."""
-        return self.path / "command.json"
-
-    @property
-    def journal(self) -> Path:
-        """Its events, written by itself or translated by the run service."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Its checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        """Which checkpoint scored best."""
-        return self.checkpoints / "best.json"
-
-    @property
-    def trajectories(self) -> Path:
-        """Episodes on screens."""
-        return self.path / "trajectories"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def videos(self) -> Path:
-        """Clips and their reports."""
-        return self.path / "videos"
-
-    @property
-    def work(self) -> Path:
-        """The trainer's current directory."""
-        return self.path / "work"
-
-    @property
-    def scratch(self) -> Path:
-        """Its TMPDIR; removed when it has ended."""
-        return self.path / "tmp"
-
-    @property
-    def plan(self) -> Path:
-        """What the run service knows of the trainer's files."""
-        return self.path / "plan.json"
-
-    @property
-    def launch(self) -> Path:
-        """What the watchdog starts; removed once it has started."""
-        return self.path / "launch.json"
-
-    @property
-    def process(self) -> Path:
-        """Process ids of watchdog and trainer."""
-        return self.path / "process.json"
-
-    @property
-    def stop(self) -> Path:
-        """The request to end it, when there was one."""
-        return self.path / "stop.json"
-
-    @property
-    def exit(self) -> Path:
-        """How the attempt ended, written by the watchdog."""
-        return self.path / "exit.json"
-
-    @property
-    def stdout(self) -> Path:
-        """Everything it printed."""
-        return self.path / "stdout.log"
-
-    @property
-    def system(self) -> Path:
-        """Samples of processor, memory and GPU use."""
-        return self.path / "system.jsonl"
-
-    @property
-    def series(self) -> Path:
-        """The journal's numbers by metric; can be rebuilt from it."""
-        return self.path / "series"
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run."""
+    """The directory of one run."""
 
     path: Path
 
+    config = PathIn("config.yaml")
+    """The configuration as given."""
+    resolved = PathIn("resolved.json")
+    """The configuration with all values."""
+    command = PathIn("command.json")
+    """The command line of the first attempt, with secrets redacted."""
+    spec = PathIn("spec.json")
+    """The specification for the run service; missing if `palaestra train` was run directly."""
+    life = PathIn("life.jsonl")
+    """The phase changes of the run."""
+    tensorboard = PathIn("tensorboard")
+    """Event files made from the journals of all attempts."""
+
     @property
     def run_id(self) -> str:
-        """The directory's name."""
+        """The name of the directory."""
         return self.path.name
 
     @property
-    def config(self) -> Path:
-        """The configuration as given."""
-        return self.path / "config.yaml"
-
-    @property
-    def resolved(self) -> Path:
-        """The configuration, every value."""
-        return self.path / "resolved.json"
-
-    @property
-    def command(self) -> Path:
-        """What the first attempt started, secrets hidden."""
-        return self.path / "command.json"
-
-    @property
-    def spec(self) -> Path:
-        """What the run service was asked for; a directory without it was made by `palaestra train` alone."""
-        return self.path / "spec.json"
-
-    @property
-    def life(self) -> Path:
-        """What happened to the run."""
-        return self.path / "life.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Event files made from the journals of all attempts."""
-        return self.path / "tensorboard"
-
-    @property
-    def supervised(self) -> bool:
-        """Whether the run service started it; only the service resumes it."""
+    def is_supervised(self) -> bool:
+        """Whether the run service started the run; then only the service resumes it."""
         return self.spec.is_file()
 
     @property
     def resume_command(self) -> str:
-        """What to type to have it go on."""
-        return f"palaestra {'runs resume' if self.supervised else 'train --resume'} {self.run_id}"
+        """The command that resumes the run."""
+        return f"palaestra {'runs resume' if self.is_supervised else 'train --resume'} {self.run_id}"
 
     def add_resume_hint(self, error: BaseException, checkpoint: Path | None) -> str:
-        """Add to what ended a run where it can be taken up again and with which command; returns the whole message."""
-        named = isinstance(error, PalaestraError)
-        message = str(error) if named else f"{type(error).__name__}: {error}".removesuffix(": ")
+        """Add the checkpoint and the command to resume from to an error; returns the whole message."""
+        is_ours = isinstance(error, PalaestraError)
+        message = str(error) if is_ours else f"{type(error).__name__}: {error}".removesuffix(": ")
         if checkpoint is None:
             return message
         hint = f"The last good state is {checkpoint}. Resume with: {self.resume_command}"
-        if named and len(error.args) == 1:
+        if is_ours and len(error.args) == 1:
             error.args = (f"{message.rstrip('.')}. {hint}",)
             return str(error)
         error.add_note(hint)
         return f"{message.rstrip('.')}. {hint}"
 
-    # ------------------------------------------------------------------ making and finding runs
+    # ------------------------------------------------------------------ directory and finding runs
 
     @classmethod
     def create(
@@ -214,17 +158,17 @@ class RunDirectory:
         resolved: Mapping[str, Any],
         spec: Mapping[str, Any] | None = None,
     ) -> RunDirectory:
-        """A new run with its configuration written down, on the disk when this returns."""
+        """Create a new run with its configuration, durably."""
         run = cls(root / run_id)
         if run.path.exists():
             raise FileExistsError(f"{run.path} exists already")
         try:
-            with new_directory(run.path) as making:
+            with atomic_directory(run.path) as directory:
                 if spec is not None:
-                    write_json(making / run.spec.name, spec, durable=False)
+                    write_json(directory / run.spec.name, spec, durable=False)
                 if given is not None:
-                    write_text(making / run.config.name, given, durable=False)
-                write_json(making / run.resolved.name, resolved, durable=False)
+                    write_text(directory / run.config.name, given, durable=False)
+                write_json(directory / run.resolved.name, resolved, durable=False)
         except OSError as error:
             raise ConfigError(
                 "runs directory", str(root), f"cannot be written ({error.strerror})", "Set PALAESTRA_HOME elsewhere"
@@ -233,9 +177,9 @@ class RunDirectory:
 
     @classmethod
     def find(cls, name: str, root: Path) -> RunDirectory:
-        """By path, by id, or by the unique beginning of an id."""
+        """Find a run by path, by id, or by a unique prefix of its id."""
         if not name:
-            raise ConfigError("run", name, "no run named", "Give its id or directory")
+            raise ConfigError("run", name, "no run given", "Give its id or directory")
         path = Path(name)
         if (path / "resolved.json").is_file():
             return cls(path.resolve())
@@ -244,31 +188,33 @@ class RunDirectory:
         if len(matches) == 1:
             return cls(root / matches[0])
         if len(matches) > 1:
-            raise ConfigError("run", name, f"several runs begin so ({', '.join(matches[:4])})", "Write more of the id")
-        from palaestra.config import closest_names  # loads pydantic, which listing runs must not
+            raise ConfigError(
+                "run", name, f"is the prefix of several runs ({', '.join(matches[:4])})", "Write more of the id"
+            )
+        from palaestra.config import closest_names  # loads pydantic, which is slow for listing runs
 
         close = closest_names(name, known)
         remedy = f"Nearest: {', '.join(close)}" if close else f"There are {len(known)} runs under {root}"
         raise ConfigError("run", name, "no such run", remedy)
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration of the newest attempt, every value."""
+        """The configuration of the newest attempt, with all values."""
         attempts = self.attempts()
         return _read_json(attempts[-1].resolved if attempts else self.resolved)
 
     # ------------------------------------------------------------------ attempts
 
     def attempt(self, number: int) -> Attempt:
-        """One attempt, existing or not."""
+        """The directory of one attempt, which need not exist."""
         return Attempt(self.path / f"attempt_{number}")
 
     def attempts(self) -> list[Attempt]:
-        """Those that exist, oldest first."""
-        found = [Attempt(p) for p in self.path.glob("attempt_*") if p.name.removeprefix("attempt_").isdecimal()]
-        return sorted(found, key=lambda attempt: attempt.number)
+        """The existing attempts, oldest first."""
+        attempts = [Attempt(p) for p in self.path.glob("attempt_*") if p.name.removeprefix("attempt_").isdecimal()]
+        return sorted(attempts, key=lambda attempt: attempt.number)
 
     def new_attempt(self, argv: Sequence[str], resolved: Mapping[str, Any]) -> Attempt:
-        """The next attempt, with the command that started it."""
+        """Create the next attempt, with the command line that started it."""
         attempt = self.attempt(1 + max((attempt.number for attempt in self.attempts()), default=0))
         attempt.checkpoints.mkdir(parents=True)
         environment = {key: value for key, value in redact_environment(os.environ).items() if _RELEVANT.match(key)}
@@ -279,8 +225,8 @@ class RunDirectory:
             write_json(self.command, command)
         return attempt
 
-    def fill_attempt(self, attempt: Attempt, resolved: Mapping[str, Any]) -> None:
-        """Use an attempt that the run service prepared; it wrote down the command itself."""
+    def use_prepared_attempt(self, attempt: Attempt, resolved: Mapping[str, Any]) -> None:
+        """Use an attempt that the run service prepared, including its command.json."""
         if attempt.path.parent != self.path or not attempt.path.is_dir():
             raise ConfigError("--into", str(attempt.path), "no such attempt of this run", "The run service prepares it")
         attempt.checkpoints.mkdir(exist_ok=True)
@@ -290,61 +236,76 @@ class RunDirectory:
     # ------------------------------------------------------------------ checkpoints
 
     def latest_checkpoint(self) -> Path:
-        """The newest of the newest attempt that has any."""
+        """The newest checkpoint of the newest attempt that has one."""
         for attempt in reversed(self.attempts()):
-            found = checkpoints_in(attempt.checkpoints)
-            if found:
-                return found[-1]
-        raise CheckpointError("run", self.run_id, "has no checkpoint", "Start it anew")
+            checkpoints = list_checkpoints(attempt.checkpoints)
+            if checkpoints:
+                return checkpoints[-1]
+        raise CheckpointError("run", self.run_id, "has no checkpoint", "Start it again")
 
     def all_checkpoints(self) -> list[Path]:
-        """Newest first, over all attempts."""
-        return [path for attempt in reversed(self.attempts()) for path in reversed(checkpoints_in(attempt.checkpoints))]
+        """The checkpoints of all attempts, newest first."""
+        return [
+            path for attempt in reversed(self.attempts()) for path in reversed(list_checkpoints(attempt.checkpoints))
+        ]
 
     def load_checkpoint(self, load: Callable[[Path], _T], chosen: Path | None = None) -> _T:
-        """Have `load` read the newest checkpoint, or the chosen one; for a damaged one name the command for another."""
+        """Load the newest or the chosen checkpoint; the error for a damaged one has the command for an intact one."""
         path = chosen or self.latest_checkpoint()
         try:
             return load(path)
         except CheckpointError as error:
-            if is_whole(path):
-                raise  # it does not fit, and an earlier one would not either
-            earlier = self.newest_whole()
+            if is_intact(path):
+                raise  # it does not match, and neither would an earlier one
+            earlier = self.newest_intact_checkpoint()
             if earlier is None:
-                remedy = "No checkpoint of the run is whole: start it anew"
+                remedy = "No checkpoint of the run is intact: start it again"
             else:
-                name = earlier.name if self.checkpoint_named(earlier.name) == earlier else str(earlier)
-                remedy = f"Go on from the newest one that is whole: {self.resume_command} --checkpoint {name}"
+                name = earlier.name if self.get_checkpoint(earlier.name) == earlier else str(earlier)
+                remedy = f"Resume from the newest intact one: {self.resume_command} --checkpoint {name}"
             raise CheckpointError(error.place, error.value, error.reason, remedy) from None
 
-    def newest_whole(self) -> Path | None:
-        """The newest checkpoint that is not damaged."""
-        return next(filter(is_whole, self.all_checkpoints()), None)
+    def newest_intact_checkpoint(self) -> Path | None:
+        """The newest checkpoint that is intact."""
+        return next(filter(is_intact, self.all_checkpoints()), None)
 
-    def checkpoint_named(self, name: str) -> Path:
-        """One of the run's checkpoints, by its path or by the name of its directory; of several, the newest."""
+    def get_checkpoint(self, name: str) -> Path:
+        """A checkpoint by path or directory name; of several, the newest."""
         if (Path(name) / MANIFEST).is_file():
             return Path(name).resolve()
         known = self.all_checkpoints()
         for path in known:
             if path.name == name:
                 return path
-        remedy = f"It has {', '.join(path.name for path in known[:5])}" if known else "Start it anew"
+        remedy = f"It has {', '.join(path.name for path in known[:5])}" if known else "Start it again"
         raise CheckpointError("--checkpoint", name, f"run {self.run_id} has no such checkpoint", remedy)
 
     def best_checkpoint(self) -> Path | None:
-        """The one with the best score so far, if any was scored."""
+        """The checkpoint with the best score, if any has one."""
         scored = []
         for attempt in self.attempts():
             if attempt.best.is_file():
-                fact = _read_json(attempt.best)
-                path = attempt.checkpoints / fact["checkpoint"]
+                entry = _read_json(attempt.best)
+                path = attempt.checkpoints / entry["checkpoint"]
                 if (path / MANIFEST).is_file():
-                    scored.append((float(fact["score"]), path))
+                    scored.append((float(entry["score"]), path))
         return max(scored)[1] if scored else None
 
 
-def begin_attempt(
+def new_run_id(stem: str) -> str:
+    """A unique, readable run id that sorts by time."""
+    readable = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:_MAX_STEM_LENGTH] or "run"
+    return f"{readable}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def check_run_id(text: str) -> str:
+    """Return the id; `UnknownRun` if it cannot be the name of a run directory."""
+    if not _RUN_ID.fullmatch(text) or ".." in text:
+        raise UnknownRun("run", text, "is not the id of a run", "palaestra runs list shows them")
+    return text
+
+
+def start_attempt(
     resolved: Mapping[str, Any],
     *,
     root: Path,
@@ -354,26 +315,26 @@ def begin_attempt(
     resume: RunDirectory | None,
     into: Attempt | None,
 ) -> tuple[RunDirectory, Attempt]:
-    """The run and the attempt to write to: prepared ones, the next of a run that goes on, or the first of a new one."""
+    """The run and attempt to write to: prepared ones, the next attempt of a resumed run, or the first of a new run."""
     if into is not None:
         run = RunDirectory(into.path.parent)
-        run.fill_attempt(into, resolved)
+        run.use_prepared_attempt(into, resolved)
         return run, into
     run = resume or RunDirectory.create(root, run_id, given, resolved)
     return run, run.new_attempt(argv, resolved)
 
 
 def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
-    """A checkpoint by its own path, or the best or latest of a run."""
+    """A checkpoint by path, or the best or latest one of a run."""
     path = Path(name)
     if (path / MANIFEST).is_file() or path.name.startswith("update_"):
         return path
     run = RunDirectory.find(name, root)
     path = (run.best_checkpoint() if which == "best" else None) or run.latest_checkpoint()
-    if not is_whole(path):
-        other = run.newest_whole()
-        remedy = "No checkpoint of the run is whole" if other is None else f"The newest one that is whole is {other}"
-        raise CheckpointError("checkpoint", str(path), f"the {which} one of run {run.run_id} is damaged", remedy)
+    if not is_intact(path):
+        other = run.newest_intact_checkpoint()
+        remedy = "No checkpoint of the run is intact" if other is None else f"The newest intact one is {other}"
+        raise CheckpointError("checkpoint", str(path), f"the {which} checkpoint of run {run.run_id} is damaged", remedy)
     return path
 
 
@@ -381,7 +342,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
-            raise ValueError(f"it holds a {type(data).__name__}, not an object")
+            raise ValueError(f"it is a {type(data).__name__}, not an object")
     except (OSError, ValueError) as error:
         raise CheckpointError("run file", str(path), f"cannot be read ({error})", "Name a checkpoint instead") from None
     return data

@@ -10,7 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from palaestra.files.checkpoint import LEARNER, POLICY, SOURCE, STATE, WAITING, Kind, open_checkpoint, write_checkpoint
+from palaestra.files.checkpoint import (
+    LEARNER,
+    POLICY,
+    SCHEMA_1_WAITING,
+    SOURCE,
+    STATE,
+    Kind,
+    open_checkpoint,
+    write_checkpoint,
+)
 from palaestra.transport.source import SavedState
 
 __all__ = ["TrainingCheckpoint", "load_checkpoint", "save_checkpoint"]
@@ -64,7 +73,7 @@ def load_checkpoint(path: Path, *, kind: Kind | None = None) -> TrainingCheckpoi
     if stored.schema > 1:
         source = load(stored.read(SOURCE))
     elif stored.kind == "screens":
-        source = {f"waiting.{name}": tensor for name, tensor in load(stored.read(WAITING)).items()}
+        source = {f"waiting.{name}": tensor for name, tensor in load(stored.read(SCHEMA_1_WAITING)).items()}
     else:
         # Schema 1 stored the state of the environments with the optimiser's moments.
         names = [name for name in learner if name.startswith("collector.")]

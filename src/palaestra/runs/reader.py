@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
-from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.files.run_id import check_run_id
+from palaestra.files.run_directory import Attempt, RunDirectory, check_run_id
 from palaestra.redaction import Redactor
 from palaestra.runs.phase import Phase, determine_outcome
 from palaestra.runs.record import LASTING_ALARMS, RunEvent, RunRecord

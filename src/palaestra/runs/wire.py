@@ -150,8 +150,8 @@ def error_to_json(error: PalaestraError) -> JsonObject:
         data |= {"place": error.place, "reason": redact(error.reason), "remedy": redact(error.remedy)}
         value = redact(json.dumps(to_json(error.value), default=str))
         # A shortened or redacted value may no longer be JSON, and is sent as text.
-        is_whole = len(value) <= _MAX_VALUE_CHARACTERS and "***" not in value
-        data["value"] = json.loads(value) if is_whole else value[:_MAX_VALUE_CHARACTERS]
+        is_intact = len(value) <= _MAX_VALUE_CHARACTERS and "***" not in value
+        data["value"] = json.loads(value) if is_intact else value[:_MAX_VALUE_CHARACTERS]
     if isinstance(error, ConsentRequired):
         data["digest"] = error.digest
     return data

@@ -19,8 +19,7 @@ from palaestra.config.file import read_config_file
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory
 from palaestra.files.home import Home
-from palaestra.files.run_directory import RunDirectory
-from palaestra.files.run_id import new_run_id
+from palaestra.files.run_directory import RunDirectory, new_run_id
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.registry import ALGORITHMS
 from palaestra.learner.trajectories import RejectionSampling, TrajectoryAlgorithm

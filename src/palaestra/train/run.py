@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 
 from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
 from palaestra.files.atomic import write_json
-from palaestra.files.checkpoint import Kind, checkpoints_in
-from palaestra.files.run_directory import Attempt, RunDirectory, begin_attempt
+from palaestra.files.checkpoint import Kind, list_checkpoints
+from palaestra.files.run_directory import Attempt, RunDirectory, start_attempt
 from palaestra.learner.algorithm import Learner
 from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
 from palaestra.telemetry import Telemetry, open_telemetry
@@ -183,7 +183,7 @@ def train(
 
         exact = resume is None or resume.load_checkpoint(load, checkpoint)
         resolved, schedule = config.resolved(), wiring.schedule
-        run, attempt = begin_attempt(
+        run, attempt = start_attempt(
             resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
         )
         telemetry = stack.enter_context(
@@ -318,7 +318,7 @@ class _Run:
             self._warn(f"No checkpoint could be written: {error}")
 
     def _remove_old(self) -> None:
-        kept = checkpoints_in(self._attempt.checkpoints)
+        kept = list_checkpoints(self._attempt.checkpoints)
         for path in kept[int(self._schedule.keep_first) : -self._schedule.every.keep_checkpoints]:
             if path != self._best_path:
                 shutil.rmtree(path)

@@ -20,7 +20,7 @@ from palaestra.runs.checkpoints.importing import (
     keep_checkpoint,
     separate_from_runs,
 )
-from palaestra.runs.checkpoints.listing import checkpoint_named
+from palaestra.runs.checkpoints.listing import get_checkpoint
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.probe import environment
 from palaestra.runs.record import RunRecord
@@ -78,7 +78,7 @@ def test_what_is_deployed_and_what_was_before_outlive_their_run(home):
     now = deploy(home, second, CARTPOLE)
     again = deploy(home, second, CARTPOLE)
     home.run("r").path.joinpath("resolved.json").write_text('{"env": {"id": "CartPole-v1"}}')
-    assert checkpoint_named(home, second.checkpoint_id).path == second.path
+    assert get_checkpoint(home, second.checkpoint_id).path == second.path
     shutil.rmtree(home.run("r").path)
 
     store = home.path / "checkpoints"

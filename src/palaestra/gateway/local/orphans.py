@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from palaestra.errors import ConfigError
-from palaestra.files.atomic import new_directory
+from palaestra.files.atomic import atomic_directory
 from palaestra.processes.procfs import ProcessIdentity, list_descendants, list_pids, start_ticks
 
 __all__ = ["LABEL", "RemovedOrphans", "register", "remove_orphans", "unregister"]
@@ -44,7 +44,7 @@ def register(state_dir: Path, name: str) -> Path:
     _check_private(state_dir)
     directory = state_dir / name
     # The directory appears together with its record, because one without a record counts as alive.
-    with new_directory(directory, mode=0o700, durable=False) as unnamed:
+    with atomic_directory(directory, mode=0o700, durable=False) as unnamed:
         identity = ProcessIdentity.of(os.getpid())
         (unnamed / _RECORD).write_text(json.dumps(None if identity is None else asdict(identity)))
     return directory

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from palaestra.errors import CheckpointError, ConfigError
-from palaestra.files.atomic import new_directory
+from palaestra.files.atomic import atomic_directory
 from palaestra.policy.tiny_vlm.architecture import build_image_processor, build_model
 from palaestra.policy.tiny_vlm.examples import ExampleWriter
 from palaestra.policy.tiny_vlm.language_pretraining import pretrain_language
@@ -135,7 +135,7 @@ def check_output_path(path: Path) -> None:
 def write_model(trained: TrainedModel, recipe: Recipe, path: Path) -> dict[str, Any]:
     """Write a new model directory atomically; returns its manifest."""
     check_output_path(path)
-    with new_directory(path) as directory:
+    with atomic_directory(path) as directory:
         trained.model.half().save_pretrained(directory)
         trained.tokenizer.save_pretrained(directory)
         build_image_processor().save_pretrained(directory)

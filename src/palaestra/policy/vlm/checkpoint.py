@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palaestra.errors import CheckpointError
-from palaestra.files.atomic import new_directory
+from palaestra.files.atomic import atomic_directory
 from palaestra.files.checkpoint import check_files, digest_files, read_digests
 from palaestra.policy.vlm.loading import Parts
 from palaestra.policy.vlm.lora import adapted_modules, adapter_tensors
@@ -139,7 +139,7 @@ def _save_model(model: Any, parts: Parts, place: Path) -> None:
 def _write_directory(path: Path, write: Callable[[Path], None], facts: dict[str, Any]) -> str:
     if path.exists():
         raise CheckpointError(PLACE, str(path), "exists already and is never overwritten", "Choose another name")
-    with new_directory(path) as making:
+    with atomic_directory(path) as making:
         write(making)
         raw = json.dumps({"schema": SCHEMA, **facts, "files": digest_files(making)}, indent=1).encode()
         (making / MANIFEST).write_bytes(raw)

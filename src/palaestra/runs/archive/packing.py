@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.files.atomic import new_file, read_json, sync, sync_tree, write_json
+from palaestra.files.atomic import atomic_file, read_json, sync, sync_tree, write_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.archive.package import UNREADABLE, links_beside, missing_from, read_back, unpack_into, write
@@ -133,7 +133,7 @@ def shorten_log(log: Path, log_mb: int) -> int:
     gone = surplus_of(log, log_mb)
     if not gone:
         return 0
-    with open(log, "rb") as source, new_file(log, mode=0o600, durable=False) as target:
+    with open(log, "rb") as source, atomic_file(log, mode=0o600, durable=False) as target:
         target.write(source.read(_KEPT_BYTES))
         target.write(f"\n[... {gone} bytes were removed by the retention policy ...]\n".encode())
         source.seek(_KEPT_BYTES + gone)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError, IllegalTransition, UnknownRun
 from palaestra.files.home import Home
-from palaestra.files.run_id import check_run_id
+from palaestra.files.run_directory import check_run_id
 from palaestra.runs.archive.packing import (
     pack,
     purgeable,

@@ -13,7 +13,7 @@ from palaestra.runs.store.database import RegistryCorrupt
 from palaestra.runs.store.rebuild import read_run
 from palaestra.runs.store.registry import open_registry_read_only
 
-__all__ = ["all_checkpoints", "checkpoint_named"]
+__all__ = ["all_checkpoints", "get_checkpoint"]
 
 
 def all_checkpoints(
@@ -40,7 +40,7 @@ def all_checkpoints(
     return sorted(fitting, key=lambda row: (row.created, row.path), reverse=True)
 
 
-def checkpoint_named(home: Home, name: str) -> CheckpointRecord:
+def get_checkpoint(home: Home, name: str) -> CheckpointRecord:
     """The one checkpoint whose id begins so, or that lies there; `ConfigError` when there is none, or several."""
     # Of the same bytes in several places, those of a run tell more than a copy that was kept; the newest of them is it.
     ordered = sorted(reversed(all_checkpoints(home)), key=lambda row: bool(row.run_id))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from palaestra.errors import ConfigError
-from palaestra.files.atomic import new_directory
+from palaestra.files.atomic import atomic_directory
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import JournalReader
@@ -34,7 +34,7 @@ def export_tensorboard(run: RunDirectory, into: Path) -> ExportReport:
     """Write the curves of a run into a directory that `tensorboard --logdir` shows, replacing an earlier export."""
     _require_replaceable(into)
     time = 0.0
-    with new_directory(into, durable=False) as new:
+    with atomic_directory(into, durable=False) as new:
         sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
         try:
             for record in _records(run):

@@ -11,7 +11,7 @@ from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints.deploying import Deployment, deploy, deployments, withdraw
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint
-from palaestra.runs.checkpoints.listing import all_checkpoints, checkpoint_named
+from palaestra.runs.checkpoints.listing import all_checkpoints, get_checkpoint
 from palaestra.runs.checkpoints.probing import environment_signature
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import CheckpointRecord
@@ -52,12 +52,12 @@ def add_checkpoint_routes(app: FastAPI, reading: RunReader, registry: Registry) 
     @app.get("/checkpoints/{checkpoint_id}", operation_id="show_checkpoint", tags=["checkpoints"])
     def show_checkpoint(checkpoint_id: _CheckpointId) -> CheckpointDocument:
         """One checkpoint."""
-        return _document(checkpoint_named(home, checkpoint_id))
+        return _document(get_checkpoint(home, checkpoint_id))
 
     @app.post("/checkpoints/{checkpoint_id}/verify", operation_id="verify_checkpoint", tags=["checkpoints"])
     def verify_checkpoint(checkpoint_id: _CheckpointId) -> VerdictDocument:
         """Read every byte and compare it with what was saved."""
-        record = checkpoint_named(home, checkpoint_id)
+        record = get_checkpoint(home, checkpoint_id)
         verdict = verify(record)
         record = replace(record, verified=verdict.verified)
         registry.put_checkpoint(record)
@@ -77,7 +77,7 @@ def add_checkpoint_routes(app: FastAPI, reading: RunReader, registry: Registry) 
     @app.post("/checkpoints/{checkpoint_id}/deploy", operation_id="deploy_checkpoint", tags=["checkpoints"])
     def deploy_checkpoint(checkpoint_id: _CheckpointId, asked: Deploying) -> DeploymentDocument:
         """Make a checkpoint the one that acts in an environment, once it has played an episode there."""
-        record = checkpoint_named(home, checkpoint_id)
+        record = get_checkpoint(home, checkpoint_id)
         env_id = asked.env_id or record.env_id
         if not env_id:
             raise CheckpointError("checkpoint", record.checkpoint_id, "it says no environment", "Give env_id")

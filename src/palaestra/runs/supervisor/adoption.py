@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from palaestra.files.atomic import remove_leftovers
+from palaestra.files.atomic import remove_stale_files
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.phase import Phase
@@ -57,7 +57,7 @@ def remove_unfinished(home: Home) -> None:
     for path in home.runs.glob(".*"):
         if path.is_dir() and path.suffix in (".new", ".restore", ".gone"):
             shutil.rmtree(path, ignore_errors=True)
-    remove_leftovers(home.runs)
+    remove_stale_files(home.runs)
     for path in home.archive.glob(".*.new"):
         path.unlink(missing_ok=True)
 

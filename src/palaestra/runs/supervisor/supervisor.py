@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.files.home import Home
-from palaestra.files.run_directory import Attempt
-from palaestra.files.run_id import check_run_id, new_run_id
+from palaestra.files.run_directory import Attempt, check_run_id, new_run_id
 from palaestra.runs.archive.retention import ExpiredRun
 from palaestra.runs.archive.run_archive import RunArchive
 from palaestra.runs.checkpoints.catalogue import CheckpointIndex

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
-from palaestra.runs.checkpoints.listing import checkpoint_named
+from palaestra.runs.checkpoints.listing import get_checkpoint
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.runner import Finding, Place, Runner
 from palaestra.runs.spec import RunSpec
@@ -53,4 +53,4 @@ def _meant(home: Home, spec: RunSpec, runner: Runner) -> CheckpointRecord | None
     name = spec.warm_start
     if name is None or not runner.capabilities.warm_start or not _ID.fullmatch(name):
         return None
-    return None if (spec.invoked_from / name).exists() else checkpoint_named(home, name)
+    return None if (spec.invoked_from / name).exists() else get_checkpoint(home, name)

@@ -107,7 +107,7 @@ class Encoder:
         self.encode_s += time.perf_counter() - begun
         if code != 0:
             raise self._failed()
-        # ffmpeg wrote the file itself, so that `files.atomic.new_file` cannot.
+        # ffmpeg wrote the file itself, so that `files.atomic.atomic_file` cannot.
         os.replace(self._temporary, self.path)
         self._complaints.close()
         return self.path
