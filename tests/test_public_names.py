@@ -73,7 +73,7 @@ sys.exit(f"imports {{heavy}}" if heavy else 0)
 
 def test_what_a_gateway_reads_its_configuration_with_loads_no_torch():
     code = """
-import sys, palaestra.cli.gateway, palaestra.gateway.serving, palaestra.config.file
+import sys, palaestra.cli.services, palaestra.gateway.serving, palaestra.config.file
 sys.exit(str([name for name in ("torch", "numpy", "tensordict") if name in sys.modules] or ""))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -83,7 +83,7 @@ sys.exit(str([name for name in ("torch", "numpy", "tensordict") if name in sys.m
 def test_asking_for_help_loads_neither_torch_nor_numpy():
     code = """
 import sys, palaestra.cli.app
-palaestra.cli.app._app(["--help"])
+palaestra.cli.app.build_app(["--help"])
 sys.exit(str([name for name in ("torch", "numpy", "numba", "gymnasium") if name in sys.modules] or ""))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 
 from palaestra.actor.fit import policy_bytes
-from palaestra.cli.train_check import check_config
+from palaestra.cli.train import check_config
 from palaestra.env.toy import Countdown
 from palaestra.errors import ConfigError
 from palaestra.experience import ArraySpec, RolloutBuffer

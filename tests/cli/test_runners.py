@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from palaestra.cli.runners import runners_command
+from palaestra.cli.catalog import runners as runners_command
 from palaestra.errors import ConfigError
 
 

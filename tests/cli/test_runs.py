@@ -26,7 +26,7 @@ def test_a_run_is_started_listed_shown_and_its_output_printed(runs, home):
     assert title.split() == ["RUN", "RUNNER", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE"]
     assert row.split()[:5] == [run_id, "echo", "Echo-v0", "succeeded", "200/200"]
     shown = runs("show", "hello").out
-    for text in (run_id, "succeeded", "seed       3", "tags       first", "What happened:", "first sign", "m1"):
+    for text in (run_id, "succeeded", "seed       3", "tags       first", "Events:", "first sign", "m1"):
         assert text in shown
     document = json.loads(runs("show", run_id, "--json").out)
     assert document["run"]["phase"] == "succeeded"
@@ -49,10 +49,10 @@ def test_list_finds_by_phase_runner_environment_and_tag(runs, started):
     assert found("--tag", "a") == [good]
     assert found("--runner", "palaestra") == []
     assert found("--env", "Echo-v0") == [bad, good]
-    assert runs("list", "--runner", "sb3").out == "No run fits.\n"
+    assert runs("list", "--runner", "sb3").out == "No matching run.\n"
     assert "exit code 3" in runs("list").out
     shown = runs("show", bad).out
-    assert "Last lines of its output:" in shown
+    assert "Last output:" in shown
     assert "phase      failed: exit code 3" in shown
 
 
@@ -146,7 +146,7 @@ def test_gc_says_what_it_would_do_and_does_it_when_told(palaestra, home):
 
         old, new = start_echo(runs, home, "steps=1"), start_echo(runs, home, "steps=1")
         said = runs("gc")
-        assert "Nothing was done; --yes does it." in said.out
+        assert "Nothing was changed; use --yes to apply." in said.out
         assert said.out.startswith(f"archive  {old}")
         assert home.run(old).path.exists()
         assert runs("gc", "--yes").code == 0
@@ -166,7 +166,7 @@ def test_export_writes_event_files(runs, home, tmp_path, started):
 
 
 def test_a_drained_service_starts_nothing_until_it_is_told_to(runs, home, started):
-    assert runs("drain").out == "draining: nothing new is started\n"
+    assert runs("drain").out == "draining: no new runs are started\n"
     run_id = started("steps=1", wait=False)
     assert json.loads(runs("show", run_id, "--json").out)["run"]["phase"] == "queued"
     assert runs("drain", "--off").code == 0
@@ -192,7 +192,7 @@ def test_a_run_of_train_alone_is_listed_without_any_service(palaestra, config, h
     assert row["episodes"] > 0
     shown = palaestra("runs", "show", trained["run_id"])
     assert shown.code == 0
-    for text in ("256/256", "Last numbers:", "policy_loss", "Checkpoints:"):
+    for text in ("256/256", "Latest metrics:", "policy_loss", "Checkpoints:"):
         assert text in shown.out
     document = json.loads(palaestra("runs", "compare", trained["run_id"], trained["run_id"], "--json").out)
     assert document["metrics"]["episode/return"][0] == pytest.approx(row["episode_return"])

@@ -89,7 +89,7 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(start, home, ca
         (["restore", "../x"], 2, "is not the id of a run"),
         (["delete", "nobody", "--yes"], 2, "no such run"),
         (["export-tensorboard", "nobody"], 2, "no such run"),
-        (["list", "--phase", "runing"], 2, "There are queued"),
+        (["list", "--phase", "runing"], 2, "Known: queued"),
     ],
 )
 def test_a_run_that_is_none_is_named_in_one_line(palaestra, home, monkeypatch, words, code, reason):
@@ -153,7 +153,7 @@ def test_a_foreign_script_needs_consent_which_nobody_can_be_asked_for(start, tmp
     words = ["--runner", "cleanrl", "--script", "mine", "--env", "CartPole-v1", f"checkout={checkout}"]
     said = start(*words)
     assert said.code == 2, said
-    assert "Add --yes to agree" in said.err
+    assert "Add --yes to confirm" in said.err
     assert "mine.py" in said.err  # the command is shown before anybody is asked
     assert not canary.exists()
     assert start(*words, "--dry-run").code == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.runs.serving import service_thread
 
-from palaestra.cli.runs_table import note
+from palaestra.cli.runs.table import format_note
 from palaestra.runs import TrainerService
 from palaestra.runs.ingest.event_file import EventFileTail
 from palaestra.runs.ingest.event_record import read_event
@@ -53,7 +53,7 @@ def test_a_diverged_run_does_not_read_as_its_last_finite_number(palaestra, home,
     assert f"succeeded: {name} is NaN since step 60" in shown
     assert f"  {name}" + " " * (len("episode/return") - len(name)) + "  NaN\n" in shown
     assert f"! {name} is NaN since step 60" in palaestra("runs", "list").out
-    assert note(replace(record, alarms=())) == f"! {name} is NaN since step 60"
+    assert format_note(replace(record, alarms=())) == f"! {name} is NaN since step 60"
 
 
 def test_a_diverged_run_is_compared_and_exported_as_it_is(palaestra, home, tmp_path):

@@ -27,8 +27,8 @@ def test_list_finds_by_agent_and_by_words(runs, started):
     assert found("--search", "echo-v0") == [bad, good]
     (agent,) = {row["agent_id"] for row in json.loads(runs("list", "--json").out)}
     assert found("--agent", agent) == [bad, good]
-    assert runs("list", "--search", "alpha beta").out == "No run fits.\n"
-    assert runs("list", "--agent", "echo/dqn").out == "No run fits.\n"
+    assert runs("list", "--search", "alpha beta").out == "No matching run.\n"
+    assert runs("list", "--agent", "echo/dqn").out == "No matching run.\n"
 
 
 def test_what_a_spec_can_say_the_command_line_can_say(home, started):
@@ -103,14 +103,14 @@ def test_what_filming_cost_the_trainer_is_told(runs, home, started):
     middle = points[len(points) // 2].time
     os.utime(clip, (middle, middle))
     for command in ("videos", "show"):
-        assert "times slower while it filmed" in runs(command, run_id).out
+        assert "times slower while recording" in runs(command, run_id).out
 
 
 def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home, started):
     run_id = started("steps=2")
     shutil.rmtree(home.run(run_id).path)
     said = runs("show", run_id)
-    assert (said.code, "Its directory is gone" in said.out) == (0, True), said
+    assert (said.code, "The run directory is missing" in said.out) == (0, True), said
     for command in ("logs", "export-tensorboard", "archive"):
         said = runs(command, run_id)
         assert (said.code, "is gone" in said.err) == (2, True), said
@@ -168,7 +168,7 @@ def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home, started):
         watching.send_signal(signal.SIGINT)
         told = watching.stderr.read()
     assert watching.returncode == 130
-    assert f"{run_id} goes on; stop it with: palaestra runs stop {run_id}" in told
+    assert f"{run_id} continues; stop it with: palaestra runs stop {run_id}" in told
 
 
 def test_who_is_interrupted_while_starting_is_told_which_run_may_come_of_it(runs, home, tmp_path):
@@ -187,7 +187,7 @@ def test_who_is_interrupted_while_starting_is_told_which_run_may_come_of_it(runs
     assert starting.returncode == 130
     run_id = told.split()[-1]
     assert run_id.startswith("late-")
-    assert f"may yet queue it as {run_id}; stop it with: palaestra runs stop {run_id}" in told
+    assert f"may still queue {run_id}; stop it with: palaestra runs stop {run_id}" in told
 
 
 def test_an_ended_run_shows_the_most_it_took_and_not_what_it_took_last(started, runs, home):
@@ -199,15 +199,15 @@ def test_an_ended_run_shows_the_most_it_took_and_not_what_it_took_last(started, 
     ]
     (attempt.path / "system.jsonl").write_text("".join(lines))
 
-    assert "machine    at most 150 % of a core, 800 MB, 2 processes\n" in runs("show", run_id).out
+    assert "resources  peak 150 % of a core, 800 MB, 2 processes\n" in runs("show", run_id).out
     (attempt.path / "system.jsonl").unlink()
-    assert re.search(r"machine    at most \d+ MB in one process\n", runs("show", run_id).out)
+    assert re.search(r"resources  peak \d+ MB in one process\n", runs("show", run_id).out)
 
 
 def test_what_gives_clips_depends_on_who_trains(started, runs, home):
     run_id = started("steps=2")
     assert runs("videos", run_id).out == (
-        "No clips. Only its own trainer (echo) can play its checkpoints. "
+        "No videos. Only its own trainer (echo) can play its checkpoints. "
         "Start a new run with palaestra runs start --video: the trainer then films while it trains.\n"
     )
     record = runs("videos", run_id, "--record")
@@ -218,5 +218,5 @@ def test_a_run_of_ours_without_clips_says_how_to_film_it(palaestra, home):
     (home.run("solo").attempt(1).path).mkdir(parents=True)
     (home.run("solo").path / "resolved.json").write_text("{}")
     assert palaestra("runs", "videos", "solo").out == (
-        "No clips. Film its newest checkpoint with: palaestra runs videos solo --record\n"
+        "No videos. Film its newest checkpoint with: palaestra runs videos solo --record\n"
     )

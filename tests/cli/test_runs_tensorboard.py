@@ -6,7 +6,7 @@ from palaestra.files.home import Home
 def test_no_service_is_started_to_hear_that_none_is_open(palaestra, tmp_path):
     said = palaestra("runs", "tensorboard", "--stop")
 
-    assert (said.code, said.out) == (0, "No such TensorBoard is open.\n")
+    assert (said.code, said.out) == (0, "No such TensorBoard is running.\n")
     assert palaestra("runs", "tensorboard", "--stop", "--json").out == "[]\n"
     assert not Home(tmp_path.resolve() / "var" / "training").service.exists()
 
@@ -15,4 +15,4 @@ def test_without_a_run_there_is_nothing_to_show(palaestra):
     said = palaestra("runs", "tensorboard")
 
     assert said.code == 2
-    assert "no run to show" in said.err
+    assert "no run given" in said.err

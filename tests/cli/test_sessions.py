@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from palaestra.cli.words import action_in_words
+from palaestra.cli.sessions import parse_action
 from palaestra.errors import ConfigError, InvalidAction
 from palaestra.sessions.action import Answer, Click, Drag, Move, Point, PressKeys, Scroll, Terminate, TypeText, Wait
 from palaestra.sessions.chromium import find_chromium
@@ -36,7 +36,7 @@ from palaestra.sessions.screen import Screenshot, Size
     ],
 )
 def test_an_action_in_words_is_the_action(line, action):
-    assert action_in_words(line) == action
+    assert parse_action(line) == action
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_action_in_words_is_the_action(line, action):
 )
 def test_what_is_not_understood_is_refused(line):
     with pytest.raises(InvalidAction):
-        action_in_words(line)
+        parse_action(line)
 
 
 def _palaestra(*arguments, given="", cwd=None):

@@ -9,8 +9,8 @@ import sys
 import pytest
 from tests.runs.serving import service_thread
 
-from palaestra.cli.runs_table import why
-from palaestra.cli.terminal import harmless, printable, shortened, strict_json
+from palaestra.cli.runs.table import format_reason
+from palaestra.cli.terminal import dump_json, sanitize_line, sanitize_output, shorten
 from palaestra.files.home import Home
 from palaestra.runs import TrainerService
 from palaestra.telemetry import Journal
@@ -36,30 +36,29 @@ def home(tmp_path):
     ],
 )
 def test_a_line_is_only_drawn(said, shown):
-    assert printable(said) == shown
+    assert sanitize_line(said) == shown
 
 
 def test_output_keeps_its_lines_tabs_and_colours():
-    assert (
-        harmless(f"\x1b[1;31ma\x1b[0m\t{TITLE}{CLEAR}b\r\n{BACKWARDS}\x08") == "\x1b[1;31ma\x1b[0m\tb\r\n\\u202e\\x08"
-    )
+    output = f"\x1b[1;31ma\x1b[0m\t{TITLE}{CLEAR}b\r\n{BACKWARDS}\x08"
+    assert sanitize_output(output) == "\x1b[1;31ma\x1b[0m\tb\r\n\\u202e\\x08"
 
 
 def test_a_long_name_keeps_both_ends():
-    assert shortened("a" * 100 + "b" * 100, 11) == "aaaaa…bbbbb"
-    assert shortened("short", 5) == "short"
+    assert shorten("a" * 100 + "b" * 100, 11) == "aaaaa…bbbbb"
+    assert shorten("short", 5) == "short"
 
 
 def test_json_has_no_number_that_json_lacks():
-    assert json.loads(strict_json({"a": [float("inf"), float("nan"), 1.5]})) == {"a": ["Infinity", "NaN", 1.5]}
+    assert json.loads(dump_json({"a": [float("inf"), float("nan"), 1.5]})) == {"a": ["Infinity", "NaN", 1.5]}
 
 
 def test_what_happened_is_not_said_twice():
-    assert why("killed", "killed (SIGABRT)") == "SIGABRT"
-    assert why("stop_asked", "asked to stop") == ""
-    assert why("stop_asked", "asked to stop (shutdown)") == "shutdown"
-    assert why("stopped", "stopped by the operator") == "by the operator"
-    assert why("failed", "exit code 3") == "exit code 3"
+    assert format_reason("killed", "killed (SIGABRT)") == "SIGABRT"
+    assert format_reason("stop_asked", "asked to stop") == ""
+    assert format_reason("stop_asked", "asked to stop (shutdown)") == "shutdown"
+    assert format_reason("stopped", "stopped by the operator") == "by the operator"
+    assert format_reason("failed", "exit code 3") == "exit code 3"
 
 
 def _odd_run(home):
@@ -115,7 +114,7 @@ def test_who_is_in_a_directory_that_is_gone_is_told_so(tmp_path):
     told = subprocess.run(["sh", "-c", script], cwd=gone, env=environment, capture_output=True, text=True)
     assert told.returncode == 1
     assert told.stderr.startswith("error: working directory = ")
-    assert told.stderr.endswith("was removed. Go to one that is there, for example with: cd ~.\n")
+    assert told.stderr.endswith("was removed. Change to an existing directory, for example with: cd ~.\n")
 
 
 def test_a_closed_standard_output_is_no_fault(home, palaestra):

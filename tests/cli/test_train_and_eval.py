@@ -93,7 +93,7 @@ def test_a_resume_goes_on_from_the_checkpoint_that_is_named(palaestra, config):
     refused = palaestra(*words, "--checkpoint", "update_9")
     assert refused.code == 2
     assert "has no such checkpoint. It has update_00000004, update_00000003" in refused.err
-    assert "is only for a resume" in palaestra("train", config, "--checkpoint", "update_00000002").err
+    assert "requires --resume" in palaestra("train", config, "--checkpoint", "update_00000002").err
 
 
 def read_checkpoint_policy(path):

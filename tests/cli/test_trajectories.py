@@ -75,7 +75,7 @@ def test_a_tokenizer_gives_the_tokens_their_texts(palaestra, run, tmp_path):
     assert '"words":["You","2","3","click","[end]"]' in page  # a number where the tokenizer knows none
     wrong = palaestra("trajectories", "view", run, "--tokenizer", run / "resolved.json")
     assert wrong.code == 2
-    assert "is no tokenizer" in wrong.err
+    assert "is not a tokenizer" in wrong.err
 
 
 def test_recorded_episodes_are_scored_and_compared(palaestra, run, tmp_path):
@@ -91,7 +91,7 @@ def test_recorded_episodes_are_scored_and_compared(palaestra, run, tmp_path):
     }  # fmt: skip
     assert "suite/a" in (tmp_path / "r.html").read_text()
     words = palaestra("trajectories", "report", run, "--against", tmp_path / "other").out
-    assert "solved 66.7 %" in words
+    assert "success rate 66.7 %" in words
     assert "difference +50.0 points" in words
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(palaestra, run):
         (["view", "RUN", "--outcome", "sucess"], "Did you mean 'success'?"),
         (["view", "RUN", "--limit", "-1"], "must not be negative"),
         (["view", "RUN", "--max-megabytes", "-1"], "must not be negative"),
-        (["view", "RUN", "--task", "zzz"], "none of its 4 trajectories fits"),
+        (["view", "RUN", "--task", "zzz"], "none of its 4 trajectories matches"),
         (["view", "RUN", "--output", "empty"], "is a directory"),
         (["view", "RUN", "--output", "file/page.html"], "cannot be written"),
         (["view", "RUN", "--tokenizer", "nowhere"], "no such file"),

@@ -15,7 +15,7 @@ import gymnasium
 import pytest
 import torch
 
-from palaestra.cli.train_check import check_config
+from palaestra.cli.train import check_config
 from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import device_notices

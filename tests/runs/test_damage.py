@@ -11,7 +11,7 @@ import pytest
 from tests.runs.attempts import until, within
 from tests.runs.supervising import echo, ends, happenings, leaving, reaches, supervising
 
-from palaestra.cli.runs_table import note
+from palaestra.cli.runs.table import format_note
 from palaestra.config import parse_section
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused
 from palaestra.files.atomic import read_json
@@ -386,8 +386,8 @@ def test_a_run_that_succeeded_without_an_episode_says_so_for_ever(home):
     assert told["silent"].phase is Phase.SUCCEEDED
     assert {told[name].reason for name in ("short", "loud", "unasked")} == {"done"}
     assert told["failed"].reason.startswith("exit code 1")
-    assert note(told["silent"]) == "! 600 steps and no finished episode"
-    assert note(told["loud"]) == ""
+    assert format_note(told["silent"]) == "! 600 steps and no finished episode"
+    assert format_note(told["loud"]) == ""
     assert read_run(home.run(told["silent"].run_id)).code == "no_episodes"
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 import palaestra
-from palaestra.cli.app import _app
+from palaestra.cli.app import build_app
 from palaestra.learner.registry import ALGORITHMS, config_of
 from palaestra.train.config import SECTIONS
 from palaestra.train.screen_config import SCREEN_SECTIONS
@@ -41,7 +41,7 @@ def _python(path):
 
 
 def _command(words):
-    found, context = get_command(_app([])), None
+    found, context = get_command(build_app([])), None
     for word in words:
         if word.startswith("--"):
             assert any(word in parameter.opts for parameter in found.params), f"no option {word}"

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from palaestra.cli.train_check import check_config
+from palaestra.cli.train import check_config
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint

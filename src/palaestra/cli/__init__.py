@@ -1,4 +1,4 @@
-"""The `palaestra` command. Each command imports what it needs when it runs, so that `--help` answers at once."""
+"""The `palaestra` command. Each command imports what it needs when it runs, so that `--help` is fast."""
 
 from palaestra.cli.app import main
 

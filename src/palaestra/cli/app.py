@@ -1,6 +1,6 @@
-"""The command table, and the one place where errors become messages and exit codes.
+"""The table of commands, and the place where errors become messages and exit codes.
 
-0 done, 1 failed while running, 2 refused input, 130 interrupted. With `--json` exactly one JSON document goes to
+Exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted. With `--json` exactly one JSON document goes to
 stdout; progress and notices go to stderr.
 """
 
@@ -9,158 +9,244 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from palaestra import __version__
-from palaestra.cli.command_table import Commands, fill
-from palaestra.cli.runs import RUNS
-from palaestra.cli.terminal import printable
+from palaestra.cli.terminal import sanitize_line
 from palaestra.errors import ConfigError, PalaestraError, SessionRefused
 
 __all__ = ["main"]
 
-_COMMANDS: Commands = {
-    "train": "palaestra.cli.training:train_command",
-    "eval": "palaestra.cli.evaluating:evaluate_command",
+_HELP = """Train reinforcement learning policies and UI agents, and manage their runs.
+
+\b
+Train a policy:    palaestra train configs/ppo/cartpole.yaml
+Train a UI agent:  palaestra train configs/ui/click_target.yaml
+Run experiments:   palaestra runs start configs/ppo/cartpole.yaml
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A command with subcommands."""
+
+    help: str
+    commands: Mapping[str, str]
+    """Address `module:function` of each subcommand."""
+
+
+# Addresses, not functions: importing every command takes longer than running most of them.
+COMMANDS: Mapping[str, str | Group] = {
+    "train": "palaestra.cli.train:train_command",
+    "eval": "palaestra.cli.eval:eval_command",
     "demo": "palaestra.cli.demo:demo",
-    "runs": RUNS,
-    "checkpoints": "palaestra.cli.checkpoints:checkpoints_app",
-    "runners": "palaestra.cli.runners:runners_command",
-    "doctor": "palaestra.cli.doctor:doctor",
-    "serve": "palaestra.cli.service:serve",
-    "envs": "palaestra.cli.listing:envs",
-    "schema": "palaestra.cli.listing:schema",
-    "tasks": "palaestra.cli.sessions:tasks",
-    "sessions": "palaestra.cli.sessions:sessions_app",
-    "trajectories": "palaestra.cli.trajectories:trajectories_app",
-    "tiny-vlm": "palaestra.cli.tiny_vlm:tiny_vlm_app",
-    "gateway": "palaestra.cli.gateway:gateway",
+    "runs": Group(
+        "Start, watch, stop, resume and compare runs of any trainer.",
+        {
+            "start": "palaestra.cli.runs.start:start",
+            "list": "palaestra.cli.runs.read:list_runs",
+            "show": "palaestra.cli.runs.read:show",
+            "watch": "palaestra.cli.runs.start:watch",
+            "logs": "palaestra.cli.runs.read:logs",
+            "stop": "palaestra.cli.runs.manage:stop",
+            "resume": "palaestra.cli.runs.start:resume",
+            "compare": "palaestra.cli.runs.read:compare",
+            "export-tensorboard": "palaestra.cli.runs.read:export_tensorboard",
+            "tensorboard": "palaestra.cli.runs.manage:tensorboard",
+            "videos": "palaestra.cli.runs.read:videos",
+            "archive": "palaestra.cli.runs.manage:archive",
+            "restore": "palaestra.cli.runs.manage:restore",
+            "delete": "palaestra.cli.runs.manage:delete",
+            "gc": "palaestra.cli.runs.manage:gc",
+            "drain": "palaestra.cli.runs.manage:drain",
+        },
+    ),
+    "checkpoints": Group(
+        "List, verify, import and deploy checkpoints.",
+        {
+            "list": "palaestra.cli.checkpoints:list_command",
+            "verify": "palaestra.cli.checkpoints:verify_command",
+            "import": "palaestra.cli.checkpoints:import_command",
+            "deploy": "palaestra.cli.checkpoints:deploy_command",
+            "deployed": "palaestra.cli.checkpoints:deployed_command",
+        },
+    ),
+    "trajectories": Group(
+        "List, view, score and export recorded episodes of UI agents.",
+        {
+            "list": "palaestra.cli.trajectories:list_command",
+            "view": "palaestra.cli.trajectories:view_command",
+            "report": "palaestra.cli.trajectories:report_command",
+            "export": "palaestra.cli.trajectories:export_command",
+        },
+    ),
+    "envs": "palaestra.cli.catalog:envs",
+    "tasks": "palaestra.cli.catalog:tasks",
+    "runners": "palaestra.cli.catalog:runners",
+    "schema": "palaestra.cli.catalog:schema",
+    "sessions": Group("Try UI tasks by hand.", {"try": "palaestra.cli.sessions:try_command"}),
+    "tiny-vlm": Group(
+        "Train and inspect the built-in vision-language model.",
+        {"make": "palaestra.cli.tiny_vlm:make", "info": "palaestra.cli.tiny_vlm:info"},
+    ),
+    "serve": "palaestra.cli.services:serve",
+    "gateway": "palaestra.cli.services:gateway",
+    "doctor": "palaestra.cli.services:doctor",
 }
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+class _OrderedGroup(TyperGroup):
+    """Lists commands in the order of the table; typer lists groups last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in COMMANDS if name in self.commands]
+
+
+def _print_version(is_set: bool) -> None:
+    if is_set:
         print(f"palaestra {__version__}")
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
-def _app(words: Sequence[str]) -> typer.Typer:
+def build_app(words: Sequence[str]) -> typer.Typer:
+    """The command-line application with the command that the words start with, or with all commands for help."""
     app = typer.Typer(
         name="palaestra",
-        help="The training hall for agents: train, evaluate and watch.",
+        cls=_OrderedGroup,
+        help=_HELP,
         no_args_is_help=True,
         add_completion=False,
-        rich_markup_mode=None,  # plain help: importing rich would be a third of the time it takes to answer
+        rich_markup_mode=None,  # plain help: importing rich would take a third of the response time
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    fill(app, _COMMANDS, words)
+    _add_commands(app, COMMANDS, words)
     return app
 
 
-def _tell(problem: str, error: BaseException | None = None) -> None:
-    # An environment's own exception may span lines; a refusal is one line, so that scripts can read it.
-    print("error: " + printable(" ".join(problem.splitlines())), file=sys.stderr)
+def _add_commands(app: typer.Typer, commands: Mapping[str, str | Group], words: Sequence[str]) -> None:
+    """Import and add the command that the words start with; if there is none (help, mistyped commands), add all."""
+    command = words[0] if words and words[0] in commands else None
+    for name in commands if command is None else [command]:
+        entry = commands[name]
+        if isinstance(entry, Group):
+            group = typer.Typer(
+                help=entry.help, no_args_is_help=True, rich_markup_mode=None, context_settings=app.info.context_settings
+            )
+            _add_commands(group, entry.commands, words[1:] if command else ())
+            app.add_typer(group, name=name)
+        else:
+            module, _, function = entry.partition(":")
+            app.command(name)(getattr(import_module(module), function))
+
+
+def _print_error(problem: str, error: BaseException | None = None) -> None:
+    # An exception of an environment may span lines; an error is one line, so that scripts can read it.
+    print("error: " + sanitize_line(" ".join(problem.splitlines())), file=sys.stderr)
     _print_resume_hint(error)
 
 
 def _print_resume_hint(error: BaseException | None) -> None:
     for note in getattr(error, "__notes__", ()):
         if "Resume with: " in note:
-            print(printable(note), file=sys.stderr)
+            print(sanitize_line(note), file=sys.stderr)
 
 
-def _speak() -> None:
-    """Have somewhere to print to, and no letter that cannot be printed there."""
-    if sys.stdout is None:  # somebody closed it: `palaestra … >&-`
+def _prepare_output() -> None:
+    """Replace closed streams (`palaestra … >&-`), and escape characters that the encoding of a stream lacks."""
+    if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stderr is None:  # nor may what belongs there go to the other
+    if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _of_a_place_that_is_gone(error: OSError) -> ConfigError | None:
-    """What ails whoever is in a directory that somebody removed: the system names no file then."""
+def _removed_working_directory(error: OSError) -> ConfigError | None:
+    """An error that names the working directory if it was removed; the system names no file then."""
     if error.filename is not None or not isinstance(error, FileNotFoundError):
         return None
     try:
         os.getcwd()
     except FileNotFoundError:
-        here = os.environ.get("PWD", "")
-        return ConfigError("working directory", here, "was removed", "Go to one that is there, for example with: cd ~")
+        directory = os.environ.get("PWD", "")
+        remedy = "Change to an existing directory, for example with: cd ~"
+        return ConfigError("working directory", directory, "was removed", remedy)
     return None
 
 
-def _refuse_words(error: Any, words: Sequence[str]) -> int:
-    """Print a usage error on one line; returns the exit code."""
-    context = getattr(error, "ctx", None)
+def _print_usage_error(error: Any, words: Sequence[str]) -> int:
+    """Print a usage error of typer on one line; returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return int(error.exit_code)
+    context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "palaestra"
-    names = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
-    value = _value_of(names, words)
+    options = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
+    value = _option_value(options, words)
     if value is None:
         problem = error.format_message().rstrip(".")
-        _tell(f"{problem}{'' if problem.endswith('?') else '.'} See: {command} --help")
+        _print_error(f"{problem}{'' if problem.endswith('?') else '.'} See: {command} --help")
     else:
         reason = str(error.message).rstrip(".").replace(", unable to parse string as an integer", "")
-        _tell(str(ConfigError(names[-1], value, reason[:1].lower() + reason[1:], f"See: {command} --help")))
+        _print_error(str(ConfigError(options[-1], value, reason[:1].lower() + reason[1:], f"See: {command} --help")))
     return int(error.exit_code)
 
 
-def _value_of(names: Sequence[str], words: Sequence[str]) -> str | None:
-    """The value of an option as it was written, `--name value` or `--name=value`; None if the option was not given."""
-    for number, word in enumerate(words):
+def _option_value(options: Sequence[str], words: Sequence[str]) -> str | None:
+    """The value of an option as written, `--name value` or `--name=value`; None if the option was not given."""
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name in names:
-            return value if equals else next(iter(words[number + 1 :]), None)
+        if name in options:
+            return value if equals else next(iter(words[index + 1 :]), None)
     return None
 
 
 def main() -> None:
-    """Run the command; every error of ours becomes one message and an exit code."""
-    _speak()
+    """Run the command, and turn errors into one message and an exit code."""
+    _prepare_output()
     words = sys.argv[1:]
     try:
-        code = _app(words)(prog_name="palaestra", standalone_mode=False)
+        code = build_app(words)(prog_name="palaestra", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except (ConfigError, SessionRefused) as error:
-        _tell(f"{error}", error)
+        _print_error(str(error), error)
         sys.exit(2)
     except PalaestraError as error:
-        _tell(f"{error}", error)
+        _print_error(str(error), error)
         sys.exit(1)
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
         _print_resume_hint(error)
         sys.exit(130)
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; Python would complain again while closing stdout.
+        # The reader (head, less) closed the pipe; Python would report it again while closing stdout.
         sys.stderr.close()
         sys.exit(1)
-    except OSError as error:  # after BrokenPipeError, which is one
-        _tell(str(_of_a_place_that_is_gone(error) or error), error)
+    except OSError as error:  # after its subclass BrokenPipeError
+        _print_error(str(_removed_working_directory(error) or error), error)
         sys.exit(1)
     except MemoryError as error:
-        _tell(f"out of memory ({error}). Use fewer environments or shorter rollouts.", error)
+        _print_error(f"out of memory ({error}). Use fewer environments or shorter rollouts.", error)
         sys.exit(1)
     except Exception as error:
-        # typer's own; where it keeps them differs from version to version.
+        # Usage errors of typer; their module differs between versions.
         if not hasattr(error, "format_message"):
             raise
-        sys.exit(_refuse_words(error, words))
+        sys.exit(_print_usage_error(error, words))

@@ -1,12 +1,13 @@
-"""`palaestra demo`: something learns before your eyes, and is compared with what it was before."""
+"""`palaestra demo`: train a small model, and evaluate it before and after."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+
+from palaestra.files.home import Home
 
 __all__ = ["demo"]
 
@@ -33,7 +34,7 @@ SCREENS: dict[str, Any] = {
     "actor_pool": {"target_concurrent_actors": 16},
 }
 HELD_OUT = 160
-"""Episodes before and after, on seeds that training never draws."""
+"""Evaluation episodes before and after training, on seeds that training never uses."""
 
 CARTPOLE: dict[str, Any] = {
     "name": "demo-cartpole",
@@ -50,72 +51,63 @@ CARTPOLE: dict[str, Any] = {
 
 
 def demo(
-    what: Annotated[
-        Literal["screens", "cartpole"], typer.Argument(help="screens: a model learns to click. cartpole: 15 seconds.")
+    name: Annotated[
+        Literal["screens", "cartpole"],
+        typer.Argument(metavar="NAME", help="screens: UI agent (minutes). cartpole: policy (seconds)."),
     ] = "screens",
 ) -> None:
-    """Train something small, and compare before with after on seeds it never saw."""
-    _screens() if what == "screens" else _cartpole()
+    """Train a small model, and evaluate it before and after."""
+    _train_on_screens() if name == "screens" else _train_on_cartpole()
 
 
-def _screens() -> None:
+def _train_on_screens() -> None:
     from palaestra.sessions.chromium import find_chromium
 
     find_chromium()
     print(
-        "A vision-language model of 1.3 million weights looks at screenshots and answers with clicks. It learns by\n"
-        "reward alone, in real browsers, on two tasks: find the button, find the text field. A few minutes.\n"
+        "A vision-language model with 1.3 million weights sees screenshots and answers with clicks. It learns from\n"
+        "reward alone, in real browsers, on two tasks: click the button, click the text field. Takes a few minutes.\n"
     )
 
-    from palaestra.cli.evaluating_ui import judge
-    from palaestra.cli.token_texts import run_texts
+    from palaestra.cli.eval_ui import evaluate_on_screens
+    from palaestra.cli.trajectories import load_run_tokenizer
     from palaestra.evaluation import write_viewer
     from palaestra.experience.trajectory_archive import TrajectoryArchive
-    from palaestra.files.home import Home
     from palaestra.files.run_directory import new_run_id
     from palaestra.train.screen_config import screen_config_from
     from palaestra.train.screens import train_screens
 
     config = screen_config_from(SCREENS)
-    outcome = train_screens(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
-    run = outcome.run
-    if outcome.interrupted:
-        print(f"Stopped. Go on with: palaestra train --resume {run.run_id}")
+    result = train_screens(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
+    run = result.run
+    if result.interrupted:
+        print(f"Stopped. Resume with: palaestra train --resume {run.run_id}")
         return
-    print(f"\n{HELD_OUT} episodes on seeds it never trained on, answers drawn as in training:")
+    print(f"\n{HELD_OUT} episodes on seeds that training did not use, with sampled actions:")
     before = run.attempts()[-1].checkpoints / "update_00000000"
-    judged = judge(outcome.checkpoint, before, episodes=HELD_OUT, greedy=False, names=("after", "before"))
+    report = evaluate_on_screens(result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=("after", "before"))
     page = run.path / "trajectories.html"
-    shown = (one for directory in judged.archives for one in TrajectoryArchive(directory).load())
-    write_viewer(shown, page, title="Held-out episodes after and before training", texts=run_texts(run.path))
-    print("\n".join(judged.lines))
-    print(f"\nEpisodes to look at: {_shown(page)}\nReport:              {_shown(judged.page)}")
-    print(f"The run is {run.run_id} in {run.path}")
+    episodes = (episode for directory in report.archives for episode in TrajectoryArchive(directory).load())
+    write_viewer(
+        episodes, page, title="Held-out episodes after and before training", texts=load_run_tokenizer(run.path)
+    )
+    print("\n".join(report.lines))
+    print(f"\nEpisodes: {page.resolve().as_uri()}\nReport:   {report.page.resolve().as_uri()}")
+    print(f"Run {run.run_id} in {run.path}")
 
 
-def _shown(path: Path) -> str:
-    return path.resolve().as_uri()
+def _train_on_cartpole() -> None:
+    print("CartPole-v1: keep a pole upright for 500 steps. The first run also compiles kernels …")
 
-
-def _cartpole() -> None:
-    print("CartPole-v1: keep a pole upright for 500 steps. Loading, and compiling kernels if this is the first run …")
-
-    from palaestra.evaluation import Evaluation
-    from palaestra.files.home import Home
-    from palaestra.files.run_directory import Attempt, new_run_id
+    from palaestra.files.run_directory import new_run_id
     from palaestra.train import config_from, evaluate_checkpoint, train
 
     config = config_from(CARTPOLE)
-    outcome = train(config, root=Home.default().runs, run_id=new_run_id(config.name), argv=sys.argv)
-    attempt: Attempt = outcome.run.attempts()[-1]
-    before = evaluate_checkpoint(attempt.checkpoints / "update_00000000", episodes=100, seed=None)
-    after = evaluate_checkpoint(outcome.checkpoint, episodes=100, seed=None)
-
-    def line(name: str, found: Evaluation) -> str:
-        low, high = found.ci95
-        return f"  {name:<7} mean return {found.mean_return:6.1f} of 500   (95 % interval {low:.1f} to {high:.1f})"
-
-    print("100 episodes on seeds it never trained on:")
-    print(line("before", before))
-    print(line("after", after))
-    print(f"The run is in {outcome.run.path}")
+    result = train(config, root=Home.default().runs, run_id=new_run_id(config.name), argv=sys.argv)
+    print("100 episodes on seeds that training did not use:")
+    start = result.run.attempts()[-1].checkpoints / "update_00000000"
+    for name, checkpoint in (("before", start), ("after", result.checkpoint)):
+        evaluation = evaluate_checkpoint(checkpoint, episodes=100, seed=None)
+        low, high = evaluation.ci95
+        print(f"  {name:<7} mean return {evaluation.mean_return:6.1f} of 500   (95 % interval {low:.1f} to {high:.1f})")
+    print(f"Run {result.run.run_id} in {result.run.path}")

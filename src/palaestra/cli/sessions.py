@@ -1,4 +1,4 @@
-"""`palaestra tasks` and `palaestra sessions try`: what tasks there are, and one of them in a person's own hands."""
+"""`palaestra sessions try`: play a UI task by hand."""
 
 from __future__ import annotations
 
@@ -9,60 +9,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palaestra.errors import ConfigError, SessionRefused
+from palaestra.cli.terminal import JsonOption
+from palaestra.errors import ConfigError, InvalidAction, SessionRefused
 
 if TYPE_CHECKING:
     from palaestra.sessions import Progress, Screenshot, TaskRequest
+    from palaestra.sessions.action import UiAction
+    from palaestra.sessions.browser_session import BrowserSession
 
-__all__ = ["sessions_app", "tasks"]
+__all__ = ["parse_action", "try_command"]
 
-sessions_app = typer.Typer(help="Screens for UI agents.", no_args_is_help=True, rich_markup_mode=None)
-
-
-def tasks(
-    contains: Annotated[str, typer.Argument(help="Only tasks whose name contains this.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
-    """List the UI tasks that sessions can play."""
-    from palaestra.sessions.suites import suites
-
-    found = [f"{name}/{task}" for name, suite in sorted(suites().items()) for task in suite.names()]
-    found = [name for name in found if contains.lower() in name.lower()]
-    print(json.dumps(found) if as_json else "\n".join(found))
+_ACTIONS = """  click X Y      double X Y     right X Y      move X Y       drag X Y X Y
+  type TEXT      press Control+a               scroll DY [X Y]
+  wait SECONDS   answer TEXT    done           give-up        {"kind": ...}"""
 
 
-@sessions_app.command("try")
 def try_command(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="For example miniwob/click-button.")],
-    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The task's parameters.")] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same screen.")] = 0,
-    picture: Annotated[Path, typer.Option(help="Where to save the screenshot, after every action.")] = Path(
-        "screen.png"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Such as miniwob/click-button.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Parameters of the task.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed; the same seed gives the same screen.")] = 0,
+    picture: Annotated[
+        Path, typer.Option(metavar="FILE", help="Screenshot file, rewritten after every action.")
+    ] = Path("screen.png"),
+    as_json: JsonOption = False,
 ) -> None:
-    """Open a task in a browser, save what it shows, and act on it by typing.
+    """Open a UI task in a browser and act on it by typing.
 
-    Actions come from standard input, one per line, so a file of them can be played as well.
+    Reads actions from standard input, one per line, so a file of actions can be replayed.
     """
     import asyncio
 
     from palaestra.sessions.task import TaskRequest
 
-    request = TaskRequest(task, seed, _params(settings or []))
+    request = TaskRequest(task, seed, _parse_params(settings or []))
     if not picture.absolute().parent.is_dir():
-        raise ConfigError("--picture", str(picture), "its directory does not exist", "Make it, or name another one")
-    asyncio.run(_Try(request, picture, as_json).run())
+        raise ConfigError("--picture", str(picture), "its directory does not exist", "Create it, or name another one")
+    asyncio.run(_InteractiveSession(request, picture, as_json).run())
 
 
-def _params(settings: list[str]) -> dict[str, Any]:
+def _parse_params(settings: list[str]) -> dict[str, Any]:
     import yaml
 
     params = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise ConfigError("parameter", setting, "is not of the form key=value", "Write for example difficulty=3")
+            raise ConfigError("parameter", setting, "is not key=value", "Write for example difficulty=3")
         try:
             params[key] = yaml.safe_load(value)
         except yaml.YAMLError:
@@ -70,14 +62,14 @@ def _params(settings: list[str]) -> dict[str, Any]:
     return params
 
 
-class _Try:
-    """One person, one session."""
+class _InteractiveSession:
+    """One session that is controlled from standard input."""
 
     def __init__(self, request: TaskRequest, picture: Path, as_json: bool) -> None:
         self._request, self._picture, self._as_json = request, picture, as_json
         self._steps: list[dict[str, Any]] = []
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(text, file=sys.stderr if self._as_json else sys.stdout, flush=True)
 
     async def run(self) -> None:
@@ -85,22 +77,19 @@ class _Try:
         from palaestra.sessions.browser_session import BrowserSession
         from palaestra.sessions.chromium import find_chromium
 
-        installed = find_chromium()
-        browser = await Browser.start(installed)
+        browser = await Browser.start(find_chromium())
 
-        async def give() -> Browser:
+        async def get_browser() -> Browser:
             return browser
 
-        session = BrowserSession(give)
+        session = BrowserSession(get_browser)
         try:
             spec = await session.reset(self._request)
-            self._say(spec.instruction)
-            self._show(await session.screenshot())
+            self._print(spec.instruction)
+            self._save_screenshot(await session.screenshot())
             progress = await session.progress()
             if sys.stdin.isatty():
-                from palaestra.cli.words import HELP
-
-                self._say(HELP)
+                self._print(_ACTIONS)
             progress = await self._play(session, progress)
         finally:
             await session.close()
@@ -108,47 +97,106 @@ class _Try:
         if self._as_json:
             print(json.dumps({**spec.facts(), "steps": self._steps, "progress": progress.facts()}))
 
-    async def _play(self, session: Any, progress: Progress) -> Progress:
+    async def _play(self, session: BrowserSession, progress: Progress) -> Progress:
         from asyncio import to_thread
 
-        from palaestra.cli.words import action_in_words
         from palaestra.sessions.action import encode
 
         step = 0
         while not progress.done:
-            line = await to_thread(self._line)
-            if line is None or line.strip() in ("quit", "exit"):
+            line = await to_thread(self._read_line)
+            if not line or line.strip() in ("quit", "exit"):
                 break
             if not line.strip():
                 continue
             try:
-                action = action_in_words(line)
-                made = await session.act(action, step=step + 1)
-            except SessionRefused as refusal:
+                action = parse_action(line)
+                result = await session.act(action, step=step + 1)
+            except SessionRefused as error:
                 if not sys.stdin.isatty():
                     raise
-                self._say(f"refused: {refusal}")
+                self._print(f"error: {error}")
                 continue
-            step, progress = made.number, made.progress
-            self._steps.append({"action": encode(action), "screenshot": made.screenshot.sha256})
-            self._show(made.screenshot)
-            self._say(_sentence(step, progress))
+            step, progress = result.number, result.progress
+            self._steps.append({"action": encode(action), "screenshot": result.screenshot.sha256})
+            self._save_screenshot(result.screenshot)
+            self._print(_format_progress(step, progress))
         return progress
 
-    def _line(self) -> str | None:
+    def _read_line(self) -> str:
+        """The next line; empty at the end of the input."""
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        return line or None
+        return sys.stdin.readline()
 
-    def _show(self, screenshot: Screenshot) -> None:
+    def _save_screenshot(self, screenshot: Screenshot) -> None:
         self._picture.write_bytes(screenshot.data)
         if not self._steps:
-            self._say(f"Screen of {screenshot.size.width} x {screenshot.size.height} pixels in {self._picture}")
+            self._print(f"Screen of {screenshot.size.width} x {screenshot.size.height} pixels in {self._picture}")
 
 
-def _sentence(step: int, progress: Progress) -> str:
-    state = "solved" if progress.success else "over" if progress.done else "goes on"
-    why = ", step limit reached" if progress.truncated else ""
+def _format_progress(step: int, progress: Progress) -> str:
+    state = "solved" if progress.success else "ended" if progress.done else "running"
+    truncated = ", step limit reached" if progress.truncated else ""
     detail = "".join(f", {key} {value}" for key, value in progress.detail.items() if value not in (None, "", []))
-    return f"step {step}: reward {progress.reward:g}, {state}{why}{detail}"
+    return f"step {step}: reward {progress.reward:g}, {state}{truncated}{detail}"
+
+
+def parse_action(line: str) -> UiAction:
+    """Parse an action as a person types it, such as `click 80 120` or `press Control+a`, or as JSON."""
+    from palaestra.sessions.action import (
+        Answer,
+        Click,
+        Drag,
+        Move,
+        Point,
+        PressKeys,
+        Scroll,
+        Terminate,
+        TypeText,
+        Wait,
+        decode,
+    )
+
+    line = line.strip()
+    if line.startswith("{"):
+        try:
+            return decode(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise InvalidAction("action", line, f"is not JSON ({error})") from None
+    word, _, rest = line.partition(" ")
+    if word in ("type", "answer"):
+        return TypeText(rest) if word == "type" else Answer(rest)
+    if word == "press":
+        # The plus sign is also a key: Control++.
+        keys = ("+",) if rest.strip() == "+" else tuple(rest.strip().removesuffix("++").split("+"))
+        return PressKeys((*keys, "+") if rest.strip().endswith("++") else keys)
+    if word in ("done", "give-up"):
+        return Terminate(word == "done")
+    numbers = _parse_numbers(line, rest)
+    if word == "wait" and len(numbers) == 1:
+        return Wait(numbers[0])
+    pixels = [_parse_pixels(line, number) for number in numbers]
+    if word in ("click", "double", "right", "move") and len(pixels) == 2:
+        at = Point(*pixels)
+        if word == "move":
+            return Move(at)
+        return Click(at, "right" if word == "right" else "left", 2 if word == "double" else 1)
+    if word == "drag" and len(pixels) == 4:
+        return Drag((Point(*pixels[:2]), Point(*pixels[2:])))
+    if word == "scroll" and len(pixels) in (1, 3):
+        return Scroll(Point(*pixels[1:]) if len(pixels) == 3 else None, 0, pixels[0])
+    raise InvalidAction("action", line, "is not an action", "Write for example: click 80 120")
+
+
+def _parse_pixels(line: str, number: float) -> int:
+    if not number.is_integer():
+        raise InvalidAction("action", line, f"{number:g} is not a whole number", "Coordinates are pixels")
+    return int(number)
+
+
+def _parse_numbers(line: str, rest: str) -> list[float]:
+    try:
+        return [float(part) for part in rest.replace(",", " ").split()]
+    except ValueError:
+        raise InvalidAction("action", line, "needs numbers") from None

@@ -1,4 +1,4 @@
-"""`palaestra tiny-vlm make` and `palaestra tiny-vlm info`: the small built-in model, and another one like it."""
+"""`palaestra tiny-vlm`: train and inspect the small built-in vision-language model."""
 
 from __future__ import annotations
 
@@ -10,59 +10,62 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["tiny_vlm_app"]
+from palaestra.cli.terminal import JsonOption
 
-tiny_vlm_app = typer.Typer(help="The built-in vision-language model.", no_args_is_help=True, rich_markup_mode=None)
+__all__ = ["info", "make"]
 
 
-@tiny_vlm_app.command("make")
 def make(
-    output: Annotated[Path, typer.Option(help="A directory that does not exist yet.")] = Path("tiny-vlm"),
-    seed: Annotated[int, typer.Option(help="Same seed, same model.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
+    output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="New directory for the model.")] = Path("tiny-vlm"),
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed; the same seed gives the same model.")] = 0,
+    as_json: JsonOption = False,
 ) -> None:
-    """Draw screens and teach a new model on them. Takes minutes on one core."""
-    _with_transformers()
+    """Train a new model on synthetic screens.
+
+    Takes minutes on one core.
+    """
+    _require_transformers()
     from palaestra.policy.tiny_vlm import Recipe, train_model, write_model
     from palaestra.policy.tiny_vlm.recipe import check_output_path
 
-    check_output_path(output)  # before the minutes, not after
-    begun = time.monotonic()
+    check_output_path(output)  # before minutes of training
+    start = time.monotonic()
 
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - begun:5.0f} s  {line}", file=sys.stderr, flush=True)
+    def log(line: str) -> None:
+        print(f"{time.monotonic() - start:5.0f} s  {line}", file=sys.stderr, flush=True)
 
     recipe = Recipe(seed=seed)
-    manifest = write_model(train_model(recipe, say), recipe, output)
-    _show(manifest, output, as_json)
+    manifest = write_model(train_model(recipe, log), recipe, output)
+    _print_manifest(manifest, output, as_json)
 
 
-@tiny_vlm_app.command("info")
 def info(
-    path: Annotated[Path | None, typer.Argument(help="Left out: the model that comes with the package.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="Model directory. Default: the built-in model.")
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Say what a tiny model was made of, after checking that its files are what they were."""
-    _with_transformers()
+    """Show how a model was trained, after verifying its files."""
+    _require_transformers()
     from palaestra.policy.tiny_vlm import SHIPPED, read_manifest
 
-    place = SHIPPED if path is None else path
-    _show(read_manifest(place), place, as_json)
+    directory = SHIPPED if path is None else path
+    _print_manifest(read_manifest(directory), directory, as_json)
 
 
-def _show(manifest: dict[str, Any], place: Path, as_json: bool) -> None:
+def _print_manifest(manifest: dict[str, Any], directory: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"path": str(place), **manifest}))
+        print(json.dumps({"path": str(directory), **manifest}))
         return
-    size = sum(file.stat().st_size for file in place.iterdir())
-    print(f"{place}: {manifest['parameters']:,} weights, {size / 1e6:.1f} MB")
+    size = sum(file.stat().st_size for file in directory.iterdir())
+    print(f"{directory}: {manifest['parameters']:,} weights, {size / 1e6:.1f} MB")
     print("recipe: " + ", ".join(f"{name} {value}" for name, value in manifest["recipe"].items()))
     for stage, figures in manifest["figures"].items():
         print(f"{stage}: " + ", ".join(f"{name} {value}" for name, value in figures.items()))
     print("made with " + ", ".join(f"{name} {value}" for name, value in manifest["versions"].items()))
 
 
-def _with_transformers() -> None:
+def _require_transformers() -> None:
     from palaestra.errors import ConfigError
 
     try:

@@ -1,100 +1,123 @@
-"""`palaestra trajectories`: list what was played, look at it, score it, hand it to other programs."""
+"""`palaestra trajectories`: list, view, score and export recorded episodes of UI agents."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palaestra.cli.terminal import strict_json
+from palaestra.cli.terminal import JsonOption, print_json
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
 
 if TYPE_CHECKING:
+    from palaestra.evaluation.viewer import TokenTexts
     from palaestra.experience.trajectory import Trajectory
     from palaestra.experience.trajectory_archive import TrajectoryArchive, TrajectoryEntry
 
-__all__ = ["trajectories_app"]
-
-trajectories_app = typer.Typer(help="Recorded episodes of UI agents.", no_args_is_help=True, rich_markup_mode=None)
+__all__ = [
+    "export_command",
+    "export_trajectories",
+    "list_command",
+    "load_run_tokenizer",
+    "load_tokenizer",
+    "report_command",
+    "view_command",
+]
 
 OUTCOMES = ("success", "failure", "truncated", "unreadable", "environment_failed")
 
-Where = Annotated[
-    str, typer.Argument(metavar="RUN_OR_DIRECTORY", help="Run id, run directory, or any directory of trajectories.")
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="RUN_OR_DIRECTORY", help="Run id, run directory or directory of trajectories.")
 ]
-Task = Annotated[str, typer.Option(help="Only tasks whose name contains this.")]
-OutcomeOption = Annotated[str, typer.Option("--outcome", help=f"Only this one of {', '.join(OUTCOMES)}.")]
-Version = Annotated[int | None, typer.Option(help="Only episodes with a token of this policy version.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+TaskOption = Annotated[str, typer.Option(metavar="TEXT", help="Only tasks whose name contains this text.")]
+OutcomeOption = Annotated[str, typer.Option("--outcome", metavar="OUTCOME", help=f"Only one of {', '.join(OUTCOMES)}.")]
+VersionOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Only episodes in which this policy version acted.")
+]
+LimitOption = Annotated[int, typer.Option(metavar="N", help="Only the newest N episodes (0: all).")]
 
 
-@trajectories_app.command("list")
 def list_command(
-    where: Where, task: Task = "", outcome: OutcomeOption = "", version: Version = None,
-    limit: Annotated[int, typer.Option(help="Only the newest so many; 0 for all.")] = 0, as_json: Json = False,
-) -> None:  # fmt: skip
-    """List episodes, oldest first: outcome, reward, steps, policy versions, task, seed, id."""
-    chosen = _chosen(where, task, outcome, version, limit)
+    source: SourceArgument,
+    task: TaskOption = "",
+    outcome: OutcomeOption = "",
+    version: VersionOption = None,
+    limit: LimitOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """List episodes, oldest first.
+
+    Columns: outcome, reward, steps, policy versions, task, seed, episode id.
+    """
+    selection = _select(source, task, outcome, version, limit)
     if as_json:
-        print(strict_json([{**entry.facts(), "archive": str(archive.directory)} for archive, entry in chosen.found]))
+        print_json([{**entry.facts(), "archive": str(archive.directory)} for archive, entry in selection.entries])
     else:
-        for _, entry in chosen.found:
-            print(_row(entry))
-    chosen.print_warnings()
+        for _, entry in selection.entries:
+            print(_format_entry(entry))
+    selection.print_warnings()
 
 
-@trajectories_app.command("view")
 def view_command(
-    where: Where,
-    output: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("trajectories.html"),
-    task: Task = "", outcome: OutcomeOption = "", version: Version = None,
-    limit: Annotated[int, typer.Option(help="Only the newest so many; 0 for all.")] = 1000,
+    source: SourceArgument,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="HTML file to write.")] = Path("trajectories.html"),
+    task: TaskOption = "",
+    outcome: OutcomeOption = "",
+    version: VersionOption = None,
+    limit: LimitOption = 1000,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json, or a model's directory. By default that of the run's model.")
+        Path | None,
+        typer.Option(metavar="PATH", help="tokenizer.json or model directory. Default: the model of the run."),
     ] = None,
     max_megabytes: Annotated[
-        int, typer.Option(help="Pictures lie beside a page that would be larger; with 0 always.")
+        int, typer.Option(metavar="N", help="Store images in files beside a larger page (0: always).")
     ] = 256,
-    as_json: Json = False,
-) -> None:  # fmt: skip
-    """Write one HTML page that shows what the model saw, wrote and did."""
+    as_json: JsonOption = False,
+) -> None:
+    """Write an HTML page that shows the screenshots, answers and actions."""
     if max_megabytes < 0:
         raise ConfigError("--max-megabytes", max_megabytes, "must not be negative")
-    chosen = _chosen(where, task, outcome, version, limit, wanted=True)
-    from palaestra.cli.token_texts import run_texts, token_texts
+    selection = _select(source, task, outcome, version, limit, require_match=True)
     from palaestra.evaluation import write_viewer
 
-    # An archive lies in an attempt of a run.
-    texts = run_texts(chosen.archives[0].directory.parents[1]) if tokenizer is None else token_texts(tokenizer)
-
-    made = write_viewer(chosen.load(), output, title=f"Trajectories of {where}", texts=texts,
-                        max_bytes=max_megabytes * 2**20)  # fmt: skip
-    chosen.print_warnings()
+    if tokenizer is None:
+        # An archive is a directory in an attempt of a run.
+        texts = load_run_tokenizer(selection.archives[0].directory.parents[1])
+    else:
+        texts = load_tokenizer(tokenizer)
+    page = write_viewer(
+        selection.load(), output, title=f"Trajectories of {source}", texts=texts, max_bytes=max_megabytes * 2**20
+    )
+    selection.print_warnings()
     if as_json:
-        print(strict_json(made.to_json()))
+        print_json(page.to_json())
         return
-    beside = f", pictures in {made.picture_directory}" if made.picture_directory else ""
-    print(f"{made.path}: {made.trajectories} episodes, {made.bytes / 2**20:.1f} MB{beside}")
+    images = f", images in {page.picture_directory}" if page.picture_directory else ""
+    print(f"{page.path}: {page.trajectories} episodes, {page.bytes / 2**20:.1f} MB{images}")
 
 
-@trajectories_app.command("report")
 def report_command(
-    where: Where,
+    source: SourceArgument,
     against: Annotated[
         str | None, typer.Option(metavar="OTHER", help="Compare with these, paired by task, parameters and seed.")
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML page.")] = None,
-    task: Task = "", version: Version = None,
-    limit: Annotated[int, typer.Option(help="Only the newest so many; 0 for all.")] = 0, as_json: Json = False,
-) -> None:  # fmt: skip
-    """Score recorded episodes: success rate with its 95 % interval, by task, alone or against others."""
-    chosen = _chosen(where, task, "", version, limit, wanted=True)
-    rival = _chosen(against, task, "", version, limit, wanted=True) if against is not None else None
+    task: TaskOption = "",
+    version: VersionOption = None,
+    limit: LimitOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the success rate of recorded episodes, with 95 % interval."""
+    selection = _select(source, task, "", version, limit, require_match=True)
+    other = _select(against, task, "", version, limit, require_match=True) if against is not None else None
 
+    from palaestra.cli.eval_ui import format_comparison, format_score
     from palaestra.evaluation import (
         ScreenComparison,
         ScreenEvaluation,
@@ -103,114 +126,120 @@ def report_command(
         write_page,
     )
 
-    found = ScreenEvaluation.from_episodes(entry for _, entry in chosen.found)
-    document: dict[str, Any] = found.to_json()
-    lines, page = [_sentence(where, found)], evaluation_page(found, f"Evaluation of {where}")
-    if rival is not None:
-        other = ScreenEvaluation.from_episodes(entry for _, entry in rival.found)
-        compared = ScreenComparison(found, other)
-        document |= {"against": other.to_json(), "comparison": compared.to_json()}
-        lines += [_sentence(str(against), other), _verdict(compared)]
-        page = comparison_page(compared, f"{where} against {against}", a=where, b=str(against))
+    evaluation = ScreenEvaluation.from_episodes(entry for _, entry in selection.entries)
+    document: dict[str, Any] = evaluation.to_json()
+    lines, page = [format_score(source, evaluation)], evaluation_page(evaluation, f"Evaluation of {source}")
+    if other is not None:
+        baseline = ScreenEvaluation.from_episodes(entry for _, entry in other.entries)
+        comparison = ScreenComparison(evaluation, baseline)
+        document |= {"against": baseline.to_json(), "comparison": comparison.to_json()}
+        lines += [format_score(str(against), baseline), format_comparison(comparison)]
+        page = comparison_page(comparison, f"{source} against {against}", a=source, b=str(against))
     if output is not None:
         write_page(page, output)
         document["page"] = str(output)
-    for each in (chosen, rival):
-        if each is not None:
-            each.print_warnings()
-    print(strict_json(document) if as_json else "\n".join(lines))
+    selection.print_warnings()
+    if other is not None:
+        other.print_warnings()
+    if as_json:
+        print_json(document)
+    else:
+        print("\n".join(lines))
 
 
-@trajectories_app.command("export")
 def export_command(
-    where: Where,
-    output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="A new directory to write to.")],
-    task: Task = "", outcome: OutcomeOption = "", version: Version = None,
-    limit: Annotated[int, typer.Option(help="Only the newest so many; 0 for all.")] = 0, as_json: Json = False,
-) -> None:  # fmt: skip
-    """Write trajectories.jsonl and the pictures as files."""
-    chosen = _chosen(where, task, outcome, version, limit, wanted=True)
-
-    from palaestra.cli.trajectory_export import export_trajectories
-
-    count = export_trajectories(chosen.load(), output)
-    chosen.print_warnings()
-    print(strict_json({"path": str(output), "trajectories": count}) if as_json else f"{output}: {count} episodes")
+    source: SourceArgument,
+    output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="New directory to write to.")],
+    task: TaskOption = "",
+    outcome: OutcomeOption = "",
+    version: VersionOption = None,
+    limit: LimitOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Export episodes as trajectories.jsonl and image files."""
+    selection = _select(source, task, outcome, version, limit, require_match=True)
+    count = export_trajectories(selection.load(), output)
+    selection.print_warnings()
+    if as_json:
+        print_json({"path": str(output), "trajectories": count})
+    else:
+        print(f"{output}: {count} episodes")
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """Entries that fit, and the archives they are in."""
+class _Selection:
+    """Entries that match the filters, and the archives that they are in."""
 
     archives: list[TrajectoryArchive]
-    found: list[tuple[TrajectoryArchive, TrajectoryEntry]]
-    played_again: int = 0
-    """Episodes of an attempt that a later one played again, and that are left out."""
+    entries: list[tuple[TrajectoryArchive, TrajectoryEntry]]
+    replayed: int = 0
+    """Episodes that a later attempt played again; they are not in `entries`."""
 
     def load(self) -> Iterator[Trajectory]:
-        for archive, entry in self.found:
+        for archive, entry in self.entries:
             yield from archive.load([entry])
 
     def print_warnings(self) -> None:
-        if self.played_again:
-            what = "episode was" if self.played_again == 1 else "episodes were"
+        if self.replayed:
+            verb = "episode was" if self.replayed == 1 else "episodes were"
             print(
-                f"note: {self.played_again} {what} played again after a resume; only the last attempt's count. Give "
-                "RUN/attempt_1 for those of the first.",
+                f"note: {self.replayed} {verb} played again after a resume; only the last attempt counts. Give "
+                "RUN/attempt_1 for the episodes of the first attempt.",
                 file=sys.stderr,
             )
         for archive in self.archives:
-            for name, why in archive.damaged.items():
-                print(f"warning: {archive.directory / name} is left out: {why}", file=sys.stderr)
+            for name, reason in archive.damaged.items():
+                print(f"warning: {archive.directory / name} is skipped: {reason}", file=sys.stderr)
 
 
-def _chosen(where: str, task: str, outcome: str, version: int | None, limit: int, *, wanted: bool = False) -> _Chosen:
-    """What fits; with `wanted`, nothing fitting is a refusal."""
+def _select(
+    source: str, task: str, outcome: str, version: int | None, limit: int, *, require_match: bool = False
+) -> _Selection:
+    """The entries that match the filters; with `require_match`, an empty selection is an error."""
     if outcome and outcome not in OUTCOMES:
         from palaestra.config import closest_names
 
         close = closest_names(outcome, OUTCOMES, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(OUTCOMES)}"
-        raise ConfigError("--outcome", outcome, "no episode ends so", remedy)
+        raise ConfigError("--outcome", outcome, "is not an outcome", remedy)
     if limit < 0:
         raise ConfigError("--limit", limit, "must not be negative", "0 means all")
     from palaestra.experience.trajectory_archive import entries_in
 
-    archives = _archives(where)
-    listed, played_again = entries_in(archives)
-    found = [
+    archives = _open_archives(source)
+    entries, replayed = entries_in(archives)
+    matching = [
         (archive, entry)
-        for archive, entry in listed
+        for archive, entry in entries
         if task.lower() in entry.task.lower()
         and (not outcome or entry.outcome == outcome)
         and (version is None or entry.versions[0] <= version <= entry.versions[1])
     ]
-    chosen = _Chosen(archives, found[-limit:] if limit else found, played_again)
-    if wanted and not chosen.found:
-        chosen.print_warnings()
+    selection = _Selection(archives, matching[-limit:] if limit else matching, replayed)
+    if require_match and not matching:
+        selection.print_warnings()
         total = sum(len(archive) for archive in archives)
-        reason = f"none of its {total} trajectories fits" if total else "holds no trajectory that can be read"
-        raise ConfigError("trajectories", where, reason, "Loosen --task, --outcome or --version" if total else "")
-    return chosen
+        reason = f"none of its {total} trajectories matches" if total else "holds no readable trajectory"
+        raise ConfigError("trajectories", source, reason, "Loosen --task, --outcome or --version" if total else "")
+    return selection
 
 
-def _archives(where: str) -> list[TrajectoryArchive]:
+def _open_archives(source: str) -> list[TrajectoryArchive]:
     from palaestra.experience.trajectory_archive import archives_in
 
-    directory = Path(where)
-    if not where or not directory.is_dir():
-        from palaestra.files.home import Home
+    directory = Path(source)
+    if not source or not directory.is_dir():
         from palaestra.files.run_directory import RunDirectory
 
-        directory = RunDirectory.find(where, Home.default().runs).path
-    found = archives_in(directory)
-    if not found:
-        remedy = "Give a run that archived some, or a directory with an index.jsonl"
-        raise ConfigError("trajectories", where, "no trajectories here", remedy)
-    return found
+        directory = RunDirectory.find(source, Home.default().runs).path
+    archives = archives_in(directory)
+    if not archives:
+        remedy = "Give a run that recorded some, or a directory with an index.jsonl"
+        raise ConfigError("trajectories", source, "no trajectories here", remedy)
+    return archives
 
 
-def _row(entry: TrajectoryEntry) -> str:
+def _format_entry(entry: TrajectoryEntry) -> str:
     oldest, newest = entry.versions
     versions = "-" if newest < 0 else f"v{oldest}" if oldest == newest else f"v{oldest}-{newest}"
     return (
@@ -219,24 +248,75 @@ def _row(entry: TrajectoryEntry) -> str:
     )
 
 
-def _sentence(name: str, found: Any) -> str:
-    overall = found.overall
-    if overall.success_rate is None:
-        return f"{name}: no episode can be counted; {overall.environment_failed} environment failures"
-    low, high = (100 * share for share in overall.ci95)
-    return (
-        f"{name}: solved {100 * overall.success_rate:.1f} % (95 % interval {low:.1f} to {high:.1f}) of "
-        f"{overall.episodes} episodes; {overall.environment_failed} environment failures apart"
-    )
+def export_trajectories(trajectories: Iterable[Trajectory], directory: Path) -> int:
+    """Write `trajectories.jsonl` and `pictures/` into a new or empty directory; returns the number of trajectories."""
+    from palaestra.experience.trajectory_archive import picture_file_name
+    from palaestra.files.atomic import atomic_file
+
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError("output", str(directory), "exists and is not empty", "Name a new directory")
+    try:
+        (directory / "pictures").mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError("output", str(directory), f"cannot be written ({error.strerror})") from None
+    count = 0
+    with atomic_file(directory / "trajectories.jsonl", durable=False) as out:
+        for trajectory in trajectories:
+            count += 1
+            names = {}
+            for sha, data in trajectory.pictures.items():
+                names[sha] = f"pictures/{picture_file_name(data)}"
+                if not (directory / names[sha]).exists():
+                    (directory / names[sha]).write_bytes(data)
+            out.write(json.dumps(_trajectory_data(trajectory, names), separators=(",", ":")).encode() + b"\n")
+    return count
 
 
-def _verdict(compared: Any) -> str:
-    pairs = compared.overall
-    left = "{} and {} without a partner".format(*compared.unpaired)
-    if pairs.difference is None:
-        return f"no pairs; {left}"
-    low, high = (100 * bound for bound in pairs.ci95)
-    return (
-        f"difference {100 * pairs.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}; "
-        f"p = {pairs.p_value:.3g}; {len(pairs)} pairs; {left})"
-    )
+def _trajectory_data(trajectory: Trajectory, names: Mapping[str, str]) -> dict[str, Any]:
+    """A trajectory as JSON data; `names` maps the SHA-256 of each picture to its file."""
+    from palaestra.experience.trajectory import ARRAYS, SCHEMA
+
+    turns = [
+        turn.facts()
+        | {name: getattr(turn, name).tolist() for name in ARRAYS}
+        | {"pictures": [names.get(sha) for sha in turn.pictures]}
+        for turn in trajectory.turns
+    ]
+    episode = trajectory.facts() | {"reward": trajectory.total_reward()}
+    return {"schema": SCHEMA, **episode, "last_picture": names.get(trajectory.last_picture), "turns": turns}
+
+
+def load_tokenizer(path: Path) -> TokenTexts:
+    """A function that decodes token ids, from a tokenizer.json or the directory of a model."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError("--tokenizer", str(path), "no such file", "Give a tokenizer.json or the directory it is in")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        remedy = "Install it: pip install 'palaestra[vlm]'"
+        raise ConfigError("--tokenizer", str(path), "the tokenizers package is not installed", remedy) from None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - the package raises nothing narrower
+        raise ConfigError("--tokenizer", str(path), f"is not a tokenizer ({error})") from None
+    cache: dict[int, str] = {}
+
+    def decode(token: int) -> str:
+        if token not in cache:
+            text = tokenizer.decode([token], skip_special_tokens=False)
+            cache[token] = text or tokenizer.id_to_token(token) or str(token)
+        return cache[token]
+
+    return lambda ids: [decode(token) for token in ids]
+
+
+def load_run_tokenizer(run: Path) -> TokenTexts | None:
+    """The tokenizer of the model that a run trains; None if it is not on this machine."""
+    from palaestra.policy.vlm.loading import BUILT_IN
+
+    try:
+        name = json.loads((run / "resolved.json").read_text())["model"]["name"]
+        return load_tokenizer(BUILT_IN.get(name) or Path(str(name)).expanduser())
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        return None

@@ -8,19 +8,19 @@ from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
 from typer.testing import CliRunner
 
-from palaestra.cli.checkpoints import checkpoints_app
-from palaestra.cli.evaluating import evaluate_command
+from palaestra.cli.app import build_app
+from palaestra.cli.eval import eval_command
 from palaestra.errors import CheckpointError, ConfigError, UnknownRun
 from palaestra.runs.store.rebuild import open_registry
 
 
 def typed(*words):
-    return CliRunner().invoke(checkpoints_app, [str(word) for word in words], catch_exceptions=False)
+    return CliRunner().invoke(build_app([]), ["checkpoints", *(str(word) for word in words)], catch_exceptions=False)
 
 
 def evaluated(*words):
     app = typer.Typer()
-    app.command()(evaluate_command)
+    app.command()(eval_command)
     return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
 
 
@@ -60,7 +60,7 @@ def test_a_prefix_of_a_run_id_lists_its_checkpoints_and_any_other_is_refused(hom
         typed("list", "--run", "cart")
     with pytest.raises(UnknownRun, match="run = 'another': no such run"):
         typed("list", "--run", "another")
-    assert typed("list", "--env", "Pendulum-v1").stdout == "No checkpoint fits.\n"
+    assert typed("list", "--env", "Pendulum-v1").stdout == "No matching checkpoint.\n"
 
 
 def test_one_is_imported_listed_and_verified(home, tmp_path):
@@ -70,12 +70,12 @@ def test_one_is_imported_listed_and_verified(home, tmp_path):
 
     assert record["env_signature"]["action_space"]["n"] == 2
     assert [row["checkpoint_id"] for row in answer("list", "--agent", "cleanrl/dqn")] == [record["checkpoint_id"]]
-    assert typed("verify", record["checkpoint_id"][:6]).stdout.split()[1] == "fits"
+    assert typed("verify", record["checkpoint_id"][:6]).stdout.split()[1] == "verified"
     with open(record["path"], "r+b") as file:
         file.write(b"X")
     done = typed("verify", "--all")
     assert done.exit_code == 1
-    assert "does not fit: its SHA-256 differs" in done.stdout
+    assert "does not match: its SHA-256 differs" in done.stdout
     assert "damaged" in typed("list").stdout
 
 
@@ -101,10 +101,10 @@ def test_one_that_is_known_is_called_so_and_takes_what_is_said_of_it_now(home, t
     first = answer("import", source, "--agent", "cleanrl/dqn", "--step", 500)
 
     assert typed("import", source).stdout.endswith(
-        " is known already, with agent 'cleanrl/dqn', env '' and step 500; nothing was changed\n"
+        " was imported already, with agent 'cleanrl/dqn', env '' and step 500; nothing changed\n"
     )
     said = typed("import", source, "--step", 700, "--env", "nowhere-v1").stdout
-    assert said.endswith(" is known already: env was '' and is now 'nowhere-v1', step was 500 and is now 700\n")
+    assert said.endswith(" was imported already: env was '' and is now 'nowhere-v1', step was 500 and is now 700\n")
     (row,) = answer("list")
     assert row == {**first, "env_step": 700, "env_id": "nowhere-v1", "env_signature": row["env_signature"]}
     assert row["env_signature"]["env_id"] == "nowhere-v1"
@@ -138,7 +138,7 @@ def test_one_is_deployed_by_the_beginning_of_its_id(home, own_run):
     ]
     said = evaluated("--deployed", "CartPole-v1", "--episodes", "1", "--json")
     assert json.loads(said.stdout)["checkpoint"] == now["path"]
-    assert typed("deploy", "--back", "--env", "CartPole-v1").stdout == "Nothing is deployed in CartPole-v1 any more.\n"
+    assert typed("deploy", "--back", "--env", "CartPole-v1").stdout == "Nothing is deployed in CartPole-v1 now.\n"
     assert answer("deployed") == []
 
 
@@ -151,8 +151,8 @@ def test_unknown_and_missing_names_are_refused(home):
         ("deploy",),
         ("deploy", "--back"),
     ):
-        with pytest.raises(ConfigError, match=r"no such checkpoint|nothing to verify|none is named"):
+        with pytest.raises(ConfigError, match=r"no such checkpoint|nothing to verify|no checkpoint given"):
             typed(*words)
     for words in ((), ("a", "--deployed", "b"), ("--deployed", "CartPole-v1")):
-        with pytest.raises(ConfigError, match=r"give one of it|nothing is deployed there"):
+        with pytest.raises(ConfigError, match=r"give either this|nothing is deployed there"):
             evaluated(*words)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from palaestra.cli.runners import _matrix
+from palaestra.cli.catalog import format_runners
 from palaestra.runs.runners.table import registered_runners
 
 ROOT = Path(__file__).parents[3]
@@ -19,4 +19,4 @@ def test_the_template_and_the_script_stand_on_the_page_as_they_are():
 def test_the_matrix_on_the_page_is_the_one_that_is_printed():
     found = {name: runner.capabilities for name, runner in registered_runners().items()}
 
-    assert "\n".join(_matrix(found)) in PAGE
+    assert "\n".join(format_runners(found)) in PAGE

@@ -7,13 +7,13 @@ import typer
 from tests.runs.checkpoints.own import own_checkpoint
 from typer.testing import CliRunner
 
-from palaestra.cli.evaluating import evaluate_command
+from palaestra.cli.eval import eval_command
 from palaestra.errors import ConfigError
 
 
 def evaluated(*words):
     app = typer.Typer()
-    app.command()(evaluate_command)
+    app.command()(eval_command)
     return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False).stdout
 
 
@@ -53,6 +53,6 @@ def test_an_environment_that_draws_nothing_is_told(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     own_checkpoint(tmp_path / "update_00000001", config={"env": {"id": "compiled/CartPole-v1", "num_envs": 1}})
 
-    with pytest.raises(ConfigError, match="draws nothing"):
+    with pytest.raises(ConfigError, match="cannot render images"):
         evaluated(tmp_path / "update_00000001", "--episodes", 1, "--video", tmp_path / "clip.webm")
     assert [path.name for path in tmp_path.iterdir()] == ["update_00000001"]

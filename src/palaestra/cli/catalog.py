@@ -1,0 +1,116 @@
+"""`palaestra envs`, `tasks`, `runners` and `schema`: list what is available."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from palaestra.cli.terminal import JsonOption, format_columns
+from palaestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.runs.runner import RunnerCapabilities
+
+__all__ = ["envs", "format_runners", "runners", "schema", "tasks"]
+
+_TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="Only names that contain this text.")]
+# Capabilities and their column titles, short enough for a terminal.
+_COLUMNS = {
+    "resume": "resume",
+    "warm_start": "warm start",
+    "offline_inference": "plays",
+    "video": "video",
+    "tracking": "W&B",
+    "live_beliefs": "beliefs",
+    "needs_gpu": "GPU",
+    "runs_foreign_code": "consent",
+}
+
+
+def envs(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
+    """List the environments for the configuration key env.id."""
+    from palaestra.env.make import known_environments
+
+    entries = [entry for entry in known_environments() if contains.lower() in entry.id.lower()]
+    if as_json:
+        print(json.dumps([asdict(entry) for entry in entries]))
+        return
+    for entry in entries:
+        print(entry.id if entry.installed else f"{entry.id}   needs: {entry.remedy}")
+
+
+def tasks(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
+    """List the UI tasks."""
+    from palaestra.sessions.suites import suites
+
+    names = [f"{name}/{task}" for name, suite in sorted(suites().items()) for task in suite.names()]
+    names = [name for name in names if contains.lower() in name.lower()]
+    print(json.dumps(names) if as_json else "\n".join(names))
+
+
+def schema(
+    name: Annotated[
+        str, typer.Argument(metavar="SECTION", help="Such as ppo, env or trainer; run or ui for everything.")
+    ] = "",
+) -> None:
+    """Print the JSON Schema of a configuration section.
+
+    Without a section, list the sections.
+    """
+    from palaestra.config import closest_names
+    from palaestra.learner.registry import ALGORITHMS
+    from palaestra.train.config import SECTIONS
+    from palaestra.train.screen_config import SCREEN_SECTIONS
+
+    ui_algorithms = {f"ui_{name}": cls.config_class for name, cls in ALGORITHMS["trajectories"].items()}
+    sections: dict[str, Any] = {**SECTIONS, **SCREEN_SECTIONS, **ui_algorithms}
+    if not name:
+        print("\n".join(sections))
+        return
+    if name not in sections:
+        close = closest_names(name, sections, count=1)
+        remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sections)}"
+        raise ConfigError("schema", name, "no such section", remedy)
+    print(json.dumps(sections[name].model_json_schema(), indent=2))
+
+
+def runners(
+    schema: Annotated[
+        str | None, typer.Option(metavar="RUNNER", help="Print the JSON Schema of the runner's configuration.")
+    ] = None,
+    script: Annotated[
+        str | None, typer.Option(metavar="SCRIPT", help="With --schema: script or algorithm of the runner.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the trainers that runs can use, and their capabilities."""
+    from palaestra.runs.runners.table import broken_runners, registered_runners, runner_named
+
+    if schema is not None:
+        from palaestra.config import parse_section
+        from palaestra.runs.spec import RunSpec
+
+        spec = parse_section(RunSpec, {"runner": schema, "script": script})
+        print(json.dumps(runner_named(schema).config_schema(spec), indent=2))
+        return
+    capabilities = {name: runner.capabilities for name, runner in registered_runners().items()}
+    broken = broken_runners()
+    if as_json:
+        document = {"runners": {name: asdict(entry) for name, entry in capabilities.items()}, "broken": broken}
+        print(json.dumps(document))
+        return
+    print("\n".join(format_runners(capabilities)))
+    for name, reason in broken.items():
+        print(f"{name} cannot be loaded: {reason}")
+
+
+def format_runners(capabilities: dict[str, RunnerCapabilities]) -> list[str]:
+    """One line per runner, one column per capability, and the external services that it may contact."""
+    rows = [["RUNNER", *(title.upper() for title in _COLUMNS.values()), "CONTACTS", "DESCRIPTION"]]
+    for name, entry in capabilities.items():
+        cells = ("yes" if getattr(entry, key) else "–" for key in _COLUMNS)
+        rows.append([name, *cells, ", ".join(entry.external_services) or "–", entry.title])
+    return format_columns(rows)

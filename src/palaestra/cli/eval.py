@@ -1,0 +1,164 @@
+"""`palaestra eval`: evaluate a run or checkpoint, alone or against another."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from palaestra.cli.terminal import JsonOption, print_json
+from palaestra.errors import ConfigError
+from palaestra.files.checkpoint import checkpoint_kind
+from palaestra.files.home import Home
+from palaestra.files.run_directory import find_checkpoint
+
+__all__ = ["eval_command"]
+
+
+_RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint.", show_default=False),
+]
+_SampleOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--sample/--greedy",
+        help="Sample actions, or take the most likely. Default: greedy; UI agents: as configured.",
+    ),
+]
+_TasksOption = Annotated[
+    str, typer.Option(metavar="TASK,...", help="UI agents: tasks, comma-separated. Default: those of the run.")
+]
+_DeviceOption = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N. Default: auto; UI agents: the training device."),
+]
+
+
+def eval_command(
+    run: _RunArgument = None,
+    episodes: Annotated[int, typer.Option(metavar="N", help="Number of episodes.")] = 100,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="First seed. Default: seeds that training never uses.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Compare with this run or checkpoint on the same seeds.")
+    ] = None,
+    checkpoint: Annotated[Literal["best", "latest"], typer.Option(help="Which checkpoint of a run.")] = "best",
+    sample: _SampleOption = None,
+    deployed: Annotated[
+        str | None, typer.Option(metavar="ENV", help="Evaluate the checkpoint that is deployed in ENV.")
+    ] = None,
+    tasks: _TasksOption = "",
+    samples: Annotated[int, typer.Option(metavar="N", help="UI agents: attempts per task, for pass@k.")] = 1,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record the first episode to a .webm or .mp4 file.")
+    ] = None,
+    frames: Annotated[int, typer.Option(metavar="N", help="Maximum number of frames of the video.")] = 200,
+    long: Annotated[bool, typer.Option("--long", help="Allow more than 200 frames.")] = False,
+    device: _DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a policy or UI agent on held-out seeds.
+
+    Reports the mean return or success rate with a 95 % confidence interval.
+    """
+    for option, number in (("--episodes", episodes), ("--samples", samples)):
+        if number < 1:
+            raise ConfigError(option, number, "must be at least 1")
+
+    from palaestra.train import evaluate_checkpoint
+    from palaestra.train.config import MAX_SEED
+
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise ConfigError("--seed", seed, f"must lie between 0 and {MAX_SEED}")
+    run = _name_or_deployed(run, deployed)
+    root = Home.default().runs
+    path = find_checkpoint(run, root, which=checkpoint)
+    other = find_checkpoint(against, root, which=checkpoint) if against is not None else None
+    on_screens = checkpoint_kind(path) == "screens"
+    if video is not None:
+        _check_video(video, frames, long=long, on_screens=on_screens)
+    if on_screens:
+        from palaestra.cli.eval_ui import evaluate_on_screens
+
+        greedy = None if sample is None else not sample
+        report = evaluate_on_screens(
+            path, other, episodes=episodes, first=seed or 0, tasks=tasks, greedy=greedy, samples=samples, device=device
+        )
+        if as_json:
+            print_json(report.document)
+        else:
+            print("\n".join([*report.lines, f"Report: {report.page}", f"Episodes: {report.archives[0]}"]))
+        return
+    if tasks or samples > 1:
+        raise ConfigError("--tasks", tasks, "is only for UI agents", "Leave it out")
+    evaluate = partial(
+        evaluate_checkpoint, episodes=episodes, seed=seed, deterministic=not sample, device=device or "auto"
+    )
+    evaluation = evaluate(path)
+    document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json()}
+    if other is not None:
+        from palaestra.evaluation.statistics import confidence_interval
+
+        baseline = evaluate(other)
+        gaps = tuple(a - b for a, b in zip(evaluation.returns, baseline.returns, strict=True))
+        document["against"] = {"checkpoint": str(other), **baseline.to_json()}
+        document["difference"] = {"mean": sum(gaps) / len(gaps), "ci95": list(confidence_interval(gaps))}
+    if video is not None:
+        from palaestra.cli.eval_video import record_episode
+
+        document["video"] = record_episode(path, video, frames=frames, seed=seed, deterministic=not sample)
+    if as_json:
+        print_json(document)
+        return
+    _print_evaluation(document, run, against, video)
+
+
+def _print_evaluation(document: dict[str, Any], run: str, against: str | None, video: Path | None) -> None:
+    print(_format_evaluation(run, document))
+    if video is not None:
+        clip = document["video"]
+        print(f"{video}: {clip['frames']} frames; recording made the episode {clip['slowdown']:.1f} times slower")
+    if against is not None:
+        gap = document["difference"]
+        print(_format_evaluation(against, document["against"]))
+        print(f"difference {gap['mean']:+.2f} (95 % interval {gap['ci95'][0]:+.2f} to {gap['ci95'][1]:+.2f})")
+
+
+def _name_or_deployed(run: str | None, deployed: str | None) -> str:
+    """The name that was given, or the path of the checkpoint that is deployed in an environment."""
+    if deployed is None and run is not None:
+        return run
+    if deployed is None or run is not None:
+        raise ConfigError("RUN_OR_CHECKPOINT", run, "give either this or --deployed", "palaestra eval --help")
+    from palaestra.runs.checkpoints.deploying import deployed as deployed_in
+
+    deployment = deployed_in(Home.default(), deployed)
+    if deployment is None:
+        remedy = "Deploy one with: palaestra checkpoints deploy"
+        raise ConfigError("--deployed", deployed, "nothing is deployed there", remedy)
+    return deployment.path
+
+
+def _check_video(video: Path, frames: int, *, long: bool, on_screens: bool) -> None:
+    from palaestra.runs.video.encoder import check_video_file
+
+    if on_screens:
+        remedy = "View episodes of UI agents with: palaestra trajectories view"
+        raise ConfigError("--video", str(video), "is not available for UI agents", remedy)
+    check_video_file(video, frames, long=long)
+
+
+def _format_evaluation(name: str, report: dict[str, Any]) -> str:
+    low, high = report["ci95"]
+    success = ""
+    if "success_rate" in report:
+        least, most = (100 * share for share in report["success_ci95"])
+        success = f"success rate {100 * report['success_rate']:.1f} % (95 % interval {least:.1f} to {most:.1f}), "
+    return (
+        f"{name}: {success}mean return {report['mean_return']:.2f} (95 % interval {low:.2f} to {high:.2f}; "
+        f"standard deviation {report['std_return']:.2f}; {report['episodes']} episodes)"
+    )

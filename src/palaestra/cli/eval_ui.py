@@ -1,0 +1,170 @@
+"""Evaluation of UI agents: success rates on held-out tasks, alone or paired with another checkpoint."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from palaestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.evaluation import ScreenComparison, ScreenEvaluation
+    from palaestra.experience.trajectory import Trajectory
+    from palaestra.sessions.provider import SessionAddress
+    from palaestra.train.screen_config import ScreenRunConfig
+
+__all__ = ["ScreenReport", "evaluate_on_screens", "format_comparison", "format_score"]
+
+
+@dataclass(frozen=True)
+class ScreenReport:
+    """Result of evaluating a UI agent, alone or against another."""
+
+    lines: list[str]
+    """Text for the terminal."""
+    document: dict[str, Any]
+    """JSON document."""
+    page: Path
+    archives: tuple[Path, ...]
+    """Directories of the recorded episodes: those of the checkpoint, then those of the other."""
+
+
+def evaluate_on_screens(
+    path: Path,
+    other: Path | None,
+    *,
+    episodes: int,
+    first: int = 0,
+    tasks: str = "",
+    greedy: bool | None = None,
+    samples: int = 1,
+    names: tuple[str, str] | None = None,
+    device: str | None = None,
+) -> ScreenReport:
+    """Evaluate a checkpoint on held-out tasks; with `other`, evaluate that on the same tasks and compare in pairs.
+
+    `names` are display names, by default the paths. `device` runs the model; None: the device it was trained on.
+    """
+    from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
+    from palaestra.sessions.provider import find_sessions
+    from palaestra.train.held_out import check_tasks, load_screen_policy
+
+    name, other_name = names or (str(path), str(other))
+    config, policy = load_screen_policy(path, device=device)
+    config = _select_tasks(config, tasks)
+    with ExitStack() as stack:
+        address = find_sessions(
+            config.environment,
+            stack,
+            actors=config.actor_pool.target_concurrent_actors,
+            session_type=config.actor.session_type,
+        )
+        check_tasks(config, address)
+        evaluation, directory = _play_episodes(config, policy, path, address, episodes, first, greedy, samples)
+        document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json(), "trajectories": str(directory)}
+        page = evaluation_page(evaluation, f"Evaluation of {name}")
+        lines, archives = [format_score(name, evaluation)], [directory]
+        if other is not None:
+            _, other_policy = load_screen_policy(other, device=device)
+            baseline, other_directory = _play_episodes(
+                config, other_policy, other, address, episodes, first, greedy, samples
+            )
+            comparison = ScreenComparison(evaluation, baseline)
+            document["against"] = {
+                "checkpoint": str(other),
+                **baseline.to_json(),
+                "trajectories": str(other_directory),
+            }
+            document["comparison"] = comparison.to_json()
+            page = comparison_page(comparison, f"{name} against {other_name}", a=name, b=other_name)
+            lines += [format_score(other_name, baseline), format_comparison(comparison)]
+            archives.append(other_directory)
+    page_file = directory.parent / "report.html"
+    document["page"] = str(page_file)
+    write_page(page, page_file)
+    for task, score in evaluation.per_task.items():
+        low, high = score.ci95
+        rate = "–" if score.success_rate is None else f"{100 * score.success_rate:.1f} %"
+        lines.append(f"  {task:<44} {rate:>8}   {100 * low:5.1f} to {100 * high:5.1f}   n = {score.episodes}")
+    return ScreenReport(lines, document, page_file, tuple(archives))
+
+
+def _select_tasks(config: ScreenRunConfig, tasks: str) -> ScreenRunConfig:
+    """The configuration with the tasks of a comma-separated list; tasks of the run keep their parameters."""
+    if not tasks:
+        return config
+    from palaestra.config import parse_section
+    from palaestra.sessions.task_sampler import TaskChoice
+
+    known = {choice.task: choice for choice in config.tasks}
+    selected = tuple(
+        known.get(name) or parse_section(TaskChoice, {"task": name}, place="--tasks")
+        for name in (part.strip() for part in tasks.split(","))
+        if name
+    )
+    if not selected:
+        raise ConfigError("--tasks", tasks, "names no task", "Write for example --tasks miniwob/click-test")
+    return config.model_copy(update={"tasks": selected})
+
+
+def _play_episodes(
+    config: ScreenRunConfig,
+    policy: Any,
+    path: Path,
+    address: SessionAddress,
+    episodes: int,
+    first: int,
+    greedy: bool | None,
+    samples: int,
+) -> tuple[ScreenEvaluation, Path]:
+    """Play held-out episodes; returns the evaluation and the directory of the recorded episodes."""
+    from palaestra.evaluation import ScreenEvaluation
+    from palaestra.experience.trajectory_archive import TrajectoryArchive
+    from palaestra.train.held_out import play_held_out
+
+    directory = path.parent.parent / "evaluations" / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}" / "trajectories"
+    archive, done = TrajectoryArchive(directory), 0
+
+    def record(trajectory: Trajectory) -> None:
+        nonlocal done
+        archive.append(trajectory)
+        done += 1
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{path.name}: {done} of {episodes * samples} episodes")
+
+    played = play_held_out(
+        config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, heard=record
+    )
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    return ScreenEvaluation.from_episodes(played), directory
+
+
+def format_score(name: str, evaluation: ScreenEvaluation) -> str:
+    """Success rate with its interval, on one line."""
+    score = evaluation.overall
+    failures = f"{score.environment_failed} environment failures excluded"
+    if score.success_rate is None:
+        return f"{name}: no episode counts; {failures}"
+    low, high = (100 * bound for bound in score.ci95)
+    return (
+        f"{name}: success rate {100 * score.success_rate:.1f} % (95 % interval {low:.1f} to {high:.1f}; "
+        f"{score.episodes} episodes{'; ' + failures if score.environment_failed else ''})"
+    )
+
+
+def format_comparison(comparison: ScreenComparison) -> str:
+    """Difference of two success rates, with its interval and significance, on one line."""
+    pairs = comparison.overall
+    unpaired = "{} and {} unpaired".format(*comparison.unpaired)
+    if pairs.difference is None:
+        return f"no pairs to compare; {unpaired}"
+    low, high = (100 * bound for bound in pairs.ci95)
+    return (
+        f"difference {100 * pairs.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}; "
+        f"exact McNemar p = {pairs.p_value:.2g}; {len(pairs)} pairs; {unpaired})"
+    )

@@ -1,0 +1,201 @@
+"""Commands that change existing runs: stop, archive, restore, delete, gc, drain, and TensorBoard.
+
+They use the run service, and start it if needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from palaestra.cli.runs.read import query
+from palaestra.cli.terminal import (
+    JsonOption,
+    RunsArgument,
+    YesOption,
+    format_bytes,
+    format_columns,
+    print_json,
+)
+from palaestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.runs.client.client import TrainerService
+
+__all__ = [
+    "archive",
+    "confirm",
+    "connect_service",
+    "delete",
+    "drain",
+    "gc",
+    "resolve_runs",
+    "restore",
+    "stop",
+    "tensorboard",
+]
+
+
+def connect_service() -> TrainerService:
+    """A client of the run service, which is started if none is running."""
+    from palaestra.runs.client.client import TrainerService
+
+    return TrainerService()
+
+
+def resolve_runs(names: list[str]) -> list[str]:
+    """The full ids of all runs; any unknown name is an error before anything is changed."""
+    return query(lambda reader: list(dict.fromkeys(reader.run(name).run_id for name in names)))
+
+
+def confirm(action: str, yes: bool) -> None:
+    """Ask the user; exit code 1 if the answer is no, `ConfigError` without a terminal to ask on."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("--yes", False, f"confirmation is required to {action}", "Add --yes to confirm")
+    if not typer.confirm(f"{action[:1].upper()}{action[1:]}?", err=True):
+        raise typer.Exit(1)
+
+
+def stop(
+    runs: RunsArgument,
+    grace: Annotated[
+        float | None, typer.Option(metavar="S", min=0, help="Seconds to wait before the run is killed.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop runs, and wait until their processes have ended."""
+    from palaestra.cli.runs.table import format_outcome
+
+    service = connect_service()
+    records = [service.stop_run(run, grace_s=grace) for run in resolve_runs(runs)]
+    if as_json:
+        print_json(records)
+    else:
+        print("\n".join(format_outcome(record) for record in records))
+
+
+def tensorboard(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Run id or a unique prefix of it.", show_default=False),
+    ] = None,
+    should_stop: Annotated[
+        bool, typer.Option("--stop", help="Stop the TensorBoard of these runs; without RUN, all.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Open runs in TensorBoard.
+
+    Prints its address. TensorBoard exits with the service, or one hour after the last request for it.
+    """
+    if not runs and not should_stop:
+        raise ConfigError("RUN", None, "no run given", "List runs with: palaestra runs list")
+    ids = resolve_runs(runs or [])
+    if not should_stop:
+        url = connect_service().ask("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
+        if as_json:
+            print_json({"url": url})
+        else:
+            print(url)
+        return
+    from palaestra.files.home import Home
+    from palaestra.runs.client.connect import find_service
+
+    # Without a service there is no TensorBoard, and no reason to start a service.
+    is_running = find_service(Home.default()) is not None
+    stopped = connect_service().ask("DELETE", "/tools/tensorboard", run=ids) if is_running else []
+    if as_json:
+        print_json(stopped)
+    else:
+        print("\n".join(f"{tool['url']} stopped" for tool in stopped) or "No such TensorBoard is running.")
+
+
+def archive(runs: RunsArgument, as_json: JsonOption = False) -> None:
+    """Compress ended runs.
+
+    `palaestra runs restore` unpacks them.
+    """
+    ids = query(lambda reader: [reader.paths(run_id).run_id for run_id in resolve_runs(runs)])
+    service = connect_service()
+    _print_changed([service.ask("POST", f"/runs/{run}/archive", {}) for run in ids], "archived", as_json)
+
+
+def restore(runs: RunsArgument, as_json: JsonOption = False) -> None:
+    """Restore archived or deleted runs."""
+    from palaestra.files.run_directory import check_run_id
+
+    service = connect_service()
+    restored = [service.ask("POST", f"/runs/{check_run_id(run)}/restore", {}) for run in runs]
+    _print_changed(restored, "restored", as_json)
+
+
+def delete(runs: RunsArgument, yes: YesOption = False, as_json: JsonOption = False) -> None:
+    """Delete ended runs.
+
+    For seven days, `palaestra runs restore` brings them back.
+    """
+    ids = resolve_runs(runs)
+    confirm(f"delete {', '.join(ids)}", yes)
+    service = connect_service()
+    _print_changed([service.ask("DELETE", f"/runs/{run}") for run in ids], "deleted", as_json)
+
+
+def _print_changed(rows: list[dict[str, Any]], change: str, as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+    else:
+        print("\n".join(f"{row['run_id']} {change}" for row in rows))
+
+
+def gc(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Apply the changes; without it, only list them.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Archive and delete runs by the retention policy.
+
+    The policy is a setting of the service, for example retention: {keep_last: 100} in var/training/service.yaml. Exit
+    code 1 if a change failed.
+    """
+    from palaestra.runs.service.config import settings_changed
+
+    service = connect_service()
+    entries = service.ask("POST", "/gc", {"dry_run": not yes})
+    changed = settings_changed(service.home)
+    if changed:
+        print(f"{changed}. Stop it with: palaestra serve --stop", file=sys.stderr)
+    failed = [entry for entry in entries if entry.get("failed")]
+    total = format_bytes(sum(entry["bytes"] for entry in entries if not entry.get("failed")))
+    if as_json:
+        print_json(entries)
+    elif not entries:
+        print("Nothing to do.")
+    else:
+        rows = [(entry["action"], entry["run_id"], format_bytes(entry["bytes"]), entry["why"]) for entry in entries]
+        print("\n".join(format_columns(rows, align_right=[False, False, True])))
+        if yes:
+            print(f"Applied {len(entries) - len(failed)} of {len(entries)}, {total}.")
+        else:
+            print(f"{total} in total. Nothing was changed; use --yes to apply.")
+    for entry in failed:
+        print(f"error: {entry['action']} {entry['run_id']}: {entry['failed']}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+def drain(
+    off: Annotated[bool, typer.Option("--off", help="Start queued runs again.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop starting queued runs.
+
+    Running runs continue, and queued runs keep their places.
+    """
+    state = connect_service().ask("POST", "/drain", {"on": not off})
+    if as_json:
+        print_json(state)
+    else:
+        print("draining: no new runs are started" if state["draining"] else "not draining: queued runs are started")

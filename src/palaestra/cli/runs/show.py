@@ -1,0 +1,238 @@
+"""Text of `runs show` and `runs compare` for terminals."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from palaestra.cli.runs.table import format_phase, format_reason, format_steps
+from palaestra.cli.terminal import format_bytes, format_columns, format_duration, sanitize_line, shorten
+from palaestra.files.atomic import read_json
+from palaestra.files.run_directory import Attempt
+from palaestra.runs.checkpoints.listing import all_checkpoints
+from palaestra.runs.process.resource_usage import ResourcePeaks, ResourceSample, read_peaks, read_samples
+from palaestra.runs.reader import RunReader
+from palaestra.runs.record import RunRecord
+from palaestra.runs.state.event_log import attempt_outcomes, duration_s
+from palaestra.runs.tools.wandb import tracking_of
+from palaestra.runs.video.clip import Pace
+from palaestra.runs.video.recording import film_pace
+from palaestra.strict_json import json_number
+
+__all__ = ["format_comparison", "format_run", "format_slowdown", "run_details"]
+
+_MAX_OUTPUT_LINES = 20
+_MAX_EVENTS = 8
+_MAX_METRICS = 16
+_MAX_NAME = 60
+_MAX_LINE = 1000
+
+
+def run_details(reader: RunReader, name: str) -> dict[str, Any]:
+    """The JSON document of `runs show`."""
+    record = reader.run(name)
+    if record.archived or not reader.home.run(record.run_id).path.is_dir():
+        return {"run": record}
+    recent = reader.recent_metrics(record.run_id, 1)
+    return {
+        "run": record,
+        "directory": str(reader.home.run(record.run_id).path),
+        "life": reader.life(record.run_id),
+        "metrics": {key: points[-1].value for key, points in recent.items() if points},
+        "checkpoints": all_checkpoints(reader.home, run_id=record.run_id),
+        "command": reader.document(record.run_id, "command"),
+    }
+
+
+def format_run(reader: RunReader, name: str) -> list[str]:
+    """The lines of `runs show`."""
+    record = reader.run(name)
+    lines = format_columns([(title, text) for title, text in _get_fields(reader, record) if text])
+    if record.archived:
+        return [*lines, f"Archived. Restore it with: palaestra runs restore {record.run_id}"]
+    if not reader.home.run(record.run_id).path.is_dir():
+        return [*lines, "! The run directory is missing; only this record is left."]
+    for alarm in record.alarms:
+        lines.append(sanitize_line(f"! {alarm.code}: {alarm.text}"))
+    lines += _format_events(reader, record) + _format_metrics(reader, record) + _format_checkpoints(reader, record)
+    if record.phase.has_ended and record.phase != "succeeded":
+        last = reader.last_lines(record.run_id, _MAX_OUTPUT_LINES).text.splitlines()
+        lines += ["", "Last output:", *(f"  {_format_line(line)}" for line in last)] if last else []
+    return lines
+
+
+def _get_fields(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
+    paths = reader.home.run(record.run_id)
+    elapsed_s = duration_s(record.started, record.ended, time.time())
+    agent = record.agent_id if record.agent_id != record.runner else ""
+    process = record.trainer if record.phase.has_process else None
+    return [
+        ("run", record.run_id),
+        ("phase", format_phase(record)),
+        ("agent", agent or record.runner),
+        ("env", shorten(record.env_id, _MAX_NAME)),
+        ("attempt", str(record.attempt) if record.attempt > 1 else ""),
+        ("earlier", "" if record.archived else _format_earlier_attempts(reader, record)),
+        ("started", _format_time(record.started)),
+        ("ended", _format_time(record.ended) if record.phase.has_ended else ""),
+        ("elapsed", format_duration(elapsed_s) if record.started is not None else ""),
+        ("steps", format_steps(record)),
+        ("episodes", f"{record.episodes:,}" if record.episodes else ""),
+        (
+            "return",
+            f"{_format_number(record.episode_return, ',.2f')} (last 100 episodes)"
+            if record.episode_return is not None
+            else "",
+        ),
+        ("seed", "" if record.seed is None else str(record.seed)),
+        ("tags", shorten(", ".join(record.tags), 4 * _MAX_NAME)),
+        ("process", f"{process.pid}" if process is not None else ""),
+        ("resources", _format_resources(reader, record)),
+        ("tracking", _format_tracking(reader, record)),
+        ("video", _format_video(reader, record)),
+        ("size", format_bytes(record.bytes_on_disk) if record.bytes_on_disk else ""),
+        ("directory", "" if record.archived else str(paths.path)),
+    ]
+
+
+def _format_earlier_attempts(reader: RunReader, record: RunRecord) -> str:
+    """The outcomes of the earlier attempts."""
+    if record.attempt < 2 or not reader.home.run(record.run_id).path.is_dir():
+        return ""
+    attempts = attempt_outcomes(reader.life(record.run_id)).items()
+    return "; ".join(f"attempt {number} {event.phase}" for number, event in attempts if number < record.attempt)
+
+
+def _format_tracking(reader: RunReader, record: RunRecord) -> str:
+    if record.archived:
+        return record.tracking_url
+    tracking = tracking_of(reader.home.run(record.run_id), record.tracking_url)
+    if tracking.sync_command:
+        return f"stored on disk; upload it with: {tracking.sync_command}   ({tracking.remedy})"
+    return tracking.url or ("uploaded to W&B" if tracking.state == "uploaded" else "")
+
+
+def _format_video(reader: RunReader, record: RunRecord) -> str:
+    pace = None if record.archived else film_pace(reader.home.run(record.run_id))
+    return "" if pace is None else format_slowdown(pace)
+
+
+def format_slowdown(pace: Pace) -> str:
+    """How much video recording slows the trainer down."""
+    return (
+        f"{pace.slowdown:.2f} times slower while recording "
+        f"({pace.sps_with:,.0f} instead of {pace.sps_without:,.0f} steps per second)"
+    )
+
+
+def _format_resources(reader: RunReader, record: RunRecord) -> str:
+    if not record.attempt or record.archived:
+        return ""
+    attempt = reader.home.run(record.run_id).attempt(record.attempt)
+    if record.phase.has_ended:
+        peaks = read_peaks(attempt)
+        return f"peak {_format_usage(peaks)}" if peaks is not None else _format_usage_at_exit(attempt)
+    samples = read_samples(attempt, 1)
+    return _format_usage(samples[-1]) if samples else ""
+
+
+def _format_usage(usage: ResourceSample | ResourcePeaks) -> str:
+    gpus = "".join(f", GPU {index} {busy:.0f} % and {used:,.0f} MB" for index, busy, used in usage.gpus)
+    plural = "es" if usage.processes != 1 else ""
+    return f"{usage.cpu_percent:.0f} % of a core, {usage.rss_mb:,.0f} MB, {usage.processes} process{plural}{gpus}"
+
+
+def _format_usage_at_exit(attempt: Attempt) -> str:
+    """Peak memory according to the kernel, for a run that ended before the first sample."""
+    rss_kb = (read_json(attempt.exit) or {}).get("max_rss_kb")
+    return f"peak {rss_kb / 1024:,.0f} MB in one process" if isinstance(rss_kb, int | float) else ""
+
+
+def _format_events(reader: RunReader, record: RunRecord) -> list[str]:
+    rows = [
+        (
+            f"  {_format_time(event.time)}",
+            event.happening.replace("_", " "),
+            format_reason(event.happening, event.reason),
+        )
+        for event in reader.life(record.run_id)[-_MAX_EVENTS:]
+    ]
+    return ["", "Events:", *format_columns(rows)] if rows else []
+
+
+def _format_metrics(reader: RunReader, record: RunRecord) -> list[str]:
+    recent = {name: points[-1] for name, points in reader.recent_metrics(record.run_id, 1).items() if points}
+    rows = [
+        (f"  {shorten(name, _MAX_NAME)}", _format_number(point.value, ".6g"))
+        for name, point in list(recent.items())[:_MAX_METRICS]
+    ]
+    more = [f"  and {len(recent) - len(rows)} more"] if len(recent) > len(rows) else []
+    return ["", "Latest metrics:", *format_columns(rows, align_right=[False, True]), *more] if rows else []
+
+
+def _format_checkpoints(reader: RunReader, record: RunRecord) -> list[str]:
+    records = all_checkpoints(reader.home, run_id=record.run_id)
+    rows = [
+        (
+            f"  {checkpoint.checkpoint_id}",
+            checkpoint.shown_step,
+            format_bytes(checkpoint.size_bytes),
+            "best" if checkpoint.best else "",
+            checkpoint.path,
+        )
+        for checkpoint in records[:5]
+    ]
+    more = [f"  and {len(records) - len(rows)} more"] if len(records) > len(rows) else []
+    return ["", "Checkpoints:", *format_columns(rows, align_right=[False, True, True]), *more] if rows else []
+
+
+def format_comparison(comparison: Mapping[str, Any]) -> list[str]:
+    """The lines of `runs compare`: one column per run; facts, configuration differences and metrics."""
+    columns = comparison["runs"]
+    rows = [["", *(column["run"]["run_id"] for column in columns)]]
+    for title, key in (("runner", "runner"), ("env", "env_id"), ("phase", "phase")):
+        rows.append([title, *(_format_value(column["run"][key]) for column in columns)])
+    rows.append(["steps", *(f"{column['run']['env_step']:,}" for column in columns)])
+    rows.append(["return", *(_format_number(column["run"]["episode_return"]) for column in columns)])
+    rows.append(["elapsed", *(format_duration(column["elapsed_s"]) for column in columns)])
+    if len({column["script_sha256"] for column in columns}) > 1:
+        rows.append(["script", *(column["script_sha256"][:12] for column in columns)])
+    blank = ["" for _ in rows[0]]
+    if comparison["configuration"]:
+        rows += [blank, ["CONFIGURATION", *blank[1:]]]
+        rows += [
+            [shorten(key, _MAX_NAME), *(_format_value(value) for value in values)]
+            for key, values in comparison["configuration"].items()
+        ]
+    if comparison["metrics"]:
+        rows += [blank, ["LATEST METRICS", *blank[1:]]]
+        rows += [
+            [shorten(name, _MAX_NAME), *(_format_number(value) for value in values)]
+            for name, values in comparison["metrics"].items()
+        ]
+    return format_columns(rows)
+
+
+def _format_line(text: str) -> str:
+    """A sanitized line of output, with tabs as spaces."""
+    return sanitize_line(text.expandtabs()[:_MAX_LINE])
+
+
+def _format_number(value: float | str | None, spec: str = "") -> str:
+    """A short number; NaN and the infinities as in our JSON."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    if not math.isfinite(value):
+        return str(json_number(value))
+    return format(value, spec or (",.4g" if abs(value) < 1000 else ",.1f"))
+
+
+def _format_value(value: Any) -> str:
+    text = "–" if value is None else str(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _format_time(moment: float | None) -> str:
+    return "" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,0 +1,345 @@
+"""Commands that start and follow runs: start, resume, watch. They use the run service, and start it if needed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from palaestra.cli.runs.manage import confirm, connect_service, resolve_runs
+from palaestra.cli.terminal import JsonOption, RunArgument, YesOption, print_json, sanitize_line
+from palaestra.errors import ConfigError, ConsentRequired
+
+if TYPE_CHECKING:
+    from palaestra.runs.client.client import Prepared, TrainerService
+    from palaestra.runs.record import RunRecord
+    from palaestra.runs.spec import RunSpec
+
+__all__ = ["resume", "start", "watch"]
+
+# Options of `start` whose names differ from the fields of a RunSpec.
+_OPTION_OF_FIELD = {
+    "env_id": "env",
+    "stall_after_s": "stall-after",
+    "tags": "tag",
+    "stop_grace_s": "grace",
+    "environment": "set",
+}
+_PROGRESS_INTERVAL_S = 2.0
+_RETURN_WINDOW = 100
+_UNREPORTED_EVENTS = ("note", "first_sign", "adopted")
+
+
+_ConfigArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="CONFIG", help="YAML or JSON configuration file of the runner.", show_default=False),
+]
+_OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Override, such as trainer.total_timesteps=50000.", show_default=False),
+]
+_RunnerOption = Annotated[str, typer.Option(metavar="RUNNER", help="Trainer to use; see palaestra runners.")]
+_ScriptOption = Annotated[
+    str | None, typer.Option(metavar="SCRIPT", help="Script or algorithm of the runner, such as dqn.")
+]
+_PythonOption = Annotated[str | None, typer.Option(metavar="PATH", help="Python interpreter or virtual environment.")]
+_WarmStartOption = Annotated[
+    str | None, typer.Option(metavar="CHECKPOINT", help="Start from the weights of this checkpoint.")
+]
+_StallAfterOption = Annotated[
+    float,
+    typer.Option(metavar="S", help="Seconds without output or metrics before the run is marked stalled."),
+]
+_GraceOption = Annotated[
+    float | None, typer.Option(metavar="S", help="Seconds that a stop waits before the run is killed.")
+]
+_NoEpisodeOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Alarm if no episode finishes within this many steps (0: never)."),
+]
+_ThinOption = Annotated[int, typer.Option(metavar="N", help="Keep one value of each metric per this many steps.")]
+_SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Environment variable, not a secret; may be repeated."),
+]
+
+
+def start(
+    config_file: _ConfigArgument = None,
+    overrides: _OverridesArgument = None,
+    runner: _RunnerOption = "palaestra",
+    script: _ScriptOption = None,
+    env: Annotated[str | None, typer.Option(metavar="ENV", help="Environment id.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.")] = None,
+    python: _PythonOption = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="Prefix of the run id.")] = "",
+    priority: Annotated[int, typer.Option(metavar="N", help="Higher starts sooner (-100 to 100).")] = 0,
+    gpus: Annotated[int, typer.Option(metavar="N", help="Number of GPUs to lease for the run.")] = 0,
+    memory_mb: Annotated[int | None, typer.Option(metavar="MB", help="Memory limit of the run.")] = None,
+    nice: Annotated[int, typer.Option(metavar="N", help="CPU niceness (0 to 19; higher yields more).")] = 0,
+    warm_start: _WarmStartOption = None,
+    track: Annotated[str, typer.Option(metavar="MODE", help="W&B tracking: off, offline or online.")] = "off",
+    video: Annotated[bool, typer.Option("--video", help="Record short videos.")] = False,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Tag of the run; may be repeated.")] = None,
+    stall_after: _StallAfterOption = 600.0,
+    stall_stop: Annotated[bool, typer.Option("--stall-stop", help="Stop the run when it stalls.")] = False,
+    grace: _GraceOption = None,
+    no_episode_steps: _NoEpisodeOption = None,
+    thin_every: _ThinOption = 1,
+    variables: _SetOption = None,
+    yes: YesOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command without running it.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the run ends.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a run of any trainer in the background.
+
+    Starts the run service if none is running. Both continue after this command exits. Running foreign code needs your
+    confirmation, or --yes.
+    """
+    words = [*([config_file] if config_file is not None else []), *(overrides or [])]
+    config, given, default_name = _read_config(words, runner)
+    spec = _parse_spec(
+        runner=runner,
+        script=script,
+        env_id=env,
+        seed=seed,
+        python=python,
+        name=name or default_name,
+        priority=priority,
+        gpus=gpus,
+        memory_mb=memory_mb,
+        nice=nice,
+        stop_grace_s=grace,
+        thin_every=thin_every,
+        no_episode_steps=no_episode_steps,
+        environment=_parse_variables(variables or []),
+        warm_start=_resolve_checkpoint(warm_start),
+        track=track,
+        video=video,
+        tags=tuple(tag or ()),
+        stall_after_s=stall_after,
+        stall_action="stop" if stall_stop else "tell",
+        config=config,
+        given=given,
+        invoked_from=Path.cwd(),
+    )
+    service = connect_service()
+    if dry_run:
+        prepared = service.prepare_training(spec)
+        if as_json:
+            print_json(prepared._asdict())
+        else:
+            _print_command(prepared, sys.stdout)
+        if prepared.command is None:
+            raise typer.Exit(2)
+        return
+    record = _submit(service, spec, yes)
+    if follow:
+        print(f"{record.run_id} {record.phase}", file=sys.stderr)
+        _watch_run(service, record.run_id, as_json)
+    elif as_json:
+        print_json(record)
+    else:
+        print(f"{record.run_id} {record.phase}")
+        print(f"Watch it with: palaestra runs watch {record.run_id}", file=sys.stderr)
+
+
+def watch(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Show the progress of a run until it ends.
+
+    Exit code 1 if it does not succeed.
+    """
+    (run_id,) = resolve_runs([run])
+    _watch_run(connect_service(), run_id, as_json)
+
+
+def resume(
+    run: RunArgument,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Configuration change, such as trainer.total_timesteps=200000.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="CHECKPOINT", help="Id, prefix, file name or path. Default: the newest undamaged."),
+    ] = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Resume an ended run from a checkpoint.
+
+    KEY=VALUE changes its configuration, for example to train for more steps. A damaged checkpoint is skipped, and the
+    output says so. A resume that is refused changes nothing.
+    """
+    from palaestra.config.file import parse_override
+
+    values = dict(map(parse_override, changes or []))
+    service = connect_service()
+    (run_id,) = resolve_runs([run])
+    path = _resolve_checkpoint(checkpoint)
+    try:
+        record = service.resume_run(run_id, checkpoint=path, changes=values)
+    except ConsentRequired as error:
+        print(error, file=sys.stderr)
+        confirm("run this foreign code", yes)
+        record = service.resume_run(run_id, error.digest, checkpoint=path, changes=values)
+    if as_json:
+        print_json(record)
+    else:
+        reason = f": {record.reason}" if record.reason else ""
+        print(sanitize_line(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}{reason}"))
+
+
+def _read_config(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
+    """The configuration from a file and overrides, the text of the file, and a name for the run."""
+    from palaestra.config.file import apply_overrides, read_config_file
+    from palaestra.runs.spec import run_name
+
+    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    if path is None and not words and runner == "palaestra":
+        remedy = "Try: palaestra runs start configs/ppo/cartpole.yaml"
+        raise ConfigError("CONFIG", None, "no configuration file given", remedy)
+    examples = Path("configs/ppo") if runner == "palaestra" else None
+    data = read_config_file(path, examples) if path is not None else {}
+    given = path.read_text(encoding="utf-8") if path is not None else ""
+    config = apply_overrides(data, words)
+    return config, given, run_name(config.get("name"), path)
+
+
+def _parse_variables(words: list[str]) -> dict[str, str]:
+    variables = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ConfigError("--set", word, "is not NAME=VALUE", "Write for example --set OMP_NUM_THREADS=2")
+        variables[name] = value
+    return variables
+
+
+def _parse_spec(**fields: Any) -> RunSpec:
+    """A validated RunSpec; errors name the option, not the field."""
+    from palaestra.config import parse_section
+    from palaestra.runs.spec import RunSpec
+
+    try:
+        return parse_section(RunSpec, fields)
+    except ConfigError as error:
+        field = error.place.partition(".")[0]
+        option = _OPTION_OF_FIELD.get(field, error.place).replace("_", "-")
+        raise ConfigError(f"--{option}", error.value, error.reason, error.remedy) from None
+
+
+def _resolve_checkpoint(checkpoint: str | None) -> str | None:
+    """An absolute path for a path, because the service has another working directory; an id stays an id."""
+    if checkpoint == "":  # as a path, this would be the working directory
+        raise ConfigError("checkpoint", "", "is empty", "List checkpoints with: palaestra checkpoints list")
+    if checkpoint is not None and Path(checkpoint).exists():
+        return str(Path(checkpoint).resolve())
+    return checkpoint
+
+
+def _submit(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
+    from palaestra.files.run_directory import new_run_id
+
+    # The id is chosen here, so that an interrupted command can still say which run to stop.
+    run_id, digest = new_run_id(spec.name or spec.env_id or spec.script or spec.runner), None
+    try:
+        return service.submit(spec, run_id=run_id)
+    except KeyboardInterrupt:
+        _print_stop_hint(service, run_id)
+        raise
+    except ConsentRequired:
+        prepared = service.prepare_training(spec)
+        _print_command(prepared, sys.stderr)
+        confirm("run this foreign code", yes)
+        run_id, digest = prepared.run_id or run_id, prepared.digest
+    try:
+        return service.submit(spec, digest, run_id)
+    except KeyboardInterrupt:
+        _print_stop_hint(service, run_id)
+        raise
+
+
+def _print_stop_hint(service: TrainerService, run_id: str) -> None:
+    """Tell how to stop a run whose submission was interrupted after the request was sent."""
+    is_queued = service.home.run(run_id).path.is_dir()
+    state = f"{run_id} was queued" if is_queued else f"The request was sent, and the service may still queue {run_id}"
+    print(f"{state}; stop it with: palaestra runs stop {run_id}", file=sys.stderr)
+
+
+def _print_command(prepared: Prepared, out: TextIO) -> None:
+    """Print the findings of the preflight, and the command that would run."""
+    from palaestra.cli.services import format_findings
+
+    for line in format_findings(prepared.findings):
+        print(line, file=out)
+    if prepared.command is not None:
+        print(f"command  {shlex.join(prepared.command['argv'])}", file=out)
+        print(f"in       {prepared.command['cwd']}", file=out)
+        for injection in prepared.command["injected"]:
+            print(f"injects  {injection['path']} ({injection['why']})", file=out)
+        for name, value in prepared.environment.items():
+            print(f"sets     {name}={shlex.quote(value)}", file=out)
+
+
+def _watch_run(service: TrainerService, run_id: str, as_json: bool) -> None:
+    from palaestra.cli.runs.table import format_outcome
+    from palaestra.runs.tools.wandb import tracking_of
+
+    try:
+        record = _follow(service, run_id)
+    except KeyboardInterrupt:
+        print(f"{run_id} continues; stop it with: palaestra runs stop {run_id}", file=sys.stderr)
+        raise
+    if as_json:
+        print_json(record)
+    else:
+        print(format_outcome(record))
+    tracking = tracking_of(service.home.run(run_id), record.tracking_url)
+    if tracking.url:
+        print(f"On W&B: {tracking.url}", file=sys.stderr)
+    if tracking.sync_command:
+        print(f"Upload it to W&B with: {tracking.sync_command}   ({tracking.remedy})", file=sys.stderr)
+    if record.phase != "succeeded":
+        raise typer.Exit(1)
+
+
+def _follow(service: TrainerService, run_id: str) -> RunRecord:
+    """Print events and progress to stderr until the run ends; returns its last record."""
+    from palaestra.cli.runs.table import format_reason
+    from palaestra.runs.record import RunEvent
+    from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
+
+    def log(text: str) -> None:
+        print(f"  {sanitize_line(text)}", file=sys.stderr, flush=True)
+
+    returns: list[float] = []
+    last_progress = 0.0
+    record = service.run(run_id)
+    if record.phase == "queued":
+        log(f"queued: {record.reason or 'waiting for its turn'}")
+    for item in service.stream_events(run_id):
+        if isinstance(item, RunEvent):
+            if item.happening not in _UNREPORTED_EVENTS:
+                reason = format_reason(item.happening, item.reason)
+                log(f"{item.happening.replace('_', ' ')}{': ' + reason if reason else ''}")
+            continue
+        event = item.event
+        if isinstance(event, EpisodeSummary):
+            returns = [*returns[-_RETURN_WINDOW + 1 :], event.episode_return]
+        elif isinstance(event, LogLine):
+            log(event.text)
+        elif isinstance(event, TrainingStep) and time.monotonic() - last_progress >= _PROGRESS_INTERVAL_S:
+            last_progress = time.monotonic()
+            mean = f"   return {sum(returns) / len(returns):,.1f}" if returns else ""
+            log(f"step {event.env_step:,}{mean}")
+    return service.run(run_id)

@@ -1,0 +1,291 @@
+"""`palaestra train`: train as a configuration file and overrides say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from palaestra.cli.terminal import JsonOption, print_json
+from palaestra.errors import ConfigError
+from palaestra.files.home import Home
+
+if TYPE_CHECKING:
+    from palaestra.files.run_directory import Attempt, RunDirectory
+    from palaestra.train import TrainingResult
+
+__all__ = ["check_config", "train_command"]
+
+
+def train_command(
+    config_file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG", help="YAML or JSON configuration file. Optional with --resume.", show_default=False
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
+    ] = None,
+    config: Annotated[
+        list[Path] | None, typer.Option("--config", metavar="CONFIG", help="Configuration file, as an option.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Resume a run (id, unique prefix of it, or directory).")
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="CHECKPOINT", help="With --resume: checkpoint name or path. Default: the newest."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed; same as trainer.seed=N.")] = None,
+    num_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Same as trainer.total_timesteps=N; UI agents: trainer.num_training_steps=N."),
+    ] = None,
+    cluster_host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="UI agents: same as environment.cluster_host=HOST.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
+    warm_start: Annotated[
+        Path | None, typer.Option(metavar="CHECKPOINT", help="Start from the weights of this checkpoint.")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Run directory that the run service prepared.", hidden=True)
+    ] = None,
+    attempt: Annotated[int, typer.Option(help="With --into: number of the attempt.", hidden=True)] = 1,
+    check: Annotated[
+        bool, typer.Option(help="Check the configuration and the environment without training.", hidden=True)
+    ] = False,
+) -> None:
+    """Train a policy or a UI agent from a configuration file.
+
+    The run is stored in var/training/runs/, below $PALAESTRA_HOME if it is set. Ctrl-C saves a checkpoint and exits.
+    """
+    words = [*([config_file] if config_file is not None else []), *(overrides or [])]
+    path, words = _split_config_and_overrides(words, config or [])
+    _check_options(path, resume, checkpoint, warm_start)
+    if quiet:
+        words.append("telemetry.progress=false")
+
+    from palaestra.config.file import apply_overrides, read_config_file
+    from palaestra.files.run_directory import Attempt, RunDirectory
+
+    root = Home.default().runs
+    run = RunDirectory.find(resume, root) if resume is not None else None
+    if run is not None and run.is_supervised and into is None:
+        # The service would not list an attempt that it did not start, and its own next attempt would collide with it.
+        raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
+    if path is not None:
+        data, given = read_config_file(path, Path("configs/ppo")), path.read_text(encoding="utf-8")
+    else:
+        assert run is not None
+        data, given = run.read_config(), ""
+    data = _apply_options(apply_overrides(data, words), num_steps, cluster_host)
+    if check:
+        _print_check(data, seed)
+        return
+    start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
+    prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
+    result = _train(data, seed, root, given, run, start, prepared, warm_start)
+    _print_result(result, as_json)
+    if result.interrupted:
+        raise typer.Exit(130)
+
+
+def _split_config_and_overrides(words: list[str], configs: list[Path]) -> tuple[Path | None, list[str]]:
+    """The configuration file, given first or as --config, and the key=value words."""
+    if words and "=" not in words[0]:
+        configs = [Path(words.pop(0)), *configs]
+    if len(configs) > 1:
+        raise ConfigError("--config", str(configs[-1]), f"{configs[0]} was given already", "Give one of them")
+    invalid = next((word for word in words if "=" not in word), None)
+    if invalid is not None:
+        raise ConfigError("argument", invalid, "is not key=value", "Write for example trainer.total_timesteps=50000")
+    return next(iter(configs), None), words
+
+
+def _check_options(path: Path | None, resume: str | None, checkpoint: str | None, warm_start: Path | None) -> None:
+    """Refuse options that contradict each other."""
+    if path is None and resume is None:
+        remedy = "Try: palaestra train configs/ppo/cartpole.yaml"
+        raise ConfigError("CONFIG", None, "no configuration file given", remedy)
+    if checkpoint is not None and resume is None:
+        raise ConfigError("--checkpoint", checkpoint, "requires --resume", "Add --resume RUN, or use --warm-start")
+    if warm_start is not None and resume is not None:
+        reason = "a resumed run has the weights of its own checkpoint"
+        raise ConfigError("--warm-start", str(warm_start), reason, "Leave it out, or start a new run without --resume")
+
+
+def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:
+    """The configuration with the keys that options set."""
+    from palaestra.config.file import is_ui_config, set_value
+
+    if cluster_host is not None:
+        if not is_ui_config(data):
+            raise ConfigError("--cluster-host", cluster_host, "is only for UI agents", "Leave it out")
+        set_value(data, "environment.cluster_host", cluster_host)
+    if num_steps is not None and is_ui_config(data):
+        set_value(data, "trainer.num_training_steps", num_steps)
+    elif num_steps is not None:
+        set_value(data, "trainer.total_timesteps", num_steps)
+        set_value(data, "trainer.iterations", None)  # the same length in another unit
+    return data
+
+
+def _train(
+    data: dict[str, Any],
+    seed: int | None,
+    root: Path,
+    given: str,
+    run: RunDirectory | None,
+    checkpoint: Path | None,
+    into: Attempt | None,
+    warm_start: Path | None,
+) -> TrainingResult:
+    """Train a UI agent or a policy, depending on the configuration."""
+    from palaestra.config.file import is_ui_config
+    from palaestra.files.run_directory import new_run_id
+
+    if is_ui_config(data):
+        _require_transformers(data)
+        from palaestra.train.screen_config import screen_config_from
+        from palaestra.train.screens import train_screens
+
+        screen_config = screen_config_from(data, seed=seed)
+        return train_screens(
+            screen_config,
+            root=root,
+            run_id=new_run_id(screen_config.name),
+            given=given,
+            argv=sys.argv,
+            resume=run,
+            checkpoint=checkpoint,
+            into=into,
+            warm_start=warm_start,
+        )
+    from palaestra.train import config_from, train
+
+    config = config_from(data, seed=seed)
+    return train(
+        config,
+        root=root,
+        run_id=new_run_id(config.name or config.env.id.split(":")[-1]),
+        given=given,
+        argv=sys.argv,
+        resume=run,
+        checkpoint=checkpoint,
+        into=into,
+        warm_start=warm_start,
+    )
+
+
+def _require_transformers(data: Mapping[str, Any]) -> None:
+    if find_spec("transformers") is None:
+        raise ConfigError("model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'")
+
+
+def _print_check(data: dict[str, Any], seed: int | None) -> None:
+    try:
+        print_json(check_config(data, seed=seed))
+    except ConfigError as error:
+        # The caller is a program, which needs the parts rather than the sentence.
+        parts = {"place": error.place, "value": error.value, "reason": error.reason, "remedy": error.remedy}
+        print_json({"refused": parts})
+        raise typer.Exit(2) from None
+
+
+def check_config(data: Mapping[str, Any], *, seed: int | None = None) -> dict[str, Any]:
+    """The resolved configuration and the names that a run is listed by, found without training.
+
+    Builds one environment and its policy, so that everything that `train` refuses is refused here; writes nothing.
+    Raises `ConfigError` for what cannot be trained. The run service calls this before a launch.
+    """
+    from palaestra.config.file import is_ui_config
+
+    return _check_screens(data, seed) if is_ui_config(data) else _check_environment(data, seed)
+
+
+def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    import gymnasium
+
+    from palaestra.runs.process.probe import signature
+    from palaestra.telemetry.config import check_telemetry
+    from palaestra.train.config import config_from
+    from palaestra.train.trainer import build_trainer
+
+    config = config_from(data, seed=seed)
+    check_telemetry(config.telemetry)
+    # One environment is enough; hundreds in worker processes would only take longer.
+    changes = {"num_envs": 1} | ({"vectorization": "in_process"} if config.env.vectorization == "workers" else {})
+    single = config.model_copy(update={"env": config.env.model_copy(update=changes)})
+    trainer = build_trainer(single)
+    try:
+        trainer.training.check_memory(config.rollout_length, config.trainer.buffer_size, num_envs=config.env.num_envs)
+        env_signature = signature(trainer.env, config.env.id)
+    finally:
+        trainer.env.close()
+    limit, spec = config.env.max_episode_steps, gymnasium.registry.get(config.env.id)
+    if spec is not None:
+        env_signature |= {"entry_point": str(spec.entry_point or "")}
+        limit = limit or spec.max_episode_steps
+    return {
+        "resolved": config.resolved(),
+        "env_id": config.env.id,
+        "algorithm": config.algorithm["name"],
+        "total_steps": config.total_timesteps,
+        "env_signature": env_signature | {"max_episode_steps": limit},
+    }
+
+
+def _check_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    _require_transformers(data)
+    from palaestra.policy.device import choose_device
+    from palaestra.telemetry.config import check_telemetry
+    from palaestra.train.screen_config import screen_config_from
+
+    config = screen_config_from(data, seed=seed)
+    check_telemetry(config.telemetry)
+    choose_device(config.model.device, place="model.device")
+    return {
+        "resolved": config.resolved(),
+        "env_id": config.tasks[0].task,
+        "algorithm": config.algorithm["name"],
+        "total_steps": None,
+        "env_signature": {"env_id": config.tasks[0].task, "tasks": [choice.task for choice in config.tasks]},
+    }
+
+
+def _print_result(result: TrainingResult, as_json: bool) -> None:
+    run, final = result.run, result.final
+    if as_json:
+        print_json(
+            {
+                "run_id": run.run_id,
+                "run_dir": str(run.path),
+                "steps": result.steps,
+                "interrupted": result.interrupted,
+                "checkpoint": str(result.checkpoint),
+                "final": {key: value if value == value else None for key, value in final.items()},
+            }
+        )
+        return
+    on_screens = "trajectories_learned" in final
+    unit, score = "episodes" if on_screens else "steps", ""
+    if on_screens and final.get("success_rate") is not None:
+        score = f", success rate of the last batch {100 * final['success_rate']:.0f} %"
+    elif not on_screens and final.get("episode_return") is not None:
+        score = f", mean return of the last episodes {final['episode_return']:.1f}"
+    print(f"{'Stopped' if result.interrupted else 'Done'} after {result.steps:,} {unit}{score}.")
+    print(f"Run {run.run_id} in {run.path}")
+    if result.interrupted:
+        print(f"Resume with: {run.resume_command}")
+    else:
+        print(f"Evaluate with: palaestra eval {run.run_id} --episodes {200 if on_screens else 100}")
+    if on_screens and not result.interrupted:
+        print(f"View episodes with: palaestra trajectories view {run.run_id}")
