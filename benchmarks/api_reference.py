@@ -9,7 +9,7 @@ from typing import Any
 
 from palaestra.files.home import Home
 from palaestra.runs.reader import RunReader
-from palaestra.runs.runners.table import registered_runners
+from palaestra.runs.runners.registry import registered_runners
 from palaestra.runs.service.app import build_api
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from palaestra.runs.phase import determine_outcome
 from palaestra.runs.process.attempt_process import AttemptProcess
-from palaestra.runs.runner import LaunchPlan, Place
+from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.state.attempt_status import read_exit_facts
 
 PATIENCE_S = 60.0
@@ -24,13 +24,13 @@ def attempt_in(home, run_id="run", number=1):
 def plan_of(attempt, code, *arguments, **changes):
     """A plan that runs Python code."""
     run = attempt.path.parent
-    place = Place(run.name, attempt.number, run, attempt.path, attempt.work)
+    paths = AttemptPaths(run.name, attempt.number, run, attempt.path, attempt.work)
     environment = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "TMPDIR": str(attempt.scratch)}
     plan = LaunchPlan(
         argv=(sys.executable, "-c", code, *arguments),
         environment=environment,
         cwd=attempt.work,
-        place=place,
+        paths=paths,
         sources=(),
     )
     return replace(plan, **changes)

@@ -58,8 +58,8 @@ class _Odd(EchoRunner):
 
     name = "odd"
 
-    def plan(self, spec, place, machine):
-        plan = super().plan(spec, place, machine)
+    def plan(self, spec, paths, machine):
+        plan = super().plan(spec, paths, machine)
         changes = {
             "steps": {"total_steps": 10**30},
             "env": {"env_id": "a\nb"},
@@ -121,8 +121,8 @@ def test_steps_beyond_64_bits_are_not_counted_and_the_next_service_starts(home, 
     script.write_text(f"print('@palaestra ' + {line!r})")
 
     class Speaking(EchoRunner):
-        def plan(self, spec, place, machine):
-            plan = super().plan(spec, place, machine)
+        def plan(self, spec, paths, machine):
+            plan = super().plan(spec, paths, machine)
             return replace(plan, argv=(plan.argv[0], str(script)))
 
     async def body():

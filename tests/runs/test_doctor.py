@@ -7,7 +7,7 @@ import pytest
 from tests.runs.serving import service
 
 from palaestra.files.atomic import read_json
-from palaestra.runs.runners import table
+from palaestra.runs.runners import registry
 from palaestra.runs.service.doctor import examine
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 
@@ -97,5 +97,5 @@ def test_a_gpu_that_torch_cannot_use_is_a_finding(home, findings, monkeypatch):
 
 def test_runners_are_looked_at_as_they_are(home):
     names = {one.check for one in examine(home)}
-    assert {f"runner:{name}" for name in table.registered_runners()} <= names
+    assert {f"runner:{name}" for name in registry.registered_runners()} <= names
     assert "uv" in names

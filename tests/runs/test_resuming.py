@@ -194,8 +194,8 @@ def test_changes_reach_into_sections_and_refuse_what_is_no_key():
 
 def test_another_environment_is_another_run(home):
     class Roaming(EchoRunner):
-        def plan(self, spec, place, machine):
-            return replace(super().plan(spec, place, machine), env_id=f"Echo-v{spec.config.get('metrics', 0)}")
+        def plan(self, spec, paths, machine):
+            return replace(super().plan(spec, paths, machine), env_id=f"Echo-v{spec.config.get('metrics', 0)}")
 
     async def body():
         async with supervising(home, catalogue=CheckpointCatalogue, runners={"echo": Roaming()}) as supervisor:

@@ -87,14 +87,14 @@ def runners(
     as_json: JsonOption = False,
 ) -> None:
     """List the trainers that runs can use, and their capabilities."""
-    from palaestra.runs.runners.table import broken_runners, registered_runners, runner_named
+    from palaestra.runs.runners.registry import broken_runners, get_runner, registered_runners
 
     if schema is not None:
         from palaestra.config import parse_section
         from palaestra.runs.spec import RunSpec
 
         spec = parse_section(RunSpec, {"runner": schema, "script": script})
-        print(json.dumps(runner_named(schema).config_schema(spec), indent=2))
+        print(json.dumps(get_runner(schema).config_schema(spec), indent=2))
         return
     capabilities = {name: runner.capabilities for name, runner in registered_runners().items()}
     broken = broken_runners()

@@ -1,8 +1,8 @@
-"""The seam for trainers: what a runner declares, what it plans, and where its telemetry will be.
+"""The interface of runners: their capabilities, the findings of a preflight, and the command that they plan.
 
-A runner decides and never acts: it turns a spec into findings and one `LaunchPlan`. The plan is what is shown, what
-is agreed to and what is executed; its digest proves that the three are the same. `runs.runners.conformance` checks an
-implementation; external packages announce theirs under the entry point group `palaestra.runners`.
+A runner starts no training: it turns a spec into findings and one `LaunchPlan`. The plan is what the user sees and
+confirms and what the service executes; its digest proves that they are the same. `runs.runners.conformance` checks an
+implementation. External packages register theirs under the entry point group `palaestra.runners`.
 """
 
 from __future__ import annotations
@@ -18,54 +18,63 @@ from palaestra.redaction import redact_command, redact_environment
 from palaestra.runs.spec import RunSpec
 
 __all__ = [
-    "EventFiles", "Finding", "Injection", "JournalFile", "LaunchPlan", "Machine", "Place", "Runner",
-    "RunnerCapabilities", "Source", "StdoutLines",
-]  # fmt: skip
+    "AttemptPaths",
+    "EventFiles",
+    "Finding",
+    "Injection",
+    "JournalFile",
+    "LaunchPlan",
+    "Machine",
+    "Runner",
+    "RunnerCapabilities",
+    "Source",
+    "StdoutLines",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerCapabilities:
-    """What a runner can do. Whatever it does not claim is hidden from people and refused when asked for."""
+    """Capabilities of a runner. A request for a missing capability is refused."""
 
     title: str
     offline_inference: bool = False
-    """Its checkpoints can be played here without the trainer: deployed, and filmed."""
+    """Its checkpoints can be deployed and recorded here without the trainer."""
     warm_start: bool = False
     resume: bool = False
-    """Goes on from its own checkpoint, counters included."""
+    """Resumes from its own checkpoints, counters included."""
     needs_gpu: bool = False
     external_services: tuple[str, ...] = ()
-    """What it may speak to over the network, such as `wandb`."""
+    """External services that it may contact, such as `wandb`."""
     live_beliefs: bool = False
     video: bool = False
-    """Clips can be had of it while it trains."""
+    """Videos can be recorded while it trains."""
     tracking: bool = False
     runs_foreign_code: bool = False
-    """Executes files that neither we nor an installed package brought: the operator must agree to the command."""
+    """Executes files that are not part of palaestra or an installed package; the user must confirm the command."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a preflight."""
+    """One result of a preflight."""
 
     check: str
-    """A short stable name: `python`, `dependency:tyro`, `env`, `disk`, `gpu`, `flag`, `script`, …"""
+    """Short stable name: `python`, `dependency:tyro`, `env`, `disk`, `gpu`, `flag`, `script`, …"""
     level: Literal["ok", "warning", "refused"]
     text: str
     remedy: str = ""
-    """The command or the change that makes it go away."""
+    """The command or change that solves it."""
 
 
 @dataclass(frozen=True)
 class JournalFile:
-    """The trainer writes our journal itself, to `metrics.jsonl` of the attempt."""
+    """The trainer writes the journal, `metrics.jsonl` of the attempt."""
 
     kind: Literal["journal"] = "journal"
 
 
 @dataclass(frozen=True)
 class StdoutLines:
-    """Lines of stdout.log are events by a grammar of `runs.ingest.grammar.GRAMMARS`."""
+    """Events are parsed from stdout.log with a grammar of `runs.ingest.grammar.GRAMMARS`."""
 
     grammar: str
     kind: Literal["stdout"] = "stdout"
@@ -73,7 +82,7 @@ class StdoutLines:
 
 @dataclass(frozen=True)
 class EventFiles:
-    """TensorBoard event files below the working directory are events by a tag table of `runs.ingest.tags.TAGS`."""
+    """Events are read from TensorBoard files in the working directory with a tag table of `runs.ingest.tags.TAGS`."""
 
     pattern: str
     tags: str
@@ -85,7 +94,7 @@ Source: TypeAlias = JournalFile | StdoutLines | EventFiles
 
 @dataclass(frozen=True)
 class Injection:
-    """Code of ours that runs inside somebody else's trainer, declared to whoever agrees to the command."""
+    """Our code that runs inside a foreign trainer; the user sees it before confirming the command."""
 
     path: str
     sha256: str
@@ -93,52 +102,52 @@ class Injection:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an attempt will live; given to `plan` before it exists."""
+class AttemptPaths:
+    """Identity and directories of an attempt that does not exist yet."""
 
     run_id: str
     attempt: int
     run_dir: Path
     attempt_dir: Path
     work_dir: Path
-    """`attempt_dir / "work"`: the trainer's current directory."""
+    """`attempt_dir / "work"`: working directory of the trainer."""
     resume_from: str | None = None
-    """A checkpoint of an earlier attempt, when this is a resume."""
+    """Checkpoint of an earlier attempt to resume from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """Exactly what will be executed. There is no shell in it."""
+    """The command that the service executes, without a shell."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """The whole environment, secrets included: lives in memory only; `shown` is what may be stored."""
+    """The complete environment with secrets; only `redacted` may be stored."""
     cwd: Path
-    place: Place
+    paths: AttemptPaths
     sources: tuple[Source, ...]
     checkpoints: tuple[str, ...] = ()
-    """Patterns below the working directory where checkpoints appear, for trainers that do not announce them."""
+    """Glob patterns of checkpoints in the working directory, for trainers that do not report them."""
     videos: tuple[str, ...] = ()
     film: bool = False
-    """Whether its checkpoints are filmed beside it, for trainers that do not film themselves."""
+    """Whether the service records its checkpoints, for trainers that record no videos themselves."""
     stop_grace_s: float = 10.0
     env_id: str = ""
     algorithm: str = ""
     total_steps: int | None = None
     steps_key: str = ""
-    """The key of the runner's configuration that holds the number of steps; errors name it to train further."""
+    """Configuration key of the number of steps; errors name it."""
     env_signature: Mapping[str, Any] = field(default_factory=dict)
-    """Spaces and environment spec as the probe found them."""
+    """Spaces and environment spec as reported by the probe."""
     resolved: Mapping[str, Any] = field(default_factory=dict)
-    """Every value of the run, defaults included; becomes resolved.json."""
+    """All values of the run, defaults included; stored as resolved.json."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Text files to write below the attempt before it starts, by relative path."""
+    """Text files to write into the attempt before it starts, by relative path."""
     injected: tuple[Injection, ...] = ()
     script_sha256: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def shown(self) -> dict[str, Any]:
-        """As it is previewed and stored in command.json: everything, secrets hidden."""
+    def redacted(self) -> dict[str, Any]:
+        """The plan without secrets, as shown in previews and stored in command.json."""
         return {
             "schema": 1,
             "argv": redact_command(self.argv),
@@ -150,58 +159,58 @@ class LaunchPlan:
             "digest": self.digest(),
         }
 
-    def own_environment(self, surrounding: Mapping[str, str]) -> dict[str, str]:
-        """What of its environment is not as around it, secrets hidden."""
-        shown = redact_environment(self.environment)
-        return {name: text for name, text in shown.items() if surrounding.get(name) != self.environment[name]}
+    def environment_changes(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Variables that differ from a base environment, without secrets."""
+        redacted = redact_environment(self.environment)
+        return {name: text for name, text in redacted.items() if base.get(name) != self.environment[name]}
 
     def digest(self) -> str:
-        """Names the command wherever and under whatever id it runs, so that what was agreed to can be recognised."""
-        place = self.place
-        names = {str(place.attempt_dir): "@attempt", str(place.run_dir): "@run", place.run_id: "@id"}
+        """Hash of the command, independent of the run id and its directories, to recognise a confirmed command."""
+        paths = self.paths
+        placeholders = {str(paths.attempt_dir): "@attempt", str(paths.run_dir): "@run", paths.run_id: "@id"}
 
-        def anywhere(text: str) -> str:
-            for here, name in names.items():
-                text = text.replace(here, name)
+        def normalize(text: str) -> str:
+            for value, placeholder in placeholders.items():
+                text = text.replace(value, placeholder)
             return text
 
-        # The GPUs are leased at the moment of launch; which ones they are changes nothing that was agreed to.
+        # GPUs are leased at launch; their indices are not part of what the user confirmed.
         environment = {k: v for k, v in self.environment.items() if k != "CUDA_VISIBLE_DEVICES"}
-        visible = [
-            [anywhere(word) for word in self.argv],
-            {name: anywhere(value) for name, value in redact_environment(environment).items()},
+        content = [
+            [normalize(word) for word in self.argv],
+            {name: normalize(value) for name, value in redact_environment(environment).items()},
             [injection.sha256 for injection in self.injected],
             self.script_sha256,
         ]
-        return hashlib.sha256(json.dumps(visible, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a runner may know of the machine; found once per preflight, so that tests can say what is there."""
+    """Facts about the machine, determined once per preflight."""
 
     environment: Mapping[str, str]
     free_disk_bytes: int
     gpus: tuple[str, ...] = ()
-    """Indices that can be leased, as CUDA_VISIBLE_DEVICES wants them."""
+    """Indices that can be leased, as in CUDA_VISIBLE_DEVICES."""
 
 
 class Runner(Protocol):
-    """One kind of trainer. Both methods may start short-lived probes of other interpreters, and nothing else."""
+    """One kind of trainer. `preflight` and `plan` may start short-lived probes of interpreters, but nothing else."""
 
     @property
     def name(self) -> str:
-        """Its word on the command line."""
+        """Value of `--runner`."""
 
     @property
     def capabilities(self) -> RunnerCapabilities:
-        """What it can do."""
+        """Its capabilities."""
 
     def config_schema(self, spec: RunSpec) -> dict[str, Any]:
-        """JSON Schema of `spec.config`, for forms; may depend on `spec.script`."""
+        """JSON Schema of `spec.config`; may depend on `spec.script`."""
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
-        """Everything that can be known before a launch. One `refused` and nothing is launched."""
+        """Checks before a launch. A `refused` finding prevents it."""
 
-    def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
-        """The command. Called after a preflight without refusal; `ConfigError` when it finds one after all."""
+    def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
+        """The command, after a preflight without refusals. Raises `ConfigError` if it cannot run."""

@@ -24,9 +24,9 @@ class Beginner(EchoRunner):
         super().__init__()
         self.seen = []
 
-    def plan(self, spec, place, machine):
+    def plan(self, spec, paths, machine):
         self.seen.append(spec.warm_start)
-        return super().plan(spec, place, machine)
+        return super().plan(spec, paths, machine)
 
 
 def _known(supervisor, sha256, tmp_path):

@@ -1,4 +1,4 @@
-"""A place and a machine, and running a plan the way the service does: that argv, that environment, that directory."""
+"""Paths, a machine, and running a plan the way the service does: that argv, that environment, that directory."""
 
 import os
 import subprocess
@@ -8,14 +8,14 @@ import pytest
 
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.runner import LaunchPlan, Machine, Place
+from palaestra.runs.runner import AttemptPaths, LaunchPlan, Machine
 
 
 @pytest.fixture
-def place(tmp_path) -> Place:
+def paths(tmp_path) -> AttemptPaths:
     run = Home(tmp_path / "home" / "var" / "training").run("a-run")
     attempt = run.attempt(1)
-    return Place("a-run", 1, run.path, attempt.path, attempt.work)
+    return AttemptPaths("a-run", 1, run.path, attempt.path, attempt.work)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def machine() -> Machine:
 
 def prepare(plan: LaunchPlan) -> Attempt:
     """What the service does before it starts the command."""
-    attempt = Attempt(plan.place.attempt_dir)
+    attempt = Attempt(plan.paths.attempt_dir)
     attempt.work.mkdir(parents=True)
     attempt.scratch.mkdir()
     for name, text in plan.files.items():
@@ -51,4 +51,4 @@ def run(plan: LaunchPlan, timeout_s: float = 120) -> tuple[int, str]:
             code = process.wait(timeout_s)
         finally:
             process.kill()
-    return code, Path(Attempt(plan.place.attempt_dir).stdout).read_text(errors="replace")
+    return code, Path(Attempt(plan.paths.attempt_dir).stdout).read_text(errors="replace")

@@ -39,7 +39,7 @@ def _only_refusal(spec, machine):
 
 def _events(plan):
     """What the service's reader makes of the run."""
-    attempt = Attempt(plan.place.attempt_dir)
+    attempt = Attempt(plan.paths.attempt_dir)
     translator = Translator(attempt, plan.sources, 1)
     while translator.pump(10_000):
         pass
@@ -49,10 +49,10 @@ def _events(plan):
 
 
 @needs_tyro
-def test_an_unmodified_script_reports_every_episode(place, machine):
+def test_an_unmodified_script_reports_every_episode(paths, machine):
     spec = _spec(env_id="CartPole-v1", seed=3, config={"total_timesteps": 600, "save_model": True})
     levels = _levels(CleanrlRunner().preflight(spec, machine))
-    plan = CleanrlRunner().plan(spec, place, machine)
+    plan = CleanrlRunner().plan(spec, paths, machine)
 
     code, output = run(plan)
 
@@ -73,39 +73,39 @@ def test_an_unmodified_script_reports_every_episode(place, machine):
 
 
 @needs_tyro
-def test_the_shim_is_a_file_of_the_attempt_and_declared_with_its_hash(place, machine):
-    plan = CleanrlRunner().plan(_spec(), place, machine)
+def test_the_shim_is_a_file_of_the_attempt_and_declared_with_its_hash(paths, machine):
+    plan = CleanrlRunner().plan(_spec(), paths, machine)
 
     (injection,) = plan.injected
-    assert injection.path == str(place.attempt_dir / "shim" / "sitecustomize.py")
-    assert plan.shown()["injected"][0]["sha256"] == injection.sha256
-    assert plan.environment["PYTHONPATH"] == f"{place.attempt_dir / 'shim'}:{CHECKOUT}"
+    assert injection.path == str(paths.attempt_dir / "shim" / "sitecustomize.py")
+    assert plan.redacted()["injected"][0]["sha256"] == injection.sha256
+    assert plan.environment["PYTHONPATH"] == f"{paths.attempt_dir / 'shim'}:{CHECKOUT}"
     assert "final_info" in plan.files["shim/sitecustomize.py"]
 
 
 @needs_tyro
-def test_the_digest_is_of_the_command_wherever_it_runs_and_changes_with_the_script(place, machine, tmp_path):
+def test_the_digest_is_of_the_command_wherever_it_runs_and_changes_with_the_script(paths, machine, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(CHECKOUT, copy)
-    other = place.run_dir.parent / "another" / "attempt_1"
-    elsewhere = replace(place, run_id="another", run_dir=other.parent, attempt_dir=other, work_dir=other / "work")
+    other = paths.run_dir.parent / "another" / "attempt_1"
+    elsewhere = replace(paths, run_id="another", run_dir=other.parent, attempt_dir=other, work_dir=other / "work")
     spec = _spec(config={"checkout": str(copy)})
-    before = CleanrlRunner().plan(spec, place, machine)
+    before = CleanrlRunner().plan(spec, paths, machine)
     same = CleanrlRunner().plan(spec, elsewhere, machine)
 
     with open(copy / "cleanrl_utils" / "seeding.py", "a") as file:
         file.write("# changed\n")
-    changed = CleanrlRunner().plan(spec, place, machine)
+    changed = CleanrlRunner().plan(spec, paths, machine)
 
     assert before.argv == same.argv
     assert before.environment != same.environment
     assert before.digest() == same.digest() != changed.digest()
 
 
-def test_a_shell_in_a_value_stays_one_word(place, machine):
+def test_a_shell_in_a_value_stays_one_word(paths, machine):
     spec = _spec(config={"wandb_entity": "; touch x $(id)"}, python=sys.executable)
 
-    assert "; touch x $(id)" in CleanrlRunner().plan(spec, place, machine).argv
+    assert "; touch x $(id)" in CleanrlRunner().plan(spec, paths, machine).argv
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_shell_in_a_value_stays_one_word(place, machine):
         ({"config": {"checkout": "/nowhere"}}, "script", "not a CleanRL checkout", "git clone"),
         ({"config": {"learning_rat": 1}}, "flag", "no such argument", "learning_rate"),
         ({"config": {"track": True}}, "flag", "option of every runner", "--track"),
-        ({"config": {"exp_name": "../x"}}, "path", "out of", ""),
+        ({"config": {"exp_name": "../x"}}, "path", "outside", ""),
         ({"python": "/nowhere/python"}, "python", "not a program", "virtualenv"),
         ({"python": "/bin/true"}, "python", "exit code 0", "--python"),
     ],
@@ -179,11 +179,11 @@ def test_an_environment_that_does_not_exist_names_the_nearest(machine):
 
 
 @needs_tyro
-def test_cuda_without_a_gpu_is_a_warning_and_a_flag(place, machine):
+def test_cuda_without_a_gpu_is_a_warning_and_a_flag(paths, machine):
     spec = _spec(config={"cuda": True})
 
     assert _levels(CleanrlRunner().preflight(spec, machine))["gpu"] == "warning"
-    assert "--no-cuda" in CleanrlRunner().plan(spec, place, machine).argv
+    assert "--no-cuda" in CleanrlRunner().plan(spec, paths, machine).argv
 
 
 @needs_tyro
@@ -196,7 +196,7 @@ def test_a_gpu_for_a_torch_that_sees_none_is_refused(machine):
     assert f"{PYTHON} -m pip install torch" in refused.remedy
 
 
-def test_logging_online_needs_credentials_and_offline_does_not(place, machine, tmp_path):
+def test_logging_online_needs_credentials_and_offline_does_not(paths, machine, tmp_path):
     bare = {k: v for k, v in machine.environment.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
     spec = _spec(track="online", python=sys.executable)
 
@@ -206,9 +206,9 @@ def test_logging_online_needs_credentials_and_offline_does_not(place, machine, t
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret-secret\n")
     assert _levels(CleanrlRunner().preflight(spec, Machine(bare, 10**12)))["credentials"] == "ok"
 
-    plan = CleanrlRunner().plan(spec, place, Machine(keyed, 10**12))
+    plan = CleanrlRunner().plan(spec, paths, Machine(keyed, 10**12))
     assert (plan.environment["WANDB_MODE"], plan.environment["WANDB_API_KEY"]) == ("online", "0123456789")
-    assert plan.shown()["environment"]["WANDB_API_KEY"] == "***"
+    assert plan.redacted()["environment"]["WANDB_API_KEY"] == "***"
     assert "--track" in plan.argv
 
 

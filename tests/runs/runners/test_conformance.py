@@ -81,28 +81,28 @@ class _Forgetful(EchoRunner):
 
 
 class _Random(EchoRunner):
-    def plan(self, spec, place, machine):
-        return super().plan(spec.model_copy(update={"config": {"steps": ord(os.urandom(1))}}), place, machine)
+    def plan(self, spec, paths, machine):
+        return super().plan(spec.model_copy(update={"config": {"steps": ord(os.urandom(1))}}), paths, machine)
 
 
 class _Writing(EchoRunner):
-    def plan(self, spec, place, machine):
-        place.attempt_dir.mkdir(parents=True, exist_ok=True)
-        return super().plan(spec, place, machine)
+    def plan(self, spec, paths, machine):
+        paths.attempt_dir.mkdir(parents=True, exist_ok=True)
+        return super().plan(spec, paths, machine)
 
 
 class _Failing(EchoRunner):
-    def plan(self, spec, place, machine):
-        return super().plan(spec.model_copy(update={"config": {"then": "exit:3"}}), place, machine)
+    def plan(self, spec, paths, machine):
+        return super().plan(spec.model_copy(update={"config": {"then": "exit:3"}}), paths, machine)
 
 
 class _Silent(EchoRunner):
-    def plan(self, spec, place, machine):
+    def plan(self, spec, paths, machine):
         from dataclasses import replace
 
         from palaestra.runs.runner import StdoutLines
 
-        return replace(super().plan(spec, place, machine), sources=(StdoutLines("none"),), argv=("/bin/true",))
+        return replace(super().plan(spec, paths, machine), sources=(StdoutLines("none"),), argv=("/bin/true",))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from palaestra.cli.catalog import format_runners
-from palaestra.runs.runners.table import registered_runners
+from palaestra.runs.runners.registry import registered_runners
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "runners.md").read_text()

@@ -18,17 +18,17 @@ from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, 
 from palaestra.telemetry.event import PhaseChanged
 
 
-def _plan(place, machine, **config):
-    return EchoRunner().plan(RunSpec(runner="echo", config=config), place, machine)
+def _plan(paths, machine, **config):
+    return EchoRunner().plan(RunSpec(runner="echo", config=config), paths, machine)
 
 
-def _events(place):
-    with JournalReader(place.attempt_dir / "metrics.jsonl") as reader:
+def _events(paths):
+    with JournalReader(paths.attempt_dir / "metrics.jsonl") as reader:
         return [record.event for record in reader.read()], reader.corrupt_lines
 
 
-def _told(place):
-    return json.loads((place.work_dir / "echo.json").read_text())
+def _told(paths):
+    return json.loads((paths.work_dir / "echo.json").read_text())
 
 
 def _wait(condition, process, *, timeout_s=20):
@@ -39,12 +39,12 @@ def _wait(condition, process, *, timeout_s=20):
         time.sleep(0.005)
 
 
-def test_every_number_it_says_can_be_computed(place, machine):
-    plan = _plan(place, machine, steps=20, metrics=3, episodes_every=10, checkpoint_every=10, spike_every=7)
+def test_every_number_it_says_can_be_computed(paths, machine):
+    plan = _plan(paths, machine, steps=20, metrics=3, episodes_every=10, checkpoint_every=10, spike_every=7)
 
     code, output = run(plan)
 
-    events, corrupt = _events(place)
+    events, corrupt = _events(paths)
     steps = [event for event in events if isinstance(event, TrainingStep)]
     assert (code, corrupt, plan.sources) == (0, 0, (JournalFile(),))
     assert output == "echo: 20 updates to go\n"
@@ -57,15 +57,15 @@ def test_every_number_it_says_can_be_computed(place, machine):
     ]
     assert [e.env_step for e in events if isinstance(e, CheckpointSaved)] == [100, 200]
     assert events[-1] == PhaseChanged("succeeded", "done")
-    assert _told(place) == {"seq": 26, "first_update": 0, "updates": 20, "episodes": 2}
+    assert _told(paths) == {"seq": 26, "first_update": 0, "updates": 20, "episodes": 2}
 
 
-def test_a_resumed_one_goes_on_from_the_checkpoint(place, machine):
-    run(_plan(place, machine, steps=10, checkpoint_every=5))
-    second = place.run_dir / "attempt_2"
+def test_a_resumed_one_goes_on_from_the_checkpoint(paths, machine):
+    run(_plan(paths, machine, steps=10, checkpoint_every=5))
+    second = paths.run_dir / "attempt_2"
     again = replace(
-        place, attempt=2, attempt_dir=second, work_dir=second / "work",
-        resume_from=str(place.attempt_dir / "checkpoints" / "step_50.json"),
+        paths, attempt=2, attempt_dir=second, work_dir=second / "work",
+        resume_from=str(paths.attempt_dir / "checkpoints" / "step_50.json"),
     )  # fmt: skip
 
     run(_plan(again, machine, steps=10))
@@ -84,35 +84,35 @@ def test_a_resumed_one_goes_on_from_the_checkpoint(place, machine):
         ("signal:KILL", -signal.SIGKILL, ""),
     ],
 )
-def test_it_ends_as_it_is_told(place, machine, then, code, words):
-    found, output = run(_plan(place, machine, steps=3, then=then))
+def test_it_ends_as_it_is_told(paths, machine, then, code, words):
+    found, output = run(_plan(paths, machine, steps=3, then=then))
 
     assert (found, words in output) == (code, True)
-    assert _told(place)["updates"] == 3
+    assert _told(paths)["updates"] == 3
 
 
-def test_asked_to_stop_it_saves_says_so_and_exits_with_130(place, machine):
-    with start(_plan(place, machine, steps=5, checkpoint_every=100, then="hang")) as process:
-        _wait((place.work_dir / "echo.json").exists, process)
+def test_asked_to_stop_it_saves_says_so_and_exits_with_130(paths, machine):
+    with start(_plan(paths, machine, steps=5, checkpoint_every=100, then="hang")) as process:
+        _wait((paths.work_dir / "echo.json").exists, process)
         process.terminate()
         assert process.wait(20) == 130
 
-    events, _ = _events(place)
+    events, _ = _events(paths)
     assert [type(event) for event in events[-2:]] == [CheckpointSaved, PhaseChanged]
     assert events[-1].phase == "stopped"
 
 
-def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(place, machine):
-    plan = _plan(place, machine, steps=1, then="hang", ignore_term=True, fork="2:setsid")
+def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(paths, machine):
+    plan = _plan(paths, machine, steps=1, then="hang", ignore_term=True, fork="2:setsid")
     with start(plan) as process:
         try:
-            _wait((place.work_dir / "echo.json").exists, process)
+            _wait((paths.work_dir / "echo.json").exists, process)
             process.terminate()
 
             def orphans():
                 return [
                     pid for pid in list_descendants(1) | list_descendants(os.getpid())
-                    if str(place.attempt_dir).encode() in _command_line(pid) and pid != process.pid
+                    if str(paths.attempt_dir).encode() in _command_line(pid) and pid != process.pid
                 ]  # fmt: skip
 
             # In the instant in which one gets another parent it is below nobody.
@@ -122,7 +122,7 @@ def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(place,
         finally:
             process.kill()
             process.wait()
-            while left := [pid for pid in list_descendants(1) if str(place.attempt_dir).encode() in _command_line(pid)]:
+            while left := [pid for pid in list_descendants(1) if str(paths.attempt_dir).encode() in _command_line(pid)]:
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -136,17 +136,17 @@ def _command_line(pid):
         return file.read()
 
 
-def test_damaged_records_are_where_they_were_asked_for(place, machine):
-    code, output = run(_plan(place, machine, steps=4, corrupt_line="middle", traceback_alive=True))
+def test_damaged_records_are_where_they_were_asked_for(paths, machine):
+    code, output = run(_plan(paths, machine, steps=4, corrupt_line="middle", traceback_alive=True))
 
-    events, corrupt = _events(place)
+    events, corrupt = _events(paths)
     assert (code, corrupt) == (0, 1)
     assert [e.update for e in events if isinstance(e, TrainingStep)] == [1, 2, 3, 4]
     assert "RuntimeError: told to, and alive" in output
 
 
-def test_it_floods_and_speaks_marked_lines(place, machine):
-    code, output = run(_plan(place, machine, steps=2, metrics=1, speak="stdout", flood=1))
+def test_it_floods_and_speaks_marked_lines(paths, machine):
+    code, output = run(_plan(paths, machine, steps=2, metrics=1, speak="stdout", flood=1))
 
     assert code == 0
     assert len(output) > 1 << 20
@@ -154,19 +154,19 @@ def test_it_floods_and_speaks_marked_lines(place, machine):
     assert marked[1] == {"kind": "TrainingStep", "update": 1, "env_step": 10, "metrics": {"m0": 1.0}}
 
 
-def test_its_event_files_are_read_by_tensorboard(place, machine):
+def test_its_event_files_are_read_by_tensorboard(paths, machine):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run(_plan(place, machine, steps=300, metrics=1, speak="tensorboard"))
+    run(_plan(paths, machine, steps=300, metrics=1, speak="tensorboard"))
 
-    found = accumulator.EventAccumulator(str(place.work_dir / "runs" / "echo"), size_guidance={"scalars": 0})
+    found = accumulator.EventAccumulator(str(paths.work_dir / "runs" / "echo"), size_guidance={"scalars": 0})
     found.Reload()
 
     assert [(point.step, point.value) for point in found.Scalars("losses/m0")][-2:] == [(2990, 299.0), (3000, 300.0)]
     assert len(found.Scalars("charts/episodic_return")) == 30
 
 
-def test_memory_beyond_its_limit_is_a_memory_error(place, machine):
-    plan = _plan(place, machine, steps=0, then="oom")
+def test_memory_beyond_its_limit_is_a_memory_error(paths, machine):
+    plan = _plan(paths, machine, steps=0, then="oom")
     limited = replace(plan, argv=("/usr/bin/env", "prlimit", "--as=300000000", *plan.argv))
 
     code, output = run(limited)

@@ -22,34 +22,34 @@ from palaestra.runs.spec import RunSpec
 HERE = Interpreter(sys.executable, "this one")
 
 
-def test_the_environment_is_built_from_names_and_not_inherited(place):
+def test_the_environment_is_built_from_names_and_not_inherited(paths):
     shell = {
         "PATH": "/bin", "LC_ALL": "C", "https_proxy": "http://p", "WANDB_API_KEY": "k", "CUDA_HOME": "/c", "LANG": "C",
         "OMP_NUM_THREADS": "4", "AWS_SECRET_ACCESS_KEY": "s", "PYTHONPATH": "/mine", "PALAESTRA_TOKEN": "t",
         "CUDA_VISIBLE_DEVICES": "0,1", "HTTP_COOKIE": "c", "EDITOR": "vi",
     }  # fmt: skip
 
-    found = trainer_environment(RunSpec(gpus=1), place, Machine(shell, 0, gpus=("3", "4")))
+    found = trainer_environment(RunSpec(gpus=1), paths, Machine(shell, 0, gpus=("3", "4")))
 
     assert {key: value for key, value in found.items() if key in shell} == {
         "PATH": "/bin", "LC_ALL": "C", "https_proxy": "http://p", "WANDB_API_KEY": "k", "CUDA_HOME": "/c", "LANG": "C",
         "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "3",
     }  # fmt: skip
-    assert found["PALAESTRA_HOME"] == str(place.run_dir.parents[3])
-    assert found["TMPDIR"] == str(place.attempt_dir / "tmp")
+    assert found["PALAESTRA_HOME"] == str(paths.run_dir.parents[3])
+    assert found["TMPDIR"] == str(paths.attempt_dir / "tmp")
     assert (found["PYTHONUNBUFFERED"], found["SDL_NO_SIGNAL_HANDLERS"], found["PYTHONHASHSEED"]) == ("1", "1", "0")
 
 
-def test_without_gpus_none_is_visible_and_one_thread_is_the_default(place):
-    found = trainer_environment(RunSpec(), place, Machine({}, 0, gpus=("0",)))
+def test_without_gpus_none_is_visible_and_one_thread_is_the_default(paths):
+    found = trainer_environment(RunSpec(), paths, Machine({}, 0, gpus=("0",)))
 
     assert (found["CUDA_VISIBLE_DEVICES"], found["OMP_NUM_THREADS"]) == ("", "1")
 
 
-def test_a_wish_changes_a_default_but_not_what_the_runner_needs(place):
+def test_a_wish_changes_a_default_but_not_what_the_runner_needs(paths):
     spec = RunSpec(environment={"OMP_NUM_THREADS": "3", "PYTHONPATH": "/envs", "WANDB_MODE": "online"})
 
-    found = trainer_environment(spec, place, Machine({}, 0), {"PYTHONPATH": "/shim:/checkout", "WANDB_MODE": "offline"})
+    found = trainer_environment(spec, paths, Machine({}, 0), {"PYTHONPATH": "/shim:/checkout", "WANDB_MODE": "offline"})
 
     assert found["OMP_NUM_THREADS"] == "3"
     assert found["PYTHONPATH"] == "/shim:/checkout:/envs"

@@ -31,12 +31,12 @@ def runner():
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
-    """Where it is invoked: one place for all, so that one check of the configuration serves them."""
+    """Where it is invoked: one paths for all, so that one check of the configuration serves them."""
     return tmp_path_factory.mktemp("there")
 
 
-def _events(place):
-    with JournalReader(place.attempt_dir / "metrics.jsonl") as reader:
+def _events(paths):
+    with JournalReader(paths.attempt_dir / "metrics.jsonl") as reader:
         return [record.event for record in reader.read()]
 
 
@@ -52,36 +52,36 @@ def test_general_wishes_go_where_the_trainer_reads_them():
     assert spec.config == CONFIG
 
 
-def test_it_trains_in_the_prepared_attempt(runner, place, machine, there):
+def test_it_trains_in_the_prepared_attempt(runner, paths, machine, there):
     spec = RunSpec(config=CONFIG, invoked_from=there)
     assert {finding.level for finding in runner.preflight(spec, machine)} == {"ok"}
 
-    plan = runner.plan(spec, place, machine)
+    plan = runner.plan(spec, paths, machine)
     code, output = run(plan)
 
-    events = _events(place)
+    events = _events(paths)
     assert (code, plan.sources) == (0, (JournalFile(),)), output
     assert (plan.env_id, plan.algorithm, plan.total_steps) == ("CartPole-v1", "ppo", 2048)
     assert plan.env_signature["action_space"]["n"] == 2
     assert events[-1] == PhaseChanged("succeeded", "done")
     assert any(isinstance(event, EpisodeSummary) for event in events)
-    assert json.loads((place.run_dir / "resolved.json").read_text()) == plan.resolved
+    assert json.loads((paths.run_dir / "resolved.json").read_text()) == plan.resolved
     assert list(there.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_asked_to_stop_it_saves_and_the_next_attempt_goes_on(runner, place, machine, tmp_path):
+def test_asked_to_stop_it_saves_and_the_next_attempt_goes_on(runner, paths, machine, tmp_path):
     config = {**CONFIG, "trainer": {"total_timesteps": 50_000_000, "rollout_length": 64}}
     spec = RunSpec(config=config, invoked_from=tmp_path)
-    _stopped_while_it_trains(runner.plan(spec, place, machine))
-    saved = [event for event in _events(place) if isinstance(event, CheckpointSaved)][-1]
-    second = place.run_dir / "attempt_2"
-    again = replace(place, attempt=2, attempt_dir=second, work_dir=second / "work", resume_from=saved.path)
+    _stopped_while_it_trains(runner.plan(spec, paths, machine))
+    saved = [event for event in _events(paths) if isinstance(event, CheckpointSaved)][-1]
+    second = paths.run_dir / "attempt_2"
+    again = replace(paths, attempt=2, attempt_dir=second, work_dir=second / "work", resume_from=saved.path)
 
     _stopped_while_it_trains(runner.plan(spec, again, machine))
 
     steps = [event.env_step for event in _events(again) if isinstance(event, TrainingStep)]
-    assert _events(place)[-1].phase == "stopped"
+    assert _events(paths)[-1].phase == "stopped"
     assert _events(again)[0] == PhaseChanged("running", "resumed")
     assert steps[0] == saved.env_step + 128
 
@@ -89,7 +89,7 @@ def test_asked_to_stop_it_saves_and_the_next_attempt_goes_on(runner, place, mach
 def _stopped_while_it_trains(plan):
     with start(plan) as process:
         deadline = time.monotonic() + 120
-        while not any(isinstance(event, TrainingStep) for event in _events(plan.place)):
+        while not any(isinstance(event, TrainingStep) for event in _events(plan.paths)):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -119,28 +119,28 @@ def test_an_interpreter_without_palaestra_or_a_missing_one_is_refused(runner, ma
     assert (missing.check, missing.level, strange.check, strange.level) == ("python", "refused", "python", "refused")
 
 
-def test_a_warm_start_names_the_checkpoint_and_a_resume_the_run(runner, place, machine, there, tmp_path):
+def test_a_warm_start_names_the_checkpoint_and_a_resume_the_run(runner, paths, machine, there, tmp_path):
     checkpoint = tmp_path / "update_00000001"
     spec = RunSpec(config=CONFIG, warm_start=str(checkpoint), invoked_from=there)
     (refused,) = runner.preflight(spec, machine)
     checkpoint.mkdir()
     (checkpoint / "manifest.json").write_text("{}")
 
-    begun = runner.plan(spec, place, machine)
-    resumed = runner.plan(spec, replace(place, attempt=2, resume_from=str(checkpoint)), machine)
+    begun = runner.plan(spec, paths, machine)
+    resumed = runner.plan(spec, replace(paths, attempt=2, resume_from=str(checkpoint)), machine)
 
     assert refused.check == "warm_start"
     assert begun.argv[-2:] == ("--warm-start", str(checkpoint))
-    assert resumed.argv[-4:] == ("--resume", str(place.run_dir), "--checkpoint", str(checkpoint))
+    assert resumed.argv[-4:] == ("--resume", str(paths.run_dir), "--checkpoint", str(checkpoint))
 
 
-def test_its_checkpoints_are_filmed_when_asked_for_and_can_be_drawn(runner, place, machine, there):
+def test_its_checkpoints_are_filmed_when_asked_for_and_can_be_drawn(runner, paths, machine, there):
     pytest.importorskip("imageio_ffmpeg")
     spec = RunSpec(config=CONFIG, video=True, invoked_from=there)
 
     assert {finding.level for finding in runner.preflight(spec, machine)} == {"ok"}
-    assert runner.plan(spec, place, machine).film
-    assert not runner.plan(spec.model_copy(update={"video": False}), place, machine).film
+    assert runner.plan(spec, paths, machine).film
+    assert not runner.plan(spec.model_copy(update={"video": False}), paths, machine).film
     drawn_by_nobody = spec.model_copy(update={"env_id": "compiled/CartPole-v1"})
     assert (
         runner.preflight(drawn_by_nobody, machine)[-1].text == "compiled/CartPole-v1 draws nothing that could be filmed"
@@ -155,13 +155,13 @@ def test_a_gpu_for_a_torch_that_sees_none_is_refused(runner, machine):
     assert levels == {"python": "ok", "env": "ok", "config": "ok", "gpu": "refused"}
 
 
-def test_only_our_own_trainer_gets_the_gateways_token(runner, place, machine, there):
+def test_only_our_own_trainer_gets_the_gateways_token(runner, paths, machine, there):
     told = Machine({**machine.environment, "PALAESTRA_GATEWAY_TOKEN": "secret-of-the-gateway"}, 10**12)
-    plan = runner.plan(RunSpec(config=CONFIG, invoked_from=there), place, told)
+    plan = runner.plan(RunSpec(config=CONFIG, invoked_from=there), paths, told)
 
     assert plan.environment["PALAESTRA_GATEWAY_TOKEN"] == "secret-of-the-gateway"
-    assert "secret-of-the-gateway" not in str(plan.shown())
-    assert "PALAESTRA_GATEWAY_TOKEN" not in trainer_environment(RunSpec(), place, told)
+    assert "secret-of-the-gateway" not in str(plan.redacted())
+    assert "PALAESTRA_GATEWAY_TOKEN" not in trainer_environment(RunSpec(), paths, told)
 
 
 def test_the_schema_is_the_one_of_the_configuration(runner):

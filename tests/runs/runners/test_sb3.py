@@ -35,7 +35,7 @@ def _spec(**wishes):
 
 
 def _events(plan):
-    attempt = Attempt(plan.place.attempt_dir)
+    attempt = Attempt(plan.paths.attempt_dir)
     translator = Translator(attempt, plan.sources, 1)
     while translator.pump(10_000, final=True):
         pass
@@ -45,10 +45,10 @@ def _events(plan):
 
 
 @_real
-def test_it_trains_reports_under_our_names_and_saves(place, machine):
+def test_it_trains_reports_under_our_names_and_saves(paths, machine):
     spec = _spec(config=SHORT, seed=3)
     assert "refused" not in {finding.level for finding in Sb3Runner().preflight(spec, machine)}
-    plan = Sb3Runner().plan(spec, place, machine)
+    plan = Sb3Runner().plan(spec, paths, machine)
 
     code, output = run(plan)
 
@@ -64,19 +64,19 @@ def test_it_trains_reports_under_our_names_and_saves(place, machine):
 
 
 @_real
-def test_asked_to_stop_it_saves_and_the_next_attempt_counts_on(place, machine):
-    plan = Sb3Runner().plan(_spec(config={**SHORT, "total_timesteps": 10_000_000}), place, machine)
+def test_asked_to_stop_it_saves_and_the_next_attempt_counts_on(paths, machine):
+    plan = Sb3Runner().plan(_spec(config={**SHORT, "total_timesteps": 10_000_000}), paths, machine)
     with start(plan) as process:
         deadline = time.monotonic() + 120
-        while not list(place.attempt_dir.glob("checkpoints/step_*.zip")):
+        while not list(paths.attempt_dir.glob("checkpoints/step_*.zip")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 130
     last = [event for event in _events(plan) if isinstance(event, CheckpointSaved)][-1]
-    second = place.run_dir / "attempt_2"
-    again = replace(place, attempt=2, attempt_dir=second, work_dir=second / "work", resume_from=last.path)
+    second = paths.run_dir / "attempt_2"
+    again = replace(paths, attempt=2, attempt_dir=second, work_dir=second / "work", resume_from=last.path)
     longer = {**SHORT, "total_timesteps": last.env_step + 512}
 
     resumed = Sb3Runner().plan(_spec(config=longer), again, machine)
@@ -89,12 +89,12 @@ def test_asked_to_stop_it_saves_and_the_next_attempt_counts_on(place, machine):
 
 
 @_real
-def test_a_warm_start_reads_weights_only(place, machine, tmp_path):
-    first = Sb3Runner().plan(_spec(config=SHORT), place, machine)
+def test_a_warm_start_reads_weights_only(paths, machine, tmp_path):
+    first = Sb3Runner().plan(_spec(config=SHORT), paths, machine)
     run(first)
-    weights = place.attempt_dir / "checkpoints" / "step_1024.zip"
-    other = place.run_dir.parent / "b" / "attempt_1"
-    there = replace(place, run_id="b", run_dir=other.parent, attempt_dir=other, work_dir=other / "work")
+    weights = paths.attempt_dir / "checkpoints" / "step_1024.zip"
+    other = paths.run_dir.parent / "b" / "attempt_1"
+    there = replace(paths, run_id="b", run_dir=other.parent, attempt_dir=other, work_dir=other / "work")
 
     plan = Sb3Runner().plan(_spec(config=SHORT, warm_start=str(weights)), there, machine)
     code, output = run(plan)
@@ -146,10 +146,10 @@ def test_a_missing_library_names_the_interpreter_to_install_it_into(machine):
     assert "dependency:moviepy" in missing
 
 
-def test_every_value_is_one_word(place, machine):
+def test_every_value_is_one_word(paths, machine):
     spec = _spec(python=sys.executable, config={"env_kwargs": {"x": "--seed 3; $(id)"}}, seed=7)
 
-    argv = Sb3Runner().plan(spec, place, machine).argv
+    argv = Sb3Runner().plan(spec, paths, machine).argv
 
     assert json.loads(argv[argv.index("--config") + 1])["env_kwargs"] == {"x": "--seed 3; $(id)"}
     assert argv[argv.index("--seed") + 1] == "7"

@@ -23,7 +23,7 @@ from typing import Any
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
-from palaestra.runs.runner import Finding, Machine, Place
+from palaestra.runs.runner import AttemptPaths, Finding, Machine
 from palaestra.runs.spec import RunSpec
 
 __all__ = [
@@ -240,7 +240,7 @@ def inherited_variables(machine: Machine) -> dict[str, str]:
 
 
 def trainer_environment(
-    spec: RunSpec, place: Place, machine: Machine, runner_variables: Mapping[str, str] | None = None
+    spec: RunSpec, paths: AttemptPaths, machine: Machine, runner_variables: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """All variables of an attempt. `runner_variables` override those of the spec."""
     own = dict(runner_variables or {})
@@ -258,8 +258,8 @@ def trainer_environment(
         # After rendering, SDL would handle SIGTERM itself and the trainer could not be stopped.
         "SDL_NO_SIGNAL_HANDLERS": "1",
         "SDL_VIDEODRIVER": "dummy",
-        "TMPDIR": str(place.attempt_dir / "tmp"),
-        "PALAESTRA_HOME": str(place.run_dir.parents[3]),
+        "TMPDIR": str(paths.attempt_dir / "tmp"),
+        "PALAESTRA_HOME": str(paths.run_dir.parents[3]),
         "CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[: spec.gpus]),
         **spec.environment,
         **own,

@@ -29,18 +29,24 @@ from palaestra.runs.process.interpreter import (
     trainer_environment,
 )
 from palaestra.runs.runner import (
+    AttemptPaths,
     EventFiles,
     Finding,
     Injection,
     LaunchPlan,
     Machine,
-    Place,
     RunnerCapabilities,
     StdoutLines,
 )
-from palaestra.runs.runners.cleanrl_args import Script, read_script
-from palaestra.runs.runners.flags import argument_schema, escapes, flag_findings, flag_words
-from palaestra.runs.runners.import_scan import ScannedImports, scan_imports
+from palaestra.runs.runners.cleanrl_imports import ScannedImports, scan_imports
+from palaestra.runs.runners.cleanrl_script import (
+    Script,
+    argument_schema,
+    build_flags,
+    check_values,
+    leaves_directory,
+    read_script,
+)
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["CleanrlRunner", "tracking_findings"]
@@ -127,7 +133,7 @@ class CleanrlRunner:
         except ConfigError as error:
             shown = f"{error.value}: " if error.value not in (None, "") else ""
             return [Finding(error.place, "refused", f"{shown}{error.reason}", error.remedy)]
-        refused = flag_findings(wish.script.arguments, wish.values, wish.script.path.name)
+        refused = check_values(wish.script.arguments, wish.values, wish.script.path.name)
         if refused:
             return refused
         found = _probed(wish, interpreter, machine, spec)
@@ -147,16 +153,16 @@ class CleanrlRunner:
             *([_NO_CLIPS] if _needs_shim(wish, found) and spec.track != "off" and wish.films else []),
         ]
 
-    def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
+    def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
         """`python script.py --flags`, in the attempt's working directory."""
         wish = _understood(spec, machine)
-        refused = flag_findings(wish.script.arguments, wish.values, wish.script.path.name)
+        refused = check_values(wish.script.arguments, wish.values, wish.script.path.name)
         if refused:
             raise ConfigError(refused[0].check, wish.script.path.name, refused[0].text, refused[0].remedy)
         interpreter = choose_python(spec, wish.checkout)
         found = _probed(wish, interpreter, machine, spec)
         search = [str(wish.checkout)]
-        shim = place.attempt_dir / "shim" / SHIM.name
+        shim = paths.attempt_dir / "shim" / SHIM.name
         text = SHIM.read_text(encoding="utf-8") if _needs_shim(wish, found) else ""
         if text:
             search.insert(0, str(shim.parent))
@@ -165,10 +171,10 @@ class CleanrlRunner:
             further["WANDB_MODE"] = spec.track
         total = wish.value("total_timesteps")
         return LaunchPlan(
-            argv=(interpreter.path, str(wish.script.path), *flag_words(wish.script.arguments, wish.values)),
-            environment=trainer_environment(spec, place, machine, further),
-            cwd=place.work_dir,
-            place=place,
+            argv=(interpreter.path, str(wish.script.path), *build_flags(wish.script.arguments, wish.values)),
+            environment=trainer_environment(spec, paths, machine, further),
+            cwd=paths.work_dir,
+            paths=paths,
             sources=(EventFiles("runs/**/events.out.tfevents.*", "cleanrl"), StdoutLines("cleanrl")),
             checkpoints=("runs/**/*.cleanrl_model",),
             videos=("videos/**/*.mp4",),
@@ -240,7 +246,7 @@ def _names(checkout: Path) -> list[str]:
 
 
 def _script(name: str, checkout: Path) -> Path:
-    if escapes(name):
+    if leaves_directory(name):
         raise ConfigError("script", name, "must lie in the checkout", "Give its name, such as dqn")
     stem = name.removeprefix("cleanrl/").removesuffix(".py")
     path = checkout / "cleanrl" / f"{stem}.py"

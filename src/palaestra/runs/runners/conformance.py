@@ -21,7 +21,7 @@ from palaestra.runs.ingest.grammar import GRAMMARS
 from palaestra.runs.ingest.tags import TAGS
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.process.attempt_process import AttemptProcess
-from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Machine, Place, Runner, StdoutLines
+from palaestra.runs.runner import AttemptPaths, EventFiles, JournalFile, LaunchPlan, Machine, Runner, StdoutLines
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.attempt_status import read_status
 from palaestra.telemetry.event import Record
@@ -51,17 +51,17 @@ def check_runner(
         plan, make().plan(spec, _place(directory, "trial-two"), machine), "the digest is the same in any run"
     )
     assert _files(directory) == before, "preflight and plan write nothing"
-    assert CANARY not in json.dumps(plan.shown()), "what is shown of a plan hides secrets"
+    assert CANARY not in json.dumps(plan.redacted()), "what is shown of a plan hides secrets"
     if launch:
         asyncio.run(asyncio.wait_for(_check_run(plan), timeout_s))
         stopped = make().plan(spec, _place(directory, "three"), machine)
         asyncio.run(asyncio.wait_for(_check_stop(stopped), timeout_s))
 
 
-def _place(directory: Path, run_id: str) -> Place:
+def _place(directory: Path, run_id: str) -> AttemptPaths:
     run = Home(directory / "var" / "training").run(run_id)
     attempt = run.attempt(1)
-    return Place(run_id, 1, run.path, attempt.path, attempt.work)
+    return AttemptPaths(run_id, 1, run.path, attempt.path, attempt.work)
 
 
 def _files(directory: Path) -> list[str]:
@@ -96,14 +96,14 @@ def _check_preflight(runner: Runner, spec: RunSpec, machine: Machine) -> None:
 
 
 def _check_plan(plan: LaunchPlan, spec: RunSpec) -> None:
-    place = plan.place
+    paths = plan.paths
     assert plan.argv, "a plan has a command"
     assert all(isinstance(word, str) and "\0" not in word for word in plan.argv), "argv are words without NUL"
     assert os.path.isabs(plan.argv[0]), "argv[0] is a full path"
     assert os.access(plan.argv[0], os.X_OK), "argv[0] is a program"
-    assert plan.cwd == spec.invoked_from or plan.cwd.is_relative_to(place.attempt_dir), "it runs in its own directory"
+    assert plan.cwd == spec.invoked_from or plan.cwd.is_relative_to(paths.attempt_dir), "it runs in its own directory"
     assert all(isinstance(value, str) for value in plan.environment.values()), "the environment is text"
-    assert plan.environment.get("TMPDIR", "").startswith(str(place.attempt_dir)), "TMPDIR lies in the attempt"
+    assert plan.environment.get("TMPDIR", "").startswith(str(paths.attempt_dir)), "TMPDIR lies in the attempt"
     assert plan.sources, "its telemetry comes from somewhere"
     for source in plan.sources:
         if isinstance(source, StdoutLines):
@@ -122,7 +122,7 @@ def _check_same_again(plan: LaunchPlan, again: LaunchPlan, rule: str) -> None:
 
 
 def _prepared(plan: LaunchPlan) -> Attempt:
-    attempt = Attempt(plan.place.attempt_dir)
+    attempt = Attempt(plan.paths.attempt_dir)
     attempt.work.mkdir(parents=True)
     for name, text in plan.files.items():
         path = attempt.path / name

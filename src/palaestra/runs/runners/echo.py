@@ -16,12 +16,12 @@ from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError
 from palaestra.runs.process.interpreter import choose_python, probe, python_findings, trainer_environment
 from palaestra.runs.runner import (
+    AttemptPaths,
     EventFiles,
     Finding,
     JournalFile,
     LaunchPlan,
     Machine,
-    Place,
     RunnerCapabilities,
     Source,
     StdoutLines,
@@ -100,20 +100,20 @@ class EchoRunner:
             return [Finding("python", "ok", f"{sys.version.split()[0]} at {python.path}")]
         return python_findings(python, probe(python, machine), {}, oldest=(3, 8))
 
-    def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
+    def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
         """One flag per key that differs from its default."""
         config = parse_section(EchoConfig, spec.config)
-        argv = [choose_python(spec).path, str(PROGRAM), "--journal", str(place.attempt_dir / "metrics.jsonl")]
-        if place.resume_from:
-            argv.append(f"--resume-from={place.resume_from}")
+        argv = [choose_python(spec).path, str(PROGRAM), "--journal", str(paths.attempt_dir / "metrics.jsonl")]
+        if paths.resume_from:
+            argv.append(f"--resume-from={paths.resume_from}")
         for key, value in config.model_dump(exclude_defaults=True).items():
             flag = f"--{key.replace('_', '-')}"
             argv.append(flag if value is True else f"{flag}={value}")
         return LaunchPlan(
             argv=tuple(argv),
-            environment=trainer_environment(spec, place, machine),
-            cwd=place.work_dir,
-            place=place,
+            environment=trainer_environment(spec, paths, machine),
+            cwd=paths.work_dir,
+            paths=paths,
             sources=_SOURCES[config.speak],
             stop_grace_s=5.0,
             env_id=spec.env_id or "Echo-v0",

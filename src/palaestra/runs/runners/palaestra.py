@@ -24,7 +24,7 @@ from palaestra.runs.process.interpreter import (
     probe,
     trainer_environment,
 )
-from palaestra.runs.runner import Finding, JournalFile, LaunchPlan, Machine, Place, RunnerCapabilities
+from palaestra.runs.runner import AttemptPaths, Finding, JournalFile, LaunchPlan, Machine, RunnerCapabilities
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.video.encoder import require_encoder
 
@@ -106,24 +106,24 @@ class PalaestraRunner:
             *(_film_findings(spec, found["env_id"]) if spec.video else []),
         ]
 
-    def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
+    def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
         """`palaestra train` into the attempt."""
         from palaestra.config.file import is_ui_config  # reads YAML, which naming the runners must not load
 
         interpreter = choose_python(spec)
         found = self._check(spec, interpreter, machine)
-        document = place.attempt_dir / "config.input.json"
+        document = paths.attempt_dir / "config.input.json"
         argv = [interpreter.path, *_CODE, "train", str(document)]
-        argv += ["--into", str(place.run_dir), "--attempt", str(place.attempt)]
-        if place.resume_from is not None:
-            argv += ["--resume", str(place.run_dir), "--checkpoint", place.resume_from]
+        argv += ["--into", str(paths.run_dir), "--attempt", str(paths.attempt)]
+        if paths.resume_from is not None:
+            argv += ["--resume", str(paths.run_dir), "--checkpoint", paths.resume_from]
         elif spec.warm_start is not None:
             argv += ["--warm-start", str(_path(spec, spec.warm_start))]
         return LaunchPlan(
             argv=tuple(argv),
-            environment=trainer_environment(spec, place, machine, {"PYTHONPATH": _ROOT, **_gateway_token(machine)}),
+            environment=trainer_environment(spec, paths, machine, {"PYTHONPATH": _ROOT, **_gateway_token(machine)}),
             cwd=spec.invoked_from,
-            place=place,
+            paths=paths,
             sources=(JournalFile(),),
             film=spec.video,
             # It finishes its update and saves a checkpoint, which for a large model takes a while.

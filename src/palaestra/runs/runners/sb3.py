@@ -24,7 +24,7 @@ from palaestra.runs.process.interpreter import (
     python_findings,
     trainer_environment,
 )
-from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, RunnerCapabilities, StdoutLines
+from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, RunnerCapabilities, StdoutLines
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["Sb3Config", "Sb3Runner"]
@@ -73,8 +73,8 @@ class Sb3Runner:
             config, address = _understood(spec)
             interpreter = choose_python(spec)
         except ConfigError as error:
-            place = error.place if error.place in ("script", "python", "env", "warm_start") else "flag"
-            return [Finding(place, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
+            check = error.place if error.place in ("script", "python", "env", "warm_start") else "flag"
+            return [Finding(check, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
         found = _probed(spec, address, interpreter, machine)
         findings = python_findings(interpreter, found, _needed(spec, address), oldest=(3, 9))
         if any(finding.level == "refused" for finding in findings):
@@ -87,7 +87,7 @@ class Sb3Runner:
             *_argument_findings(config.algorithm, found, address),
         ]
 
-    def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
+    def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
         """Our program in that interpreter; every value in one word of JSON."""
         config, address = _understood(spec)
         interpreter = choose_python(spec)
@@ -97,19 +97,19 @@ class Sb3Runner:
         argv = [
             interpreter.path, str(PROGRAM), address, "--env", spec.env_id, "--seed", str(spec.seed or 0),
             "--total-timesteps", str(config.total_timesteps), "--config", json.dumps(data, sort_keys=True),
-            "--out", str(place.attempt_dir / "checkpoints"), "--device", "cuda" if spec.gpus else "cpu",
+            "--out", str(paths.attempt_dir / "checkpoints"), "--device", "cuda" if spec.gpus else "cpu",
         ]  # fmt: skip
-        if place.resume_from is not None:
-            argv += ["--resume", place.resume_from]
+        if paths.resume_from is not None:
+            argv += ["--resume", paths.resume_from]
         elif spec.warm_start is not None:
             argv += ["--load", str(_path(spec))]
         if spec.video:
             argv.append("--video")
         return LaunchPlan(
             argv=tuple(argv),
-            environment=trainer_environment(spec, place, machine),
-            cwd=place.work_dir,
-            place=place,
+            environment=trainer_environment(spec, paths, machine),
+            cwd=paths.work_dir,
+            paths=paths,
             sources=(StdoutLines("sb3"),),
             videos=("videos/**/*.mp4",),
             stop_grace_s=30.0,

@@ -12,7 +12,7 @@ from typing import Any
 
 from palaestra.errors import ConfigError
 from palaestra.runs.process.interpreter import choose_python, trainer_environment
-from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, RunnerCapabilities, StdoutLines
+from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, RunnerCapabilities, StdoutLines
 from palaestra.runs.spec import RunSpec
 
 __all__ = ["ScriptRunner"]
@@ -49,7 +49,7 @@ class ScriptRunner:
             return [Finding("python", "refused", f"{error.value}: {error.reason}", error.remedy)]
         return [Finding("script", "ok", str(script)), Finding("python", "ok", python.path)]
 
-    def plan(self, spec: RunSpec, place: Place, machine: Machine) -> LaunchPlan:
+    def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
         """The command, as it is shown and executed: a list of words, no shell."""
         script = _script(spec)
         if script is None:
@@ -58,9 +58,9 @@ class ScriptRunner:
         seed = [] if spec.seed is None else [f"--seed={spec.seed}"]
         return LaunchPlan(
             argv=(choose_python(spec).path, str(script), *words, *seed),
-            environment=trainer_environment(spec, place, machine),
-            cwd=place.work_dir,
-            place=place,
+            environment=trainer_environment(spec, paths, machine),
+            cwd=paths.work_dir,
+            paths=paths,
             sources=(StdoutLines("events"),),
             env_id=spec.env_id or "",
             algorithm=script.stem,

@@ -21,7 +21,7 @@ from palaestra.runs.client.connect import find_service, holder_of
 from palaestra.runs.process.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.runner import Finding, Machine
-from palaestra.runs.runners.table import broken_runners, registered_runners
+from palaestra.runs.runners.registry import broken_runners, registered_runners
 from palaestra.runs.service.config import SETTINGS_FILE, service_config, settings_changed
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_for_reading

@@ -179,9 +179,9 @@ def _preview(preview: Preview) -> PreviewDocument:
     return PreviewDocument.model_validate(
         {
             "findings": [asdict(finding) for finding in preview.findings],
-            "command": plan.shown() if plan is not None else None,
-            "environment": plan.own_environment(os.environ) if plan is not None else {},
-            "run_id": plan.place.run_id if plan is not None else None,
+            "command": plan.redacted() if plan is not None else None,
+            "environment": plan.environment_changes(os.environ) if plan is not None else {},
+            "run_id": plan.paths.run_id if plan is not None else None,
             "digest": plan.digest() if plan is not None else None,
             "needs_consent": preview.needs_consent,
         }

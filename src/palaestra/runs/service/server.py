@@ -32,7 +32,7 @@ from palaestra.redaction import Redactor
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.checkpoints.importing import separate_from_runs
 from palaestra.runs.reader import RunReader
-from palaestra.runs.runners.table import add_installed, registered_runners
+from palaestra.runs.runners.registry import add_installed_runners, registered_runners
 from palaestra.runs.service.app import build_api
 from palaestra.runs.service.auth import AuthMiddleware
 from palaestra.runs.service.config import ServiceConfig, service_config
@@ -80,7 +80,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         registry = await asyncio.to_thread(open_registry, home)
         catalogue = CheckpointRecorder(CheckpointCatalogue(registry), home, registry)
         runners = registered_runners()
-        supervisor = Supervisor(home, registry, runners, config, catalogue=catalogue, installed=add_installed)
+        supervisor = Supervisor(home, registry, runners, config, catalogue=catalogue, installed=add_installed_runners)
         tensorboards, closing = TensorBoards(home), asyncio.Event()
         catching_up: asyncio.Task[None] | None = None
         try:

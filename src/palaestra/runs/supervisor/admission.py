@@ -14,7 +14,7 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import MAX_INTEGER, RunRecord
-from palaestra.runs.runner import LaunchPlan, Place
+from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.spec import RunSpec, find_text_fault, find_value_fault
 from palaestra.runs.state.attempt_plan import AttemptPlan
 
@@ -32,10 +32,10 @@ __all__ = [
 _LONGEST_NAME = 300
 
 
-def place_of(run: RunDirectory, number: int, resume_from: str | None = None) -> Place:
+def place_of(run: RunDirectory, number: int, resume_from: str | None = None) -> AttemptPaths:
     """Where an attempt will live."""
     attempt = run.attempt(number)
-    return Place(run.run_id, number, run.path, attempt.path, attempt.work, resume_from)
+    return AttemptPaths(run.run_id, number, run.path, attempt.path, attempt.work, resume_from)
 
 
 def plan_fault(plan: LaunchPlan) -> str:
@@ -94,9 +94,9 @@ def prepare_attempt(attempt: Attempt, plan: LaunchPlan, gpus: tuple[str, ...]) -
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     AttemptPlan.of(plan, gpus).write(attempt)
-    write_json(attempt.command, plan.shown(), mode=0o600)
+    write_json(attempt.command, plan.redacted(), mode=0o600)
     if attempt.number == 1:
-        write_json(RunDirectory(attempt.path.parent).command, plan.shown(), mode=0o600)
+        write_json(RunDirectory(attempt.path.parent).command, plan.redacted(), mode=0o600)
     sync(attempt.path)
 
 

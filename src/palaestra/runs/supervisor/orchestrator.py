@@ -23,7 +23,7 @@ from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import Runner
-from palaestra.runs.runners.table import add_installed, registered_runners
+from palaestra.runs.runners.registry import add_installed_runners, registered_runners
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
@@ -67,7 +67,7 @@ class TrainerOrchestrator:
             stack.callback(catalogue.close)
             runners = self.registered_runners()
             supervisor = Supervisor(
-                self._home, registry, runners, self._config, catalogue=catalogue, installed=add_installed
+                self._home, registry, runners, self._config, catalogue=catalogue, installed=add_installed_runners
             )
             stack.callback(lambda: self._wait(supervisor.close()))
             self._wait(supervisor.start())
@@ -103,7 +103,7 @@ class TrainerOrchestrator:
             plan = (await supervisor.preview(wanted)).plan if consent else None
             if plan is None:
                 return await supervisor.submit(wanted)
-            return await supervisor.submit(wanted, plan.digest(), plan.place.run_id)
+            return await supervisor.submit(wanted, plan.digest(), plan.paths.run_id)
 
         return self._wait(submit()).run_id
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused
 from palaestra.redaction import Redactor, is_secret_key, redact_command
-from palaestra.runs.runner import Finding, LaunchPlan, Machine, Place, Runner
+from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.admission import plan_fault
 from palaestra.runs.supervisor.queue import Slots, never_fits
@@ -54,7 +54,7 @@ def preflight(
     spec: RunSpec,
     runner: Runner,
     machine: Machine,
-    place: Place,
+    place: AttemptPaths,
     *,
     slots: Slots,
     min_free_disk_mb: int,
@@ -90,7 +90,7 @@ def preflight(
     return Preview(tuple(findings), plan, runner.capabilities.runs_foreign_code)
 
 
-def _capabilities(spec: RunSpec, runner: Runner, place: Place) -> Iterator[Finding]:
+def _capabilities(spec: RunSpec, runner: Runner, place: AttemptPaths) -> Iterator[Finding]:
     can = runner.capabilities
     asked = {
         "record video": (spec.video, can.video, "Leave --video out"),

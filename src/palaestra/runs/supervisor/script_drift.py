@@ -30,4 +30,4 @@ def script_drift(home: Home, registry: Registry, agent_id: str, run_id: str, sha
 def plan_drift(home: Home, registry: Registry, runner: str, plan: LaunchPlan) -> str:
     """The same of a command that was not launched yet."""
     agent_id = f"{runner}/{plan.algorithm}" if plan.algorithm else runner
-    return script_drift(home, registry, agent_id, plan.place.run_id, plan.script_sha256)
+    return script_drift(home, registry, agent_id, plan.paths.run_id, plan.script_sha256)

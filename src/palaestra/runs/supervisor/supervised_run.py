@@ -32,7 +32,7 @@ from palaestra.runs.process.attempt_process import (
 )
 from palaestra.runs.process.resource_usage import ResourceSampler
 from palaestra.runs.record import RunRecord
-from palaestra.runs.runner import LaunchPlan, Place
+from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.alarms import AlarmLimits, describe_missing_episodes, lasting_alarms, merge_alarms
 from palaestra.runs.state.attempt_plan import AttemptPlan
@@ -72,8 +72,8 @@ class SupervisorContext:
     alarm_every_s: float
     sample_every_s: float
     no_episode_steps: int
-    look_ahead: Callable[[RunSpec, Place, tuple[str, ...]], Awaitable[Preview]]
-    place: Callable[[str, int], Place]
+    look_ahead: Callable[[RunSpec, AttemptPaths, tuple[str, ...]], Awaitable[Preview]]
+    place: Callable[[str, int], AttemptPaths]
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     over: Callable[[str], None]
     """Told that a run has ended and its slot is free."""

@@ -30,8 +30,8 @@ from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.record import RunEvent, RunRecord
-from palaestra.runs.runner import Machine, Place, Runner
-from palaestra.runs.runners.table import missing_runner
+from palaestra.runs.runner import AttemptPaths, Machine, Runner
+from palaestra.runs.runners.registry import runner_not_found
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog
@@ -311,7 +311,7 @@ class Supervisor:
             self._runs.pop(run_id, None)
             self._kick()
 
-        async def look(spec: RunSpec, place: Place, gpus: tuple[str, ...]) -> Preview:
+        async def look(spec: RunSpec, place: AttemptPaths, gpus: tuple[str, ...]) -> Preview:
             return await self._look_ahead(spec, await self.runner_named(spec.runner), place, gpus)
 
         return SupervisorContext(
@@ -417,7 +417,7 @@ class Supervisor:
             if found is not None and found != known:
                 self._registry.put(found)
 
-    async def _look_ahead(self, spec: RunSpec, runner: Runner, place: Place, gpus: tuple[str, ...]) -> Preview:
+    async def _look_ahead(self, spec: RunSpec, runner: Runner, place: AttemptPaths, gpus: tuple[str, ...]) -> Preview:
         machine = Machine(environment=dict(os.environ), free_disk_bytes=free_disk(self._home), gpus=gpus)
 
         def look(spec: RunSpec) -> Preview:
@@ -433,7 +433,7 @@ class Supervisor:
             reason = f"failed while looking ahead ({type(error).__name__}: {error})"
             raise LaunchRefused("runner", runner.name, reason, "This is a fault of the runner; see the log") from error
 
-    def _place(self, run_id: str, number: int) -> Place:
+    def _place(self, run_id: str, number: int) -> AttemptPaths:
         run = self._home.run(run_id)
         if number == 1:
             return place_of(run, number)
@@ -444,7 +444,7 @@ class Supervisor:
         """One runner; one of a package that was installed meanwhile is loaded. `LaunchRefused` without it."""
         broken = await self.refresh_runners() if name not in self.runners else {}
         if name not in self.runners:
-            raise missing_runner(name, self.runners, broken)
+            raise runner_not_found(name, self.runners, broken)
         return self.runners[name]
 
     async def refresh_runners(self) -> dict[str, str]:

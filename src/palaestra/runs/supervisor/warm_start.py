@@ -10,7 +10,7 @@ from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.listing import get_checkpoint
 from palaestra.runs.record import CheckpointRecord
-from palaestra.runs.runner import Finding, Place, Runner
+from palaestra.runs.runner import AttemptPaths, Finding, Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.preflight import Preview
 
@@ -29,7 +29,7 @@ def named_in_full(home: Home, spec: RunSpec, runner: Runner) -> RunSpec:
 
 
 def looked_with_weights(
-    home: Home, spec: RunSpec, runner: Runner, place: Place, look: Callable[[RunSpec], Preview]
+    home: Home, spec: RunSpec, runner: Runner, place: AttemptPaths, look: Callable[[RunSpec], Preview]
 ) -> Preview:
     """What a look says of a request with the path of its checkpoint in the place of an id; with which one that is."""
     if place.resume_from is not None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from palaestra.runs.runners.import_scan import scan_imports
+from palaestra.runs.runners.cleanrl_imports import scan_imports
 
 SCRIPT = """
 import numpy as np

@@ -8,7 +8,7 @@ from tests.runs.serving import service_thread
 
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs import TrainerService
-from palaestra.runs.runners import table
+from palaestra.runs.runners import registry
 from palaestra.runs.runners.echo import EchoRunner
 
 
@@ -17,56 +17,56 @@ def announced(monkeypatch):
     """Makes packages announce runners."""
 
     def announce(**addresses):
-        points = [EntryPoint(name, address, table.GROUP) for name, address in addresses.items()]
-        monkeypatch.setattr(table, "entry_points", lambda group: points)
-        table._load.cache_clear()
+        points = [EntryPoint(name, address, registry.GROUP) for name, address in addresses.items()]
+        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+        registry._load.cache_clear()
 
     yield announce
     monkeypatch.undo()
-    table._load.cache_clear()
+    registry._load.cache_clear()
 
 
 def test_only_who_writes_our_checkpoints_says_that_they_can_be_played():
-    found = table.registered_runners().items()
+    found = registry.registered_runners().items()
 
     assert [name for name, runner in found if runner.capabilities.offline_inference] == ["palaestra"]
 
 
 def test_ours_are_there_under_the_names_they_give_themselves():
-    assert {name: runner.name for name, runner in table.registered_runners().items()} == {
+    assert {name: runner.name for name, runner in registry.registered_runners().items()} == {
         name: name for name in ("cleanrl", "echo", "palaestra", "sb3")
     }
 
 
 def test_a_package_adds_one_and_cannot_replace_ours(announced):
-    announced(mine="tests.runs.runners.test_table:Mine", echo="tests.runs.runners.test_table:Mine")
+    announced(mine="tests.runs.runners.test_registry:Mine", echo="tests.runs.runners.test_registry:Mine")
 
-    found = table.registered_runners()
+    found = registry.registered_runners()
     assert found["mine"].name == "mine"
     assert type(found["echo"]) is EchoRunner
 
 
 def test_a_package_that_breaks_takes_nobody_with_it(announced, caplog):
-    announced(absent="no.such.module:X", raising="tests.runs.runners.test_table:Raising")
+    announced(absent="no.such.module:X", raising="tests.runs.runners.test_registry:Raising")
 
-    assert sorted(table.registered_runners()) == ["cleanrl", "echo", "palaestra", "sb3"]
-    assert table.broken_runners()["raising"] == "ZeroDivisionError: division by zero"
+    assert sorted(registry.registered_runners()) == ["cleanrl", "echo", "palaestra", "sb3"]
+    assert registry.broken_runners()["raising"] == "ZeroDivisionError: division by zero"
     assert len(caplog.records) == 2
     with pytest.raises(ConfigError, match="is installed and cannot be loaded"):
-        table.runner_named("absent")
+        registry.get_runner("absent")
 
 
 def test_a_wrong_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'cleanrl'"):
-        table.runner_named("cleanrll")
+        registry.get_runner("cleanrll")
     with pytest.raises(ConfigError, match="There are cleanrl, echo, palaestra, sb3"):
-        table.runner_named("zzz")
+        registry.get_runner("zzz")
 
 
 def test_naming_runners_loads_nothing_heavy():
     import subprocess
 
-    code = "import sys; from palaestra.runs.runners.table import registered_runners as r; r(); " \
+    code = "import sys; from palaestra.runs.runners.registry import registered_runners as r; r(); " \
         "sys.exit(str([m for m in ('torch', 'numpy', 'gymnasium', 'yaml') if m in sys.modules] or ''))"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
@@ -87,7 +87,7 @@ def install(directory, name, code):
     facts = directory / f"{name}_package-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[{table.GROUP}]\n{name} = {name}_package:Runner\n")
+    (facts / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{name} = {name}_package:Runner\n")
 
 
 def test_a_runner_that_is_installed_while_a_service_runs_can_be_started(home, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from palaestra.config import closest_names, import_address
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs.runner import Runner
 
-__all__ = ["RUNNERS", "add_installed", "broken_runners", "missing_runner", "registered_runners", "runner_named"]
+__all__ = ["RUNNERS", "add_installed_runners", "broken_runners", "get_runner", "registered_runners", "runner_not_found"]
 
 RUNNERS = {
     "palaestra": "palaestra.runs.runners.palaestra:PalaestraRunner",
@@ -38,7 +38,7 @@ def broken_runners() -> dict[str, str]:
     return dict(_load()[1])
 
 
-def runner_named(name: str) -> Runner:
+def get_runner(name: str) -> Runner:
     """One runner, or `ConfigError` with the nearest name."""
     found, broken = _load()
     if name in found:
@@ -48,7 +48,7 @@ def runner_named(name: str) -> Runner:
     raise ConfigError("runner", name, "no such runner", _nearest(name, found))
 
 
-def add_installed(runners: dict[str, Runner]) -> dict[str, str]:
+def add_installed_runners(runners: dict[str, Runner]) -> dict[str, str]:
     """Add runners of packages that were installed since this process started; why others cannot be loaded, by name.
 
     What is there already stays as it is: code of a package that was upgraded meanwhile needs a new process.
@@ -61,7 +61,7 @@ def add_installed(runners: dict[str, Runner]) -> dict[str, str]:
     return broken
 
 
-def missing_runner(name: str, runners: Mapping[str, Runner], broken: Mapping[str, str]) -> LaunchRefused:
+def runner_not_found(name: str, runners: Mapping[str, Runner], broken: Mapping[str, str]) -> LaunchRefused:
     """The refusal of a service that has no such runner, although other processes may have."""
     if name in broken:
         reason = f"is installed, and the service that runs cannot load it ({broken[name]})"

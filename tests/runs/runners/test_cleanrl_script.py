@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.runs.runners.cleanrl_args import ScriptArgument, read_script
-from palaestra.runs.runners.flags import argument_schema, escapes, flag_findings, flag_words
+from palaestra.runs.runners.cleanrl_script import (
+    ScriptArgument,
+    argument_schema,
+    build_flags,
+    check_values,
+    leaves_directory,
+    read_script,
+)
 
 SHAPED = Path(__file__).parent / "checkout" / "cleanrl" / "shaped.py"
 SOURCE = '''
@@ -99,7 +105,7 @@ def test_words_come_in_the_scripts_order_one_element_each(tmp_path):
         "sizes": [3, -4], "place": "", "backend": "nccl",
     }  # fmt: skip
 
-    assert flag_words(_read(tmp_path).arguments, values) == [
+    assert build_flags(_read(tmp_path).arguments, values) == [
         "--no-a-flag", "--count=-5", "--rate", "0.001", "--entity", "; $(touch x) --seed 3", "--kl", "None",
         "--backend", "nccl", "--sizes", "3", "-4", "--words", "a b", "--place=",
     ]  # fmt: skip
@@ -122,14 +128,14 @@ def test_words_come_in_the_scripts_order_one_element_each(tmp_path):
         ({"words": ["--seed"]}, "flag", "dash", ""),
         ({"table": {}}, "flag", "command line", ""),
         ({"entity": "a\0b"}, "flag", "not text", ""),
-        ({"entity": "../../x"}, "path", "out of the run's own directory", "relative"),
-        ({"entity": "/etc/passwd"}, "path", "out of", ""),
-        ({"entity": "~root"}, "path", "out of", ""),
-        ({"words": ["/etc"]}, "path", "out of", ""),
+        ({"entity": "../../x"}, "path", "outside the directory of the run", "relative"),
+        ({"entity": "/etc/passwd"}, "path", "outside", ""),
+        ({"entity": "~root"}, "path", "outside", ""),
+        ({"words": ["/etc"]}, "path", "outside", ""),
     ],
 )
 def test_a_value_the_script_would_not_take_is_refused_with_a_remedy(tmp_path, value, check, words, remedy):
-    (finding,) = flag_findings(_read(tmp_path).arguments, value, "x.py")
+    (finding,) = check_values(_read(tmp_path).arguments, value, "x.py")
 
     assert (finding.level, finding.check) == ("refused", check)
     assert words in finding.text
@@ -138,8 +144,8 @@ def test_a_value_the_script_would_not_take_is_refused_with_a_remedy(tmp_path, va
 
 def test_values_it_takes_have_no_findings(tmp_path):
     good = {"count": 3, "rate": 1, "entity": "ALE/Pong-v5", "kl": None, "sizes": (1, 2), "words": ["a..b"]}
-    assert flag_findings(_read(tmp_path).arguments, good, "x.py") == []
-    assert [escapes(value) for value in ("a/b", "a/../b", "..", 3, ["~"])] == [False, True, True, False, True]
+    assert check_values(_read(tmp_path).arguments, good, "x.py") == []
+    assert [leaves_directory(value) for value in ("a/b", "a/../b", "..", 3, ["~"])] == [False, True, True, False, True]
 
 
 def test_the_schema_has_types_defaults_and_what_to_hide(tmp_path):
