@@ -8,8 +8,7 @@ from tests.runs.serving import service_thread
 
 from palaestra.cli.runs.table import format_note
 from palaestra.runs import TrainerService
-from palaestra.runs.ingest.event_file import EventFileTail
-from palaestra.runs.ingest.event_record import read_event
+from palaestra.runs.ingest.event_file import EventFileTail, parse_scalars
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import read_run
 from palaestra.runs.store.registry import Registry, open_registry_read_only
@@ -67,7 +66,7 @@ def test_a_diverged_run_is_compared_and_exported_as_it_is(palaestra, home, tmp_p
     out = tmp_path / "out"
     assert palaestra("runs", "export-tensorboard", bad.run_id, "--into", out).code == 0
     (path,) = out.iterdir()
-    records = [read_event(framed.payload) for framed in EventFileTail(path).read(1000)]
+    records = [parse_scalars(framed.payload) for framed in EventFileTail(path).read(1000)]
     assert [str(value) for r in records for tag, value in r.values if tag == "m0"][-4:] == ["5.0", "nan", "nan", "nan"]
 
 

@@ -23,7 +23,7 @@ class Follower:
         self.seqs = []
         self.fell_behind = 0
         self.lock = threading.Lock()
-        self.ring.watch(self.look)
+        self.ring.subscribe(self.look)
 
     def look(self):
         with self.lock:

@@ -174,14 +174,14 @@ class RunReader:
         return {name: series.decimate(name, points, first, last) for name in self._named(series.names(), names)}
 
     def _series(self, run_id: str) -> RunSeries:
-        from palaestra.runs.ingest.catch_up import catch_up
+        from palaestra.runs.ingest.feed import update_series
         from palaestra.runs.series.reader import RunSeries
 
         paths = self.paths(run_id)
         # Of a run that goes on, somebody else may be writing for as long as it does.
         wait_s = _OTHERS_S if self.run(run_id).phase.has_ended else 0.0
         for attempt in paths.attempts():
-            catch_up(attempt, wait_s=wait_s)
+            update_series(attempt, wait_s=wait_s)
         return RunSeries(paths)
 
     def _named(self, known: Collection[str], names: Collection[str]) -> list[str]:

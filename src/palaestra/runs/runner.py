@@ -74,7 +74,7 @@ class JournalFile:
 
 @dataclass(frozen=True)
 class StdoutLines:
-    """Events are parsed from stdout.log with a grammar of `runs.ingest.grammar.GRAMMARS`."""
+    """Events are parsed from stdout.log in a format of `runs.ingest.output_formats.OUTPUT_FORMATS`."""
 
     grammar: str
     kind: Literal["stdout"] = "stdout"

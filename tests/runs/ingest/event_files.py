@@ -5,7 +5,7 @@ import struct
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from palaestra.runs.ingest.crc32c import masked
+from palaestra.runs.ingest.event_file import masked_crc32c
 
 HEADER = Event(wall_time=1.0, file_version="brain.Event:2").SerializeToString()
 
@@ -22,6 +22,6 @@ def session_start(step):
 def framed(*payloads):
     def one(payload):
         length = struct.pack("<Q", len(payload))
-        return length + struct.pack("<I", masked(length)) + payload + struct.pack("<I", masked(payload))
+        return length + struct.pack("<I", masked_crc32c(length)) + payload + struct.pack("<I", masked_crc32c(payload))
 
     return b"".join(map(one, payloads))

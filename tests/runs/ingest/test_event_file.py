@@ -11,9 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from palaestra.runs.ingest.crc32c import crc32c, masked
-from palaestra.runs.ingest.event_file import EventFileTail
-from palaestra.runs.ingest.event_record import ScalarRecord, read_event
+from palaestra.runs.ingest.event_file import EventFileTail, ScalarRecord, crc32c, masked_crc32c, parse_scalars
 
 from .event_files import HEADER, framed, scalar, session_start
 
@@ -44,7 +42,7 @@ def test_what_tensorboards_own_writer_wrote_is_read(tmp_path):
     writer.close()
     (path,) = tmp_path.iterdir()
 
-    records = [read_event(payload) for payload in payloads(EventFileTail(path), 1000)]
+    records = [parse_scalars(payload) for payload in payloads(EventFileTail(path), 1000)]
     assert records[1:] == [ScalarRecord(step + 0.5, step, (("charts/SPS", float(step)),)) for step in range(200)]
     assert records[0].values == ()
 
@@ -114,7 +112,7 @@ def test_damage_at_the_end_is_searched_further_when_the_file_grows(path):
 def test_pictures_of_megabytes_are_skipped_unread(path):
     picture = bytes(3_000_000)
     length = struct.pack("<Q", len(picture))
-    head = length + struct.pack("<I", masked(length))
+    head = length + struct.pack("<I", masked_crc32c(length))
     path.write_bytes(framed(RECORDS[0]) + head + picture[:100])
     tail = EventFileTail(path)
     assert payloads(tail) == RECORDS[:1]
@@ -153,10 +151,10 @@ def test_scalars_are_read_in_the_old_form_and_in_the_new():
         Summary.Value(tag="text", tensor=TensorProto(dtype=7, string_val=[b"hello"])),
         Summary.Value(tag="picture", image=Summary.Image(height=1, width=1)),
     ]
-    record = read_event(Event(wall_time=3.25, step=-7, summary=Summary(value=values)).SerializeToString())
+    record = parse_scalars(Event(wall_time=3.25, step=-7, summary=Summary(value=values)).SerializeToString())
 
     assert record == ScalarRecord(3.25, -7, (("old", -2.5), ("packed", 0.5), ("bytes", 0.25), ("double", 0.1)))
-    assert read_event(session_start(40)) == ScalarRecord(5.0, 40, (), session_start=True)
+    assert parse_scalars(session_start(40)) == ScalarRecord(5.0, 40, (), session_start=True)
 
 
 @given(
@@ -167,20 +165,20 @@ def test_scalars_are_read_in_the_old_form_and_in_the_new():
 def test_a_record_is_read_as_protobuf_reads_it(wall_time, step, values):
     told = [Summary.Value(tag=tag, simple_value=value) for tag, value in values]
     payload = Event(wall_time=wall_time, step=step, summary=Summary(value=told)).SerializeToString()
-    assert read_event(payload) == ScalarRecord(wall_time, step, tuple(values))
+    assert parse_scalars(payload) == ScalarRecord(wall_time, step, tuple(values))
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_record_or_refused(data):
     with contextlib.suppress(ValueError):
-        read_event(data)
+        parse_scalars(data)
 
 
 def test_a_record_cut_short_is_refused_or_says_less():
     whole = scalar("losses/value_loss", 1000, 2.0)
     for size in range(len(whole)):
         with contextlib.suppress(ValueError):
-            assert read_event(whole[:size]).values == ()
+            assert parse_scalars(whole[:size]).values == ()
 
 
 @settings(max_examples=60, deadline=None)

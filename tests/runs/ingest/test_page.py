@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.ingest.grammar import GRAMMARS
+from palaestra.runs.ingest.output_formats import OUTPUT_FORMATS
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.runner import JournalFile
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
@@ -26,7 +26,7 @@ def test_the_lines_to_print_are_understood(examples):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(examples[0])
-    events = [event for line in out.getvalue().splitlines() for event in GRAMMARS["events"].parse(line)]
+    events = [event for line in out.getvalue().splitlines() for event in OUTPUT_FORMATS["events"].parse(line)]
     assert events == [
         TrainingStep(0, 2048, {"loss": 0.25, "entropy": 0.6}),
         EpisodeSummary(2050, 0, 0, 195.0, 195),

@@ -197,11 +197,11 @@ def test_output_is_measured_and_tracebacks_in_it_are_counted(attempt, followed):
 def test_an_attempt_is_followed_once_and_one_that_nobody_follows_has_no_progress(attempt, followed):
     with Pump(followed) as pump:
         pump.watch("r", attempt, JOURNAL)
-        with pytest.raises(ValueError, match="followed already"):
+        with pytest.raises(ValueError, match="already being watched"):
             pump.watch("r", attempt, JOURNAL)
         pump.finish("r")
         assert pump.progress("r") is None
-        with pytest.raises(ValueError, match="not being followed"):
+        with pytest.raises(ValueError, match="not being watched"):
             pump.finish("r")
 
 

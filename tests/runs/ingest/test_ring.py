@@ -57,8 +57,8 @@ def test_what_is_published_again_is_there_once():
 
 def test_followers_are_woken_once_per_publication_until_they_leave():
     ring, woken = Ring(10), []
-    end = ring.watch(lambda: woken.append("a"))
-    ring.watch(lambda: woken.append("b"))
+    end = ring.subscribe(lambda: woken.append("a"))
+    ring.subscribe(lambda: woken.append("b"))
     ring.publish(1, records(1, 2))
     end()
     end()
@@ -67,7 +67,7 @@ def test_followers_are_woken_once_per_publication_until_they_leave():
 
 
 def test_records_of_many_numbers_are_kept_up_to_a_number_of_them():
-    ring = Ring(10, most_values=100)
+    ring = Ring(10, max_values=100)
     metrics = {f"m{i}": 1.0 for i in range(40)}
     ring.publish(1, [Record(seq, 0.0, TrainingStep(seq, seq, metrics)) for seq in range(1, 6)])
     assert ring.since((1, 2)) is None

@@ -359,7 +359,7 @@ def test_a_feed_that_catches_up_writes_as_it_goes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SeriesWriter, "flush", watched)
     feed = Feed(attempt, (JournalFile(),))
-    while feed.finish(2_000) or feed.more:
+    while feed.finish(2_000) or feed.has_more:
         pass
     feed.close()
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from palaestra.runs.ingest.tags import EPISODES, TAGS, Pending, TagPairing, canonical, provenance
-from palaestra.runs.ingest.thinning import Thinning
+from palaestra.runs.ingest.tags import EPISODE_TAGS, TAGS, EpisodePairing, PendingEpisode, provenance
+from palaestra.runs.ingest.translator import Thinning
 from palaestra.runs.runner import EventFiles, JournalFile, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary
 from palaestra.telemetry.metrics import METRICS
 
-RETURN, LENGTH = EPISODES["cleanrl"]
+RETURN, LENGTH = EPISODE_TAGS["cleanrl"]
 
 
 @pytest.mark.parametrize("table", TAGS)
@@ -20,8 +20,8 @@ def test_every_tag_becomes_a_metric_that_is_explained_and_no_two_become_the_same
 
 
 def test_an_unknown_tag_keeps_its_name():
-    assert canonical(TAGS["cleanrl"], "losses/qf1_loss") == "losses/qf1_loss"
-    assert canonical(TAGS["cleanrl"], "losses/clipfrac") == "clip_fraction"
+    assert TAGS["cleanrl"].get("losses/qf1_loss", "losses/qf1_loss") == "losses/qf1_loss"
+    assert TAGS["cleanrl"].get("losses/clipfrac", "losses/clipfrac") == "clip_fraction"
 
 
 def test_every_curve_can_say_where_it_comes_from():
@@ -36,28 +36,28 @@ def test_every_curve_can_say_where_it_comes_from():
 
 
 def test_a_return_and_the_length_behind_it_are_an_episode():
-    pairing = TagPairing(EPISODES["cleanrl"])
-    assert pairing.take(RETURN, 10, 5.0, 1.0) == []
-    assert pairing.take("charts/SPS", 10, 5.0, 1.0) is None
-    assert pairing.take(LENGTH, 10, 7.0, 1.5) == [(EpisodeSummary(10, 0, 0, 5.0, 7), 1.0)]
+    pairing = EpisodePairing(EPISODE_TAGS["cleanrl"])
+    assert pairing.add(RETURN, 10, 5.0, 1.0) == []
+    assert pairing.add("charts/SPS", 10, 5.0, 1.0) is None
+    assert pairing.add(LENGTH, 10, 7.0, 1.5) == [(EpisodeSummary(10, 0, 0, 5.0, 7), 1.0)]
     assert pairing.pending is None
 
 
 def test_environments_that_end_at_the_same_step_are_kept_apart():
-    pairing = TagPairing(EPISODES["cleanrl"])
+    pairing = EpisodePairing(EPISODE_TAGS["cleanrl"])
     found = []
     for tag, value in ((RETURN, 1.0), (LENGTH, 11.0), (RETURN, 2.0), (LENGTH, 12.0)):
-        found += pairing.take(tag, 10, value, 0.0)
+        found += pairing.add(tag, 10, value, 0.0)
     assert [(episode.episode_return, episode.length) for episode, _ in found] == [(1.0, 11), (2.0, 12)]
 
 
 def test_a_return_without_a_length_is_still_an_episode():
-    pairing = TagPairing(EPISODES["cleanrl"], Pending(5, 9.0, 2.0))
-    assert pairing.take(LENGTH, 6, 3.0, 2.0) == [(EpisodeSummary(5, 0, 0, 9.0, 0), 2.0)]
-    assert pairing.take(RETURN, 7, 1.0, 3.0) == []
-    assert pairing.take(RETURN, 8, 2.0, 4.0) == [(EpisodeSummary(7, 0, 0, 1.0, 0), 3.0)]
-    assert pairing.take(LENGTH, 8, math.nan, 4.0) == [(EpisodeSummary(8, 0, 0, 2.0, 0), 4.0)]
-    assert pairing.left() == []
+    pairing = EpisodePairing(EPISODE_TAGS["cleanrl"], PendingEpisode(5, 9.0, 2.0))
+    assert pairing.add(LENGTH, 6, 3.0, 2.0) == [(EpisodeSummary(5, 0, 0, 9.0, 0), 2.0)]
+    assert pairing.add(RETURN, 7, 1.0, 3.0) == []
+    assert pairing.add(RETURN, 8, 2.0, 4.0) == [(EpisodeSummary(7, 0, 0, 1.0, 0), 3.0)]
+    assert pairing.add(LENGTH, 8, math.nan, 4.0) == [(EpisodeSummary(8, 0, 0, 2.0, 0), 4.0)]
+    assert pairing.flush() == []
 
 
 def test_thinning_keeps_the_first_value_of_every_stretch_metric_by_metric():
@@ -65,16 +65,16 @@ def test_thinning_keeps_the_first_value_of_every_stretch_metric_by_metric():
     steps = [0, 1, 99, 100, 150, 340, 341, 250]
     assert [thinning.keeps("a", step) for step in steps] == [True, False, False, True, False, True, False, True]
     assert thinning.keeps("b", 341)
-    assert not Thinning(100, thinning.stretches).keeps("b", 399)
+    assert not Thinning(100, thinning.last_kept).keeps("b", 399)
 
 
 def test_without_thinning_everything_is_kept_and_nothing_remembered():
     thinning = Thinning(1)
     assert all(thinning.keeps("a", 5) for _ in range(3))
-    assert thinning.stretches == {}
+    assert thinning.last_kept == {}
 
 
 def test_thinning_remembers_no_more_than_two_thousand_metrics():
     thinning = Thinning(10)
     assert all(thinning.keeps(str(number), 0) for number in range(3_000))
-    assert len(thinning.stretches) == 2_000
+    assert len(thinning.last_kept) == 2_000

@@ -9,7 +9,7 @@ import pytest
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.ingest.stdout_tail import LONGEST_LINE
+from palaestra.runs.ingest.stdout import MAX_LINE_BYTES
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.runner import EventFiles, StdoutLines
 from palaestra.runs.series.reader import SeriesReader
@@ -283,7 +283,7 @@ def test_a_line_of_more_than_256_kib_is_read(attempt):
 
 def test_what_cannot_be_read_is_counted_and_the_first_is_remembered(attempt):
     good, bad = _step(8, loss=1.0), '@palaestra {"kind": "TrainingStep", "env_step": 16, "metr\n'
-    long = _step(24, **{"x" * LONGEST_LINE: 1.0})
+    long = _step(24, **{"x" * MAX_LINE_BYTES: 1.0})
     attempt.stdout.write_text(good + bad + '@palaestra {"kind": "Weather"}\nsome output\n' + long + good)
     counts = translate(attempt, EVENTS)
 
@@ -294,7 +294,7 @@ def test_what_cannot_be_read_is_counted_and_the_first_is_remembered(attempt):
 
 
 def test_a_line_that_is_too_long_is_dropped_by_name(attempt):
-    attempt.stdout.write_text(_step(24, **{"x" * LONGEST_LINE: 1.0}))
+    attempt.stdout.write_text(_step(24, **{"x" * MAX_LINE_BYTES: 1.0}))
     counts = translate(attempt, EVENTS)
 
     assert (counts.dropped, events(attempt)) == (1, [])

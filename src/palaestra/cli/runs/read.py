@@ -172,10 +172,10 @@ def export_tensorboard(
     as_json: JsonOption = False,
 ) -> None:
     """Export the metrics of a run as TensorBoard event files."""
-    from palaestra.runs.tensorboard_export import export_run
+    from palaestra.runs.ingest.export import export_tensorboard as export
 
     target = None if into is None else into.resolve()
-    report = query(lambda reader: export_run(reader, run, target))
+    report = query(lambda reader: export(reader.paths(run), target))
     if as_json:
         print_json({"directory": str(report.directory), "points": report.points})
         return

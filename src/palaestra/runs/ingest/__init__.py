@@ -1,5 +1,6 @@
-"""From what a trainer writes to what people read: journals, archives, series, rings.
+"""Ingestion of telemetry: from the files a trainer writes to journals, series and followers.
 
-Ours writes its journal itself; for any other trainer `translator` turns output and event files into the same journal.
-From there on nobody knows which trainer it was. `pump.Pump` drives it all; `series` alone imports numpy.
+Palaestra's own trainer writes a journal. For other trainers, `translator` converts output and event files into the same
+journal, so that everything downstream is independent of the trainer. `pump.Pump` drives ingestion. Only `series`
+imports NumPy.
 """

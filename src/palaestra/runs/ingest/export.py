@@ -1,7 +1,7 @@
-"""A run as TensorBoard shows it, whoever trained it: event files made from its journals.
+"""Exports a run of any trainer as TensorBoard event files, made from its journals.
 
-Every value and every single episode is in them. Written beside their place and moved there when complete. Steps that a
-resumed attempt took again come from that attempt alone. Needs the `tensorboard` package.
+The files hold every value and every episode. They are written to a temporary directory and moved into place when
+complete. Steps that a resumed attempt repeated come from that attempt only. Needs the `tensorboard` package.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from palaestra.errors import ConfigError
 from palaestra.files.atomic import atomic_directory
@@ -22,66 +22,68 @@ __all__ = ["ExportReport", "export_tensorboard"]
 
 _BATCH = 10_000
 
+TimedEvent: TypeAlias = tuple[float, TrainingStep | EpisodeSummary]
+
 
 class ExportReport(NamedTuple):
-    """What was written where."""
+    """Result of an export."""
 
     points: int
     directory: Path
 
 
-def export_tensorboard(run: RunDirectory, into: Path) -> ExportReport:
-    """Write the curves of a run into a directory that `tensorboard --logdir` shows, replacing an earlier export."""
-    _require_replaceable(into)
-    time = 0.0
-    with atomic_directory(into, durable=False) as new:
-        sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
-        try:
-            for record in _records(run):
-                time = record.time
-                sink.emit(record.event)
-        finally:
-            sink.close()
-        shutil.rmtree(into, ignore_errors=True)
-    return ExportReport(sink.points, into)
+def export_tensorboard(run: RunDirectory, into: str | Path | None = None) -> ExportReport:
+    """Write the curves of a run to a directory for `tensorboard --logdir`, replacing an earlier export.
+
+    The default directory is the run's own `tensorboard`. Raises `ConfigError` when it cannot be written.
+    """
+    target = run.tensorboard if into is None else Path(into)
+    if not target.is_absolute():
+        raise ConfigError("into", str(target), "is not an absolute path", "Give an absolute path")
+    try:
+        _require_replaceable(target)
+        time = 0.0
+        with atomic_directory(target, durable=False) as new:
+            sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
+            try:
+                for record in _read_events(run):
+                    time, event = record
+                    sink.emit(event)
+            finally:
+                sink.close()
+            shutil.rmtree(target, ignore_errors=True)
+    except OSError as error:
+        reason, remedy = f"cannot be written ({error.strerror or error})", "Choose a writable directory"
+        raise ConfigError("into", str(target), reason, remedy) from None
+    return ExportReport(sink.points, target)
 
 
-def _require_replaceable(into: Path) -> None:
-    if into.is_dir():
-        strangers = [path.name for path in into.iterdir() if not path.name.startswith("events.out.tfevents.")]
-        if not strangers:
+def _require_replaceable(target: Path) -> None:
+    if target.is_dir():
+        others = [path.name for path in target.iterdir() if not path.name.startswith("events.out.tfevents.")]
+        if not others:
             return
-        reason = f"holds {strangers[0]}, which is no event file, and would be replaced"
-    elif into.exists():
+        reason = f"contains {others[0]}, which is not an event file and would be replaced"
+    elif target.exists():
         reason = "is a file"
     else:
         return
-    raise ConfigError("into", str(into), reason, "Name a new directory")
+    raise ConfigError("into", str(target), reason, "Choose a new directory")
 
 
-class _Told(NamedTuple):
-    time: float
-    event: TrainingStep | EpisodeSummary
-
-
-def _records(run: RunDirectory) -> Iterator[_Told]:
+def _read_events(run: RunDirectory) -> Iterator[TimedEvent]:
     attempts = run.attempts()
-    begins = [_first_step(attempt) for attempt in attempts]
-    for number, attempt in enumerate(attempts):
-        stop = min((step for step in begins[number + 1 :] if step is not None), default=None)
-        for told in _journal(attempt):
-            if stop is None or told.event.env_step < stop:
-                yield told
+    first_events = [next(_read_attempt(attempt), None) for attempt in attempts]
+    for number, attempt in enumerate(attempts, start=1):
+        stop = min((first[1].env_step for first in first_events[number:] if first is not None), default=None)
+        for time, event in _read_attempt(attempt):
+            if stop is None or event.env_step < stop:
+                yield time, event
 
 
-def _first_step(attempt: Attempt) -> int | None:
-    first = next(_journal(attempt), None)
-    return None if first is None else first.event.env_step
-
-
-def _journal(attempt: Attempt) -> Iterator[_Told]:
+def _read_attempt(attempt: Attempt) -> Iterator[TimedEvent]:
     with JournalReader(attempt.journal) as reader:
         while records := reader.read(_BATCH):
             for _, time, event in records:
                 if isinstance(event, TrainingStep | EpisodeSummary):
-                    yield _Told(time, event)
+                    yield time, event

@@ -1,7 +1,7 @@
-"""One attempt on its way from what its trainer writes to journal, series and followers.
+"""Ingests one attempt: from the files of its trainer to journal, series and followers.
 
-Owns every reader and writer of the attempt and is driven by one thread at a time. Everything it knows can be thrown
-away at any moment: a new feed goes on from the last commit of the series and the last line of the journal.
+A feed owns every reader and writer of the attempt and is used by one thread at a time. It can be discarded at any
+moment: a new feed continues from the last commit of the series and the last line of the journal.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.ingest.grammar import tracking_url
-from palaestra.runs.ingest.output_watch import OutputWatch
+from palaestra.processes.procfs import boot_id
+from palaestra.runs.ingest.output_formats import find_tracking_url
+from palaestra.runs.ingest.stdout import OutputScanner
 from palaestra.runs.ingest.tags import provenance
-from palaestra.runs.ingest.translator import Counts, Translator
+from palaestra.runs.ingest.translator import TranslationCounts, Translator
 from palaestra.runs.record import MAX_INTEGER
 from palaestra.runs.runner import JournalFile, Source
-from palaestra.runs.series.commits import SeriesLock
+from palaestra.runs.series.commits import SeriesBusy, SeriesLock, read_last_commit
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
+from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.progress import AttemptProgress, NonFiniteTracker
 from palaestra.telemetry.event import (
     CheckpointSaved,
@@ -35,22 +37,34 @@ from palaestra.telemetry.event import (
 )
 from palaestra.telemetry.journal import Cursor, JournalReader
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "update_series"]
 
 _FLUSH_EVERY_S = 0.5
 _FLUSH_POINTS = 4_096
 _FLUSH_POINTS_PER_METRIC = 64
-"""Every metric has files of its own: of thousands, a flush is worth it only when each has several new points."""
-_FLUSH_SHARE = 4
-"""Time between two flushes, in times that the last one took."""
+"""Each metric has its own files, so with thousands of metrics a flush pays off only with several new points each."""
+_FLUSH_PAUSE = 4
+"""Minimum time between two flushes, as a multiple of the duration of the last one."""
 _RETURNS = 100
-_COUNTED = ("env_step", "update", "episodes", "corrupt", "left_out", "unknown", "first_dropped", "said", "said_reason",
-            "tracking_url")  # fmt: skip
+_STORED_COUNTERS = (
+    "env_step",
+    "update",
+    "episodes",
+    "corrupt",
+    "left_out",
+    "unknown",
+    "first_dropped",
+    "said",
+    "said_reason",
+    "tracking_url",
+)
+_BATCH = 10_000
+_RETRY_EVERY_S = 0.02
 
 
 @dataclass
 class _Tally:
-    """What is counted while records go by; stored with every commit."""
+    """Counters over all records of the attempt; stored with every commit."""
 
     env_step: int = 0
     update: int = 0
@@ -58,23 +72,24 @@ class _Tally:
     corrupt: int = 0
     left_out: int = 0
     unknown: int = 0
-    """Events of a kind or a schema that we do not know."""
+    """Events of an unknown kind or schema."""
     first_dropped: str = ""
     said: str = ""
+    """The last phase reported by the trainer."""
     said_reason: str = ""
     tracking_url: str = ""
     non_finite: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
 
     @classmethod
-    def read(cls, data: dict[str, Any]) -> _Tally:
-        known = {name: data[name] for name in _COUNTED if name in data}
-        return cls(**known, non_finite=NonFiniteTracker(data.get("non_finite", ())))
+    def from_json(cls, data: dict[str, Any]) -> _Tally:
+        counters = {name: data[name] for name in _STORED_COUNTERS if name in data}
+        return cls(**counters, non_finite=NonFiniteTracker(data.get("non_finite", ())))
 
-    def plain(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in _COUNTED}, "non_finite": self.non_finite.to_json()}
+    def to_json(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in _STORED_COUNTERS}, "non_finite": self.non_finite.to_json()}
 
-    def take(self, records: list[Record]) -> None:
+    def add(self, records: list[Record]) -> None:
         for seq, _, event in records:
             if isinstance(event, TrainingStep):
                 self.update = max(self.update, event.update)
@@ -87,7 +102,7 @@ class _Tally:
                 self.said, self.said_reason = event.phase, event.reason
                 continue
             elif isinstance(event, LogLine):
-                self.tracking_url = tracking_url(event.text) or self.tracking_url
+                self.tracking_url = find_tracking_url(event.text) or self.tracking_url
                 continue
             elif isinstance(event, UnknownEvent):
                 self.unknown += 1
@@ -99,12 +114,9 @@ class _Tally:
             if event.env_step <= MAX_INTEGER:
                 self.env_step = max(self.env_step, event.env_step)
 
-    def mean_return(self) -> float | None:
-        return sum(self.returns) / len(self.returns) if self.returns else None
-
 
 class Feed:
-    """Reads one attempt on. Not safe for two threads at once; a second feed of the attempt raises `SeriesBusy`."""
+    """Ingests one attempt. Not thread-safe; a second feed of the same attempt raises `SeriesBusy`."""
 
     def __init__(
         self,
@@ -118,80 +130,80 @@ class Feed:
         self._attempt = attempt
         self._sources = sources
         self._clock = clock
-        self.more = False
-        """The last turn ended because it was long enough, not because there was nothing left."""
-        self.began_again = False
-        """The journal turned out to be another file, whose records are numbered anew."""
+        self.has_more = False
+        """The last call stopped at its limit, with input left."""
+        self.restarted = False
+        """The journal was replaced by another file, whose records are numbered from 1 again."""
         self._reader = JournalReader(attempt.journal)
         self._translator: Translator | None = None
         self._lock = SeriesLock(attempt)
         try:
             if translate and sources and not any(isinstance(source, JournalFile) for source in sources):
                 self._translator = Translator(attempt, sources, thin_every)
-            self._go_on()
+            self._resume()
         except BaseException:
             self.close()
             raise
 
-    def _go_on(self) -> None:
-        """From the last commit."""
+    def _resume(self) -> None:
+        """Continue from the last commit."""
         self._series = self._open_series()
         self._reader = JournalReader(self._attempt.journal, self._series.cursor)
-        self._tally = _Tally.read(self._series.tally)
+        self._tally = _Tally.from_json(self._series.tally)
         self._corrupt_before, self._left_out_before = self._tally.corrupt, self._tally.left_out
         recent = SeriesReader(self._attempt.series).recent("episode/return", _RETURNS)
         self._tally.returns.extend(point.value for point in recent)
-        self._output = OutputWatch(self._attempt.stdout)
-        self._flushed, self._flush_took = self._clock(), 0.0
-        # Before a line is added: a journal that lost its end must not grow back over the cursor unnoticed.
+        self._output = OutputScanner(self._attempt.stdout)
+        self._flushed_at, self._flush_duration = self._clock(), 0.0
+        # Before the translator appends: a journal that lost its end must not grow past the cursor unnoticed.
         self._read(0)
 
-    def turn(self, limit: int) -> list[Record]:
-        """Take at most `limit` further records through; those that were read."""
+    def advance(self, limit: int) -> list[Record]:
+        """Ingest at most `limit` further records and return them."""
         translated = self._translator.pump(limit) if self._translator else 0
         records = self._read(limit)
-        self.more = self._reader.more or translated >= limit
-        self._output.look()
-        late = self._clock() - self._flushed >= max(_FLUSH_EVERY_S, _FLUSH_SHARE * self._flush_took)
-        if self._many_wait() or late:
+        self.has_more = self._reader.more or translated >= limit
+        self._output.scan()
+        pause = max(_FLUSH_EVERY_S, _FLUSH_PAUSE * self._flush_duration)
+        if self._has_many_points() or self._clock() - self._flushed_at >= pause:
             self._flush()
         return records
 
     def finish(self, limit: int) -> list[Record]:
-        """The same after the trainer has ended. Once there is no `more`, everything is on disk."""
+        """Like `advance`, after the trainer has ended. Once `has_more` is False, everything is on disk."""
         records = self._read(limit)
         while not records and self._translator and self._translator.pump(limit, final=True):
             records = self._read(limit)
         if not records:
-            # The end of the output may complete an episode or a line, which is no further item.
+            # The last call may have completed an episode or a line without reading another item.
             records = self._read(limit)
-        self.more = bool(records)
-        if self._many_wait():
+        self.has_more = bool(records)
+        if self._has_many_points():
             self._flush()
         if not records:
-            self._output.look(to_end=True)
+            self._output.scan(to_end=True)
             self._flush(durable=True)
         return records
 
     def catch_up(self, limit: int) -> None:
-        """Take everything through that is there by now."""
+        """Ingest everything that is in the journal by now, in batches of `limit`."""
         while self._read(limit):
-            if self._many_wait():
+            if self._has_many_points():
                 self._flush()
         self._flush()
 
     def progress(self) -> AttemptProgress:
-        """How far it has come."""
+        """Return the progress of the attempt."""
         tally = self._tally
-        counts = self._translator.counts if self._translator else Counts()
-        translated_bytes = self._translator.read_bytes() if self._translator else 0
+        counts = self._translator.counts if self._translator else TranslationCounts()
+        translated_bytes = self._translator.bytes_read() if self._translator else 0
         return AttemptProgress(
             attempt=self._attempt.number,
             seq=self._reader.cursor.seq,
             env_step=tally.env_step,
             update=tally.update,
             episodes=tally.episodes,
-            episode_return=tally.mean_return(),
+            episode_return=sum(tally.returns) / len(tally.returns) if tally.returns else None,
             said=tally.said,
             said_reason=tally.said_reason,
             output_bytes=self._output.size,
@@ -208,7 +220,7 @@ class Feed:
         )
 
     def close(self) -> None:
-        """Release files; what no flush has taken is read again by the next feed."""
+        """Close the files; records that were not flushed are read again by the next feed."""
         self._reader.close()
         if self._translator:
             self._translator.close()
@@ -217,10 +229,9 @@ class Feed:
     def _read(self, limit: int) -> list[Record]:
         records = self._reader.read(limit)
         if self._reader.restarts:
-            # Another file under the same name: what the series holds is of the old one.
-            self._begin_again()
+            self._restart()
             records = self._reader.read(limit)
-        self._tally.take(records)
+        self._tally.add(records)
         self._tally.corrupt = self._corrupt_before + self._reader.corrupt_lines
         if self._reader.first_corrupt and not self._tally.first_dropped:
             self._tally.first_dropped = f"{self._attempt.journal.name}, {self._reader.first_corrupt}"
@@ -229,22 +240,62 @@ class Feed:
         return records
 
     def _flush(self, *, durable: bool = False) -> None:
-        began = self._clock()
-        self._series.flush(self._reader.cursor, self._tally.plain(), durable=durable)
-        self._flushed = self._clock()
-        self._flush_took = self._flushed - began
+        started = self._clock()
+        self._series.flush(self._reader.cursor, self._tally.to_json(), durable=durable)
+        self._flushed_at = self._clock()
+        self._flush_duration = self._flushed_at - started
 
-    def _many_wait(self) -> bool:
+    def _has_many_points(self) -> bool:
         return self._series.waiting >= max(_FLUSH_POINTS, _FLUSH_POINTS_PER_METRIC * self._series.columns)
 
     def _open_series(self) -> SeriesWriter:
         return SeriesWriter(self._attempt.series, lambda name: provenance(self._sources, name))
 
-    def _begin_again(self) -> None:
+    def _restart(self) -> None:
+        """Discard the series: the journal was replaced by another file."""
         (self._attempt.series / "commits.log").unlink(missing_ok=True)
         self._series = self._open_series()
         self._reader.close()
         self._reader = JournalReader(self._attempt.journal, Cursor())
         self._tally = _Tally()
-        self.began_again = True
+        self.restarted = True
         self._corrupt_before = self._left_out_before = 0
+
+
+def update_series(attempt: Attempt, *, wait_s: float = 0.0) -> None:
+    """Bring series that are missing or behind their journal up to date, for runs that no service ingests.
+
+    The holder of the series lock does the work; others wait for it at most `wait_s`, then read what is there.
+    Output and event files are not translated; only a service does that.
+    """
+    deadline = time.monotonic() + wait_s
+    while _is_behind(attempt):
+        plan = AttemptPlan.read(attempt)
+        try:
+            feed = Feed(attempt, plan.sources if plan is not None else (JournalFile(),), translate=False)
+        except SeriesBusy:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_RETRY_EVERY_S)
+            continue
+        except OSError:
+            return  # no write permission, or a full disk: existing series can still be read
+        try:
+            feed.catch_up(_BATCH)
+        except OSError:
+            pass
+        finally:
+            feed.close()
+        return
+
+
+def _is_behind(attempt: Attempt) -> bool:
+    try:
+        size = attempt.journal.stat().st_size
+    except OSError:
+        return False
+    commit = read_last_commit(attempt.series / "commits.log")
+    if commit is None or not (commit.whole or commit.boot_id == boot_id()):
+        return size > 0
+    # A journal shorter than its cursor was damaged; then the series are all that is left.
+    return size > commit.cursor.offset

@@ -1,8 +1,8 @@
-"""The newest records of one run in memory, for clients that follow it; records and the numbers in them are bounded.
+"""The newest records of one run in memory, for clients that follow it. Bounded in records and in values.
 
-One thread publishes; any number look, each with the key of the last record it has. A follower that fell behind is told
-so and reads the file, so a slow one never holds memory. Keys are `(attempt, seq)`: ordered, and the same after a
-restart.
+One thread publishes; any number of followers read, each with the key of its last record. A follower that fell behind
+reads the file instead, so a slow follower costs no memory. Keys are `(attempt, seq)`: ordered, and stable across
+restarts.
 """
 
 from __future__ import annotations
@@ -20,76 +20,77 @@ Key: TypeAlias = tuple[int, int]
 
 
 class Keyed(NamedTuple):
-    """A record and its place in the run."""
+    """A record and its key."""
 
     key: Key
     record: Record
 
 
 class Ring:
-    """The last records of one run: at most `capacity`, and no more than `most_values` numbers in them."""
+    """The last records of one run: at most `capacity` records with at most `max_values` values."""
 
-    def __init__(self, capacity: int = 4096, most_values: int = 131_072) -> None:
-        self._capacity, self._most_values = capacity, most_values
-        self._kept: deque[Keyed] = deque()
+    def __init__(self, capacity: int = 4096, max_values: int = 131_072) -> None:
+        self._capacity, self._max_values = capacity, max_values
+        self._records: deque[Keyed] = deque()
         self._values = 0
         self._before: Key | None = None
         self._lock = threading.Lock()
-        self._wakers: dict[object, Callable[[], None]] = {}
+        self._subscribers: dict[object, Callable[[], None]] = {}
 
     @property
     def newest(self) -> Key | None:
         """The key of the last record; None before the first."""
         with self._lock:
-            return self._kept[-1].key if self._kept else None
+            return self._records[-1].key if self._records else None
 
     def publish(self, attempt: int, records: Sequence[Record]) -> None:
-        """Add records in their order and wake every follower once. Those that are here already are left out."""
+        """Append records in order and notify every subscriber once. Records that were added before are skipped."""
         with self._lock:
             for record in records:
                 key = (attempt, record.seq)
-                if self._kept and key <= self._kept[-1].key:
+                if self._records and key <= self._records[-1].key:
                     continue
-                if not self._kept:
+                if not self._records:
                     self._before = (attempt, record.seq - 1)
-                self._kept.append(Keyed(key, record))
-                self._values += _values(record)
-                # The newest stays, however large it is.
-                while len(self._kept) > self._capacity or (self._values > self._most_values and len(self._kept) > 1):
-                    oldest = self._kept.popleft()
+                self._records.append(Keyed(key, record))
+                self._values += _value_count(record)
+                # The newest record is kept regardless of its size.
+                while len(self._records) > self._capacity or (
+                    self._values > self._max_values and len(self._records) > 1
+                ):
+                    oldest = self._records.popleft()
                     self._before = oldest.key
-                    self._values -= _values(oldest.record)
-            wakers = list(self._wakers.values())
-        for wake in wakers:
-            wake()
+                    self._values -= _value_count(oldest.record)
+            subscribers = list(self._subscribers.values())
+        for callback in subscribers:
+            callback()
 
     def since(self, key: Key) -> list[Keyed] | None:
-        """The records behind `key`; None when some of them may have fallen out: read the file, then ask again."""
+        """Return the records after `key`; None when some of them may have been dropped: read the file first."""
         with self._lock:
             if self._before is None or key < self._before:
                 return None
             newer: list[Keyed] = []
-            for keyed in reversed(self._kept):
+            for keyed in reversed(self._records):
                 if keyed.key <= key:
                     break
                 newer.append(keyed)
         newer.reverse()
         return newer
 
-    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have `wake` called after every publication, by the publishing thread; call the result to end that."""
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have the publishing thread call `callback` after every publication; return a function that unsubscribes."""
         token = object()
         with self._lock:
-            self._wakers[token] = wake
+            self._subscribers[token] = callback
 
-        def end() -> None:
+        def unsubscribe() -> None:
             with self._lock:
-                self._wakers.pop(token, None)
+                self._subscribers.pop(token, None)
 
-        return end
+        return unsubscribe
 
 
-def _values(record: Record) -> int:
-    """How much of memory a record takes, in numbers."""
+def _value_count(record: Record) -> int:
     event = record.event
     return len(event.metrics) if isinstance(event, TrainingStep) else 1

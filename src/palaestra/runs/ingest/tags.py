@@ -7,13 +7,12 @@ their own name. `provenance` is the way back, so that every curve can say where 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from palaestra.runs.runner import EventFiles, JournalFile, Source, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary
 
-__all__ = ["EPISODES", "TAGS", "EpisodeTags", "Pending", "TagPairing", "canonical", "provenance"]
+__all__ = ["EPISODE_TAGS", "TAGS", "EpisodePairing", "EpisodeTags", "PendingEpisode", "provenance"]
 
 TAGS: dict[str, dict[str, str]] = {
     "cleanrl": {
@@ -46,75 +45,67 @@ TAGS: dict[str, dict[str, str]] = {
     },
     "none": {},
 }
-"""By the name a runner gives in `EventFiles`."""
+"""Our metric name by tag, for each table name used in `EventFiles.tags`."""
 
 
 class EpisodeTags(NamedTuple):
-    """Two numbers that are written one after the other at the end of every episode."""
+    """The tags of two values that are written one after the other at the end of every episode."""
 
     episode_return: str
     length: str
 
 
-EPISODES: dict[str, EpisodeTags] = {"cleanrl": EpisodeTags("charts/episodic_return", "charts/episodic_length")}
-"""Tables whose trainers write single episodes."""
-
-
-def canonical(table: Mapping[str, str], tag: str) -> str:
-    """Our name of a tag; its own when we have none."""
-    return table.get(tag, tag)
+EPISODE_TAGS: dict[str, EpisodeTags] = {"cleanrl": EpisodeTags("charts/episodic_return", "charts/episodic_length")}
+"""Tag tables of trainers that write single episodes."""
 
 
 def provenance(sources: tuple[Source, ...], name: str) -> str:
-    """Where the numbers of a metric come from: `journal`, or the kind of source and the tag there."""
+    """Return the source of a metric: `journal`, or the kind of source and the tag there."""
     if not sources or any(isinstance(source, JournalFile) for source in sources):
         return "journal"
     for source in sources:
         if isinstance(source, EventFiles):
-            return f"tensorboard:{_tag(source.tags, name)}"
-    grammar = next(source.grammar for source in sources if isinstance(source, StdoutLines))
-    return f"stdout:{_tag(grammar, name)}"
+            return f"tensorboard:{_find_tag(source.tags, name)}"
+    output_format = next(source.grammar for source in sources if isinstance(source, StdoutLines))
+    return f"stdout:{_find_tag(output_format, name)}"
 
 
-def _tag(table: str, name: str) -> str:
-    episodes = EPISODES.get(table)
+def _find_tag(table: str, name: str) -> str:
+    episodes = EPISODE_TAGS.get(table)
     if episodes and name in ("episode/return", "episode/length"):
         return episodes.episode_return if name == "episode/return" else episodes.length
-    return next((tag for tag, ours in TAGS.get(table, {}).items() if ours == name), name)
+    return next((tag for tag, metric in TAGS.get(table, {}).items() if metric == name), name)
 
 
-class Pending(NamedTuple):
-    """A return whose length has not come yet."""
+class PendingEpisode(NamedTuple):
+    """A return whose length has not been read yet."""
 
     step: int
     episode_return: float
     time: float
 
 
-class TagPairing:
-    """Makes episodes of returns and lengths. A return without a length is an episode of length 0."""
+class EpisodePairing:
+    """Combines returns and lengths into episodes. A return without a length becomes an episode of length 0."""
 
-    def __init__(self, tags: EpisodeTags, pending: Pending | None = None) -> None:
+    def __init__(self, tags: EpisodeTags, pending: PendingEpisode | None = None) -> None:
         self._tags = tags
         self.pending = pending
 
-    def take(self, tag: str, step: int, value: float, time: float) -> list[tuple[EpisodeSummary, float]] | None:
-        """The episodes that this number completes; None when it is no number of an episode."""
+    def add(self, tag: str, step: int, value: float, time: float) -> list[tuple[EpisodeSummary, float]] | None:
+        """Return the episodes that this value completes; None when the tag is not an episode's."""
         if tag == self._tags.episode_return:
-            complete = self.left()
-            self.pending = Pending(step, value, time)
-            return complete
+            completed = self.flush()
+            self.pending = PendingEpisode(step, value, time)
+            return completed
         if tag != self._tags.length:
             return None
         if self.pending is None or self.pending.step != step:
-            return self.left()
-        return self._end(int(value) if math.isfinite(value) else 0)
+            return self.flush()
+        return self.flush(int(value) if math.isfinite(value) else 0)
 
-    def left(self) -> list[tuple[EpisodeSummary, float]]:
-        """The episode that waits for a length which will not come any more."""
-        return self._end(0)
-
-    def _end(self, length: int) -> list[tuple[EpisodeSummary, float]]:
+    def flush(self, length: int = 0) -> list[tuple[EpisodeSummary, float]]:
+        """Complete the pending episode, if any, with this length."""
         pending, self.pending = self.pending, None
         if pending is None:
             return []

@@ -1,146 +1,191 @@
-"""Output and event files of one attempt become its journal.
+"""Translates the output and event files of one attempt into its journal.
 
-Each `pump` reads every source a little further, makes events of what it finds and archives them together with the
-positions it came to. What yields no event moves no stored position either and is merely read again after a restart.
-Reads files and writes the archive; knows nothing of processes or of who reads the journal.
+Each `pump` reads every source a little further and appends the events together with the new positions. Input without
+events does not move the stored positions and is read again after a restart.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.ingest.archive import Archive, Entry, Origin
-from palaestra.runs.ingest.event_file import EventFileTail, Framed
-from palaestra.runs.ingest.event_record import read_event
-from palaestra.runs.ingest.grammar import GRAMMARS, tracking_url
-from palaestra.runs.ingest.stdout_tail import LONGEST_LINE, LineTail
-from palaestra.runs.ingest.tags import EPISODES, TAGS, Pending, TagPairing, canonical
-from palaestra.runs.ingest.thinning import Thinning
+from palaestra.runs.ingest.event_file import EventFileTail, EventRecord, parse_scalars
+from palaestra.runs.ingest.output_formats import OUTPUT_FORMATS, find_tracking_url
+from palaestra.runs.ingest.stdout import MAX_LINE_BYTES, LineTail
+from palaestra.runs.ingest.tags import EPISODE_TAGS, TAGS, EpisodePairing, PendingEpisode
+from palaestra.runs.ingest.translated_journal import Origin, TranslatedEvent, TranslatedJournal
 from palaestra.runs.runner import EventFiles, Source, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 
-__all__ = ["Counts", "Translator"]
+__all__ = ["Thinning", "TranslationCounts", "Translator"]
 
 T = TypeVar("T")
 
-_LOOK_FOR_FILES_EVERY_S = 0.5
-_MOST_FRAMES = 4_000
-_LONGEST_REASON = 200
-_DAMAGED = "a damaged record before this was skipped"
+_FIND_FILES_EVERY_S = 0.5
+_MAX_RECORDS = 4_000
+_MAX_REASON_LENGTH = 200
+_MAX_THINNED_METRICS = 2_000
 
 
 @dataclass
-class Counts:
-    """What was met besides events."""
+class TranslationCounts:
+    """Counters of everything but events."""
 
     unread_lines: int = 0
     episode_lines: int = 0
     corrupt: int = 0
+    """Damaged places in event files."""
     dropped: int = 0
-    """Lines marked as events that could not be read as such."""
+    """Lines marked as events that could not be parsed."""
     first_dropped: str = ""
-    """Where the first of them, or of the damaged places, is and what was wrong with it."""
+    """Place and reason of the first dropped line or damaged place."""
     episodes: int = 0
     tracking_url: str = ""
 
-    def drop(self, where: str, reason: object) -> None:
-        """Count a line that was lost."""
+    def add_dropped(self, place: str, reason: object) -> None:
+        """Count a dropped line."""
         self.dropped += 1
-        self._remember(where, reason)
+        self._remember(place, reason)
 
-    def damage(self, where: str, reason: object, count: int = 1) -> None:
+    def add_corrupt(self, place: str, reason: object, count: int = 1) -> None:
         """Count damaged places in an event file."""
         if count:
             self.corrupt += count
-            self._remember(where, reason)
+            self._remember(place, reason)
 
-    def _remember(self, where: str, reason: object) -> None:
-        # Bounded: it is stored with every batch and shown in an alarm.
-        self.first_dropped = self.first_dropped or f"{where}: {str(reason)[:_LONGEST_REASON]}"
+    def _remember(self, place: str, reason: object) -> None:
+        # Bounded, because it is stored with every batch and shown in an alarm.
+        self.first_dropped = self.first_dropped or f"{place}: {str(reason)[:_MAX_REASON_LENGTH]}"
 
 
-class _Lines:
-    """stdout.log by a grammar."""
+class Thinning:
+    """Keeps the first value of each metric per `every` steps, for trainers that report every gradient step."""
 
-    def __init__(self, path: Path, source: StdoutLines, state: dict[str, Any], common: _Common) -> None:
-        self._grammar = _named(GRAMMARS, source.grammar, "grammar")
+    def __init__(self, every: int, stored: Mapping[str, int] | None = None) -> None:
+        self._every = every
+        self.last_kept = dict(stored or {})
+        """The last interval with a kept value, by metric; pass it to another instance to continue."""
+
+    def keeps(self, name: str, step: int) -> bool:
+        """Whether this value is kept."""
+        if self._every == 1:
+            return True
+        interval = step // self._every
+        if self.last_kept.get(name) == interval:
+            return False
+        if name in self.last_kept or len(self.last_kept) < _MAX_THINNED_METRICS:
+            self.last_kept[name] = interval
+        return True
+
+
+class _Shared:
+    """State shared by the sources of an attempt."""
+
+    def __init__(self, thin_every: int, state: dict[str, Any], clock: Callable[[], float]) -> None:
+        self.counts = TranslationCounts(**state.get("counts", {}))
+        self.thinning = Thinning(thin_every, state.get("thinned"))
+        self.clock = clock
+
+    def number_episode(self, episode: EpisodeSummary) -> EpisodeSummary:
+        self.counts.episodes += 1
+        return episode if episode.episode else replace(episode, episode=self.counts.episodes)
+
+    def thin_step(self, step: TrainingStep) -> TrainingStep | None:
+        """Remove the metrics that thinning drops; None when none is left."""
+        metrics = {name: value for name, value in step.metrics.items() if self.thinning.keeps(name, step.env_step)}
+        if len(metrics) == len(step.metrics):
+            return step
+        return replace(step, metrics=metrics) if metrics else None
+
+
+class _StdoutSource:
+    """Reads stdout.log in an output format."""
+
+    def __init__(self, path: Path, source: StdoutLines, state: dict[str, Any], shared: _Shared) -> None:
+        self._format = _look_up(OUTPUT_FORMATS, source.grammar, "grammar")
         self._origin = Origin(f"stdout:{source.grammar}", path.name, 0)
         inode, offset = state.get("file", (0, 0))
         self._tail = LineTail(path, offset, inode)
-        self._common = common
+        self._shared = shared
 
-    def read(self, limit: int, entries: list[Entry], *, final: bool) -> int:
+    def read(self, limit: int, events: list[TranslatedEvent], *, final: bool) -> int:
+        """Read at most `limit` lines, append their events, and return the number of lines."""
         lines = self._tail.read(limit, final=final)
-        counts, now = self._common.counts, self._common.clock()
+        counts, now = self._shared.counts, self._shared.clock()
         for text, offset, cut in lines:
             if not text.strip():
                 continue
-            if self._grammar.is_episode(text):
+            if self._format.is_episode(text):
                 counts.episode_lines += 1
-            counts.tracking_url = tracking_url(text) or counts.tracking_url
+            counts.tracking_url = find_tracking_url(text) or counts.tracking_url
             try:
-                events = self._grammar.parse(text)
+                parsed = self._format.parse(text)
             except ValueError as error:
-                reason = f"the line is longer than {LONGEST_LINE:,} bytes" if cut else error
-                counts.drop(f"byte {offset} of {self._origin.file}", reason)
+                reason = f"the line is longer than {MAX_LINE_BYTES:,} bytes" if cut else error
+                counts.add_dropped(f"byte {offset} of {self._origin.file}", reason)
                 continue
-            if events is None:
+            if parsed is None:
                 counts.unread_lines += 1
                 continue
-            for event in events:
+            for event in parsed:
                 if isinstance(event, TrainingStep):
-                    kept = self._common.kept(event)
-                    if kept is None:
+                    thinned = self._shared.thin_step(event)
+                    if thinned is None:
                         continue
-                    event = kept
+                    event = thinned
                 elif isinstance(event, EpisodeSummary):
-                    event = self._common.numbered(event)
-                entries.append(Entry(event, self._origin._replace(offset=offset), now))
+                    event = self._shared.number_episode(event)
+                events.append(TranslatedEvent(event, self._origin._replace(offset=offset), now))
         return len(lines)
 
     def state(self) -> dict[str, Any]:
         return {"file": [self._tail.inode, self._tail.offset]}
 
-    def read_bytes(self) -> int:
+    def bytes_read(self) -> int:
         return self._tail.offset
 
 
-class _EventFiles:
-    """TensorBoard files below the working directory, those included that appear later."""
+class _EventFileSource:
+    """Reads TensorBoard files below the working directory, including those created later."""
 
-    def __init__(self, work: Path, source: EventFiles, state: dict[str, Any], common: _Common) -> None:
+    def __init__(self, work: Path, source: EventFiles, state: dict[str, Any], shared: _Shared) -> None:
         self._work, self._pattern = work, source.pattern
-        self._table = _named(TAGS, source.tags, "tag table")
+        self._metric_names = _look_up(TAGS, source.tags, "tag table")
         self._source = f"tensorboard:{source.tags}"
-        self._common = common
+        self._shared = shared
         pending = state.get("pending")
-        tags = EPISODES.get(source.tags)
-        self._pairing = TagPairing(tags, Pending(*pending) if pending else None) if tags else None
+        tags = EPISODE_TAGS.get(source.tags)
+        self._pairing = EpisodePairing(tags, PendingEpisode(*pending) if pending else None) if tags else None
         self._tails: dict[str, EventFileTail] = {
             name: EventFileTail(work / name, offset, inode) for name, (inode, offset) in state.get("files", {}).items()
         }
-        self._looked = float("-inf")
+        self._last_search = float("-inf")
 
-    def read(self, limit: int, entries: list[Entry], *, final: bool) -> int:
-        self._look(always=final)
-        room = min(limit, _MOST_FRAMES)
+    def read(self, limit: int, events: list[TranslatedEvent], *, final: bool) -> int:
+        """Read at most `limit` records, append their events, and return the number of records."""
+        now = time.monotonic()
+        if final or now - self._last_search >= _FIND_FILES_EVERY_S:
+            self._last_search = now
+            self._find_files()
+        limit = min(limit, _MAX_RECORDS)
         count = 0
         for name, tail in self._tails.items():
             before = tail.corruptions
-            framed = tail.read(room - count)
-            self._common.counts.damage(f"byte {tail.offset} of {name}", _DAMAGED, tail.corruptions - before)
-            entries.extend(self._translated(name, framed))
-            count += len(framed)
-            if count >= room:
+            records = tail.read(limit - count)
+            self._shared.counts.add_corrupt(
+                f"byte {tail.offset} of {name}", "a damaged record before this was skipped", tail.corruptions - before
+            )
+            events.extend(self._translate(name, records))
+            count += len(records)
+            if count >= limit:
                 break
         if final and count == 0:
-            self._end(entries)
+            self._finish(events)
         return count
 
     def state(self) -> dict[str, Any]:
@@ -148,89 +193,69 @@ class _EventFiles:
         pending = self._pairing.pending if self._pairing else None
         return {"files": files, "pending": list(pending) if pending else None}
 
-    def read_bytes(self) -> int:
+    def bytes_read(self) -> int:
         return sum(tail.offset for tail in self._tails.values())
 
-    def _look(self, *, always: bool) -> None:
-        now = time.monotonic()
-        if not always and now - self._looked < _LOOK_FOR_FILES_EVERY_S:
-            return
-        self._looked = now
-        found = {str(path.relative_to(self._work)) for path in self._work.glob(self._pattern) if path.is_file()}
-        # Their names begin with the second they were made in; a trainer that starts again makes another.
-        for name in sorted(found - self._tails.keys(), key=lambda name: (Path(name).name, name)):
+    def _find_files(self) -> None:
+        names = {str(path.relative_to(self._work)) for path in self._work.glob(self._pattern) if path.is_file()}
+        # File names begin with their creation time; a trainer that restarts creates another file.
+        for name in sorted(names - self._tails.keys(), key=lambda name: (Path(name).name, name)):
             self._tails[name] = EventFileTail(self._work / name)
 
-    def _translated(self, file: str, framed: list[Framed]) -> Iterator[Entry]:
-        """Neighbouring scalars of one step become one `TrainingStep`."""
-        group: dict[str, float] = {}
-        pairing = self._pairing
+    def _translate(self, file: str, records: list[EventRecord]) -> Iterator[TranslatedEvent]:
+        """Translate records; consecutive scalars of one step become one `TrainingStep`."""
+        metrics: dict[str, float] = {}
         origin, step, when = Origin(self._source, file, 0), 0, 0.0
-        for offset, payload in framed:
+        for offset, payload in records:
             try:
-                record = read_event(payload)
+                record = parse_scalars(payload)
             except ValueError as error:
-                self._common.counts.damage(f"byte {offset} of {file}", error)
+                self._shared.counts.add_corrupt(f"byte {offset} of {file}", error)
                 continue
+            here = Origin(self._source, file, offset)
             if record.session_start and record.step:
-                text = f"the trainer began again: curves of {file} before this are void from step {record.step} on"
-                yield Entry(LogLine("warning", text), Origin(self._source, file, offset), record.wall_time)
-            if group and record.step != step:
-                yield Entry(TrainingStep(0, step, group), origin, when)
-                group = {}
+                text = f"the trainer restarted: earlier curves of {file} are void from step {record.step} on"
+                yield TranslatedEvent(LogLine("warning", text), here, record.wall_time)
+            if metrics and record.step != step:
+                yield TranslatedEvent(TrainingStep(0, step, metrics), origin, when)
+                metrics = {}
             for tag, value in record.values:
-                episodes = pairing.take(tag, record.step, value, record.wall_time) if pairing else None
+                episodes = self._pairing.add(tag, record.step, value, record.wall_time) if self._pairing else None
                 if episodes is not None:
-                    here = Origin(self._source, file, offset)
-                    yield from (Entry(self._common.numbered(one), here, ended) for one, ended in episodes)
+                    yield from self._episode_events(episodes, here)
                     continue
-                name = canonical(self._table, tag)
-                if not self._common.thinning.keeps(name, record.step):
+                name = self._metric_names.get(tag, tag)
+                if not self._shared.thinning.keeps(name, record.step):
                     continue
-                if name in group:
-                    yield Entry(TrainingStep(0, step, group), origin, when)
-                    group = {}
-                if not group:
-                    origin, step = Origin(self._source, file, offset), record.step
-                group[name] = value
+                if name in metrics:
+                    yield TranslatedEvent(TrainingStep(0, step, metrics), origin, when)
+                    metrics = {}
+                if not metrics:
+                    origin, step = here, record.step
+                metrics[name] = value
                 when = record.wall_time
-        if group:
-            yield Entry(TrainingStep(0, step, group), origin, when)
+        if metrics:
+            yield TranslatedEvent(TrainingStep(0, step, metrics), origin, when)
 
-    def _end(self, entries: list[Entry]) -> None:
-        """Nobody writes any more: what is unfinished stays so."""
+    def _episode_events(
+        self, episodes: list[tuple[EpisodeSummary, float]], origin: Origin
+    ) -> Iterator[TranslatedEvent]:
+        for episode, ended in episodes:
+            yield TranslatedEvent(self._shared.number_episode(episode), origin, ended)
+
+    def _finish(self, events: list[TranslatedEvent]) -> None:
+        """Complete the pending episode and count incomplete records, once the files are no longer written."""
         for name, tail in self._tails.items():
-            before, where = tail.corruptions, f"byte {tail.offset} of {name}"
-            tail.give_up()
-            self._common.counts.damage(where, "the last record is not complete", tail.corruptions - before)
+            before, place = tail.corruptions, f"byte {tail.offset} of {name}"
+            tail.skip_rest()
+            self._shared.counts.add_corrupt(place, "the last record is not complete", tail.corruptions - before)
         if self._pairing is not None and self._tails:
             name, tail = list(self._tails.items())[-1]
-            origin = Origin(self._source, name, tail.offset)
-            entries.extend(Entry(self._common.numbered(one), origin, when) for one, when in self._pairing.left())
-
-
-class _Common:
-    """What all sources of an attempt share."""
-
-    def __init__(self, thin_every: int, state: dict[str, Any], clock: Callable[[], float]) -> None:
-        self.counts = Counts(**state.get("counts", {}))
-        self.thinning = Thinning(thin_every, state.get("thinned"))
-        self.clock = clock
-
-    def numbered(self, episode: EpisodeSummary) -> EpisodeSummary:
-        self.counts.episodes += 1
-        return episode if episode.episode else replace(episode, episode=self.counts.episodes)
-
-    def kept(self, step: TrainingStep) -> TrainingStep | None:
-        """The part of it that is not thinned out."""
-        metrics = {name: value for name, value in step.metrics.items() if self.thinning.keeps(name, step.env_step)}
-        if len(metrics) == len(step.metrics):
-            return step
-        return replace(step, metrics=metrics) if metrics else None
+            events.extend(self._episode_events(self._pairing.flush(), Origin(self._source, name, tail.offset)))
 
 
 class Translator:
-    """Reads the sources of one attempt on."""
+    """Translates the sources of one attempt."""
 
     def __init__(
         self,
@@ -239,61 +264,61 @@ class Translator:
         thin_every: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._archive = Archive(attempt.journal)
-        state = self._archive.state
+        self._journal = TranslatedJournal(attempt.journal)
+        state = self._journal.state
         try:
-            self._common = _Common(thin_every, state, clock)
-            # Two runs of the service know the sources by their order, which is the plan's.
-            before = state.get("sources", [])
-            self._sources: list[_Lines | _EventFiles] = []
+            self._shared = _Shared(thin_every, state, clock)
+            # Stored states belong to sources by their order in the plan.
+            stored = state.get("sources", [])
+            self._sources: list[_StdoutSource | _EventFileSource] = []
             for source in sources:
-                stored = before[len(self._sources)] if len(self._sources) < len(before) else {}
+                source_state = stored[len(self._sources)] if len(self._sources) < len(stored) else {}
                 if isinstance(source, StdoutLines):
-                    self._sources.append(_Lines(attempt.stdout, source, stored, self._common))
+                    self._sources.append(_StdoutSource(attempt.stdout, source, source_state, self._shared))
                 elif isinstance(source, EventFiles):
-                    self._sources.append(_EventFiles(attempt.work, source, stored, self._common))
+                    self._sources.append(_EventFileSource(attempt.work, source, source_state, self._shared))
         except BaseException:
-            self._archive.close()
+            self._journal.close()
             raise
 
     @property
-    def counts(self) -> Counts:
-        """What was met besides events."""
-        return self._common.counts
+    def counts(self) -> TranslationCounts:
+        """Counters of everything but events."""
+        return self._shared.counts
 
     def pump(self, limit: int, *, final: bool = False) -> int:
-        """Translate at most `limit` further items of each source; how many there were.
+        """Translate at most `limit` further lines or records of each source and return their number.
 
-        `final` says that nobody writes any more: unfinished lines and episodes are taken as they are.
+        `final` means that the files are no longer written: incomplete lines and episodes are translated as they are.
         """
-        entries: list[Entry] = []
-        count = sum(source.read(limit, entries, final=final) for source in self._sources)
-        if entries:
-            self._archive.append(entries, self._state())
+        events: list[TranslatedEvent] = []
+        count = sum(source.read(limit, events, final=final) for source in self._sources)
+        if events:
+            self._journal.append(events, self._state())
         return count
 
-    def read_bytes(self) -> int:
-        """How far the sources were read, all together."""
-        return sum(source.read_bytes() for source in self._sources)
+    def bytes_read(self) -> int:
+        """Return the number of bytes read from all sources."""
+        return sum(source.bytes_read() for source in self._sources)
 
     def close(self) -> None:
-        """Release the archive. Harmless when repeated."""
-        self._archive.close()
+        """Close the journal. May be called again."""
+        self._journal.close()
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "schema": 1,
             "sources": [source.state() for source in self._sources],
-            "counts": vars(self._common.counts).copy(),
+            "counts": vars(self._shared.counts).copy(),
         }
-        if self._common.thinning.stretches:
-            state["thinned"] = dict(self._common.thinning.stretches)
+        if self._shared.thinning.last_kept:
+            state["thinned"] = dict(self._shared.thinning.last_kept)
         return state
 
 
-def _named(table: dict[str, T], name: str, what: str) -> T:
+def _look_up(table: dict[str, T], name: str, what: str) -> T:
     try:
         return table[name]
     except KeyError:
         known = ", ".join(table)
-        raise ConfigError(f"sources.{what}", name, f"is no {what} of ours", f"Choose one of {known}") from None
+        raise ConfigError(f"sources.{what}", name, f"is not a known {what}", f"Choose one of {known}") from None

@@ -17,7 +17,7 @@ from pathlib import Path
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.ingest.grammar import GRAMMARS
+from palaestra.runs.ingest.output_formats import OUTPUT_FORMATS
 from palaestra.runs.ingest.tags import TAGS
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.process.attempt_process import AttemptProcess
@@ -107,7 +107,9 @@ def _check_plan(plan: LaunchPlan, spec: RunSpec) -> None:
     assert plan.sources, "its telemetry comes from somewhere"
     for source in plan.sources:
         if isinstance(source, StdoutLines):
-            assert source.grammar in GRAMMARS, f"the grammar {source.grammar!r} is one of {', '.join(GRAMMARS)}"
+            assert source.grammar in OUTPUT_FORMATS, (
+                f"the grammar {source.grammar!r} is one of {', '.join(OUTPUT_FORMATS)}"
+            )
         elif isinstance(source, EventFiles):
             assert source.tags in TAGS, f"the tag table {source.tags!r} is one of {', '.join(TAGS)}"
     for name in plan.files:

@@ -13,7 +13,6 @@ from palaestra.runs.reader import RunReader
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.service.answers import RunId, errors
 from palaestra.runs.service.documents import Export, Into, LogDocument, MetricDocument, Points, SampleDocument
-from palaestra.runs.tensorboard_export import export_run
 from palaestra.strict_json import json_number
 
 __all__ = ["add_metric_routes"]
@@ -80,7 +79,9 @@ def add_metric_routes(app: FastAPI, reading: RunReader) -> None:
     @app.post("/runs/{run_id}/export-tensorboard", operation_id="export", tags=["metrics"], responses=errors(404))
     def export(run_id: RunId, asked: Into) -> Export:
         """Write event files for TensorBoard, whoever trained the run."""
-        report = export_run(reading, run_id, asked.into)
+        from palaestra.runs.ingest.export import export_tensorboard
+
+        report = export_tensorboard(reading.paths(run_id), asked.into)
         return Export(directory=str(report.directory), points=report.points)
 
 

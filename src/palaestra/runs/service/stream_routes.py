@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import FastAPI, Header, Query
 
 from palaestra.errors import ConfigError
-from palaestra.runs.ingest.following import Position, replay
+from palaestra.runs.ingest.stream import Position, replay
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.answers import RunId, streamed
 from palaestra.runs.service.streaming import EventStream, happenings_of_all, log_of, stream_of
@@ -39,7 +39,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reading: RunReader, 
         ends with what there is by now.
         """
         position = last_event_id or after
-        Position.read(position)
+        Position.parse(position)
         paths = await asyncio.to_thread(reading.paths, run_id)
         items = supervisor.subscribe(paths.run_id, position) if follow else replay(paths, position)
         return EventStream(stream_of(items, closing))

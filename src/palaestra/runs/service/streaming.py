@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from starlette.responses import StreamingResponse
 
-from palaestra.runs.ingest.following import StreamItem
+from palaestra.runs.ingest.stream import StreamItem
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunEvent
 from palaestra.runs.wire import to_json

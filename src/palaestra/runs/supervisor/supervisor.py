@@ -23,9 +23,9 @@ from palaestra.files.run_directory import Attempt, check_run_id, new_run_id
 from palaestra.runs.archive.retention import ExpiredRun
 from palaestra.runs.archive.run_archive import RunArchive
 from palaestra.runs.checkpoints.catalogue import CheckpointIndex
-from palaestra.runs.ingest.following import StreamItem, follow
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
+from palaestra.runs.ingest.stream import StreamItem, follow
 from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus

@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.ingest.catch_up import catch_up
-from palaestra.runs.ingest.feed import Feed
+from palaestra.runs.ingest.feed import Feed, update_series
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.runner import JournalFile
 from palaestra.runs.series.commits import SeriesBusy, SeriesLock
@@ -35,30 +34,30 @@ def losses(attempt):
 def test_series_that_nobody_wrote_are_made_from_the_journal_and_then_go_on_with_it(attempt):
     with Journal(attempt.journal) as journal:
         journal.emit_many(steps(0, 50))
-        catch_up(attempt)
+        update_series(attempt)
         assert losses(attempt) == [float(i) for i in range(50)]
         journal.emit_many(steps(50, 60))
-        catch_up(attempt)
+        update_series(attempt)
         assert losses(attempt) == [float(i) for i in range(60)]
         before = (attempt.series / "commits.log").read_bytes()
-        catch_up(attempt)
+        update_series(attempt)
         assert (attempt.series / "commits.log").read_bytes() == before
     shutil.rmtree(attempt.series)
-    catch_up(attempt)
+    update_series(attempt)
     assert losses(attempt) == [float(i) for i in range(60)]
 
 
 def test_a_journal_that_was_damaged_does_not_take_its_series_along(attempt):
     with Journal(attempt.journal) as journal:
         journal.emit_many(steps(0, 50))
-    catch_up(attempt)
+    update_series(attempt)
     attempt.journal.write_bytes(b"garbage\n")
-    catch_up(attempt)
+    update_series(attempt)
     assert losses(attempt) == [float(i) for i in range(50)]
 
 
 def test_nothing_is_made_where_there_is_no_attempt(attempt):
-    catch_up(attempt)
+    update_series(attempt)
     assert not attempt.path.exists()
 
 
@@ -68,7 +67,7 @@ def test_one_writes_and_the_others_read_what_is_there(attempt):
     feed = Feed(attempt, JOURNAL)
     with pytest.raises(SeriesBusy):
         Feed(attempt, JOURNAL)
-    catch_up(attempt)
+    update_series(attempt)
     assert losses(attempt) == []
     feed.catch_up(100)
     feed.close()
@@ -77,7 +76,7 @@ def test_one_writes_and_the_others_read_what_is_there(attempt):
 
 def _ask(path, at_once):
     at_once.wait(30)
-    catch_up(Attempt(path), wait_s=30)
+    update_series(Attempt(path), wait_s=30)
 
 
 def test_several_that_ask_at_once_make_every_point_once(attempt):

@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.runs.ingest.output_watch import OutputWatch
-from palaestra.runs.ingest.stdout_tail import LONGEST_LINE, Line, LineTail
+from palaestra.runs.ingest.stdout import MAX_LINE_BYTES, Line, LineTail, OutputScanner
 
 
 def test_lines_come_with_the_offsets_they_begin_at_and_an_unfinished_one_waits(tmp_path):
@@ -38,24 +37,24 @@ def _all(tail, limit=10):
 
 def test_a_line_of_megabytes_is_whole(tmp_path):
     path = tmp_path / "stdout.log"
-    path.write_bytes(b"first\n" + b"x" * (LONGEST_LINE - 1) + b"\nlast\n")
+    path.write_bytes(b"first\n" + b"x" * (MAX_LINE_BYTES - 1) + b"\nlast\n")
     lines = _all(LineTail(path))
 
     assert [(len(line.text), line.offset, line.cut) for line in lines] == [
         (5, 0, False),
-        (LONGEST_LINE - 1, 6, False),
-        (4, LONGEST_LINE + 6, False),
+        (MAX_LINE_BYTES - 1, 6, False),
+        (4, MAX_LINE_BYTES + 6, False),
     ]
 
 
 def test_a_line_that_hardly_ends_comes_in_pieces_that_say_so_and_the_next_one_is_found(tmp_path):
     path = tmp_path / "stdout.log"
-    path.write_bytes(b"x" * (2 * LONGEST_LINE + 7) + b"\nlast\n")
+    path.write_bytes(b"x" * (2 * MAX_LINE_BYTES + 7) + b"\nlast\n")
     lines = _all(LineTail(path))
 
     assert [(len(line.text), line.cut) for line in lines] == [
-        (LONGEST_LINE, True),
-        (LONGEST_LINE, True),
+        (MAX_LINE_BYTES, True),
+        (MAX_LINE_BYTES, True),
         (7, False),
         (4, False),
     ]
@@ -97,20 +96,20 @@ def test_tracebacks_are_counted_wherever_a_look_ends(tmp_path):
     text = b"x\nTraceback (most recent call last):\nboom\n" * 3
     for cut in range(len(text)):
         path.write_bytes(text[:cut])
-        watch = OutputWatch(path)
-        watch.look()
+        watch = OutputScanner(path)
+        watch.scan()
         path.write_bytes(text)
-        watch.look()
+        watch.scan()
         assert (watch.tracebacks, watch.size) == (3, len(text))
 
 
 def test_output_that_was_emptied_is_looked_at_anew(tmp_path):
     path = tmp_path / "stdout.log"
-    watch = OutputWatch(path)
-    watch.look()
+    watch = OutputScanner(path)
+    watch.scan()
     assert (watch.size, watch.tracebacks) == (0, 0)
     path.write_bytes(b"Traceback (most recent call last)\n" + b"x" * 100)
-    watch.look()
+    watch.scan()
     path.write_bytes(b"Traceback (most recent call last)\n")
-    watch.look()
+    watch.scan()
     assert (watch.size, watch.tracebacks) == (34, 2)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from palaestra.runs.ingest.grammar import GRAMMARS, tracking_url
+from palaestra.runs.ingest.output_formats import OUTPUT_FORMATS, find_tracking_url
 from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 
 
@@ -33,13 +33,13 @@ from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, 
     ],
 )
 def test_an_event_may_be_printed_with_no_more_than_what_it_says(said, event):
-    (parsed,) = GRAMMARS["events"].parse(f"@palaestra {json.dumps(said)}")
+    (parsed,) = OUTPUT_FORMATS["events"].parse(f"@palaestra {json.dumps(said)}")
     assert event(parsed)
 
 
 @pytest.mark.parametrize("line", ["Episode 3: return 17", "@palaestra", "@palaestra [1]", "@palaestra is a gymnasium"])
 def test_a_line_that_is_no_event_is_output(line):
-    assert GRAMMARS["events"].parse(line) is None
+    assert OUTPUT_FORMATS["events"].parse(line) is None
 
 
 @pytest.mark.parametrize(
@@ -58,32 +58,32 @@ def test_a_line_that_is_no_event_is_output(line):
 def test_a_line_that_is_marked_as_an_event_and_is_none_is_an_error(line, reason):
     for grammar in ("events", "sb3"):
         with pytest.raises(ValueError, match=reason):
-            GRAMMARS[grammar].parse(line)
+            OUTPUT_FORMATS[grammar].parse(line)
 
 
 def test_bare_nan_and_infinity_are_numbers():
     line = '@palaestra {"kind": "TrainingStep", "env_step": 8, "metrics": {"loss": NaN, "kl": Infinity}}'
-    (step,) = GRAMMARS["events"].parse(line)
+    (step,) = OUTPUT_FORMATS["events"].parse(line)
     assert math.isnan(step.metrics["loss"])
     assert step.metrics["kl"] == math.inf
 
 
 def test_the_time_and_the_number_of_an_event_are_ours_whatever_the_line_says():
     line = '@palaestra {"kind": "LogLine", "text": "hi", "seq": 0, "time": "noon"}'
-    assert GRAMMARS["events"].parse(line) == (LogLine("info", "hi"),)
+    assert OUTPUT_FORMATS["events"].parse(line) == (LogLine("info", "hi"),)
 
 
 def test_a_progress_bar_in_front_of_an_event_does_not_hide_it():
     line = '\r 40%|####   | 2/5@palaestra {"kind": "LogLine", "text": "hi"}'
-    assert GRAMMARS["events"].parse(line) == (LogLine("info", "hi"),)
+    assert OUTPUT_FORMATS["events"].parse(line) == (LogLine("info", "hi"),)
 
 
 def test_sb3s_names_become_ours_and_unknown_ones_stay():
     said = {"kind": "TrainingStep", "env_step": 8, "metrics": {"train/loss": 1, "rollout/ep_rew_mean": 2, "x/y": 3}}
-    (step,) = GRAMMARS["sb3"].parse(f"@palaestra {json.dumps(said)}")
+    (step,) = OUTPUT_FORMATS["sb3"].parse(f"@palaestra {json.dumps(said)}")
     assert step.metrics == {"loss": 1.0, "episode_return": 2.0, "x/y": 3.0}
-    assert GRAMMARS["sb3"].parse("Using cpu device") is None
-    assert GRAMMARS["sb3"].parse('@palaestra {"kind": "LogLine", "text": "hi"}') == (LogLine("info", "hi"),)
+    assert OUTPUT_FORMATS["sb3"].parse("Using cpu device") is None
+    assert OUTPUT_FORMATS["sb3"].parse('@palaestra {"kind": "LogLine", "text": "hi"}') == (LogLine("info", "hi"),)
 
 
 @pytest.mark.parametrize(
@@ -102,22 +102,22 @@ def test_sb3s_names_become_ours_and_unknown_ones_stay():
     ],
 )
 def test_cleanrls_lines_are_counted_and_their_numbers_left_to_its_event_files(line, understood, counts):
-    grammar = GRAMMARS["cleanrl"]
+    grammar = OUTPUT_FORMATS["cleanrl"]
     assert grammar.is_episode(line) is counts
     assert grammar.parse(line) == (() if understood else None)
 
 
 def test_cleanrl_says_where_it_saved_its_model():
     line = "model saved to runs/CartPole-v1__dqn__1__17/dqn.cleanrl_model"
-    assert GRAMMARS["cleanrl"].parse(line) == (LogLine("info", line),)
+    assert OUTPUT_FORMATS["cleanrl"].parse(line) == (LogLine("info", line),)
 
 
 def test_the_trackers_address_is_found_in_colours_too():
-    assert tracking_url("wandb: 🚀 View run at https://wandb.ai/a/b/runs/c") == "https://wandb.ai/a/b/runs/c"
+    assert find_tracking_url("wandb: 🚀 View run at https://wandb.ai/a/b/runs/c") == "https://wandb.ai/a/b/runs/c"
     coloured = "wandb: View run \x1b[33mdqn\x1b[0m at: \x1b[34m\x1b[4mhttps://wandb.ai/a/b/runs/c\x1b[0m"
-    assert tracking_url(coloured) == "https://wandb.ai/a/b/runs/c"
-    assert tracking_url("View run logs") == ""
+    assert find_tracking_url(coloured) == "https://wandb.ai/a/b/runs/c"
+    assert find_tracking_url("View run logs") == ""
 
 
 def test_output_that_means_nothing_is_understood_as_such():
-    assert GRAMMARS["none"].parse("anything") == ()
+    assert OUTPUT_FORMATS["none"].parse("anything") == ()

@@ -7,17 +7,19 @@ import os
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.runs.ingest.archive import Archive, Entry, Origin
+from palaestra.runs.ingest.translated_journal import Origin, TranslatedEvent, TranslatedJournal
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import Journal, JournalReader
 
 
 def entry(number):
-    return Entry(TrainingStep(0, number, {"loss": number / 2}), Origin("stdout:events", "stdout.log", number), 7.0)
+    return TranslatedEvent(
+        TrainingStep(0, number, {"loss": number / 2}), Origin("stdout:events", "stdout.log", number), 7.0
+    )
 
 
 def batch(path, *numbers):
-    archive = Archive(path)
+    archive = TranslatedJournal(path)
     archive.append([entry(number) for number in numbers], {"at": numbers[-1]})
     archive.close()
 
@@ -50,7 +52,7 @@ def test_cut_at_any_byte_it_goes_on_from_its_last_whole_batch(path):
 
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
-        archive = Archive(path)
+        archive = TranslatedJournal(path)
         archive.close()
         expected = (whole, 6, {"at": 6}) if size == len(whole) else (first, 3, {"at": 3})
         if size < len(first):
@@ -65,7 +67,7 @@ def test_a_damaged_end_is_translated_again_from_the_batch_before(path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(first) + 5] + b"\x00\xff" + whole[len(first) + 7 :])
 
-    archive = Archive(path)
+    archive = TranslatedJournal(path)
     archive.append([entry(2)], {"at": 2})
     archive.close()
 
@@ -75,7 +77,7 @@ def test_a_damaged_end_is_translated_again_from_the_batch_before(path):
 def test_a_batch_that_does_not_fit_on_the_disk_leaves_nothing_behind(path, monkeypatch):
     batch(path, 1)
     before = path.read_bytes()
-    archive = Archive(path)
+    archive = TranslatedJournal(path)
     write = os.write
 
     def full(fd, data):
@@ -96,12 +98,12 @@ def test_a_batch_that_does_not_fit_on_the_disk_leaves_nothing_behind(path, monke
 
 
 def test_a_state_of_many_kilobytes_is_found(path):
-    archive = Archive(path)
+    archive = TranslatedJournal(path)
     state = {"files": {f"runs/{i}/events.out.tfevents.{i}": [i, i] for i in range(5_000)}}
     archive.append([entry(1)], state)
     archive.close()
 
-    again = Archive(path)
+    again = TranslatedJournal(path)
     again.close()
     assert (again.seq, again.state) == (1, state)
 
@@ -112,5 +114,5 @@ def test_a_journal_that_the_trainer_wrote_itself_is_never_touched(path):
     before = path.read_bytes()
 
     with pytest.raises(ConfigError, match="written by the trainer itself"):
-        Archive(path)
+        TranslatedJournal(path)
     assert path.read_bytes() == before

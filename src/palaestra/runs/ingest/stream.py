@@ -1,0 +1,176 @@
+"""A run as an event stream: first its past run events and telemetry records, then new ones, each once.
+
+A follower is described by one position. Records come from memory if it reaches back far enough, otherwise from the
+files, so a slow follower costs nothing. The stream ends when the run has ended and everything was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
+
+from palaestra.errors import ConfigError
+from palaestra.files.run_directory import Attempt, RunDirectory
+from palaestra.runs.ingest.ring import Ring
+from palaestra.runs.record import RunEvent
+from palaestra.runs.state.event_log import RunEventLog, current_phase
+from palaestra.runs.state.unsupervised import read_unsupervised
+from palaestra.telemetry.event import Record
+from palaestra.telemetry.journal import JournalReader
+
+__all__ = ["Position", "StreamItem", "follow", "replay"]
+
+_BATCH = 2000
+_POLL_EVERY_S = 0.5
+"""For changes without a notification."""
+
+
+class Position(NamedTuple):
+    """How far a follower has read: the last run event, and the last record of an attempt."""
+
+    event: int = 0
+    attempt: int = 0
+    seq: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Parse `3.1.4711`; an empty text is the beginning. Raises `ConfigError` for anything else."""
+        if not text:
+            return cls()
+        words = text.split(".")
+        if len(words) != 3 or not all(word.isascii() and word.isdecimal() and len(word) < 19 for word in words):
+            raise ConfigError("after", text, "is not the id of an event", "Give the id of the last event you have")
+        return cls(*map(int, words))
+
+    def __str__(self) -> str:
+        return f"{self.event}.{self.attempt}.{self.seq}"
+
+
+class StreamItem(NamedTuple):
+    """A run event or telemetry record, and the position after it."""
+
+    id: str
+    item: Record | RunEvent
+
+
+class _AttemptReader:
+    """Reads the records of one attempt after a sequence number, from memory or from the file."""
+
+    def __init__(self, attempt: Attempt, seq: int) -> None:
+        self.number, self.seq = attempt.number, seq
+        self._file = JournalReader(attempt.journal)
+
+    async def next(self, ring: Ring | None) -> list[Record]:
+        recent = ring.since((self.number, self.seq)) if ring is not None else None
+        if recent is not None:
+            records = [keyed.record for keyed in recent[:_BATCH] if keyed.key[0] == self.number]
+        else:
+            records = []
+            while True:
+                block = await asyncio.to_thread(self._file.read, _BATCH)
+                records = [record for record in block if record.seq > self.seq]
+                if records or not block:
+                    break
+        if records:
+            self.seq = records[-1].seq
+        return records
+
+    def close(self) -> None:
+        self._file.close()
+
+
+async def follow(
+    run: RunDirectory,
+    after: str,
+    get_ring: Callable[[], Ring | None],
+    subscribe: Callable[[Callable[[], None]], Callable[[], None]],
+) -> AsyncIterator[StreamItem]:
+    """Yield what follows a position, then new items. `subscribe` registers a callback for run events."""
+    position = Position.parse(after)
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    subscriptions = [subscribe(changed.set)]
+    ring: Ring | None = None
+    readers: dict[int, _AttemptReader] = {}
+    try:
+        while True:
+            changed.clear()
+            current = get_ring()
+            if current is not None and current is not ring:
+                ring = current
+                subscriptions.append(ring.subscribe(lambda: _notify(loop, changed)))
+            # Checked before reading: everything written until then is read below. A run with a ring is supervised and
+            # not over even if its log says so, because its row may still be written.
+            is_over = current is None and _has_ended(run)
+            async for reached, item in _read_new(run, position, ring, readers):
+                position = reached
+                yield StreamItem(str(position), item)
+            if is_over:
+                return
+            try:
+                async with asyncio.timeout(_POLL_EVERY_S):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+    finally:
+        for unsubscribe in subscriptions:
+            unsubscribe()
+        for reader in readers.values():
+            reader.close()
+
+
+async def replay(run: RunDirectory, after: str) -> AsyncIterator[StreamItem]:
+    """Yield what follows a position so far, from the files alone."""
+    readers: dict[int, _AttemptReader] = {}
+    try:
+        async for position, item in _read_new(run, Position.parse(after), None, readers):
+            yield StreamItem(str(position), item)
+    finally:
+        for reader in readers.values():
+            reader.close()
+
+
+def _notify(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+    # The publishing thread may outlive the loop.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(changed.set)
+
+
+async def _read_new(
+    run: RunDirectory, position: Position, ring: Ring | None, readers: dict[int, _AttemptReader]
+) -> AsyncIterator[tuple[Position, Record | RunEvent]]:
+    event_seq, attempt, seq = position
+    events = RunEventLog(run).read(after=event_seq)
+    for paths in run.attempts():
+        number = paths.number
+        if number < attempt:
+            continue
+        for event in _pop_before_end(number, events):
+            event_seq = event.seq
+            yield Position(event_seq, attempt, seq), event
+        if number > attempt:
+            attempt, seq = number, 0
+        reader = readers.setdefault(number, _AttemptReader(paths, seq))
+        while records := await reader.next(ring):
+            for record in records:
+                seq = record.seq
+                yield Position(event_seq, attempt, seq), record
+    for event in events:
+        yield Position(event.seq, attempt, seq), event
+
+
+def _pop_before_end(number: int, events: list[RunEvent]) -> Iterator[RunEvent]:
+    """Remove and yield the events before the end of an attempt, so that its end follows its records."""
+    while events:
+        first = events[0]
+        if first.attempt > number or (first.attempt == number and first.phase.has_ended):
+            return
+        yield events.pop(0)
+
+
+def _has_ended(run: RunDirectory) -> bool:
+    if run.spec.exists():
+        return current_phase(RunEventLog(run).read()).has_ended
+    record = read_unsupervised(run)
+    return record is None or record.phase.has_ended
