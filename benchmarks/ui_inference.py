@@ -45,8 +45,8 @@ def prompts(policy: VLMPolicy, config) -> list[Prompt]:
 
 def timed(policy: VLMPolicy, requests: list[SampleRequest], batch: int) -> tuple[float, float]:
     """Seconds by the clock and of the processor for all answers, `batch` at a time."""
-    policy.learner.memory.clear()
-    policy.learner.shop.memory.clear()
+    policy.learner.feature_cache.clear()
+    policy.learner.preprocessor.cache.clear()
     began, worked = time.perf_counter(), time.process_time()
     for start in range(0, len(requests), batch):
         policy.sample(requests[start : start + batch])

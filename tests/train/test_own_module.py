@@ -74,13 +74,13 @@ def test_a_module_of_ones_own_plays_learns_and_resumes(gateway, tmp_path):
     assert torch.equal(again.module.scores, learned)
     assert again.version == 2
     with pytest.raises(
-        CheckpointError, match=r"holds a module of one's own \(Clicker\). Go on in Python: train_screens"
+        CheckpointError, match=r"holds a module of your own \(Clicker\). Continue in Python: train_screens"
     ):
         train_screens(settings(3), root=tmp_path, run_id="-", resume=first.run)
 
 
 def test_a_module_without_log_probs_is_refused_before_a_run_exists(gateway, tmp_path):
-    with pytest.raises(ConfigError, match=r"policy = 'Linear': it does not answer sample and log_probs"):
+    with pytest.raises(ConfigError, match=r"policy = 'Linear': it has no method sample and log_probs"):
         train_screens(config(gateway), policy=nn.Linear(2, 2), root=tmp_path, run_id="no")
     assert list(tmp_path.iterdir()) == []
 
@@ -169,6 +169,6 @@ def test_another_module_is_told_what_is_missing(tmp_path):
 
 
 def test_what_is_no_policy_is_refused_before_a_run_exists(gateway, tmp_path):
-    with pytest.raises(ConfigError, match=r"policy = 'str': it does not answer sample and log_probs"):
+    with pytest.raises(ConfigError, match=r"policy = 'str': it has no method sample and log_probs"):
         train_screens(config(gateway), policy="tiny", root=tmp_path, run_id="no")
     assert list(tmp_path.iterdir()) == []

@@ -94,7 +94,7 @@ def test_its_adapters_learn_a_click(policy):
     picture, asked = next(iter(screens(1)))
     prompt = policy.prompt(Conversation("", asked.text, (), picture))
     text = CODEC.encode(Click(asked.widget and _middle(asked.widget)), FRAME)
-    ids = [*policy.parts.tokenizer(text, add_special_tokens=False)["input_ids"], policy.parts.tokenizer.eos_token_id]
+    ids = [*policy.loaded.tokenizer(text, add_special_tokens=False)["input_ids"], policy.loaded.tokenizer.eos_token_id]
     (said,) = policy.sample([SampleRequest(prompt, 0)])
     unknown = {"log_probs": [0.0] * len(ids), "versions": [0] * len(ids)}
     turn = turn_input(prompt, replace(said, token_ids=ids, **unknown))

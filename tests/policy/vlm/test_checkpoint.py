@@ -13,7 +13,7 @@ from palaestra.policy.vlm import ModelConfig, VLMPolicy
 
 def _logits(model, policy, request):
     ids = torch.from_numpy(request.prompt.ids.astype(np.int64))[None]
-    patches = [policy.prompts.shop.patches(picture) for picture in request.prompt.pictures]
+    patches = [policy.prompts.preprocessor.patches(picture) for picture in request.prompt.pictures]
     with torch.no_grad():
         return model(
             input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=torch.cat([p.pixels for p in patches]),

@@ -12,17 +12,17 @@ from palaestra.policy.vlm import SampleRequest
 
 def _by_transformers(policy, prompt, answer):
     """Log-probabilities of an answer from the library's own forward pass: one row, raw pixels, its own positions."""
-    shop, model = policy.prompts.shop, policy.learner.model
+    preprocessor, model = policy.prompts.preprocessor, policy.learner.model
     whole = np.concatenate([prompt.ids, answer]).astype(np.int64)
     ids = torch.from_numpy(whole)[None]
-    patches = [shop.patches(picture) for picture in prompt.pictures]
+    patches = [preprocessor.patches(picture) for picture in prompt.pictures]
     with torch.no_grad():
         out = model(
             input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=torch.cat([p.pixels for p in patches]),
             image_grid_thw=torch.tensor([p.grid for p in patches]),
             mm_token_type_ids=(ids == policy.learner.image_token).int(),
         )  # fmt: skip
-    scores = policy.rules.allowed(out.logits[0, len(prompt.ids) - 1 : -1])
+    scores = policy.rules.mask_forbidden(out.logits[0, len(prompt.ids) - 1 : -1])
     return torch.log_softmax(scores, -1).gather(-1, ids[0, len(prompt.ids) :, None])[:, 0].numpy()
 
 
@@ -73,7 +73,7 @@ def test_the_greedy_answer_is_what_the_librarys_own_generation_gives(still):
     policy = still
     prompt = policy.prompt(conversation(3, 2))
     (answer,) = policy.sample([SampleRequest(prompt, 0)], temperature=0, max_new_tokens=12)
-    patches = [policy.prompts.shop.patches(picture) for picture in prompt.pictures]
+    patches = [policy.prompts.preprocessor.patches(picture) for picture in prompt.pictures]
     ids = torch.from_numpy(prompt.ids.astype(np.int64))[None]
     out = policy.learner.model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=(ids == policy.learner.image_token).int(),

@@ -73,7 +73,7 @@ def test_turns_that_share_a_prompt_run_it_once_and_have_the_same_numbers_and_gra
 
     shared, gradient = scored_with_gradient(turns)
     assert len(ran) == 1
-    monkeypatch.setattr(scoring, "distinct", lambda prompts: (prompts, []))
+    monkeypatch.setattr(scoring, "deduplicate_prompts", lambda prompts: (prompts, []))
     apart, wanted = scored_with_gradient(turns)
     assert len(ran) == 1
     assert torch.equal(shared.mask, apart.mask)
@@ -220,7 +220,7 @@ def test_pictures_are_encoded_once_while_the_tower_does_not_learn(build):
     scored = seeing.log_probs(turns).log_probs
     scored.sum().backward()
     assert all(w.grad is not None for n, w in seeing.learner.trainable().items() if "visual" in n and "lora_B" in n)
-    assert seeing.learner.memory.used_bytes == 0
+    assert seeing.learner.feature_cache.used_bytes == 0
 
 
 def test_what_cannot_have_happened_is_refused(scene):

@@ -1,6 +1,6 @@
-"""A Hugging Face vision-language model as a policy: prompts, sampling, teacher-forced log-probabilities, adapters.
+"""Hugging Face vision-language models as policies: prompts, sampling, log-probabilities, adapters, checkpoints.
 
-Only this package imports transformers and PEFT, and only when a model is made.
+transformers and PEFT are imported when a model is loaded, not before.
 """
 
 from palaestra.policy.vlm.config import ModelConfig

@@ -1,4 +1,4 @@
-"""`ModelConfig`: which vision-language model is trained, what of it, and how much of the past it sees."""
+"""`ModelConfig`: the vision-language model, its trainable parts, and the length of its history."""
 
 from __future__ import annotations
 
@@ -28,59 +28,60 @@ class ModelConfig(Section):
     """Branch, tag or commit on the hub. A commit makes a run repeatable; a branch may move."""
 
     use_lora: bool = True
-    """Train small matrices beside the frozen weights. False trains the weights themselves: about 16 bytes each."""
+    """Train LoRA adapters and freeze the weights. False trains the weights themselves, at about 16 bytes each."""
 
     lora_target_option: TargetOption = "attention+mlp"
-    """Which linear layers of the language model get an adapter. Attention alone learns less at the same rank."""
+    """Linear layers of the language model that get an adapter. Attention alone learns less at the same rank."""
 
     lora_target_modules: tuple[str, ...] = ()
-    """With `custom`: module names, or their ends from a dot on (`self_attn.q_proj`)."""
+    """With `custom`: full module names, or suffixes that start after a dot (`self_attn.q_proj`)."""
 
     lora_rank: int = Field(default=32, ge=1)
-    """Width of the adapters. Reinforcement learning carries few bits per episode; 8 is often enough."""
+    """Rank of the adapters. Reinforcement learning carries few bits per episode; 8 is often enough."""
 
     lora_alpha: int | None = Field(default=None, ge=1)
-    """Adapters count `lora_alpha / lora_rank`. Left out: 32, whatever the rank, so that the best learning rate
-    hardly depends on the rank."""
+    """Adapters are scaled by `lora_alpha / lora_rank`. Default: 32 at any rank, so that the best learning rate hardly
+    depends on the rank."""
 
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropped inputs of the adapters while learning. Above 0 the ratio of PPO and GRPO is noisy from the first step."""
+    """Dropout of the adapters in training. Above 0 the ratio of PPO and GRPO is noisy from the first step."""
 
     lora_vision: bool = False
-    """Give the vision tower adapters as well. Most servers of adapters accept them in the language model only."""
+    """Also add adapters to the vision tower. Most inference servers accept adapters in the language model only."""
 
     freeze_vision: bool = True
-    """With `use_lora: false`: leave the vision tower as it is. Also lets pictures be encoded once and remembered."""
+    """With `use_lora: false`: freeze the vision tower. Its features can then be cached."""
 
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: about a third more time, memory of one layer instead of all."""
+    """Recompute activations in the backward pass: about a third more time, memory of one layer instead of all."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the frozen weights. `auto`: float32 on a CPU and without LoRA, else bfloat16. What is trained is float32."""
+    """Data type of the frozen weights. `auto`: float32 on a CPU and without LoRA, else bfloat16. Trainable weights are
+    always float32."""
 
     device: str = "auto"
-    """Where the model answers and learns: `cpu`, `cuda`, `cuda:1`, …; `auto`: the first GPU there is, or the CPU."""
+    """Device of the model: `cpu`, `cuda`, `cuda:1`, …; `auto`: the first GPU, or the CPU."""
 
     attn_implementation: str | None = None
-    """`sdpa`, `eager`, `flash_attention_2`. Left out: what transformers finds best."""
+    """`sdpa`, `eager` or `flash_attention_2`. Default: chosen by transformers."""
 
     max_new_tokens: int = Field(default=256, ge=1)
-    """An answer that has not ended by then is cut."""
+    """Maximum length of a reply; longer ones are cut."""
 
     history: int = Field(default=4, ge=0)
-    """How many past turns stay in the prompt with their screenshots; older ones become lines of text."""
+    """Number of past turns in the prompt with their screenshots; older turns become lines of text."""
 
     request: str = REQUEST
-    """What stands beside the first screenshot; `{instruction}` and `{previous}` (older turns as text) are filled in."""
+    """Text beside the first screenshot, with placeholders `{instruction}` and `{previous}` (older turns as text)."""
 
     adapter: Path | None = None
-    """A directory with an adapter in PEFT's layout to start from."""
+    """Directory of an adapter in PEFT's layout to start from."""
 
     value_gradient: bool = False
-    """Whether the value's error also moves the model. False: only the value head learns from it."""
+    """Whether the value loss also trains the model. False: only the value head."""
 
     picture_memory_mb: int = Field(default=512, ge=0)
-    """How much prepared pictures may take. Each screenshot is shown many times; below a batch's worth it is redone."""
+    """Size of the caches of preprocessed pictures and their features. Each screenshot is used many times."""
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
@@ -91,7 +92,7 @@ class ModelConfig(Section):
         if self.adapter is not None and not self.use_lora:
             raise ValueError("adapter needs use_lora: true")
         if not self.use_lora and self.dtype in ("bfloat16", "float16"):
-            # Weights of 1 are 0.0078 apart in bfloat16; a step of 1e-5 leaves every one of them where it was.
+            # Around 1, bfloat16 values are 0.0078 apart; a step of 1e-5 is lost in rounding.
             raise ValueError(f"dtype {self.dtype} cannot hold the small steps of full training; use float32, or LoRA")
         if "{instruction}" not in self.request:
             raise ValueError("request must contain {instruction}, or the model is never told its task")
@@ -99,5 +100,5 @@ class ModelConfig(Section):
 
     @property
     def alpha(self) -> int:
-        """What `lora_alpha` comes to."""
+        """The effective value of `lora_alpha`."""
         return 32 if self.lora_alpha is None else self.lora_alpha

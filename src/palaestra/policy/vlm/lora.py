@@ -1,13 +1,14 @@
-"""Which linear layers an adapter goes on, by their full names.
+"""LoRA adapters: which linear layers get one, new adapters, and adapters to start from.
 
-Short names lie: `gate_proj` is a layer of the language model in every Qwen-VL, and of the vision tower too in
-Qwen2.5-VL. So the names are matched here, on the modules that are really there, and PEFT is given the full ones.
+PEFT receives full module names. Short names are ambiguous: `gate_proj` is a layer of the language model in every
+Qwen-VL, and in Qwen2.5-VL also of the vision tower.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,76 +23,63 @@ from palaestra.policy.vlm.config import ModelConfig, TargetOption
 from palaestra.policy.weight_sync import copy_weights
 
 __all__ = [
-    "adapted",
     "adapted_modules",
     "adapter_tensors",
-    "add_lora",
+    "add_adapters",
     "in_vision_tower",
-    "linear_modules",
     "target_modules",
     "trainable_parts",
 ]
 
-
-PLACE = "model.lora_target_option"
+ADAPTER = "adapter_model.safetensors"
 ATTENTION = {"attn", "self_attn", "attention", "linear_attn"}
 MLP = {"mlp", "feed_forward", "ffn"}
 VISION = {"visual", "vision_tower", "vision_model", "vision_encoder", "image_tower"}
-# The layers between tower and language model; every family builds them differently, so no option but all-linear
-# means them.
+# The layers between vision tower and language model. Families build them differently; only all-linear includes them.
 BETWEEN = re.compile(r"merger|projector|connector")
 
 
-def linear_modules(model: Any) -> list[str]:
-    """Full names of the linear layers an adapter can go on; the output layer is none of them."""
-    head = model.get_output_embeddings()
-    return [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
-
-
 def in_vision_tower(name: str) -> bool:
-    """Whether a module or parameter belongs to the part that sees."""
+    """Whether a module or parameter belongs to the vision tower."""
     return bool(VISION & set(name.split(".")))
 
 
 def target_modules(names: Sequence[str], option: TargetOption, custom: Sequence[str], vision: bool) -> list[str]:
-    """Those of `names` that get an adapter, in order. Never empty: what matches nothing is a `ConfigError`."""
+    """The names of the linear layers that get an adapter; `ConfigError` if there are none."""
     if option == "custom":
-        return _custom(names, custom, vision)
+        return _match_custom(names, custom, vision)
     allowed = [name for name in names if vision or not in_vision_tower(name)]
-    found = [name for name in allowed if _is_meant(name, option)]
-    if not found:
-        raise ConfigError(
-            PLACE, option, "matches none of the model's linear layers",
-            f"Use 'custom' with lora_target_modules; there is {_some(_endings(allowed))}",
-        )  # fmt: skip
-    return found
+    targets = [name for name in allowed if _matches(name, option)]
+    if not targets:
+        reason = "matches none of the model's linear layers"
+        remedy = f"Use 'custom' with lora_target_modules; there is {_join(_endings(allowed))}"
+        raise ConfigError("model.lora_target_option", option, reason, remedy)
+    return targets
 
 
-def _is_meant(name: str, option: TargetOption) -> bool:
+def _matches(name: str, option: TargetOption) -> bool:
     if option == "all-linear":
         return True
     parents = set(name.split(".")[:-1])
     if any(BETWEEN.search(parent) for parent in parents):
         return False
-    wanted = {"attention": ATTENTION, "mlp": MLP, "attention+mlp": ATTENTION | MLP}[option]
-    return bool(parents & wanted)
+    return bool(parents & {"attention": ATTENTION, "mlp": MLP, "attention+mlp": ATTENTION | MLP}[option])
 
 
-def _custom(names: Sequence[str], custom: Sequence[str], vision: bool) -> list[str]:
+def _match_custom(names: Sequence[str], custom: Sequence[str], vision: bool) -> list[str]:
+    place = "model.lora_target_modules"
     chosen: set[str] = set()
     for target in custom:
         matching = {name for name in names if name == target or name.endswith("." + target)}
-        seen = {name for name in matching if vision or not in_vision_tower(name)}
-        if matching and not seen:
-            raise ConfigError(
-                "model.lora_target_modules", target, "matches layers of the vision tower only",
-                "Set model.lora_vision=true if you mean them",
-            )  # fmt: skip
+        allowed = {name for name in matching if vision or not in_vision_tower(name)}
+        if matching and not allowed:
+            reason, remedy = "matches layers of the vision tower only", "Set model.lora_vision=true if you mean them"
+            raise ConfigError(place, target, reason, remedy)
         if not matching:
             close = closest_names(target, {*_endings(names), *names})
-            remedy = f"Nearest: {_some(close)}" if close else f"There is {_some(_endings(names))}"
-            raise ConfigError("model.lora_target_modules", target, "matches no linear layer of the model", remedy)
-        chosen |= seen
+            remedy = f"Nearest: {_join(close)}" if close else f"There is {_join(_endings(names))}"
+            raise ConfigError(place, target, "matches no linear layer of the model", remedy)
+        chosen |= allowed
     return [name for name in names if name in chosen]
 
 
@@ -99,28 +87,8 @@ def _endings(names: Iterable[str]) -> list[str]:
     return sorted({name.rsplit(".", 1)[-1] for name in names})
 
 
-def _some(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-
-
-def add_lora(model: Any, config: ModelConfig) -> Any:
-    """Freeze the model and give it fresh adapters, in place; returns PEFT's wrapper of it."""
-    from peft import LoraConfig, get_peft_model
-
-    wanted = target_modules(
-        linear_modules(model), config.lora_target_option, config.lora_target_modules, config.lora_vision
-    )
-    settings = LoraConfig(
-        r=config.lora_rank, lora_alpha=config.alpha, lora_dropout=config.lora_dropout, target_modules=wanted,
-        bias="none", task_type="CAUSAL_LM",
-    )  # fmt: skip
-    wrapped = get_peft_model(model, settings)
-    got = adapted_modules(model)
-    if got != set(wanted):
-        raise RuntimeError(
-            f"PEFT put adapters on {sorted(got ^ set(wanted))[:3]} that were not meant, or left them out"
-        )
-    return wrapped
 
 
 def adapted_modules(model: nn.Module) -> set[str]:
@@ -129,13 +97,12 @@ def adapted_modules(model: nn.Module) -> set[str]:
 
 
 def trainable_parts(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
-    """How many numbers are trained, by the part of the model they are in."""
-    counts: dict[str, int] = {}
+    """Number of trainable weights by part of the model."""
+    counts: Counter[str] = Counter()
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            part = _part(name)
-            counts[part] = counts.get(part, 0) + parameter.numel()
-    return counts
+            counts[_part(name)] += parameter.numel()
+    return dict(counts)
 
 
 def _part(name: str) -> str:
@@ -152,52 +119,60 @@ def _part(name: str) -> str:
     return f"{where}, other"
 
 
-def adapted(model: Any, config: ModelConfig) -> Any:
-    """Freeze the model and give it adapters, in place; returns PEFT's wrapper of it."""
+def add_adapters(model: Any, config: ModelConfig) -> Any:
+    """Freeze the model and add adapters in place: new ones, or those of `model.adapter`. Returns PEFT's wrapper."""
     if config.adapter is None:
-        return add_lora(model, config)
+        return _add_new_adapters(model, config)
     place, path = "model.adapter", str(config.adapter)
-    settings, tensors = read_adapter(config.adapter)
-    for key, theirs in (("lora_rank", settings["rank"]), ("lora_alpha", settings["alpha"])):
-        if key in config.model_fields_set and getattr(config, key) != theirs:
-            raise CheckpointError(
-                place, path, f"was made with {key} {theirs:g}, the configuration says {getattr(config, key)}",
-                f"Leave out model.{key}: the adapter's own counts",
-            )  # fmt: skip
-    # The layers it was made for are those it has tensors of; settings may name them by patterns.
+    rank, alpha, tensors = _read_adapter(config.adapter)
+    for key, value in (("lora_rank", rank), ("lora_alpha", alpha)):
+        if key in config.model_fields_set and getattr(config, key) != value:
+            reason = f"was made with {key} {value:g}, the configuration says {getattr(config, key)}"
+            raise CheckpointError(place, path, reason, f"Leave out model.{key}: the adapter's own counts")
+    # The adapter's settings may name layers by patterns; its tensors name them in full.
     targets = tuple(sorted({name.split(".lora_")[0] for name in tensors}))
-    own = config.model_copy(
-        update={
-            "lora_rank": settings["rank"], "lora_alpha": settings["alpha"], "lora_target_option": "custom",
-            "lora_target_modules": targets,
-        }
-    )  # fmt: skip
     if not config.lora_vision and any(in_vision_tower(name) for name in targets):
         raise CheckpointError(place, path, "has adapters in the vision tower", "Set model.lora_vision=true")
     present = {name for name, _ in model.named_modules()}
     absent = [name for name in targets if name not in present]
     if absent:
-        raise CheckpointError(
-            place, path, f"is for another model: {len(absent)} of its {len(targets)} layers, such as {absent[0]!r}, "
-            f"are not in this {model.config.model_type}", "Use the model it was trained on",
-        )  # fmt: skip
-    wrapped = add_lora(model, own)
+        layers = f"{len(absent)} of its {len(targets)} layers, such as {absent[0]!r}"
+        reason = f"is for another model: {layers}, are not in this {model.config.model_type}"
+        raise CheckpointError(place, path, reason, "Use the model it was trained on")
+    settings = {"lora_rank": rank, "lora_alpha": alpha, "lora_target_option": "custom", "lora_target_modules": targets}
+    wrapped = _add_new_adapters(model, config.model_copy(update=settings))
     weights = dict(model.named_parameters())
-    other = [name for name, tensor in tensors.items() if name not in weights or weights[name].shape != tensor.shape]
-    if other:
-        raise CheckpointError(
-            place, path, f"{len(other)} of its tensors have another shape here, such as {other[0]!r}",
-            "Use the model it was trained on",
-        )  # fmt: skip
+    misfits = [name for name, tensor in tensors.items() if name not in weights or weights[name].shape != tensor.shape]
+    if misfits:
+        reason = f"{len(misfits)} of its tensors have another shape here, such as {misfits[0]!r}"
+        raise CheckpointError(place, path, reason, "Use the model it was trained on")
     copy_weights(tensors, weights)
     return wrapped
 
 
-ADAPTER = "adapter_model.safetensors"
+def _add_new_adapters(model: Any, config: ModelConfig) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    head = model.get_output_embeddings()
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
+    targets = target_modules(linear, config.lora_target_option, config.lora_target_modules, config.lora_vision)
+    settings = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=targets,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    wrapped = get_peft_model(model, settings)
+    differing = adapted_modules(model) ^ set(targets)
+    if differing:
+        raise RuntimeError(f"PEFT added or omitted adapters on {sorted(differing)[:3]} against its targets")
+    return wrapped
 
 
 def adapter_tensors(path: Path) -> dict[str, Tensor]:
-    """The adapter's tensors under the names they have in the model."""
+    """The tensors of an adapter directory, under their names in the model."""
     named = {}
     for name, tensor in load_file(path / ADAPTER).items():
         stem, _, kind = name.removeprefix("base_model.model.").rpartition(".")
@@ -205,23 +180,20 @@ def adapter_tensors(path: Path) -> dict[str, Tensor]:
     return named
 
 
-def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """An adapter in PEFT's layout that anybody may have written: its settings and its tensors."""
+def _read_adapter(path: Path) -> tuple[int, float, dict[str, Tensor]]:
+    """Rank, alpha and tensors of an adapter directory in PEFT's layout."""
     place = "model.adapter"
     try:
         settings: dict[str, Any] = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
         kind, rank, alpha = settings["peft_type"], int(settings["r"]), float(settings["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            place, str(path), f"holds no adapter_config.json that can be read ({error})",
-            "Name the directory that PEFT's save_pretrained wrote",
-        ) from None  # fmt: skip
+        reason = f"holds no adapter_config.json that can be read ({error})"
+        remedy = "Name the directory that PEFT's save_pretrained wrote"
+        raise CheckpointError(place, str(path), reason, remedy) from None
     if kind != "LORA" or settings.get("use_dora") or settings.get("modules_to_save"):
         raise CheckpointError(place, str(path), f"is not a plain LoRA adapter ({kind})", "Merge it into its model")
     try:
-        tensors = adapter_tensors(path)
+        return rank, alpha, adapter_tensors(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            place, str(path), f"{ADAPTER} cannot be read ({error})", "Save the adapter as safetensors"
-        ) from None
-    return {"rank": rank, "alpha": alpha}, tensors
+        reason = f"{ADAPTER} cannot be read ({error})"
+        raise CheckpointError(place, str(path), reason, "Save the adapter as safetensors") from None

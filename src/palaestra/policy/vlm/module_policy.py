@@ -1,6 +1,6 @@
-"""`ModulePolicy`: a user's own `nn.Module` in the place of a Hugging Face model, for training on screens.
+"""`ModulePolicy`: a user's own `nn.Module` in place of a Hugging Face model, for training on screens.
 
-The module answers two questions:
+The module has two methods:
 
     sample(requests, *, temperature)     for each `SampleRequest` (a prompt and a seed) the token ids it drew and their
                                          log-probabilities, as a pair of sequences
@@ -8,7 +8,7 @@ The module answers two questions:
                                          a `TokenLogProbs` of the recorded tokens (palaestra.experience)
 
 and may have `prompt(conversation) -> Prompt` and `text_of(token_ids) -> str`; without them token ids are the bytes of
-UTF-8. A copy of the module acts, and takes over the weights that were published between two batches of answers.
+UTF-8. A copy of the module acts, and takes over published weights between two batches.
 """
 
 from __future__ import annotations
@@ -31,22 +31,19 @@ from palaestra.policy.codecs.grammar import ActionGrammar, build_grammar
 from palaestra.policy.fingerprint import weights_fingerprint
 from palaestra.policy.vlm.generation import Completion, SampleRequest
 from palaestra.policy.vlm.prompt import Conversation, Prompt
+from palaestra.policy.weight_sync import copy_weights
 
 __all__ = ["ModulePolicy", "as_vlm_policy"]
 
-WEIGHTS, FACTS = "model.safetensors", "palaestra.json"
+WEIGHTS, MANIFEST = "model.safetensors", "palaestra.json"
 
 
 def as_vlm_policy(policy: Any, *, codec: str | None = None) -> Any:
-    """The policy itself, or an `nn.Module` that answers `sample` and `log_probs` as one."""
+    """Wrap an `nn.Module` with `sample` and `log_probs` as a policy; other policies are returned unchanged."""
     missing = [name for name in ("sample", "log_probs") if not callable(getattr(policy, name, None))]
     if missing:
-        raise ConfigError(
-            "policy",
-            type(policy).__name__,
-            f"it does not answer {' and '.join(missing)}",
-            "See palaestra.policy.vlm.module_policy",
-        )
+        reason = f"it has no method {' and '.join(missing)}"
+        raise ConfigError("policy", type(policy).__name__, reason, "See palaestra.policy.vlm.module_policy")
     return ModulePolicy(policy, codec=codec) if isinstance(policy, nn.Module) else policy
 
 
@@ -57,27 +54,27 @@ class ModulePolicy:
     """A module may have dropout."""
 
     def __init__(self, module: nn.Module, *, codec: str | None = None, factor: int = 28) -> None:
-        """`codec` names how it writes actions, by default as Qwen2.5-VL; `factor`: its pictures are multiples of it."""
+        """`codec` is the action grammar, by default that of Qwen2.5-VL; sizes of pictures are multiples of `factor`."""
         self.module, self._acting = module, copy.deepcopy(module).eval()
         self.grammar: ActionGrammar = build_grammar(codec or "qwen2.5-vl", factor=factor)
         self._reference: nn.Module | None = None
         self._past: nn.Module | None = None
-        self._sampling = threading.Lock()
+        self._sampling_lock = threading.Lock()
         self.version = 0
-        self._fingerprint = self.fingerprint
+        self._acting_fingerprint = self.fingerprint
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights that learn, as they are now."""
-        return weights_fingerprint(self._learned(self.module))
+        """Fingerprint of the current trainable weights."""
+        return weights_fingerprint(_trainable(self.module))
 
     @property
     def half_precision(self) -> bool:
-        """Whether any part of the module computes with less than 32 bits."""
+        """Whether any weight has less than 32 bits."""
         return any(weight.element_size() < 4 for weight in self.module.parameters())
 
     def prompt(self, conversation: Conversation) -> Prompt:
-        """What the module is to answer."""
+        """The prompt for the module's next reply."""
         module: Any = self.module
         if hasattr(module, "prompt"):
             prompt: Prompt = module.prompt(conversation)
@@ -86,16 +83,16 @@ class ModulePolicy:
         return Prompt(np.frombuffer(text, np.uint8).astype(np.int32), (conversation.now,))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """What sampled tokens say."""
+        """Decode sampled tokens."""
         module: Any = self.module
         if hasattr(module, "text_of"):
             return str(module.text_of(token_ids))
         return bytes(int(token) & 255 for token in token_ids).decode(errors="replace")
 
     def sample(self, requests: Sequence[SampleRequest], *, temperature: float = 1.0) -> list[Completion]:
-        """An answer to each request, by the published weights."""
-        with self._sampling, torch.no_grad():
-            version, fingerprint = self.version, self._fingerprint
+        """Sample a reply to each request with the published weights."""
+        with self._sampling_lock, torch.no_grad():
+            version, fingerprint = self.version, self._acting_fingerprint
             acting: Any = self._acting
             drawn = acting.sample(requests, temperature=temperature)
         self._check_replies(drawn, requests)
@@ -124,40 +121,40 @@ class ModulePolicy:
                 )
 
     def log_probs(self, turns: Sequence[TurnInput], *, grad: bool = True, **wanted: bool) -> TokenLogProbs:
-        """Of the recorded tokens under the weights that learn."""
-        return self._score(self.module, turns, grad=grad, **wanted)
+        """Log-probabilities of the recorded tokens under the trainable weights."""
+        return _score(self.module, turns, grad=grad, **wanted)
 
     def reference_log_probs(self, turns: Sequence[TurnInput]) -> Tensor | None:
-        """`[B, G]` under the weights of `keep_reference`; None before it was called."""
-        return None if self._reference is None else self._score(self._reference, turns, grad=False).log_probs
+        """`[B, G]` under the weights of `keep_reference`; None if it was not called."""
+        return None if self._reference is None else _score(self._reference, turns, grad=False).log_probs
 
     def past_log_probs(self, turns: Sequence[TurnInput], learned: Mapping[str, Tensor]) -> Tensor:
-        """`[B, G]` under earlier values of the weights that learn."""
+        """`[B, G]` under earlier values of the trainable weights."""
         if self._past is None:
             self._past = copy.deepcopy(self.module).eval()
-        self._copy(learned, self._past)
-        return self._score(self._past, turns, grad=False).log_probs
+        copy_weights(learned, dict(self._past.named_parameters()))
+        return _score(self._past, turns, grad=False).log_probs
 
     def keep_reference(self) -> None:
-        """Remember the weights as they are as those of `reference_log_probs`."""
+        """Use the current weights for `reference_log_probs`."""
         self._reference = copy.deepcopy(self.module).eval()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every weight of the module."""
+        """All weights of the module by name."""
         return self.module.named_parameters()
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """What an optimiser steps."""
-        return list(self._learned(self.module).values())
+        """The weights for an optimiser."""
+        return list(_trainable(self.module).values())
 
     def publish(self, version: int) -> None:
-        """The weights that learn answer from the next batch on; waits for the batch that is being sampled."""
-        with self._sampling:
-            self._copy(self._learned(self.module), self._acting)
-            # Running statistics change while it learns, too.
+        """Sample with the current trainable weights from the next batch on; waits for the current batch."""
+        with self._sampling_lock:
+            copy_weights(_trainable(self.module), dict(self._acting.named_parameters()))
+            # Running statistics change in training, too.
             for acting, buffer in zip(self._acting.buffers(), self.module.buffers(), strict=True):
                 acting.copy_(buffer)
-            self.version, self._fingerprint = version, weights_fingerprint(self._learned(self._acting))
+            self.version, self._acting_fingerprint = version, weights_fingerprint(_trainable(self._acting))
 
     def save(self, path: Path) -> None:
         """Write the weights to a new directory."""
@@ -165,45 +162,40 @@ class ModulePolicy:
         # Copies, because safetensors refuses weights that are tied.
         tensors = {name: tensor.detach().clone().contiguous() for name, tensor in self.module.state_dict().items()}
         save_file(tensors, path / WEIGHTS)
-        write_json(path / FACTS, {"kind": "module", "class": type(self.module).__qualname__, "version": self.version})
+        write_json(
+            path / MANIFEST, {"kind": "module", "class": type(self.module).__qualname__, "version": self.version}
+        )
 
     def load(self, path: Path) -> None:
-        """Go on from what a directory holds, and publish it under its version."""
+        """Load a checkpoint directory and publish it under its version."""
         try:
             weights = load_file(path / WEIGHTS)
             self.module.load_state_dict(weights)
-            # What does not learn is in no `publish`, and need not be as it was when this module was made.
+            # `publish` copies trainable weights only; the checkpoint may contain other values of the frozen ones.
             self._acting.load_state_dict(weights)
             self._past = None
-            version = int((read_json(path / FACTS) or {})["version"])
+            version = int((read_json(path / MANIFEST) or {})["version"])
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             reason = f"does not fit this {type(self.module).__name__} ({' '.join(str(error).split())})"
             raise CheckpointError("checkpoint", str(path), reason, "Use the module it was trained with") from None
         self.publish(version)
 
-    @staticmethod
-    def _score(module: Any, turns: Sequence[TurnInput], *, grad: bool, **wanted: bool) -> TokenLogProbs:
-        with torch.set_grad_enabled(grad):
-            scored = module.log_probs(turns, grad=grad, **wanted)
-        place = f"{type(module).__name__}.log_probs"
-        if not isinstance(scored, TokenLogProbs):
-            raise ExperienceError(f"{place} gave a {type(scored).__name__}. Return a TokenLogProbs.")
-        expected = (len(turns), max(len(each.turn.token_ids) for each in turns))
-        for name, tensor in (("log_probs", scored.log_probs), ("mask", scored.mask)):
-            if tuple(tensor.shape) != expected:
-                raise ExperienceError(
-                    f"{place} gave {name} of shape {list(tensor.shape)}, expected {list(expected)}: turns, and "
-                    "tokens of the longest."
-                )
-        return scored
 
-    @staticmethod
-    def _learned(module: nn.Module) -> dict[str, nn.Parameter]:
-        return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+def _score(module: Any, turns: Sequence[TurnInput], *, grad: bool, **wanted: bool) -> TokenLogProbs:
+    with torch.set_grad_enabled(grad):
+        scored = module.log_probs(turns, grad=grad, **wanted)
+    place = f"{type(module).__name__}.log_probs"
+    if not isinstance(scored, TokenLogProbs):
+        raise ExperienceError(f"{place} gave a {type(scored).__name__}. Return a TokenLogProbs.")
+    expected = (len(turns), max(len(each.turn.token_ids) for each in turns))
+    for name, tensor in (("log_probs", scored.log_probs), ("mask", scored.mask)):
+        if tuple(tensor.shape) != expected:
+            raise ExperienceError(
+                f"{place} gave {name} of shape {list(tensor.shape)}, expected {list(expected)}: turns, and "
+                "tokens of the longest."
+            )
+    return scored
 
-    @staticmethod
-    def _copy(learned: Mapping[str, Tensor], target: nn.Module) -> None:
-        weights = dict(target.named_parameters())
-        with torch.no_grad():
-            for name, value in learned.items():
-                weights[name].copy_(value)
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}

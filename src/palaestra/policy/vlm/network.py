@@ -1,7 +1,7 @@
-"""`Network`: one set of weights that turns token ids and pictures into hidden states, next-token scores and values.
+"""`Network`: one set of weights that turns token ids and pictures into hidden states, next-token logits and values.
 
-Positions and the cache are arguments, never state kept in the model, so that a pass depends on nothing that ran
-before it. Sampling and learning go through the same functions here; that their probabilities agree rests on it.
+Positions and the key-value cache are arguments, never state kept in the model, so that a forward pass does not depend
+on earlier ones. Sampling and learning call the same functions, so that their probabilities agree.
 """
 
 from __future__ import annotations
@@ -21,23 +21,14 @@ from torch import Tensor, nn
 from palaestra.errors import CheckpointError
 from palaestra.policy.fingerprint import weights_fingerprint
 from palaestra.policy.vlm.lora import in_vision_tower
-from palaestra.policy.vlm.picture import Memory, Picture, PicturePreprocessor
+from palaestra.policy.vlm.picture import LRUCache, Picture, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.weight_sync import copy_weights
 
-__all__ = [
-    "Network",
-    "Prefix",
-    "distinct",
-    "learned_fingerprint",
-    "load_trainable_state",
-    "run_prompts",
-    "trainable_state",
-]
+__all__ = ["Network", "PromptCache", "deduplicate_prompts", "run_prompts", "sampling_fingerprint"]
 
-
-Seen = tuple[Tensor, ...]
-"""What the vision tower makes of one picture: its tokens, then those for deeper layers where a family has them."""
+ImageFeatures = tuple[Tensor, ...]
+"""The vision tower's output for one picture: its tokens, then those for deeper layers where a family has them."""
 
 
 class Network:
@@ -46,228 +37,228 @@ class Network:
     def __init__(
         self,
         model: Any,
-        shop: PicturePreprocessor,
+        preprocessor: PicturePreprocessor,
         *,
         wrapped: Any = None,
-        memory: Memory[Seen],
+        feature_cache: LRUCache[ImageFeatures],
         value_gradient: bool = False,
     ) -> None:
-        self.model, self.wrapped, self.shop, self.memory = model, wrapped, shop, memory
+        """`wrapped` is PEFT's wrapper of the model; None if it has no adapters."""
+        self.model, self.wrapped = model, wrapped
+        self.preprocessor, self.feature_cache = preprocessor, feature_cache
         self.value_gradient = value_gradient
         text = model.config.get_text_config()
         self.image_token = int(model.config.image_token_id)
         self.vocabulary = int(text.vocab_size)
-        self.longest = int(text.max_position_embeddings)
-        self.softcap = getattr(text, "final_logit_softcapping", None)
+        self.max_length = int(text.max_position_embeddings)
+        self._softcap = getattr(text, "final_logit_softcapping", None)
         self.value_head = nn.Linear(int(text.hidden_size), 1).to(device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        # Pictures mean the same until the tower learns, so what it saw once need not be computed again.
-        self.sees_the_same = not any(p.requires_grad for name, p in model.named_parameters() if in_vision_tower(name))
-        self.takes_features = "mm_encoder_outputs" in inspect.signature(model.base_model.forward).parameters
-        self.dropouts = [part for name, part in model.named_modules() if "lora_dropout" in name]
+        # While the vision tower is frozen, its features can be cached.
+        self._tower_frozen = not any(p.requires_grad for name, p in model.named_parameters() if in_vision_tower(name))
+        self._takes_features = "mm_encoder_outputs" in inspect.signature(model.base_model.forward).parameters
+        self._dropouts = [part for name, part in model.named_modules() if "lora_dropout" in name]
 
     @property
     def recomputes(self) -> bool:
-        """Whether the backward pass computes layers again instead of keeping them; such a pass can keep no cache."""
+        """Whether the backward pass recomputes layers (gradient checkpointing); such a pass cannot use a cache."""
         return torch.is_grad_enabled() and bool(getattr(self.model, "is_gradient_checkpointing", False))
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the weights."""
         device: torch.device = self.value_head.weight.device
         return device
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every weight with its name; the value head's start with `value_head`."""
+        """All weights by name; those of the value head start with `value_head`."""
         yield from self.model.named_parameters()
         for name, weight in self.value_head.named_parameters():
             yield f"value_head.{name}", weight
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The weights that learn."""
+        """The trainable weights by name."""
         return {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
 
-    def twin(self) -> Network:
-        """Another network with copies of the weights that learn; all others are shared, and cost nothing."""
+    def load_trainable(self, state: Mapping[str, Tensor], *, place: str = "weights") -> None:
+        """Replace the values of the trainable weights; `CheckpointError`, with nothing changed, if they do not fit."""
+        own = self.trainable()
+        remedy = "Use the section model of the configuration they were trained with"
+        missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        if missing or extra:
+            names = f"missing {missing[:2] or 'nothing'}, unexpected {extra[:2] or 'nothing'}"
+            reason = f"they are of another model or other adapters ({names})"
+            raise CheckpointError(place, f"{len(state)} tensors", reason, remedy)
+        for name, weight in own.items():
+            if weight.shape != state[name].shape:
+                reason = f"has shape {tuple(state[name].shape)}, this model needs {tuple(weight.shape)}"
+                raise CheckpointError(place, name, reason, remedy)
+        copy_weights(state, own)
+
+    def clone(self) -> Network:
+        """A network with copies of the trainable weights; all other weights are shared."""
         shared: dict[int, Any] = {id(p): p for _, p in self.named_parameters() if not p.requires_grad}
         shared |= {id(buffer): buffer for buffer in self.model.buffers()}
-        shared |= {id(self.shop): self.shop, id(self.memory): self.memory}
+        shared |= {id(part): part for part in (self.preprocessor, self.feature_cache)}
         other = copy.deepcopy(self, shared)
         for weight in other.trainable().values():
             weight.requires_grad_(False)
         return other
 
     def without_adapters(self) -> AbstractContextManager[Any]:
-        """While it lasts the model is what it was before it had adapters."""
+        """Context in which the adapters are disabled."""
         return nullcontext() if self.wrapped is None else self.wrapped.disable_adapter()
 
     def set_dropout(self, on: bool) -> None:
-        """Adapters drop inputs in a pass that is learned from, and in no other."""
-        for part in self.dropouts:
+        """Switch the dropout of the adapters on or off."""
+        for part in self._dropouts:
             part.training = on
 
     def positions(self, ids: Tensor, mask: Tensor, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
-        """Positions of the tokens ([B, T], or [3, B, T] where pictures count in two directions) and the next ones [B].
+        """Positions of the tokens ([B, T], or [3, B, T] for models with 2D image positions) and the next ones [B].
 
         Padding may be on either side.
         """
         base = self.model.base_model
-        counted = mask.sum(-1)
+        lengths = mask.sum(-1)
         if not hasattr(base, "get_rope_index"):
-            return (mask.cumsum(-1) - 1).clamp_min(0), counted
-        placed, delta = base.get_rope_index(
+            return (mask.cumsum(-1) - 1).clamp_min(0), lengths
+        positions, delta = base.get_rope_index(
             ids,
             mm_token_type_ids=(ids == self.image_token).int(),
             image_grid_thw=self._grid(pictures) if pictures else None,
             attention_mask=mask,
         )
-        return placed, counted + delta.squeeze(-1).to(counted.device)
+        return positions, lengths + delta.squeeze(-1).to(lengths.device)
 
-    def hidden(
+    def hidden_states(
         self, ids: Tensor, mask: Tensor, positions: Tensor, *, pictures: Sequence[Picture] = (), cache: Any = None
     ) -> Tensor:
-        """Last hidden states [B, T, H]; with a cache, of the tokens that follow what is in it."""
-        seen: dict[str, Any] = {}
-        if pictures and self.takes_features:
-            seen = {"mm_encoder_outputs": {"image": self._look(pictures)}}
+        """Last hidden states [B, T, H]; with a cache, of the tokens that follow it."""
+        images: dict[str, Any] = {}
+        if pictures and self._takes_features:
+            images = {"mm_encoder_outputs": {"image": self._encode_pictures(pictures)}}
         elif pictures:
-            seen = {"pixel_values": self._pixels(pictures), "image_grid_thw": self._grid(pictures)}
+            images = {"pixel_values": self._pixels(pictures), "image_grid_thw": self._grid(pictures)}
         out = self.model.base_model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
-            use_cache=cache is not None, **seen,
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **images,
+        )
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def scores(self, hidden: Tensor) -> Tensor:
-        """Next-token scores in float32, [..., V], before any temperature."""
-        scores: Tensor = self.model.get_output_embeddings()(hidden).float()
-        if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        return scores
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits in float32, [..., V], before any temperature."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden).float()
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
 
     def value(self, hidden: Tensor) -> Tensor:
-        """What the rest of the episode is worth, [...]."""
+        """Value of the rest of the episode, [...]."""
         features = hidden if self.value_gradient else hidden.detach()
         value: Tensor = self.value_head(features.float())
         return value.squeeze(-1)
 
-    def _look(self, pictures: Sequence[Picture]) -> SimpleNamespace:
-        """The vision tower's output for the pictures, each computed once however often it is shown."""
-        held: dict[Any, Seen] = {}
+    def _encode_pictures(self, pictures: Sequence[Picture]) -> SimpleNamespace:
+        """The vision tower's output; each distinct picture is encoded once."""
+        features: dict[Any, ImageFeatures] = {}
         fresh: list[Picture] = []
         for picture in {picture.key: picture for picture in pictures}.values():
-            known = self.memory.get(picture.key) if self.sees_the_same else None
-            if known is None:
+            cached = self.feature_cache.get(picture.key) if self._tower_frozen else None
+            if cached is None:
                 fresh.append(picture)
             else:
-                held[picture.key] = known
+                features[picture.key] = cached
         if fresh:
-            with torch.no_grad() if self.sees_the_same else nullcontext():
+            with torch.no_grad() if self._tower_frozen else nullcontext():
                 out = self.model.base_model.get_image_features(self._pixels(fresh), self._grid(fresh), return_dict=True)
             deeper = list(getattr(out, "deepstack_features", None) or [])
             for picture, *parts in zip(fresh, out.pooler_output, *deeper, strict=True):
-                held[picture.key] = tuple(parts)
-                if self.sees_the_same:
+                features[picture.key] = tuple(parts)
+                if self._tower_frozen:
                     # A slice would keep the whole batch's tensor alive.
-                    kept = tuple(part.clone() for part in parts)
-                    self.memory.put(picture.key, kept, sum(part.nbytes for part in kept))
-        columns = list(zip(*(held[picture.key] for picture in pictures), strict=True))
+                    copies = tuple(part.clone() for part in parts)
+                    self.feature_cache.put(picture.key, copies, sum(part.nbytes for part in copies))
+        columns = list(zip(*(features[picture.key] for picture in pictures), strict=True))
         return SimpleNamespace(pooler_output=columns[0], deepstack_features=columns[1:])
 
     def _pixels(self, pictures: Sequence[Picture]) -> Tensor:
-        return torch.cat([self.shop.patches(picture).pixels for picture in pictures]).to(self.device)
+        return torch.cat([self.preprocessor.patches(picture).pixels for picture in pictures]).to(self.device)
 
     def _grid(self, pictures: Sequence[Picture]) -> Tensor:
-        step = self.shop.patch
+        step = self.preprocessor.patch
         return torch.tensor([[1, p.size[1] // step, p.size[0] // step] for p in pictures], device=self.device)
 
 
-def trainable_state(network: Network) -> dict[str, Tensor]:
-    """Copies of the weights that learn, by name, on the CPU."""
-    return {name: weight.detach().cpu().clone() for name, weight in network.trainable().items()}
-
-
-def load_trainable_state(network: Network, state: Mapping[str, Tensor], *, place: str = "weights") -> None:
-    """Give the network other values of the weights that learn; refuses, before changing anything, what does not fit."""
-    own = network.trainable()
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if missing or extra:
-        raise CheckpointError(
-            place, f"{len(state)} tensors",
-            f"they are of another model or other adapters (missing {missing[:2] or 'nothing'}, "
-            f"unexpected {extra[:2] or 'nothing'})",
-            "Use the section model of the configuration they were trained with",
-        )  # fmt: skip
-    for name, weight in own.items():
-        if weight.shape != state[name].shape:
-            raise CheckpointError(
-                place, name, f"has shape {tuple(state[name].shape)}, this model needs {tuple(weight.shape)}",
-                "Use the section model of the configuration they were trained with",
-            )  # fmt: skip
-    copy_weights(state, own)
-
-
-def learned_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Differs when the weights an answer is drawn from do; the value head is none of them."""
+def sampling_fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Fingerprint of the weights that replies depend on: all but the value head."""
     return weights_fingerprint({name: weight for name, weight in weights.items() if not name.startswith("value_head")})
 
 
 @dataclass
-class Prefix:
-    """Where B answers begin."""
+class PromptCache:
+    """Prompts that went through the network, ready to be continued by B replies.
+
+    Episodes of a group start with the same screen and instruction, and prompts are much longer than replies. Running a
+    shared prompt once saves most of the cost of sampling and learning. Gradients flow through the shared part.
+    """
 
     cache: Any
-    """Keys and values of the prompts, a row per answer."""
+    """Keys and values of the prompts, one row per reply."""
     mask: Tensor
-    """[B, L]: 1 where there is a token; padding is on the left, so that the last column is every row's last token."""
-    next: Tensor
-    """[B]: the position of the first token to come."""
+    """[B, L]: 1 where there is a token; padding is on the left, so the last column is the last token of every row."""
+    next_position: Tensor
+    """[B]: the position of the first reply token."""
     flat: bool
     """Whether positions are [B, T], not [3, B, T]."""
-    last: Tensor
-    """[B, H]: the hidden state of the last prompt token, which predicts the first of the answer."""
+    last_hidden: Tensor
+    """[B, H]: hidden state of the last prompt token, which predicts the first reply token."""
 
     def positions(self, count: int) -> Tensor:
-        """Those of the next `count` tokens of every row."""
-        positions = self.next.unsqueeze(-1) + torch.arange(count, device=self.next.device)
+        """Positions of the next `count` tokens of every row."""
+        positions = self.next_position.unsqueeze(-1) + torch.arange(count, device=self.next_position.device)
         return positions if self.flat else positions.expand(3, -1, -1)
 
 
-def distinct(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]]:
-    """The prompts without repetitions, and which of them each one is."""
-    found: dict[Any, int] = {}
-    firsts: list[Prompt] = []
+def deduplicate_prompts(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]]:
+    """The distinct prompts, and the index of each prompt among them."""
+    index: dict[Any, int] = {}
+    unique: list[Prompt] = []
     places = []
     for prompt in prompts:
         key = (prompt.ids.tobytes(), tuple(picture.key for picture in prompt.pictures))
-        if key not in found:
-            found[key] = len(firsts)
-            firsts.append(prompt)
-        places.append(found[key])
-    return firsts, places
+        if key not in index:
+            index[key] = len(unique)
+            unique.append(prompt)
+        places.append(index[key])
+    return unique, places
 
 
-def run_prompts(network: Network, prompts: Sequence[Prompt], padding: int) -> Prefix:
-    """Run the prompts, one pass for all."""
+def run_prompts(network: Network, prompts: Sequence[Prompt], padding: int) -> PromptCache:
+    """Run the distinct prompts in one forward pass."""
     from transformers import DynamicCache
 
-    firsts, places = distinct(prompts)
-    length = max(len(prompt.ids) for prompt in firsts)
-    ids = torch.full((len(firsts), length), padding)
-    mask = torch.zeros(len(firsts), length, dtype=torch.long)
-    for row, prompt in enumerate(firsts):
+    unique, places = deduplicate_prompts(prompts)
+    length = max(len(prompt.ids) for prompt in unique)
+    ids = torch.full((len(unique), length), padding)
+    mask = torch.zeros(len(unique), length, dtype=torch.long)
+    for row, prompt in enumerate(unique):
         own = torch.from_numpy(prompt.ids.astype(np.int64))
         ids[row, length - len(own) :] = own
         mask[row, length - len(own) :] = 1
     ids, mask = ids.to(network.device), mask.to(network.device)
-    pictures = [picture for prompt in firsts for picture in prompt.pictures]
+    pictures = [picture for prompt in unique for picture in prompt.pictures]
     positions, following = network.positions(ids, mask, pictures)
     cache = DynamicCache(config=network.model.config.get_text_config())
-    last = network.hidden(ids, mask, positions, pictures=pictures, cache=cache)[:, -1]
-    if len(firsts) < len(prompts):
+    last = network.hidden_states(ids, mask, positions, pictures=pictures, cache=cache)[:, -1]
+    if len(unique) < len(prompts):
         rows = torch.tensor(places, device=ids.device)
         cache.batch_select_indices(rows)
         mask, following, last = mask[rows], following[rows], last[rows]
-    return Prefix(cache, mask, following, positions.dim() == 2, last)
+    return PromptCache(cache, mask, following, positions.dim() == 2, last)

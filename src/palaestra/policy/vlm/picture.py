@@ -1,4 +1,7 @@
-"""`Memory`: results that are costly to make, the least recently asked for forgotten first when there is no room."""
+"""Images as a model takes them: resized once, to a size decided elsewhere, and cut into patches.
+
+The image processor's own resizing is off. Resizing in two places is the usual reason why clicks miss their target.
+"""
 
 from __future__ import annotations
 
@@ -15,53 +18,52 @@ from torch import Tensor
 
 from palaestra.errors import ConfigError, ExperienceError
 
-__all__ = ["Memory", "Patches", "Picture", "PicturePreprocessor"]
-
+__all__ = ["LRUCache", "Patches", "Picture", "PicturePreprocessor"]
 
 V = TypeVar("V")
 
 
-class Memory(Generic[V]):
-    """A bounded store; safe to use from several threads."""
+class LRUCache(Generic[V]):
+    """A cache bounded in bytes that evicts the least recently used entry; safe to use from several threads."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes, self.used_bytes = capacity_bytes, 0
         self.hits = self.misses = 0
-        self._held: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> V | None:
-        """What is held under the key."""
+        """The value of a key; None if it is not cached."""
         with self._lock:
-            found = self._held.get(key)
-            if found is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 self.misses += 1
                 return None
             self.hits += 1
-            self._held.move_to_end(key)
-            return found[0]
+            self._entries.move_to_end(key)
+            return entry[0]
 
     def put(self, key: Hashable, value: V, size_bytes: int) -> None:
-        """Hold a value, if it fits at all."""
+        """Cache a value, unless it is larger than the whole cache."""
         with self._lock:
-            if size_bytes > self.capacity_bytes or key in self._held:
+            if size_bytes > self.capacity_bytes or key in self._entries:
                 return
-            self._held[key] = value, size_bytes
+            self._entries[key] = value, size_bytes
             self.used_bytes += size_bytes
             while self.used_bytes > self.capacity_bytes:
-                _, (_, freed) = self._held.popitem(last=False)
+                _, (_, freed) = self._entries.popitem(last=False)
                 self.used_bytes -= freed
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         with self._lock:
-            self._held.clear()
+            self._entries.clear()
             self.used_bytes = 0
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A screenshot as it came from the screen, and the size at which the model sees it."""
+    """A screenshot as it was taken, and the size at which the model sees it."""
 
     data: bytes = field(repr=False)
     """PNG or JPEG."""
@@ -70,12 +72,12 @@ class Picture:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the bytes as they came."""
+        """SHA-256 of `data`."""
         return hashlib.sha256(self.data).hexdigest()
 
     @property
     def key(self) -> tuple[str, tuple[int, int]]:
-        """Pictures with the same key are the same to the model."""
+        """Cache key: pictures with the same key look the same to the model."""
         return self.sha256, self.size
 
 
@@ -90,47 +92,45 @@ class Patches:
 
 
 class PicturePreprocessor:
-    """Makes patches of pictures, and remembers them."""
+    """Cuts pictures into patches, and caches the result."""
 
     def __init__(self, image_processor: Any, *, memory_bytes: int) -> None:
         self.image_processor = image_processor
         self.patch, self.merge = int(image_processor.patch_size), int(image_processor.merge_size)
-        self.memory: Memory[Patches] = Memory(memory_bytes)
+        self.cache: LRUCache[Patches] = LRUCache(memory_bytes)
 
     @property
     def factor(self) -> int:
-        """Widths and heights are multiples of this."""
+        """Widths and heights must be multiples of this."""
         return self.patch * self.merge
 
-    def tokens(self, size: tuple[int, int]) -> int:
-        """How many tokens a picture of this size takes in the prompt."""
+    def count_tokens(self, size: tuple[int, int]) -> int:
+        """Number of prompt tokens of a picture of this size."""
         width, height = size
         if width <= 0 or height <= 0 or width % self.factor or height % self.factor:
-            raise ConfigError(
-                "picture size", f"{width}x{height}", f"is not made of whole blocks of {self.factor} pixels",
-                f"Decide sizes with factor {self.factor}",
-            )  # fmt: skip
+            reason = f"is not made of whole blocks of {self.factor} pixels"
+            raise ConfigError("picture size", f"{width}x{height}", reason, f"Decide sizes with factor {self.factor}")
         return (width // self.factor) * (height // self.factor)
 
     def patches(self, picture: Picture) -> Patches:
-        """The picture, resized and cut up."""
-        found = self.memory.get(picture.key)
-        if found is None:
-            found = self._cut(picture)
-            self.memory.put(picture.key, found, found.pixels.nbytes)
-        return found
+        """Resize the picture and cut it into patches."""
+        patches = self.cache.get(picture.key)
+        if patches is None:
+            patches = self._cut_patches(picture)
+            self.cache.put(picture.key, patches, patches.pixels.nbytes)
+        return patches
 
-    def _cut(self, picture: Picture) -> Patches:
+    def _cut_patches(self, picture: Picture) -> Patches:
         from PIL import Image, UnidentifiedImageError
 
-        self.tokens(picture.size)
+        self.count_tokens(picture.size)
         try:
-            with Image.open(io.BytesIO(picture.data)) as opened:
-                image = opened.convert("RGB")
+            with Image.open(io.BytesIO(picture.data)) as file:
+                image = file.convert("RGB")
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise ExperienceError(f"picture {picture.sha256[:12]} cannot be read ({error}).") from None
         if image.size != picture.size:
             image = image.resize(picture.size, Image.Resampling.BICUBIC)
-        made = self.image_processor(images=[image], do_resize=False, return_tensors="pt")
-        time, rows, columns = (int(n) for n in made["image_grid_thw"][0])
-        return Patches(made["pixel_values"], (time, rows, columns))
+        inputs = self.image_processor(images=[image], do_resize=False, return_tensors="pt")
+        time, rows, columns = (int(n) for n in inputs["image_grid_thw"][0])
+        return Patches(inputs["pixel_values"], (time, rows, columns))

@@ -1,8 +1,8 @@
-"""Log-probabilities of tokens that were said before, under the weights as they are now; what learning differentiates.
+"""Log-probabilities of recorded tokens under the current weights, differentiable.
 
-A prompt that several turns share goes through the network once, and their answers after it; otherwise prompts and
-answers go in one padded pass. Only the positions that predict an answer's token go through the output layer: scores of
-a whole prompt over a vocabulary of 150,000 would take gigabytes.
+A prompt that several turns share goes through the network once, followed by their replies; otherwise prompts and
+replies go through in one padded pass. Only positions that predict a reply token go through the output layer: the
+logits of a whole prompt over a vocabulary of 150,000 would take gigabytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import TokenLogProbs, Turn, TurnInput
 from palaestra.policy.vlm.generation import Completion, TokenRules
-from palaestra.policy.vlm.network import Network, distinct, run_prompts
+from palaestra.policy.vlm.network import Network, deduplicate_prompts, run_prompts
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Prompt
 
@@ -28,21 +28,21 @@ __all__ = ["score", "turn_input"]
 
 Ints = npt.NDArray[np.int32]
 CHUNK_NUMBERS = 2**26
-"""Scores held at a time: 256 MB of float32."""
+"""Logits computed at a time: 256 MB of float32."""
 
 
-def turn_input(prompt: Prompt, answer: Completion, *, temperature: float = 1.0) -> TurnInput:
-    """What was just sampled, to be scored."""
+def turn_input(prompt: Prompt, completion: Completion, *, temperature: float = 1.0) -> TurnInput:
+    """The scoring input of a reply that was just sampled."""
     turn = Turn(
         pictures=tuple(picture.sha256 for picture in prompt.pictures),
         image_sizes=tuple(picture.size for picture in prompt.pictures),
         prompt_ids=prompt.ids,
-        token_ids=answer.token_ids,
-        log_probs=answer.log_probs,
-        versions=answer.versions,
-        text=answer.text,
+        token_ids=completion.token_ids,
+        log_probs=completion.log_probs,
+        versions=completion.versions,
+        text=completion.text,
         action={},
-        weights=answer.fingerprint,
+        weights=completion.fingerprint,
     )
     return TurnInput(turn, {picture.sha256: picture.data for picture in prompt.pictures}, temperature)
 
@@ -56,7 +56,7 @@ def score(
     with_entropy: bool = False,
     batch_size: int | None = None,
 ) -> TokenLogProbs:
-    """Log-probabilities of the turns' tokens, `batch_size` turns a pass."""
+    """Log-probabilities of the turns' tokens, with `batch_size` turns per forward pass."""
     if not turns:
         raise ValueError("no turns to score")
     size = len(turns) if batch_size is None else batch_size
@@ -78,7 +78,7 @@ def score(
 
 
 class _Pass(NamedTuple):
-    """What one pass gives, its tokens one after the other."""
+    """The results of one forward pass, with the tokens of all turns concatenated."""
 
     log_probs: Tensor
     entropy: Tensor | None
@@ -89,17 +89,18 @@ def _score_pass(
     network: Network, turns: Sequence[TurnInput], rules: TokenRules, with_values: bool, with_entropy: bool
 ) -> _Pass:
     prompts = [_prompt_of(one) for one in turns]
-    _refuse_what_cannot_be_scored(network, turns, prompts)
-    answers = [one.turn.token_ids for one in turns]
-    predicting, before = _after_shared_prompts(network, prompts, answers, rules) or _in_one_pass(
-        network, prompts, answers, rules
-    )
-    targets = torch.from_numpy(np.concatenate(answers).astype(np.int64)).to(network.device)
-    heat = torch.tensor([one.temperature for one in turns], device=network.device)
-    lengths = torch.tensor([len(answer) for answer in answers], device=network.device)
-    heat = heat.repeat_interleave(lengths).unsqueeze(-1)
-    log_probs, entropies = _through_the_head(network, predicting, targets, heat, rules, with_entropy)
-    return _Pass(log_probs, entropies, network.value(before) if with_values else None)
+    _check_turns(network, turns, prompts)
+    replies = [one.turn.token_ids for one in turns]
+    # Sharing prompts saves nothing unless they repeat, and recomputed layers cannot use a cache.
+    shared = not network.recomputes and 2 * len(deduplicate_prompts(prompts)[0]) <= len(prompts)
+    run = _run_shared_prompts if shared else _run_whole_turns
+    hidden, last_prompt_hidden = run(network, prompts, replies, rules)
+    targets = torch.from_numpy(np.concatenate(replies).astype(np.int64)).to(network.device)
+    lengths = torch.tensor([len(reply) for reply in replies], device=network.device)
+    temperature = torch.tensor([one.temperature for one in turns], device=network.device)
+    temperature = temperature.repeat_interleave(lengths).unsqueeze(-1)
+    log_probs, entropies = _score_tokens(network, hidden, targets, temperature, rules, with_entropy)
+    return _Pass(log_probs, entropies, network.value(last_prompt_hidden) if with_values else None)
 
 
 def _prompt_of(one: TurnInput) -> Prompt:
@@ -107,60 +108,60 @@ def _prompt_of(one: TurnInput) -> Prompt:
     missing = [sha for sha in turn.pictures if sha not in one.pictures]
     if missing:
         raise ExperienceError(f"a turn was shown picture {missing[0][:12]}, which its trajectory does not hold.")
-    shown = (Picture(one.pictures[sha], size) for sha, size in zip(turn.pictures, turn.image_sizes, strict=True))
-    return Prompt(turn.prompt_ids, tuple(shown))
+    pictures = (Picture(one.pictures[sha], size) for sha, size in zip(turn.pictures, turn.image_sizes, strict=True))
+    return Prompt(turn.prompt_ids, tuple(pictures))
 
 
-def _refuse_what_cannot_be_scored(network: Network, turns: Sequence[TurnInput], prompts: Sequence[Prompt]) -> None:
+def _check_turns(network: Network, turns: Sequence[TurnInput], prompts: Sequence[Prompt]) -> None:
     for place, (one, prompt) in enumerate(zip(turns, prompts, strict=True)):
-        answer = one.turn.token_ids
-        if not len(prompt.ids) or not len(answer):
-            raise ExperienceError(f"turn {place} has {len(prompt.ids)} prompt and {len(answer)} own tokens.")
+        reply = one.turn.token_ids
+        if not len(prompt.ids) or not len(reply):
+            raise ExperienceError(f"turn {place} has {len(prompt.ids)} prompt and {len(reply)} own tokens.")
         if one.temperature <= 0:
-            raise ExperienceError(f"turn {place} was played without chance (temperature 0): nothing to learn from it.")
-        shown = int((prompt.ids == network.image_token).sum())
-        wanted = sum(network.shop.tokens(picture.size) for picture in prompt.pictures)
-        if shown != wanted:
+            raise ExperienceError(f"turn {place} was sampled at temperature 0: nothing can be learned from it.")
+        tokens = int((prompt.ids == network.image_token).sum())
+        expected = sum(network.preprocessor.count_tokens(picture.size) for picture in prompt.pictures)
+        if tokens != expected:
             raise ExperienceError(
-                f"turn {place} has {shown} picture tokens in its prompt and {wanted} in its {len(prompt.pictures)} "
-                "pictures: they are not the ones it was shown."
+                f"turn {place} has {tokens} picture tokens in its prompt and {expected} in its "
+                f"{len(prompt.pictures)} pictures: they are not the ones it was shown."
             )
-        if (answer == network.image_token).any():
+        if (reply == network.image_token).any():
             raise ExperienceError(f"turn {place} has a picture's token in its answer, which no sampler here draws.")
 
 
-Predicting = tuple[Tensor, Tensor]
-"""Hidden states that predict the tokens of the answers, turn after turn, and those before the answers, [B, H]."""
+def _run_shared_prompts(
+    network: Network, prompts: Sequence[Prompt], replies: Sequence[Ints], rules: TokenRules
+) -> tuple[Tensor, Tensor]:
+    """Run each distinct prompt once, then all replies.
 
-
-def _after_shared_prompts(
-    network: Network, prompts: Sequence[Prompt], answers: Sequence[Ints], rules: TokenRules
-) -> Predicting | None:
-    """Every distinct prompt once, then all answers after them. None where that would save nothing or cannot be done."""
-    if network.recomputes or 2 * len(distinct(prompts)[0]) > len(prompts):
-        return None
+    Returns the hidden states that predict the reply tokens, turn after turn, and those of the last prompt tokens.
+    """
     prefix = run_prompts(network, prompts, rules.padding)
-    # The last token predicts nothing that is asked for, so it is left out.
-    ids, mask = _padded([answer[:-1] for answer in answers], rules.padding, network.device)
-    after = prefix.last.unsqueeze(1)
+    # The last token predicts nothing that is asked for.
+    ids, mask = _pad([reply[:-1] for reply in replies], rules.padding, network.device)
+    hidden = prefix.last_hidden.unsqueeze(1)
     if ids.shape[1]:
-        whole = torch.cat([prefix.mask, mask], -1)
-        said = network.hidden(ids, whole, prefix.positions(ids.shape[1]), cache=prefix.cache)
-        after = torch.cat([after, said], 1)
-    return _picked(after, answers, [0] * len(answers)), prefix.last
+        mask = torch.cat([prefix.mask, mask], -1)
+        following = network.hidden_states(ids, mask, prefix.positions(ids.shape[1]), cache=prefix.cache)
+        hidden = torch.cat([hidden, following], 1)
+    return _select_predicting(hidden, replies, [0] * len(replies)), prefix.last_hidden
 
 
-def _in_one_pass(network: Network, prompts: Sequence[Prompt], answers: Sequence[Ints], rules: TokenRules) -> Predicting:
-    whole = [np.concatenate([prompt.ids, answer])[:-1] for prompt, answer in zip(prompts, answers, strict=True)]
-    ids, mask = _padded(whole, rules.padding, network.device)
+def _run_whole_turns(
+    network: Network, prompts: Sequence[Prompt], replies: Sequence[Ints], rules: TokenRules
+) -> tuple[Tensor, Tensor]:
+    """Run every prompt with its reply; returns the same as `_run_shared_prompts`."""
+    turns = [np.concatenate([prompt.ids, reply])[:-1] for prompt, reply in zip(prompts, replies, strict=True)]
+    ids, mask = _pad(turns, rules.padding, network.device)
     pictures = [picture for prompt in prompts for picture in prompt.pictures]
     positions, _ = network.positions(ids, mask, pictures)
-    hidden = network.hidden(ids, mask, positions, pictures=pictures)
+    hidden = network.hidden_states(ids, mask, positions, pictures=pictures)
     last = [len(prompt.ids) - 1 for prompt in prompts]
-    return _picked(hidden, answers, last), hidden[torch.arange(len(answers)), torch.tensor(last)]
+    return _select_predicting(hidden, replies, last), hidden[torch.arange(len(replies)), torch.tensor(last)]
 
 
-def _padded(sequences: Sequence[Ints], padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad(sequences: Sequence[Ints], padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
     ids = torch.full((len(sequences), max(len(row) for row in sequences)), padding)
     mask = torch.zeros_like(ids)
     for index, row in enumerate(sequences):
@@ -169,30 +170,32 @@ def _padded(sequences: Sequence[Ints], padding: int, device: torch.device) -> tu
     return ids.to(device), mask.to(device)
 
 
-def _picked(hidden: Tensor, answers: Sequence[Ints], starts: Sequence[int]) -> Tensor:
-    """The states that predict the answers' tokens; those of an answer begin at its column in `starts`."""
-    rows = torch.cat([torch.full((len(answer),), row) for row, answer in enumerate(answers)])
-    columns = [torch.arange(len(answer)) + start for answer, start in zip(answers, starts, strict=True)]
+def _select_predicting(hidden: Tensor, replies: Sequence[Ints], starts: Sequence[int]) -> Tensor:
+    """The hidden states that predict the reply tokens; those of a reply begin at its column in `starts`."""
+    rows = torch.cat([torch.full((len(reply),), row) for row, reply in enumerate(replies)])
+    columns = [torch.arange(len(reply)) + start for reply, start in zip(replies, starts, strict=True)]
     return hidden[rows, torch.cat(columns)]
 
 
-def _through_the_head(
-    network: Network, hidden: Tensor, targets: Tensor, heat: Tensor, rules: TokenRules, with_entropy: bool
+def _score_tokens(
+    network: Network, hidden: Tensor, targets: Tensor, temperature: Tensor, rules: TokenRules, with_entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    def scored(hidden: Tensor, targets: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
-        log_probs = torch.log_softmax(rules.allowed(network.scores(hidden)) / heat, -1)
-        said = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    """Log-probabilities (and entropies) of the target tokens, in chunks that bound the memory of the logits."""
+
+    def score_chunk(hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = torch.log_softmax(rules.mask_forbidden(network.logits(hidden)) / temperature, -1)
+        chosen = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         if not with_entropy:
-            return said, said
-        # A forbidden token has probability 0 and log-probability -inf, whose product is to be 0.
-        return said, -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
+            return chosen, chosen
+        # A forbidden token has probability 0 and log-probability -inf; their product must be 0.
+        return chosen, -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
 
     size = max(1, CHUNK_NUMBERS // network.vocabulary)
-    pieces = list(zip(*(torch.split(whole, size) for whole in (hidden, targets, heat)), strict=True))
-    if len(pieces) == 1 or not torch.is_grad_enabled():
-        done = [scored(*piece) for piece in pieces]
+    chunks = list(zip(*(torch.split(whole, size) for whole in (hidden, targets, temperature)), strict=True))
+    if len(chunks) == 1 or not torch.is_grad_enabled():
+        scored = [score_chunk(*chunk) for chunk in chunks]
     else:
-        # Otherwise the backward pass would keep every chunk's scores after all.
-        done = [checkpoint(scored, *piece, use_reentrant=False) for piece in pieces]
-    log_probs, entropies = (torch.cat(column) for column in zip(*done, strict=True))
+        # Recompute the logits in the backward pass instead of keeping those of every chunk.
+        scored = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+    log_probs, entropies = (torch.cat(column) for column in zip(*scored, strict=True))
     return log_probs, entropies if with_entropy else None
