@@ -13,9 +13,9 @@ import sys
 
 import numpy as np
 
-from palaestra.kernels.compile import compiled
+from palaestra.kernels.compile import compile_kernel
 
-@compiled
+@compile_kernel
 def inner(rows, x, out):
     n = rows.shape[0]
     mean, spread, loss = np.float32(0.0), np.float32(0.0), np.float32(0.0)
@@ -32,7 +32,7 @@ def inner(rows, x, out):
         out[i] = a * ratio
     out[0] = loss
 
-@compiled
+@compile_kernel
 def outer(rows, x, out):
     for start in range(0, rows.shape[0], 50):
         inner(rows[start : start + 50], x, out[start : start + 50])

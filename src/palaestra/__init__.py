@@ -1,7 +1,7 @@
-"""Palaestra, the training hall for agents: one actor-learner core, one run service and one studio.
+"""Palaestra trains agents: an actor-learner core, a run service and a studio.
 
-The names below are imported when first asked for: importing the root, or an operations package, never loads torch.
-docs/coming-from.md says which of them stands for what in other libraries.
+The names below are imported on first use, so that importing the root or an operations package never loads torch.
+docs/coming-from.md maps them to other libraries.
 """
 
 from typing import TYPE_CHECKING

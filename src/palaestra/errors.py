@@ -1,26 +1,26 @@
-"""Every error Palaestra raises on purpose, and what happens to each kind.
+"""All errors that Palaestra raises deliberately.
 
     PalaestraError
-    ├── ConfigError            refused before anything is launched or written; exit code 2
-    │   ├── UnknownEnvironment   the id names nothing; the nearest names are in the message
-    │   ├── CheckpointError      a checkpoint is corrupt, truncated, or of another shape
-    │   ├── StateDirectoryLocked            another run service holds the state directory
-    │   ├── UnknownRun           no run has this id, or several begin so
-    │   └── LaunchRefused        a preflight said no; nothing was launched
-    ├── ConsentRequired          a command runs code that nobody has agreed to
-    ├── IllegalTransition      something was asked of a run that cannot happen in its phase
-    ├── ServiceUnreachable     the run service does not answer and could not be started
-    ├── SessionRefused         a session server or gateway said no: unknown task, step out of order, no room, no right
-    │   └── InvalidAction        an action that cannot be performed on this screen; nothing was done
-    ├── UnsupportedAction         a model family has no exact words for an action; nothing was written
-    ├── SessionFailed      a session broke (page crashed or hung, browser or pod gone); never a reward
-    ├── EnvironmentContractError       an environment broke its contract while running (NaN, wrong shape, worker died)
-    ├── CollectorFailed        the background collector raised, hung, was killed or would not start; with the cause
-    ├── NonFiniteError         a loss, gradient or parameter stopped being a number; names where it came from
-    └── ExperienceError        rollouts that cannot be combined, buffers used out of order
+    ├── ConfigError                input refused before anything is started or written; exit code 2
+    │   ├── UnknownEnvironment       no environment has this id; the message has the closest names
+    │   ├── CheckpointError          a checkpoint is damaged, incomplete or does not match
+    │   ├── StateDirectoryLocked     another run service uses the state directory
+    │   ├── UnknownRun               no run has this id, or several start with it
+    │   └── LaunchRefused            a preflight check failed; nothing was started
+    ├── ConsentRequired            a command would run code that the user has not approved
+    ├── IllegalTransition          an action that is impossible in the current phase of a run
+    ├── ServiceUnreachable         the run service does not answer and could not be started
+    ├── SessionRefused             a session server or gateway refused a request (unknown task, wrong step, no capacity)
+    │   └── InvalidAction            an action that cannot be performed on this screen; nothing was done
+    ├── UnsupportedAction          the action format of a model family cannot express an action exactly
+    ├── SessionFailed              a session failed (page crashed or hung, browser or pod gone); never a reward
+    ├── EnvironmentContractError   an environment broke its contract (NaN, wrong shape, dead worker)
+    ├── CollectorFailed            the asynchronous collector raised, hung, was killed or did not start
+    ├── NonFiniteError             a loss, gradient or parameter became NaN or infinite
+    └── ExperienceError            rollouts that cannot be combined, buffers used out of order
 
-A message names the place, the value, the reason and the remedy, in that order. A broken observer (a telemetry sink)
-is never an error: it warns once and training goes on.
+A message has the place, the value, the reason and the remedy, in this order. A failing telemetry sink is not an error:
+it causes one warning, and training continues.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ __all__ = [
 
 
 class PalaestraError(Exception):
-    """Anything we raise on purpose; its text is fit to show to a person as it stands."""
+    """Base class of all errors; the text can be shown to users."""
 
 
 class ConfigError(PalaestraError):
-    """Input refused: place, value, reason, remedy. Nothing has been launched or written. Secrets in it are hidden."""
+    """Input refused: place, value, reason, remedy. Nothing was started or written. Secrets in the value are hidden."""
 
     def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
         value = redact_secrets(value, place)
@@ -68,20 +68,20 @@ class ConfigError(PalaestraError):
         super().__init__(text)
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str, str]]:
-        # An exception travels between processes by its arguments, which are not its text here.
+        # Pickle recreates an exception from its arguments, which are not the text here.
         return type(self), (self.place, self.value, self.reason, self.remedy)
 
 
 class UnknownEnvironment(ConfigError):
-    """The environment id or address names nothing that can be made here."""
+    """No environment has this id or address here."""
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint that cannot be trusted or does not fit; nothing was changed."""
+    """A checkpoint that is damaged or does not match; nothing was changed."""
 
 
 class SessionRefused(PalaestraError):
-    """A request that was understood and refused; nothing changed. `code` is a word, `status` the HTTP status."""
+    """A refused request; nothing changed. `code` is a machine-readable word, `status` the HTTP status."""
 
     def __init__(self, code: str, text: str, *, status: int = 400, retry_after: float | None = None) -> None:
         self.code, self.status, self.retry_after = code, status, retry_after
@@ -97,19 +97,19 @@ class InvalidAction(SessionRefused):
 
 
 class UnsupportedAction(PalaestraError):
-    """An action that a model family's grammar cannot say exactly: place, value, reason, remedy."""
+    """An action that the format of a model family cannot express exactly: place, value, reason, remedy."""
 
     def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
         self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
         super().__init__(str(ConfigError(place, value, reason, remedy)))
 
     def __reduce__(self) -> tuple[type[UnsupportedAction], tuple[str, object, str, str]]:
-        # An exception travels between processes by its arguments, which are not its text here.
+        # Pickle recreates an exception from its arguments, which are not the text here.
         return type(self), (self.place, self.value, self.reason, self.remedy)
 
 
 class SessionFailed(PalaestraError):
-    """A session came to grief through no doing of the agent's. `reason` is a word a program can sort by."""
+    """A session failed, independent of the agent. `reason` is a machine-readable word."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason, self.detail = reason, detail
@@ -117,35 +117,35 @@ class SessionFailed(PalaestraError):
 
 
 class EnvironmentContractError(PalaestraError):
-    """An environment broke its contract while running."""
+    """An environment broke its contract while it was running."""
 
 
 class CollectorFailed(PalaestraError):
-    """Collection in the background came to an end that nobody asked for; learned weights are untouched."""
+    """The asynchronous collector ended unexpectedly; the learned weights are not affected."""
 
 
 class NonFiniteError(PalaestraError):
-    """A number stopped being one; the message says whether it came from environment, network or optimiser."""
+    """NaN or infinity; the message says whether it came from the environment, the network or the optimiser."""
 
 
 class ExperienceError(PalaestraError):
-    """Experience that cannot be combined or was used out of order."""
+    """Experience that cannot be combined, or a buffer used out of order."""
 
 
 class StateDirectoryLocked(ConfigError):
-    """Another run service holds the state directory; the message says which."""
+    """Another run service uses the state directory; the message names it."""
 
 
 class UnknownRun(ConfigError):
-    """No run has this id, or several begin so."""
+    """No run has this id, or several start with it."""
 
 
 class LaunchRefused(ConfigError):
-    """A preflight said no: place, value, reason, remedy of the first refusal. Nothing was launched."""
+    """A preflight check failed: place, value, reason and remedy of the first failure. Nothing was started."""
 
 
 class ConsentRequired(PalaestraError):
-    """The command runs code that nobody has agreed to; `digest` names exactly the command to agree to."""
+    """The command would run code that the user has not approved; `digest` identifies the command to approve."""
 
     def __init__(self, text: str, digest: str) -> None:
         self.digest = digest
@@ -153,8 +153,8 @@ class ConsentRequired(PalaestraError):
 
 
 class IllegalTransition(PalaestraError):
-    """Something was asked of a run that cannot happen in its phase."""
+    """An action that is impossible in the current phase of a run."""
 
 
 class ServiceUnreachable(PalaestraError):
-    """The run service does not answer and could not be started; the message says where its log is."""
+    """The run service does not answer and could not be started; the message has the path of its log."""

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when first asked for, so that importing the package itself costs nothing."""
+"""Lazy imports of a package's public names, so that importing the package itself is fast."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 __all__ = ["lazy_attributes"]
 
 
-def lazy_attributes(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package; `homes` gives each name's module, relative to the package."""
+def lazy_attributes(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package; `modules` maps each name to its module, relative to the package."""
 
     def get_attribute(name: str) -> Any:
-        if name not in homes:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        return getattr(import_module(f"{package}.{modules[name]}"), name)
 
     def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*vars(sys.modules[package]), *modules})
 
     return get_attribute, list_names

@@ -1,6 +1,6 @@
-"""What must never be shown: told by the name of a variable or key, by a value we know, or by the shape of a token.
+"""Hides secrets in text, recognised by the name of a variable or key, by known values, or by the format of a token.
 
-Used wherever text leaves for a file, a log, an error or an answer. Errs on the side of hiding.
+Used wherever text is written to a file, a log, an error or a response. In doubt, text is hidden.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ __all__ = ["Redactor", "is_secret_key", "is_secret_name", "redact_command", "red
 
 HIDDEN = "***"
 _NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie|private|_pat$", re.IGNORECASE)
-_HARMLESS = re.compile(r"^(SSH_AUTH_SOCK|XAUTHORITY|TOKENIZERS_PARALLELISM|PYTHONHASHSEED|PYTHON_KEYRING_BACKEND)$")
-_SHAPES = re.compile(
+_NOT_SECRET = re.compile(r"^(SSH_AUTH_SOCK|XAUTHORITY|TOKENIZERS_PARALLELISM|PYTHONHASHSEED|PYTHON_KEYRING_BACKEND)$")
+_TOKEN_FORMATS = re.compile(
     r"(?P<head>\bBearer\s+)[^\s@'\"]{4,}"
-    # Without the @ behind it, it is a port.
+    # Without an @ after it, it is a port.
     r"|(?P<user>://[^\s/:@]+:)[^\s@'\"]+(?=@)"
-    # Tokens of Hugging Face hold letters and digits only; `hf-internal-testing` is an organisation.
+    # Hugging Face tokens have letters and digits only; `hf-internal-testing` is an organisation.
     r"|\bhf_[A-Za-z0-9]{12,}"
     r"|\b(?:sk|ghp|gho|github_pat|xox[abp]|glpat|wandb_v1)[-_][A-Za-z0-9_-]{12,}"
     r"|\bAKIA[0-9A-Z]{16}\b|(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])(?=.*(?:wandb|api))"
 )
-_SHORTEST = 8
+_MIN_SECRET_LENGTH = 8
 _KEY = re.compile(
     r"(?:.*[_-])?(?:(?:api|access|secret|private|signing|encryption)[_-]?key|secret|passw(?:or)?d|passphrase"
     r"|credentials?|(?:api|access|auth|bearer|refresh|session|hf|wandb|github)[_-]?token)|token",
@@ -34,25 +34,25 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds something to hide."""
-    return bool(_NAME.search(name)) and not _HARMLESS.match(name)
+    """Whether an environment variable of this name is a secret."""
+    return bool(_NAME.search(name)) and not _NOT_SECRET.match(name)
 
 
 def is_secret_key(name: str) -> bool:
-    """Whether a key of a configuration, or an option, holds something to hide.
+    """Whether a configuration key or command line option is a secret.
 
-    Stricter than for variables: `max_tokens`, `pad_token`, `tokenizer` and `author` are no secrets.
+    Stricter than for variables: `max_tokens`, `pad_token`, `tokenizer` and `author` are not secrets.
     """
     last = name.lstrip("-").rpartition(".")[2]
     return is_secret_name(last) if _VARIABLE.fullmatch(last) else bool(_KEY.fullmatch(last))
 
 
 def redact_secrets(value: Any, name: str = "") -> Any:
-    """Plain data as it may be shown: what secret keys hold, and tokens and passwords in texts, replaced."""
+    """Nested data with the values of secret keys, and tokens and passwords in texts, replaced."""
     if value is not None and value != "" and not isinstance(value, bool | dict | list | tuple) and is_secret_key(name):
         return HIDDEN
     if isinstance(value, str):
-        return _shown_word(value)
+        return _redact_word(value)
     if isinstance(value, dict):
         return {key: redact_secrets(item, str(key)) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -61,44 +61,44 @@ def redact_secrets(value: Any, name: str = "") -> Any:
 
 
 def redact_command(words: Sequence[str]) -> list[str]:
-    """A command line as it may be shown: `--api-key=***`, and `***` behind an option of such a name."""
-    shown: list[str] = []
-    for before, word in zip(["", *words], words, strict=False):
-        is_value = before.startswith("-") and "=" not in before and not word.startswith("-")
-        shown.append(HIDDEN if is_value and is_secret_key(before) else _shown_word(word))
-    return shown
+    """A command line with secrets replaced: `--api-key=***` or `--api-key ***`."""
+    redacted: list[str] = []
+    for previous, word in zip(["", *words], words, strict=False):
+        is_value = previous.startswith("-") and "=" not in previous and not word.startswith("-")
+        redacted.append(HIDDEN if is_value and is_secret_key(previous) else _redact_word(word))
+    return redacted
 
 
-def _shown_word(text: str) -> str:
-    found = _ASSIGNMENT.fullmatch(text)
-    if found is not None and is_secret_key(found["name"]):
-        return f"{found['name']}={HIDDEN}"
-    return _BY_SHAPE(text)
+def _redact_word(text: str) -> str:
+    match = _ASSIGNMENT.fullmatch(text)
+    if match is not None and is_secret_key(match["name"]):
+        return f"{match['name']}={HIDDEN}"
+    return _redact_tokens(text)
 
 
 class Redactor:
-    """Takes secrets out of text: values it was told, and what looks like a token."""
+    """Replaces known secret values and everything that looks like a token."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        long_first = sorted({value for value in values if len(value) >= _SHORTEST}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, long_first))) if long_first else None
+        longest_first = sorted({value for value in values if len(value) >= _MIN_SECRET_LENGTH}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Redactor:
-        """One that knows the values of every variable with a secret's name."""
+    def from_environment(cls, environment: Mapping[str, str]) -> Redactor:
+        """A redactor for the values of all secret environment variables."""
         return cls(value for name, value in environment.items() if is_secret_name(name))
 
     def __call__(self, text: str) -> str:
-        """The text with every secret replaced."""
+        """Replace every secret in a text."""
         if self._known is not None:
             text = self._known.sub(HIDDEN, text)
-        return _SHAPES.sub(lambda found: (found["head"] or found["user"] or "") + HIDDEN, text)
+        return _TOKEN_FORMATS.sub(lambda match: (match["head"] or match["user"] or "") + HIDDEN, text)
 
 
-_BY_SHAPE = Redactor()
+_redact_tokens = Redactor()
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment as it may be shown and stored, in order."""
-    redact = Redactor.of_environment(environment)
+    """The environment variables with secrets replaced, sorted by name."""
+    redact = Redactor.from_environment(environment)
     return {name: HIDDEN if is_secret_name(name) else redact(value) for name, value in sorted(environment.items())}

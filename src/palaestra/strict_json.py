@@ -1,8 +1,8 @@
 """Strict JSON: no duplicate keys, no bare NaN or infinity; and a check for lone surrogates.
 
-`json.loads` keeps the last of two equal keys, so two parsers can read one document differently. Python's own
-`json.dumps` writes numbers that JSON has no literal for bare, which most other parsers refuse; here they are the
-strings "NaN", "Infinity" and "-Infinity" in journals, run directories, the HTTP API and `--json`. Readers accept both.
+`json.loads` keeps the last of two equal keys, so two parsers can read one document differently. `json.dumps` writes
+bare NaN and Infinity, which most other parsers refuse; here they are the strings "NaN", "Infinity" and "-Infinity", in
+journals, run directories, the HTTP API and `--json`. Readers accept both.
 """
 
 from __future__ import annotations
@@ -32,37 +32,39 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An `object_pairs_hook` for the json module that raises `ValueError` for a duplicate key."""
     document = dict(pairs)
     if len(document) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice[:100]!r} is given twice")
+        duplicate = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {duplicate[:100]!r} is given twice")
     return document
 
 
-def _not_a_number(text: str) -> NoReturn:
+def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"{text[:20]} is not a JSON number")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _not_a_number(text)
+    return number if math.isfinite(number) else _refuse_number(text)
 
 
-# Python reads NaN and turns 1e999 into infinity; neither could be written into a document again.
-_DECODER = json.JSONDecoder(object_pairs_hook=reject_duplicate_keys, parse_constant=_not_a_number, parse_float=_finite)
+# Python reads NaN and turns 1e999 into infinity; neither could be written as JSON again.
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=reject_duplicate_keys, parse_constant=_refuse_number, parse_float=_parse_finite
+)
 
 
 def read_json(text: str | bytes) -> Any:
-    """Parse a JSON document (bytes: UTF-8); `ValueError` with the reason when it is ambiguous or not JSON."""
+    """Parse a JSON document (bytes: UTF-8); `ValueError` with the reason if it is ambiguous or not JSON."""
     try:
         return _DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
     except UnicodeDecodeError as error:
-        # Its own text would quote all that was read.
+        # The text of UnicodeDecodeError quotes the whole input.
         raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def find_lone_surrogate(value: Any) -> str | None:
-    """The first text in a JSON value that holds half of a surrogate pair (not valid in UTF-8); None without one."""
+    """The first string in a JSON value with a lone surrogate (not valid in UTF-8), or None."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")
@@ -76,7 +78,7 @@ def find_lone_surrogate(value: Any) -> str | None:
 
 
 def json_number(value: float) -> float | str:
-    """The number, or its name when JSON has no literal for it."""
+    """The number, or its name if JSON has no literal for it."""
     # float() first: numpy scalars have a repr that is not JSON.
     value = float(value)
     if math.isfinite(value):
@@ -85,7 +87,7 @@ def json_number(value: float) -> float | str:
 
 
 def read_number(value: Any) -> float:
-    """The number that a JSON value stands for; `ValueError` when it is none."""
+    """The number of a JSON value; `ValueError` if it is not a number."""
     if type(value) is float:
         return value
     if type(value) is int:
@@ -99,7 +101,7 @@ def read_number(value: Any) -> float:
 
 
 def optional_number(value: Any) -> float | None:
-    """The number that a JSON value stands for, or None."""
+    """The number of a JSON value, or None."""
     try:
         return read_number(value)
     except ValueError:
@@ -112,7 +114,7 @@ def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def replace_non_finite(value: Any) -> Any:
-    """Nested data with every number written as `json_number` writes it."""
+    """Nested data with NaN and infinities replaced by their names."""
     if isinstance(value, float):
         return json_number(value)
     if isinstance(value, Mapping):

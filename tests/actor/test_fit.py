@@ -66,7 +66,9 @@ def test_a_gpu_has_a_limit_of_its_own(monkeypatch):
     monkeypatch.setattr("palaestra.actor.fit.device_of", lambda policy: torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1_000_000))
     trainer.training.check_memory(16)
-    with pytest.raises(ConfigError, match=r"the policy .*a rollout .* and 1\.0 MB is there\. .*trainer\.device=cpu"):
+    with pytest.raises(
+        ConfigError, match=r"the policy .*a rollout .*, but 1\.0 MB is available\. .*trainer\.device=cpu"
+    ):
         trainer.training.check_memory(10_000)
 
 
@@ -84,7 +86,7 @@ def test_a_network_that_cannot_fit_is_refused_before_its_weights_are_drawn(tmp_p
         train(config_from(data), root=tmp_path / "runs", run_id="one")
     assert str(refused.value) == (
         "policy.hidden = [65536, 65536]: it needs about 137.5 GB of memory (weights 34.4 GB, gradients 34.4 GB, Adam's "
-        "moments 68.7 GB) and 25.3 GB is there. Use fewer or narrower layers."
+        "moments 68.7 GB), but 25.3 GB is available. Use fewer or narrower layers."
     )
     assert not (tmp_path / "runs").exists()
 

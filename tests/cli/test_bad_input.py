@@ -78,7 +78,7 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(palaestra, conf
         ("bad.json", b'{"env": {"id": "A"}, "env": {"id": "B"}}', "is ambiguous: the key 'env' is given twice"),
         ("bad.json", b'{"env": {"id": "A", "id": "B"}}', "is ambiguous: the key 'id' is given twice"),
         ("bad.yaml", b"name: 2020-01-01\nenv: {id: CartPole-v1}", "name = datetime.date(2020, 1, 1)"),
-        ("bad.yaml", b"env: &env {id: CartPole-v1, kwargs: *env}", "is not YAML: an anchor that contains itself"),
+        ("bad.yaml", b"env: &env {id: CartPole-v1, kwargs: *env}", "is not YAML: an anchor contains itself"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(palaestra, tmp_path, name, content, reason):

@@ -54,7 +54,7 @@ def test_what_a_spec_can_say_the_command_line_can_say(home, started):
         (["--nice", "20"], "--nice = 20"),
         (["--grace", "-1"], "--grace = -1"),
         (["--thin-every", "0"], "--thin-every = 0"),
-        (["steps=1e999"], "1e999 is more than a number can hold"),
+        (["steps=1e999"], "1e999 is too large for a number"),
     ],
 )
 def test_options_that_cannot_be_are_named_as_they_were_typed(palaestra, words, reason):

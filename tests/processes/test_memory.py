@@ -37,5 +37,5 @@ def test_a_refusal_names_every_part_and_the_limit():
     with pytest.raises(ConfigError) as refused:
         check_fits_in_memory("x", 1, {"a": 61_000, "b": 40}, "Use less", limit=100)
     assert str(refused.value) == (
-        "x = 1: it needs about 61.0 kB of memory (a 61.0 kB, b 40 B) and 100 B is there. Use less."
+        "x = 1: it needs about 61.0 kB of memory (a 61.0 kB, b 40 B), but 100 B is available. Use less."
     )

@@ -17,7 +17,7 @@ from palaestra.env.vector import EpisodeEnd, Observation, VectorEnv
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import possible_actions
-from palaestra.kernels.rollout import rollout_cartpole
+from palaestra.kernels.cartpole import rollout_cartpole
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import device_of, move_to

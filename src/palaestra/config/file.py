@@ -1,6 +1,6 @@
-"""Configuration files: YAML or JSON (comments allowed) into plain data, and `key.path=value` on top.
+"""Configuration files: reads YAML or JSON (with comments) as plain data, and applies `key.path=value` overrides.
 
-Reads text, decides nothing about meaning: `train.config` does that.
+The meaning of the keys is defined in `train.config`.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from palaestra.strict_json import reject_duplicate_keys
 
 __all__ = ["apply_overrides", "is_ui_config", "move_keys", "parse_override", "read_config_file", "set_value"]
 
-_LONGEST = 1 << 20
-_DEEPEST = 64
-_MOST_VALUES = 100_000
-PATHS = ("policy.vla_config.model_path",)
-"""Keys of a training configuration that name files."""
+_MAX_LENGTH = 1 << 20
+_MAX_DEPTH = 64
+_MAX_VALUES = 100_000
+PATH_KEYS = ("policy.vla_config.model_path",)
+"""Keys of a training configuration whose values are paths."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `3e-4` as text because it lacks a dot; everybody who types it means a number.
+    """YAML with two changes: `3e-4` is a number, although it has no dot, and `on` and `off` are strings.
 
-    It reads `on` and `off` as booleans, too; here they are words, because `trainer.compiled` and others take them.
+    `trainer.compiled` and other keys have the values `on` and `off`.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key written twice: YAML's last-one-wins would drop a whole section without a word."""
+        """Refuse duplicate keys: YAML would silently drop all but the last one."""
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
     def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
-        """Refuse a number that would become infinite without saying so."""
+        """Refuse a number that is too large for a float."""
         value = super().construct_yaml_float(node)
         if math.isinf(value) and "inf" not in node.value.lower():
-            problem = f"{node.value} is more than a number can hold"
+            problem = f"{node.value} is too large for a number"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return value
 
 
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
-_READ_OTHERWISE = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
+_REPLACED_TAGS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _READ_OTHERWISE]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED_TAGS]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -71,145 +71,144 @@ _Loader.add_implicit_resolver(
 
 
 def read_config_file(path: Path, examples: Path | None = None) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file; a refusal points to `examples`, a directory of files that would do."""
+    """The mapping in a YAML or JSON file; errors refer to `examples`, a directory of example files."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-        raise ConfigError("config file", str(path), reason, _near(path, examples)) from None
+        raise ConfigError("config file", str(path), reason, _suggest_files(path, examples)) from None
     except UnicodeDecodeError:
         raise ConfigError("config file", str(path), "is not text", "Give a YAML or JSON file") from None
-    if len(text) > _LONGEST:
-        raise ConfigError("config file", str(path), f"is longer than {_LONGEST >> 20} MB", "Give a YAML or JSON file")
+    if len(text) > _MAX_LENGTH:
+        raise ConfigError(
+            "config file", str(path), f"is longer than {_MAX_LENGTH >> 20} MB", "Give a YAML or JSON file"
+        )
     try:
-        data = _json(text) if path.suffix == ".json" else _yaml(text)
+        data = _parse_json(text) if path.suffix == ".json" else _parse_yaml(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise ConfigError("config file", str(path), f"is not JSON: {error.msg} at {where}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError("config file", str(path), f"is not YAML: {_problem(error)}{where}") from None
-    except _Unbearable as error:
+        raise ConfigError("config file", str(path), f"is not YAML: {_yaml_problem(error)}{where}") from None
+    except _InvalidDocument as error:
         raise ConfigError("config file", str(path), str(error)) from None
     if not isinstance(data, dict):
         kind = "empty" if data is None else f"a {type(data).__name__}"
         remedy = "Write KEY: VALUE lines" if examples is None else f"See {examples}/"
         raise ConfigError("config file", str(path), f"is {kind}, not a mapping of sections", remedy)
-    return _with_paths_beside(data, path.parent)
+    return _resolve_paths(data, path.parent)
 
 
-def _with_paths_beside(data: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Make paths in a configuration absolute: they mean what lies beside the file, wherever a command is given.
-
-    What is not there, and is where the command is given, means that.
-    """
-    for key in PATHS:
+def _resolve_paths(data: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Make paths in a configuration absolute: relative to the file, or else to the current directory."""
+    for key in PATH_KEYS:
         *sections, last = key.split(".")
         place: Any = data
         for section in sections:
             place = place.get(section) if isinstance(place, dict) else None
         if isinstance(place, dict) and isinstance(place.get(last), str) and place[last]:
-            place[last] = _absolute(place[last], (directory, Path.cwd()))
+            place[last] = _resolve_path(place[last], (directory, Path.cwd()))
     return data
 
 
-def _absolute(path: str, directories: Sequence[Path]) -> str:
+def _resolve_path(path: str, directories: Sequence[Path]) -> str:
     places = [(directory / Path(path).expanduser()).absolute() for directory in directories]
     return str(next((place for place in places if place.exists()), places[0]))
 
 
-class _Unbearable(Exception):
-    """Well-formed, and no configuration that anybody wrote."""
+class _InvalidDocument(Exception):
+    """A well-formed document that is ambiguous or too large."""
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         data = json.loads(strip_comments(text), object_pairs_hook=_unique_keys)
     except RecursionError:
-        raise _Unbearable(_TOO_DEEP) from None
-    _check(data, lambda one: one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
+        raise _InvalidDocument(_TOO_DEEP) from None
+    _check_size(data, lambda one: one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
     return data
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key written twice, as in YAML."""
+    """Refuse duplicate keys, as in YAML."""
     try:
         return reject_duplicate_keys(pairs)
     except ValueError as error:
-        raise _Unbearable(f"is ambiguous: {error}") from None
+        raise _InvalidDocument(f"is ambiguous: {error}") from None
 
 
-def _yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return None
-        # Before anything is made of it: a few lines of aliases can stand for more than fits into memory.
-        _check(node, _inside)
+        # Before construction: a few lines of aliases can expand to more than fits into memory.
+        _check_size(node, _child_nodes)
         return loader.construct_document(node)
     except RecursionError:
-        raise _Unbearable(_TOO_DEEP) from None
+        raise _InvalidDocument(_TOO_DEEP) from None
     finally:
         loader.dispose()
 
 
-def _inside(node: yaml.Node) -> Iterable[yaml.Node]:
+def _child_nodes(node: yaml.Node) -> Iterable[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
-_TOO_DEEP = f"is nested more than {_DEEPEST} levels deep"
+_TOO_DEEP = f"is nested more than {_MAX_DEPTH} levels deep"
 
 
-def _check(document: Any, inside: Callable[[Any], Iterable[Any]]) -> None:
-    """Refuse what contains itself, is too deep, or holds too many values once aliases are followed."""
-    known: dict[int, tuple[int, int]] = {}
-    under_way: set[int] = set()
+def _check_size(document: Any, children: Callable[[Any], Iterable[Any]]) -> None:
+    """Refuse documents that contain themselves, are too deep, or have too many values with aliases expanded."""
+    measured_nodes: dict[int, tuple[int, int]] = {}
+    ancestors: set[int] = set()
 
-    def look(one: Any, depth: int) -> tuple[int, int]:
-        if id(one) in under_way:
-            raise _Unbearable("is not YAML: an anchor that contains itself")
-        if depth > _DEEPEST:
-            raise _Unbearable(_TOO_DEEP)
-        parts = inside(one)
+    def measure(node: Any, depth: int) -> tuple[int, int]:
+        if id(node) in ancestors:
+            raise _InvalidDocument("is not YAML: an anchor contains itself")
+        if depth > _MAX_DEPTH:
+            raise _InvalidDocument(_TOO_DEEP)
+        parts = children(node)
         if not parts:
             return 1, 0
-        if id(one) not in known:
-            under_way.add(id(one))
-            looked = [look(part, depth + 1) for part in parts]
-            under_way.discard(id(one))
-            known[id(one)] = 1 + sum(size for size, _ in looked), 1 + max(height for _, height in looked)
-        size, height = known[id(one)]
-        if depth + height > _DEEPEST:
-            raise _Unbearable(_TOO_DEEP)
-        if size > _MOST_VALUES:
-            raise _Unbearable(f"holds more than {_MOST_VALUES:,} values")
+        if id(node) not in measured_nodes:
+            ancestors.add(id(node))
+            measured = [measure(part, depth + 1) for part in parts]
+            ancestors.discard(id(node))
+            measured_nodes[id(node)] = 1 + sum(size for size, _ in measured), 1 + max(height for _, height in measured)
+        size, height = measured_nodes[id(node)]
+        if depth + height > _MAX_DEPTH:
+            raise _InvalidDocument(_TOO_DEEP)
+        if size > _MAX_VALUES:
+            raise _InvalidDocument(f"holds more than {_MAX_VALUES:,} values")
         return size, height
 
-    look(document, 0)
+    measure(document, 0)
 
 
-def _problem(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: yaml.YAMLError) -> str:
     return getattr(error, "problem", None) or "cannot be parsed"
 
 
-def _near(path: Path, examples: Path | None) -> str:
+def _suggest_files(path: Path, examples: Path | None) -> str:
     folder = next((place for place in (path, path.parent, examples) if place is not None and place.is_dir()), None)
-    found = sorted(str(p) for p in folder.glob("*.y*ml") if p.is_file())[:5] if folder is not None else []
-    return f"There are {', '.join(found)}" if found else "Check the path"
+    files = sorted(str(p) for p in folder.glob("*.y*ml") if p.is_file())[:5] if folder is not None else []
+    return f"There are {', '.join(files)}" if files else "Check the path"
 
 
 def strip_comments(text: str) -> str:
-    """JSON without `// …` and `/* … */`; strings are left alone."""
+    """Remove `// …` and `/* … */` from JSON, except inside strings."""
     pattern = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-    return pattern.sub(lambda found: found.group() if found.group().startswith('"') else " ", text)
+    return pattern.sub(lambda match: match.group() if match.group().startswith('"') else " ", text)
 
 
 def apply_overrides(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with each `key.path=value` put in; values are read as YAML, paths from the working directory."""
+    """A copy of `data` with each `key.path=value` applied; see `parse_override`."""
     result = copy.deepcopy(data)
     for assignment in assignments:
         set_value(result, *parse_override(assignment))
@@ -217,23 +216,23 @@ def apply_overrides(data: dict[str, Any], assignments: Sequence[str]) -> dict[st
 
 
 def parse_override(assignment: str) -> tuple[str, Any]:
-    """Key and value of `key.path=value`; the value is read as YAML, a path from the working directory."""
+    """Key and value of `key.path=value`; the value is YAML, and paths are relative to the current directory."""
     key, equals, text = assignment.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError("override", assignment, "is not key=value", "Write for example algorithm.learning_rate=1e-3")
     try:
-        value = _yaml(text)
+        value = _parse_yaml(text)
     except yaml.YAMLError as error:
-        reason = f"is not a YAML value ({_problem(error)})"
+        reason = f"is not a YAML value ({_yaml_problem(error)})"
         raise ConfigError(key, text, reason, "Quote it for the shell") from None
-    except _Unbearable as error:
+    except _InvalidDocument as error:
         raise ConfigError(key, text, str(error)) from None
-    # Typed in a shell, a path means a file there; a run of the service is started elsewhere.
-    return key, _absolute(value, [Path.cwd()]) if key in PATHS and value and isinstance(value, str) else value
+    # Absolute, because the run service starts runs in another directory.
+    return key, _resolve_path(value, [Path.cwd()]) if key in PATH_KEYS and value and isinstance(value, str) else value
 
 
 def set_value(data: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value at a dotted key of nested sections, which are made where they are missing."""
+    """Set the value of a dotted key in nested sections, creating missing sections."""
     *path, last = key.split(".")
     place = data
     for part in path:
@@ -245,20 +244,20 @@ def set_value(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def is_ui_config(data: Mapping[str, Any]) -> bool:
-    """Whether a configuration speaks of a model that operates screens rather than of an environment."""
+    """Whether a configuration trains a model that operates screens rather than in an environment."""
     return "model" in data and "env" not in data
 
 
 def move_keys(data: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """A copy in which the keys of `places` (`section.key`) stand where they are read."""
+    """A copy with the keys of `places` (`section.key`) moved to their new sections."""
     moved: dict[str, Any] = copy.deepcopy(dict(data))
     for old, new in places.items():
         (section, key), (there, name) = old.split("."), new.split(".")
         if not isinstance(moved.get(section), dict) or key not in moved[section]:
             continue
         value = moved[section].pop(key)
-        known = moved.get(there) or {}
-        if isinstance(known, Mapping) and known.get(name, value) != value:
-            raise ConfigError(old, value, f"{new} says {known[name]!r}", "Give one of them")
+        current = moved.get(there) or {}
+        if isinstance(current, Mapping) and current.get(name, value) != value:
+            raise ConfigError(old, value, f"{new} says {current[name]!r}", "Give one of them")
         set_value(moved, new, value)
     return moved

@@ -21,7 +21,7 @@ __all__ = ["Section", "closest_names", "import_address", "parse_section"]
 
 
 class Section(BaseModel):
-    """One section of a configuration. Attribute docstrings explain the consequence of each value."""
+    """One section of a configuration. Attribute docstrings become the documentation of the keys."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
@@ -30,11 +30,11 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_booleans(cls, value: Any, info: ValidationInfo) -> Any:
-        # To Python True is 1, so `num_envs: true` would quietly train in one environment.
+        # True equals 1 in Python, so `num_envs: true` would silently train in one environment.
         if _has_boolean(value) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
-            if not _takes_booleans(annotation):
-                raise ValueError("is true or false, which this key does not take")
+            if not _accepts_booleans(annotation):
+                raise ValueError("is true or false, which this key does not accept")
         return value
 
 
@@ -42,23 +42,23 @@ def _has_boolean(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, list | tuple) and any(_has_boolean(part) for part in value))
 
 
-def _takes_booleans(annotation: Any) -> bool:
-    """Whether true and false are among the values of a field."""
+def _accepts_booleans(annotation: Any) -> bool:
+    """Whether a field accepts true and false."""
     if annotation in (bool, Any, object) or isinstance(annotation, bool | TypeVar):
         return True
-    return any(_takes_booleans(part) for part in typing.get_args(annotation))
+    return any(_accepts_booleans(part) for part in typing.get_args(annotation))
 
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def closest_names(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
-    """The known names most like `name`, best first; empty when nothing is close."""
+    """The known names closest to `name`, best first; empty if none is close."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
 
 
 def import_address(address: str, *, place: str) -> Any:
-    """What the address `package.module:Name` names, or `ConfigError` about `place`."""
+    """Import the object at the address `package.module:Name`; `ConfigError` about `place` if that fails."""
     module, _, attribute = address.partition(":")
     try:
         return getattr(import_module(module), attribute)
@@ -67,18 +67,18 @@ def import_address(address: str, *, place: str) -> Any:
 
 
 def parse_section(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:
-    """Build a section from outside data, or raise `ConfigError` about the first thing that is wrong."""
-    if (half := _find_lone_surrogate(data, place)) is not None:
-        reason = "holds half of a surrogate pair, which UTF-8 cannot carry"
-        raise ConfigError(half[0] or "configuration", half[1], reason, "Write the whole character")
+    """Build a section from data; `ConfigError` for the first error in it."""
+    if (surrogate := _find_lone_surrogate(data, place)) is not None:
+        reason = "has half of a surrogate pair, which UTF-8 cannot encode"
+        raise ConfigError(surrogate[0] or "configuration", surrogate[1], reason, "Write the whole character")
     try:
         return section.model_validate(dict(data))
     except ValidationError as error:
-        raise _refusal(section, error, place) from None
+        raise _config_error(section, error, place) from None
 
 
 def _find_lone_surrogate(value: Any, place: str) -> tuple[str, str] | None:
-    """The key and the text of the first lone surrogate in a configuration; None without one."""
+    """Key and text of the first lone surrogate in a configuration, or None."""
     if isinstance(value, Mapping):
         if (key := find_lone_surrogate(list(value))) is not None:
             return place, key
@@ -91,31 +91,30 @@ def _find_lone_surrogate(value: Any, place: str) -> tuple[str, str] | None:
     return next(filter(None, (_find_lone_surrogate(item, where) for where, item in parts)), None)
 
 
-def _refusal(section: type[Section], error: ValidationError, place: str) -> ConfigError:
-    # An unknown key explains most other findings (the right key is then missing), so it is reported first.
-    findings = sorted(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    found = findings[0]
-    path = [str(part) for part in found["loc"]]
+def _config_error(section: type[Section], error: ValidationError, place: str) -> ConfigError:
+    # An unknown key is reported first, because it explains most other errors (the right key is then missing).
+    details = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+    path = [str(part) for part in details["loc"]]
     where = ".".join([part for part in (place, *path) if part])
-    if found["type"] == "extra_forbidden":
-        known = _keys_at(section, path[:-1])
+    if details["type"] == "extra_forbidden":
+        known = _known_keys(section, path[:-1])
         close = closest_names(path[-1], known, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
-        return ConfigError(where, found["input"], "unknown key", remedy)
-    if found["type"] == "missing":
+        return ConfigError(where, details["input"], "unknown key", remedy)
+    if details["type"] == "missing":
         return ConfigError(where, None, "required and not given", f"Set {where}")
-    if found["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return ConfigError(where, found["input"], "is not a mapping", f"Write {where}: {{key: value}}")
-    if found["type"] in ("tuple_type", "list_type"):
-        return ConfigError(where, found["input"], "is not a list", f"Write {where}=[{found['input']}]")
-    if found["type"] == "value_error":
-        # Our own words; they may begin with a name.
-        return ConfigError(where, found["input"], found["msg"].removeprefix("Value error, ").rstrip("."))
-    reason = found["msg"].rstrip(".")
-    return ConfigError(where, found["input"], reason[:1].lower() + reason[1:])
+    if details["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return ConfigError(where, details["input"], "is not a mapping", f"Write {where}: {{key: value}}")
+    if details["type"] in ("tuple_type", "list_type"):
+        return ConfigError(where, details["input"], "is not a list", f"Write {where}=[{details['input']}]")
+    if details["type"] == "value_error":
+        # Our own message, which may start with a name.
+        return ConfigError(where, details["input"], details["msg"].removeprefix("Value error, ").rstrip("."))
+    reason = details["msg"].rstrip(".")
+    return ConfigError(where, details["input"], reason[:1].lower() + reason[1:])
 
 
-def _keys_at(section: type[BaseModel], path: list[str]) -> set[str]:
+def _known_keys(section: type[BaseModel], path: list[str]) -> set[str]:
     model: type[BaseModel] = section
     for part in path:
         field = model.model_fields.get(part)

@@ -12,7 +12,7 @@ import numpy as np
 
 from palaestra.env.vector import Array, EpisodeEnd, MethodForwarding, Snapshot, StepRow
 from palaestra.errors import ConfigError, EnvironmentContractError
-from palaestra.kernels.cartpole import LEAN, TRACK, begin_cartpole, step_cartpole
+from palaestra.kernels.cartpole import MAX_ANGLE, MAX_POSITION, reset_cartpole, step_cartpole
 
 __all__ = ["CompiledCartPole"]
 
@@ -27,7 +27,7 @@ class CompiledCartPole(MethodForwarding):
             raise ConfigError("env.kwargs", (num_envs, max_episode_steps), "each must be at least 1")
         self.num_envs = num_envs
         self.limit = max_episode_steps
-        high = np.array([2 * TRACK, np.inf, 2 * LEAN, np.inf], np.float32)
+        high = np.array([2 * MAX_POSITION, np.inf, 2 * MAX_ANGLE, np.inf], np.float32)
         self.observation_space = gymnasium.spaces.Box(-high, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
         self.state = np.zeros((num_envs, 4), np.float64)
@@ -41,7 +41,7 @@ class CompiledCartPole(MethodForwarding):
         self._check_row(row)
         self.stream[:] = np.random.SeedSequence(seed).generate_state(self.num_envs, np.uint64)
         for i in range(self.num_envs):
-            begin_cartpole(i, self.state, self.elapsed, self.stream, row.observation)
+            reset_cartpole(i, self.state, self.elapsed, self.stream, row.observation)
         self._started = True
 
     def step(self, action: Array, row: StepRow) -> list[EpisodeEnd]:

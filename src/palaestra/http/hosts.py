@@ -15,7 +15,7 @@ __all__ = ["AllowedHosts", "exposure_warning", "is_host_name", "is_loopback", "r
 
 _NAME = re.compile(r"\[[0-9a-f:.]+\]|[a-z0-9._-]+", re.IGNORECASE)
 _HEADER = re.compile(rf"(?P<name>{_NAME.pattern})(?::\d{{1,5}})?", re.IGNORECASE)
-_EVERYWHERE = ("", "0.0.0.0", "::")
+_ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
 class AllowedHosts:
@@ -26,16 +26,16 @@ class AllowedHosts:
     """
 
     def __init__(self, host: str, allowed: Sequence[str] = ()) -> None:
-        self._any = "*" in allowed
-        self._beyond = not is_loopback(host)
+        self._allows_any = "*" in allowed
+        self._is_exposed = not is_loopback(host)
         names = {"localhost", *allowed}
-        if self._beyond:
-            names |= {socket.gethostname(), *({host} - set(_EVERYWHERE))}
+        if self._is_exposed:
+            names |= {socket.gethostname(), *({host} - set(_ALL_ADDRESSES))}
         self._names = frozenset(_canonical(name) for name in names)
 
     def allows(self, header: str, server: str | None) -> bool:
         """Whether to answer a request with this header that came to the address `server`."""
-        if self._any:
+        if self._allows_any:
             return True
         match = _HEADER.fullmatch(header)
         if match is None:
@@ -43,7 +43,7 @@ class AllowedHosts:
         name = _canonical(match["name"])
         if name in self._names or is_loopback(name):
             return True
-        return self._beyond and server is not None and name == _canonical(server)
+        return self._is_exposed and server is not None and name == _canonical(server)
 
 
 def is_host_name(text: str) -> bool:
@@ -69,7 +69,7 @@ def is_loopback(host: str) -> bool:
 
 def reachable_host(host: str) -> str:
     """The host to which clients on this machine connect when a service listens on `host`."""
-    if host in _EVERYWHERE:
+    if host in _ALL_ADDRESSES:
         return "::1" if host == "::" else "127.0.0.1"
     return host
 
@@ -78,7 +78,7 @@ def exposure_warning(host: str, port: int) -> str:
     """The warning about a service that other machines can reach; empty for a loopback host."""
     if is_loopback(host):
         return ""
-    where = "every address of this machine" if host in _EVERYWHERE else host
+    where = "every address of this machine" if host in _ALL_ADDRESSES else host
     number = port or "PORT"
     return (
         f"the service listens on {where} without encryption: anyone who can read the network traffic gets the token, "

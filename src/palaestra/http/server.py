@@ -1,7 +1,4 @@
-"""A port that answers HTTP, for every server of ours: session server, gateway, run service.
-
-Needs uvicorn, which only those who serve have installed; nobody else imports it.
-"""
+"""Shared HTTP server parts of the session server, the gateway and the run service. Needs uvicorn."""
 
 from __future__ import annotations
 
@@ -19,25 +16,25 @@ from palaestra.errors import ConfigError
 
 __all__ = ["KEEP_ALIVE_S", "SignalFreeServer", "listen", "loop_factory", "serve_in_background", "socket_url"]
 
-LAST_ANSWERS_S = 5
-"""How long answers that are under way may take once everything is closed."""
+SHUTDOWN_TIMEOUT_S = 5
+"""Seconds that running requests may take after shutdown began."""
 
 KEEP_ALIVE_S = 75
-"""Longer than clients keep an idle connection, so that no request is sent into one that the server is closing."""
+"""Longer than clients keep idle connections, so that no request is sent on a connection that is being closed."""
 
 
 class SignalFreeServer(uvicorn.Server):
-    """Leaves signals to whoever runs it: the original would stop listening before what runs is done."""
+    """A uvicorn server that leaves signals to its caller, which stops the server after other cleanup."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
 def listen(host: str, port: int, place: str) -> socket.socket:
-    """The socket, before anything is started; `ConfigError` about `place`, or the host beside it, when it cannot be."""
-    # Named as TCP, or asyncio takes it for something else and leaves Nagle's algorithm on: 40 ms an answer.
+    """Open a listening socket; `ConfigError` about `place`, or about the host next to it, if that fails."""
+    # Explicitly TCP: otherwise asyncio leaves Nagle's algorithm on, which adds 40 ms per response.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -66,19 +63,26 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def socket_url(host: str, sock: socket.socket) -> str:
-    """Where a socket is found."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{sock.getsockname()[1]}"
+    """The URL of a listening socket."""
+    authority = f"[{host}]" if ":" in host else host
+    return f"http://{authority}:{sock.getsockname()[1]}"
 
 
 @contextlib.asynccontextmanager
 async def serve_in_background(app: Any, sock: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
-    """Answer requests at a socket while the block lasts; what it gives ends only if the server breaks."""
-    settings = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-        timeout_graceful_shutdown=LAST_ANSWERS_S, timeout_keep_alive=KEEP_ALIVE_S,
-    )  # fmt: skip
-    server = SignalFreeServer(settings)
+    """Serve `app` on a socket inside the block; the task that it yields ends only if the server fails."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    server = SignalFreeServer(config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         yield serving

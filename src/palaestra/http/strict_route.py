@@ -32,10 +32,10 @@ class StrictJsonRoute(APIRoute):
     """A route that refuses ambiguous JSON. Set it as `app.router.route_class` before routes are added."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, called with a request that parses strictly."""
-        answer = super().get_route_handler()
+        """The handler of the route, called with a request that parses strictly."""
+        handle = super().get_route_handler()
 
-        async def answer_strictly(request: Request) -> Response:
-            return await answer(_StrictRequest(request.scope, request.receive))
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
 
-        return answer_strictly
+        return handle_strictly

@@ -1,1 +1,1 @@
-"""Compiled loops over plain arrays: small networks, PPO and CartPole. They know no class of the package."""
+"""Numba kernels on plain arrays: small networks, PPO and CartPole. They use no class of the package."""

@@ -1,4 +1,4 @@
-"""How our kernels are compiled: numba with our settings, cached on disk under a key that covers all of them."""
+"""Compilation of the kernels: numba with fixed settings, cached on disk under a key of all kernel sources."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numba
 
 _config: Any = numba.config
 
-__all__ = ["compiled"]
+__all__ = ["compile_kernel"]
 
 
-def compiled(function: Any) -> Any:
+def compile_kernel(function: Any) -> Any:
     """`numba.njit` with our settings, cached on disk.
 
-    Reassociation is allowed (it is what lets sums use vector registers) but not-a-number keeps its meaning: a
-    diverging network must be noticed, and the usual `fastmath=True` would let the compiler assume it never happens.
+    Reassociation is allowed, because vectorised sums need it, but NaN keeps its meaning: a diverging network must be
+    detected, and `fastmath=True` would let the compiler assume that there is no NaN.
 
-    A kernel is inlined into every kernel that calls it. Otherwise the caller's object code holds a copy of it that is
-    optimised once more and rounds differently, and which copy runs depends on what the process loaded before.
+    A kernel is inlined into every kernel that calls it. Otherwise the object code of the caller has a copy that is
+    optimised differently and rounds differently, and which copy runs depends on what the process loaded before.
     """
-    before = _config.CACHE_DIR
+    previous = _config.CACHE_DIR
     _config.CACHE_DIR = str(_cache_directory())
     try:
         return numba.njit(
@@ -36,12 +36,12 @@ def compiled(function: Any) -> Any:
             forceinline=True,
         )(function)
     finally:
-        _config.CACHE_DIR = before
+        _config.CACHE_DIR = previous
 
 
 @cache
 def _cache_directory() -> Path:
-    # numba notices a change in the file of a kernel but not in the kernels it calls, so the key is all of them.
+    # numba detects a change in the file of a kernel but not in the kernels it calls, so the key covers all files.
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())

@@ -1,11 +1,9 @@
-"""Compiled arithmetic of small multilayer perceptrons: forward, backward, and acting with two heads.
+"""Kernels of small multilayer perceptrons: forward, backward, and sampling of actions.
 
-Pure functions of arrays: no randomness (noise comes in), no allocation on the hot path (scratch comes in), no Python
-objects, no GIL. Weights are read in torch's own layout (`weight[out, in]`, then `bias[out]`, layer after layer in one
-flat float32 vector), so the very memory of a torch module is what runs here and nothing is copied or kept in step.
-`policy.compiled` decides which policies qualify and drives this module; `kernels.ppo` builds on it.
-
-A kernel is one loop nest on purpose: the length of `forward_mlp` is the cost of not paying dispatch per layer.
+Pure functions of arrays: noise and scratch memory are arguments, so there is no randomness and no allocation. The GIL
+is released. Weights have torch's layout (`weight[out, in]`, then `bias[out]`, layer after layer in one flat float32
+vector), so the kernels run on the memory of a torch module without copies. `policy.compiled` decides which policies
+qualify; `kernels.ppo` builds on this module. One kernel covers all layers, which avoids dispatch per layer.
 """
 
 from __future__ import annotations
@@ -15,30 +13,28 @@ import math
 import numba
 import numpy as np
 
-from palaestra.kernels.compile import compiled
+from palaestra.kernels.compile import compile_kernel
 
 __all__ = [
     "act_categorical",
     "act_gaussian",
     "backward_mlp",
-    "compiled",
     "forward_mlp",
     "log_softmax_row",
-    "normalized",
+    "normalize_rows",
 ]
 
 TANH, RELU = 0, 1
 
-_SKINNY = 24
-"""Below this width a loop beats BLAS, whose call alone costs more than the arithmetic."""
+_MAX_LOOP_WIDTH = 24
+"""Up to this width a loop is faster than a call of BLAS."""
 
 _LOG_SQRT_2PI = np.float32(0.5 * math.log(2.0 * math.pi))
 
 
 @numba.njit(inline="always")
 def _tanh(y):
-    # Rational approximation with the coefficients published with Eigen; within a few float32 ulp, and unlike libm it
-    # becomes vector instructions.
+    # Rational approximation with the coefficients of Eigen: within a few float32 ulp and, unlike libm, vectorised.
     y = np.float32(9.0) if y > np.float32(9.0) else y
     y = np.float32(-9.0) if y < np.float32(-9.0) else y
     s = y * y
@@ -56,8 +52,8 @@ def _tanh(y):
     return y * p / q
 
 
-@compiled
-def _finish_row(row, bias, activation, last):
+@compile_kernel
+def _add_bias_and_activate(row, bias, activation, last):
     n = row.shape[0]
     if last:
         for j in range(n):
@@ -71,9 +67,9 @@ def _finish_row(row, bias, activation, last):
             row[j] = y if y > np.float32(0.0) else np.float32(0.0)
 
 
-@compiled
+@compile_kernel
 def forward_mlp(x, params, sizes, activation, hidden, out, scratch):
-    """`out[B, k] = mlp(x[B, i])`; hidden activations stay in `hidden` (flat, layer after layer) for the way back."""
+    """`out[B, k] = mlp(x[B, i])`; hidden activations stay in `hidden` (flat, layer after layer) for `backward_mlp`."""
     batch = x.shape[0]
     layers = sizes.shape[0] - 1
     at, h_at, before = 0, 0, -1
@@ -88,36 +84,36 @@ def forward_mlp(x, params, sizes, activation, hidden, out, scratch):
         if not last:
             before = h_at
             h_at += batch * o
-        if o <= _SKINNY:
+        if o <= _MAX_LOOP_WIDTH:
             for r in range(batch):
                 for j in range(o):
                     total = np.float32(0.0)
                     for p in range(i):
                         total += source[r, p] * weight[j, p]
                     target[r, j] = total
-                _finish_row(target[r], bias, activation, last)
-        elif i <= _SKINNY:
-            turned = scratch[: i * o].reshape(i, o)
+                _add_bias_and_activate(target[r], bias, activation, last)
+        elif i <= _MAX_LOOP_WIDTH:
+            transposed = scratch[: i * o].reshape(i, o)
             for j in range(o):
                 for p in range(i):
-                    turned[p, j] = weight[j, p]
+                    transposed[p, j] = weight[j, p]
             for r in range(batch):
                 row = target[r]
                 first = source[r, 0]
                 for j in range(o):
-                    row[j] = first * turned[0, j]
+                    row[j] = first * transposed[0, j]
                 for p in range(1, i):
                     a = source[r, p]
                     for j in range(o):
-                        row[j] += a * turned[p, j]
-                _finish_row(row, bias, activation, last)
+                        row[j] += a * transposed[p, j]
+                _add_bias_and_activate(row, bias, activation, last)
         else:
             np.dot(source, weight.T, target)
             for r in range(batch):
-                _finish_row(target[r], bias, activation, last)
+                _add_bias_and_activate(target[r], bias, activation, last)
 
 
-@compiled
+@compile_kernel
 def backward_mlp(x, params, sizes, activation, hidden, d_out, grads, d_hidden, scratch):
     """Write `grads` (laid out like `params`) for the loss whose gradient at the output is `d_out[B, k]`."""
     batch = x.shape[0]
@@ -127,7 +123,7 @@ def backward_mlp(x, params, sizes, activation, hidden, d_out, grads, d_hidden, s
     h_end = 0
     for layer in range(1, layers):
         h_end += batch * sizes[layer]
-    flip = 0
+    buffer = 0
     for layer in range(layers - 1, -1, -1):
         i, o = sizes[layer], sizes[layer + 1]
         at = end - o * i - o
@@ -135,18 +131,18 @@ def backward_mlp(x, params, sizes, activation, hidden, d_out, grads, d_hidden, s
         d_weight = grads[at : at + o * i].reshape(o, i)
         d_bias = grads[at + o * i : end]
         end = at
-        d = d_out if layer == layers - 1 else d_hidden[flip, : batch * o].reshape(batch, o)
+        d = d_out if layer == layers - 1 else d_hidden[buffer, : batch * o].reshape(batch, o)
         source = x if layer == 0 else hidden[h_end - batch * i : h_end].reshape(batch, i)
         h_end -= batch * i
         _weight_gradient(source, d, d_weight, d_bias, scratch)
         if layer > 0:
-            flip = 1 - flip
-            d_source = d_hidden[flip, : batch * i].reshape(batch, i)
+            buffer = 1 - buffer
+            d_source = d_hidden[buffer, : batch * i].reshape(batch, i)
             _input_gradient(d, weight, source, d_source, activation)
     return widest
 
 
-@compiled
+@compile_kernel
 def _weight_gradient(source, d, d_weight, d_bias, scratch):
     batch, i = source.shape
     o = d.shape[1]
@@ -154,40 +150,40 @@ def _weight_gradient(source, d, d_weight, d_bias, scratch):
     for r in range(batch):
         for j in range(o):
             d_bias[j] += d[r, j]
-    if o <= _SKINNY:
+    if o <= _MAX_LOOP_WIDTH:
         d_weight[:] = np.float32(0.0)
         for r in range(batch):
             for j in range(o):
                 a = d[r, j]
                 for p in range(i):
                     d_weight[j, p] += a * source[r, p]
-    elif i <= _SKINNY:
-        turned = scratch[: i * o].reshape(i, o)
-        turned[:] = np.float32(0.0)
-        # Four rows at a time: a quarter of the loads and stores of `turned`, which is what bounds this loop.
+    elif i <= _MAX_LOOP_WIDTH:
+        transposed = scratch[: i * o].reshape(i, o)
+        transposed[:] = np.float32(0.0)
+        # Four rows at a time, for a quarter of the loads and stores of `transposed`.
         whole = batch - batch % 4
         for r in range(0, whole, 4):
             for p in range(i):
                 a, b, c, e = source[r, p], source[r + 1, p], source[r + 2, p], source[r + 3, p]
                 for j in range(o):
-                    turned[p, j] += a * d[r, j] + b * d[r + 1, j] + c * d[r + 2, j] + e * d[r + 3, j]
+                    transposed[p, j] += a * d[r, j] + b * d[r + 1, j] + c * d[r + 2, j] + e * d[r + 3, j]
         for r in range(whole, batch):
             for p in range(i):
                 a = source[r, p]
                 for j in range(o):
-                    turned[p, j] += a * d[r, j]
+                    transposed[p, j] += a * d[r, j]
         for j in range(o):
             for p in range(i):
-                d_weight[j, p] = turned[p, j]
+                d_weight[j, p] = transposed[p, j]
     else:
         np.dot(d.T, source, d_weight)
 
 
-@compiled
+@compile_kernel
 def _input_gradient(d, weight, source, d_source, activation):
     batch, i = source.shape
     o = d.shape[1]
-    if o <= _SKINNY:
+    if o <= _MAX_LOOP_WIDTH:
         for r in range(batch):
             a = d[r, 0]
             for p in range(i):
@@ -209,7 +205,7 @@ def _input_gradient(d, weight, source, d_source, activation):
                     d_source[r, p] = np.float32(0.0)
 
 
-@compiled
+@compile_kernel
 def log_softmax_row(logits):
     """Turn a row of logits into log-probabilities in place."""
     n = logits.shape[0]
@@ -224,8 +220,8 @@ def log_softmax_row(logits):
         logits[j] -= shift
 
 
-@compiled
-def normalized(observation, mean, scale, clip, x):
+@compile_kernel
+def normalize_rows(observation, mean, scale, clip, x):
     """Write `(observation - mean) * scale`, clipped, into `x` and return it."""
     for r in range(observation.shape[0]):
         for p in range(observation.shape[1]):
@@ -235,7 +231,7 @@ def normalized(observation, mean, scale, clip, x):
     return x
 
 
-@compiled
+@compile_kernel
 def act_categorical(
     observation,
     noise,
@@ -250,22 +246,22 @@ def act_categorical(
     value,
 ):
     """Sample one of k actions per row: the first whose cumulative probability exceeds the uniform `noise`."""
-    hidden, logits, values, turned = scratch
-    forward_mlp(observation, actor, actor_sizes, activation, hidden, logits, turned)
-    forward_mlp(observation, critic, critic_sizes, activation, hidden, values, turned)
+    hidden, logits, values, transposed = scratch
+    forward_mlp(observation, actor, actor_sizes, activation, hidden, logits, transposed)
+    forward_mlp(observation, critic, critic_sizes, activation, hidden, values, transposed)
     k = logits.shape[1]
     for r in range(observation.shape[0]):
         row = logits[r]
         log_softmax_row(row)
         chosen = -1
-        reached = np.float32(0.0)
+        cumulative = np.float32(0.0)
         for j in range(k):
-            reached += np.exp(row[j])
-            if noise[r, 0] < reached:
+            cumulative += np.exp(row[j])
+            if noise[r, 0] < cumulative:
                 chosen = j
                 break
         if chosen < 0:
-            # Rounding left the sum below 1 and below the noise: the likeliest, as the plain path does.
+            # Rounding left the sum below the noise: take the most likely action, as the torch implementation does.
             chosen = 0
             for j in range(1, k):
                 if row[j] > row[chosen]:
@@ -275,7 +271,7 @@ def act_categorical(
         value[r] = values[r, 0]
 
 
-@compiled
+@compile_kernel
 def act_gaussian(
     observation,
     noise,
@@ -290,11 +286,11 @@ def act_gaussian(
     value,
 ):
     """Sample `mean + std * noise` per row; the log standard deviations are the last k parameters of the actor."""
-    hidden, means, values, turned = scratch
+    hidden, means, values, transposed = scratch
     k = means.shape[1]
     weights = actor.shape[0] - k
-    forward_mlp(observation, actor[:weights], actor_sizes, activation, hidden, means, turned)
-    forward_mlp(observation, critic, critic_sizes, activation, hidden, values, turned)
+    forward_mlp(observation, actor[:weights], actor_sizes, activation, hidden, means, transposed)
+    forward_mlp(observation, critic, critic_sizes, activation, hidden, values, transposed)
     for r in range(observation.shape[0]):
         total = np.float32(0.0)
         for j in range(k):

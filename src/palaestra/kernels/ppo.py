@@ -1,10 +1,9 @@
-"""PPO's learning phase, compiled: the same arithmetic as `learner.ppo`, without dispatch between the operations.
+"""Kernels of the PPO update: the arithmetic of `learner.ppo` without dispatch between operations.
 
-`train_policy` and `train_value` run every epoch and minibatch of one `learn`, Adam included, for an actor and a
-critic that share no weights; with separate gradient clipping the two are independent, so they may run in two threads.
-`train_joint` interleaves them for one global gradient norm. Pure functions of arrays: shuffles come in as `order`,
-so a run replays exactly, with or without this module. Gradients are derived by hand; the tests hold them against
-autograd. Read `learner.ppo` first: that is the algorithm, this is its engine.
+`train_policy` and `train_value` run all epochs and minibatches of one update, including Adam, for an actor and a critic
+that share no weights; with separate gradient clipping they are independent and may run in two threads. `train_joint`
+interleaves them for one global gradient norm. Shuffled indices are passed in as `order`, so that results are
+reproducible with and without kernels. Gradients are derived by hand; tests compare them with autograd.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ import math
 
 import numpy as np
 
-from palaestra.kernels.compile import compiled
+from palaestra.kernels.compile import compile_kernel
 from palaestra.kernels.network import backward_mlp, forward_mlp, log_softmax_row
 
 __all__ = ["adam_step", "gae_columns", "train_joint", "train_policy", "train_value"]
 
 _LOG_SQRT_2PI = np.float32(0.5 * math.log(2.0 * math.pi))
 
-# Where each number sits in the `settings` vector that `learner.compiled` fills.
+# Indices into the `settings` vector, which `learner.compiled` fills.
 RATE, CLIP, ENTROPY_COEF, TARGET_KL, MAX_NORM, ADAM_EPS, VALUE_COEF, VALUE_CLIP, NORMALIZE = range(9)
-# Where each sum sits in the `sums` vector that comes back.
+# Indices into the `sums` vector, which is returned.
 POLICY_LOSS, ENTROPY, KL, CLIPPED, ACTOR_NORM, POLICY_STEPS = range(6)
 VALUE_LOSS, CRITIC_NORM, VALUE_STEPS = range(6, 9)
-STOPPED_AT, BROKEN_AT = 9, 10
+STOPPED_AT, NON_FINITE_AT = 9, 10
 NUM_SUMS = 11
 
 
-@compiled
+@compile_kernel
 def gae_columns(reward, value, next_value, terminated, truncated, discount, lam, advantage):
     """`learner.returns.gae` on `[T, N]` arrays."""
     steps, envs = reward.shape
@@ -43,11 +42,11 @@ def gae_columns(reward, value, next_value, terminated, truncated, discount, lam,
             advantage[t, n] = carry
 
 
-@compiled
+@compile_kernel
 def vtrace_columns(
     reward, value, next_value, log_ratio, terminated, truncated, discount, lam, rho_bar, c_bar, advantage, target
 ):
-    """`returns.vtrace`, column by column."""
+    """`learner.returns.vtrace` on `[T, N]` arrays."""
     for n in range(reward.shape[1]):
         carry = np.float32(0.0)
         for t in range(reward.shape[0] - 1, -1, -1):
@@ -60,9 +59,9 @@ def vtrace_columns(
             target[t, n] = value[t, n] + carry
 
 
-@compiled
+@compile_kernel
 def adam_step(params, grads, first, second, rate, scale, eps, step):
-    """Adam with the gradient times `scale`, in one pass over memory."""
+    """One step of Adam with the gradient times `scale`, in one pass over memory."""
     one, b1, b2 = np.float32(1.0), np.float32(0.9), np.float32(0.999)
     size = np.float32(rate / (1.0 - 0.9**step))
     root = np.float32(1.0 / math.sqrt(1.0 - 0.999**step))
@@ -75,7 +74,7 @@ def adam_step(params, grads, first, second, rate, scale, eps, step):
         params[i] -= size * m / (np.sqrt(v) * root + eps)
 
 
-@compiled
+@compile_kernel
 def _square_sum(grads):
     total = np.float32(0.0)
     for i in range(grads.shape[0]):
@@ -83,8 +82,8 @@ def _square_sum(grads):
     return total
 
 
-@compiled
-def _shrink(norm, limit):
+@compile_kernel
+def _clip_factor(norm, limit):
     """The factor that `torch.nn.utils.clip_grad_norm_` applies."""
     if limit <= np.float32(0.0):
         return np.float32(1.0)
@@ -92,31 +91,31 @@ def _shrink(norm, limit):
     return factor if factor < np.float32(1.0) else np.float32(1.0)
 
 
-@compiled
-def _gather(source, order, start, count, target):
+@compile_kernel
+def _copy_rows(source, order, start, count, target):
     for i in range(count):
         row = order[start + i]
         for p in range(source.shape[1]):
             target[i, p] = source[row, p]
 
 
-@compiled
+@compile_kernel
 def _policy_gradient(discrete, x, rows, data, params, sizes, activation, settings, grads, work, sums):
-    """Gradient of clipped surrogate minus entropy bonus on one minibatch; returns the mean KL to the behaviour."""
+    """Gradient of clipped surrogate minus entropy bonus on one minibatch; returns the mean KL divergence."""
     action, log_prob_old, advantage, weight = data
-    hidden, d_hidden, out, turned = work
+    hidden, d_hidden, out, transposed = work
     n = rows.shape[0]
     k = out.shape[1]
-    one, each = np.float32(1.0), np.float32(1.0) / np.float32(n)
-    clip, bonus = settings[CLIP], settings[ENTROPY_COEF]
+    one, inverse_n = np.float32(1.0), np.float32(1.0) / np.float32(n)
+    clip, entropy_coef = settings[CLIP], settings[ENTROPY_COEF]
     weights = params.shape[0] if discrete else params.shape[0] - k
     z = out[:n]
-    forward_mlp(x, params[:weights], sizes, activation, hidden, z, turned)
+    forward_mlp(x, params[:weights], sizes, activation, hidden, z, transposed)
     mean, scale = np.float32(0.0), one
     if settings[NORMALIZE] > np.float32(0.0) and n > 1:
         for i in range(n):
             mean += advantage[rows[i]]
-        mean *= each
+        mean *= inverse_n
         spread = np.float32(0.0)
         for i in range(n):
             spread += (advantage[rows[i]] - mean) ** 2
@@ -126,7 +125,7 @@ def _policy_gradient(discrete, x, rows, data, params, sizes, activation, setting
         grads[weights:] = np.float32(0.0)
         for j in range(k):
             entropy += params[weights + j] + np.float32(0.5) + _LOG_SQRT_2PI
-            grads[weights + j] = -bonus
+            grads[weights + j] = -entropy_coef
         entropy *= np.float32(n)
     for i in range(n):
         row = rows[i]
@@ -143,48 +142,48 @@ def _policy_gradient(discrete, x, rows, data, params, sizes, activation, setting
         ratio = np.exp(log_ratio)
         a = (advantage[row] - mean) * scale * weight[row]
         bounded = min(max(ratio, one - clip), one + clip)
-        plain, held = a * ratio, a * bounded
-        pushes = plain <= held
-        loss -= plain if pushes else held
+        unclipped, clipped_loss = a * ratio, a * bounded
+        is_unclipped = unclipped <= clipped_loss
+        loss -= unclipped if is_unclipped else clipped_loss
         kl += ratio - one - log_ratio
         if abs(ratio - one) > clip:
             clipped += one
-        d_log_prob = -plain * each if pushes else np.float32(0.0)
+        d_log_prob = -unclipped * inverse_n if is_unclipped else np.float32(0.0)
         if discrete:
             chosen = int(action[row, 0])
-            here = np.float32(0.0)
+            row_entropy = np.float32(0.0)
             for j in range(k):
-                here -= np.exp(z[i, j]) * z[i, j]
-            entropy += here
+                row_entropy -= np.exp(z[i, j]) * z[i, j]
+            entropy += row_entropy
             for j in range(k):
                 p = np.exp(z[i, j])
-                hit = one if j == chosen else np.float32(0.0)
-                z[i, j] = d_log_prob * (hit - p) + bonus * each * p * (z[i, j] + here)
+                indicator = one if j == chosen else np.float32(0.0)
+                z[i, j] = d_log_prob * (indicator - p) + entropy_coef * inverse_n * p * (z[i, j] + row_entropy)
         else:
             for j in range(k):
                 inverse = np.exp(-params[weights + j])
                 u = (action[row, j] - z[i, j]) * inverse
                 grads[weights + j] += d_log_prob * (u * u - one)
                 z[i, j] = d_log_prob * u * inverse
-    backward_mlp(x, params[:weights], sizes, activation, hidden, z, grads[:weights], d_hidden, turned)
-    sums[POLICY_LOSS] += loss * each
-    sums[ENTROPY] += entropy * each
-    sums[KL] += kl * each
-    sums[CLIPPED] += clipped * each
+    backward_mlp(x, params[:weights], sizes, activation, hidden, z, grads[:weights], d_hidden, transposed)
+    sums[POLICY_LOSS] += loss * inverse_n
+    sums[ENTROPY] += entropy * inverse_n
+    sums[KL] += kl * inverse_n
+    sums[CLIPPED] += clipped * inverse_n
     sums[POLICY_STEPS] += 1.0
-    return kl * each
+    return kl * inverse_n
 
 
-@compiled
+@compile_kernel
 def _value_gradient(x, rows, data, params, sizes, activation, settings, grads, work, sums):
     """Gradient of half the (clipped) squared error of the value on one minibatch."""
     target, value_old = data
-    hidden, d_hidden, out, turned = work
+    hidden, d_hidden, out, transposed = work
     n = rows.shape[0]
-    each, half = np.float32(1.0) / np.float32(n), np.float32(0.5)
+    inverse_n, half = np.float32(1.0) / np.float32(n), np.float32(0.5)
     clip, coef = settings[VALUE_CLIP], settings[VALUE_COEF]
     v = out[:n]
-    forward_mlp(x, params, sizes, activation, hidden, v, turned)
+    forward_mlp(x, params, sizes, activation, hidden, v, transposed)
     loss = np.float32(0.0)
     for i in range(n):
         row = rows[i]
@@ -192,67 +191,67 @@ def _value_gradient(x, rows, data, params, sizes, activation, settings, grads, w
         slope = error
         if clip > np.float32(0.0):
             moved = v[i, 0] - value_old[row]
-            held = value_old[row] + min(max(moved, -clip), clip) - target[row]
-            if held * held > error * error:
-                error = held
-                slope = np.float32(0.0) if abs(moved) > clip else held
+            clipped_error = value_old[row] + min(max(moved, -clip), clip) - target[row]
+            if clipped_error * clipped_error > error * error:
+                error = clipped_error
+                slope = np.float32(0.0) if abs(moved) > clip else clipped_error
         loss += half * error * error
-        v[i, 0] = coef * each * slope
-    backward_mlp(x, params, sizes, activation, hidden, v, grads, d_hidden, turned)
-    sums[VALUE_LOSS] += loss * each
+        v[i, 0] = coef * inverse_n * slope
+    backward_mlp(x, params, sizes, activation, hidden, v, grads, d_hidden, transposed)
+    sums[VALUE_LOSS] += loss * inverse_n
     sums[VALUE_STEPS] += 1.0
 
 
-@compiled
+@compile_kernel
 def train_policy(discrete, observation, data, order, batch, net, sizes, activation, settings, work, x, step, sums):
-    """All epochs and minibatches for the actor; returns how many optimiser steps were taken."""
+    """All epochs and minibatches for the actor; returns the number of optimiser steps."""
     params, grads, first, second = net
     total = order.shape[1]
-    taken = 0
+    num_steps = 0
     for epoch in range(order.shape[0]):
         for start in range(0, total, batch):
             n = min(batch, total - start)
             rows = order[epoch, start : start + n]
-            _gather(observation, rows, 0, n, x)
+            _copy_rows(observation, rows, 0, n, x)
             kl = _policy_gradient(discrete, x[:n], rows, data, params, sizes, activation, settings, grads, work, sums)
             if settings[TARGET_KL] > np.float32(0.0) and kl > np.float32(1.5) * settings[TARGET_KL]:
-                sums[STOPPED_AT] = taken + 1
-                return taken
+                sums[STOPPED_AT] = num_steps + 1
+                return num_steps
             norm = np.sqrt(_square_sum(grads))
             if not np.isfinite(norm):
-                sums[BROKEN_AT] = taken + 1
-                return taken
+                sums[NON_FINITE_AT] = num_steps + 1
+                return num_steps
             sums[ACTOR_NORM] += norm
-            taken += 1
-            scale = _shrink(norm, settings[MAX_NORM])
-            adam_step(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + taken)
-    return taken
+            num_steps += 1
+            scale = _clip_factor(norm, settings[MAX_NORM])
+            adam_step(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + num_steps)
+    return num_steps
 
 
-@compiled
+@compile_kernel
 def train_value(observation, data, order, batch, net, sizes, activation, settings, work, x, step, sums):
-    """All epochs and minibatches for the critic; returns how many optimiser steps were taken."""
+    """All epochs and minibatches for the critic; returns the number of optimiser steps."""
     params, grads, first, second = net
     total = order.shape[1]
-    taken = 0
+    num_steps = 0
     for epoch in range(order.shape[0]):
         for start in range(0, total, batch):
             n = min(batch, total - start)
             rows = order[epoch, start : start + n]
-            _gather(observation, rows, 0, n, x)
+            _copy_rows(observation, rows, 0, n, x)
             _value_gradient(x[:n], rows, data, params, sizes, activation, settings, grads, work, sums)
             norm = np.sqrt(_square_sum(grads))
             if not np.isfinite(norm):
-                sums[BROKEN_AT] = taken + 1
-                return taken
+                sums[NON_FINITE_AT] = num_steps + 1
+                return num_steps
             sums[CRITIC_NORM] += norm
-            taken += 1
-            scale = _shrink(norm, settings[MAX_NORM])
-            adam_step(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + taken)
-    return taken
+            num_steps += 1
+            scale = _clip_factor(norm, settings[MAX_NORM])
+            adam_step(params, grads, first, second, settings[RATE], scale, settings[ADAM_EPS], step + num_steps)
+    return num_steps
 
 
-@compiled
+@compile_kernel
 def train_joint(
     discrete,
     observation,
@@ -275,15 +274,15 @@ def train_joint(
 ):
     """Both networks minibatch by minibatch, clipped by their common gradient norm."""
     total = order.shape[1]
-    policy_taken, value_taken = 0, 0
-    live = True
+    policy_steps, value_steps = 0, 0
+    policy_active = True
     for epoch in range(order.shape[0]):
         for start in range(0, total, batch):
             n = min(batch, total - start)
             rows = order[epoch, start : start + n]
-            _gather(observation, rows, 0, n, x)
-            squares = np.float32(0.0)
-            if live:
+            _copy_rows(observation, rows, 0, n, x)
+            actor_squares = np.float32(0.0)
+            if policy_active:
                 kl = _policy_gradient(
                     discrete,
                     x[:n],
@@ -298,11 +297,11 @@ def train_joint(
                     sums,
                 )
                 if settings[TARGET_KL] > np.float32(0.0) and kl > np.float32(1.5) * settings[TARGET_KL]:
-                    sums[STOPPED_AT] = policy_taken + 1
-                    live = False
+                    sums[STOPPED_AT] = policy_steps + 1
+                    policy_active = False
                 else:
-                    squares = _square_sum(actor[1])
-                    sums[ACTOR_NORM] += np.sqrt(squares)
+                    actor_squares = _square_sum(actor[1])
+                    sums[ACTOR_NORM] += np.sqrt(actor_squares)
             _value_gradient(
                 x[:n],
                 rows,
@@ -315,17 +314,17 @@ def train_joint(
                 critic_work,
                 sums,
             )
-            own = _square_sum(critic[1])
-            norm = np.sqrt(squares + own)
+            critic_squares = _square_sum(critic[1])
+            norm = np.sqrt(actor_squares + critic_squares)
             if not np.isfinite(norm):
-                sums[BROKEN_AT] = value_taken + 1
-                return policy_taken, value_taken
-            sums[CRITIC_NORM] += np.sqrt(own)
-            scale = _shrink(norm, settings[MAX_NORM])
-            value_taken += 1
+                sums[NON_FINITE_AT] = value_steps + 1
+                return policy_steps, value_steps
+            sums[CRITIC_NORM] += np.sqrt(critic_squares)
+            scale = _clip_factor(norm, settings[MAX_NORM])
+            value_steps += 1
             rate, eps = settings[RATE], settings[ADAM_EPS]
-            adam_step(critic[0], critic[1], critic[2], critic[3], rate, scale, eps, critic_step + value_taken)
-            if live:
-                policy_taken += 1
-                adam_step(actor[0], actor[1], actor[2], actor[3], rate, scale, eps, actor_step + policy_taken)
-    return policy_taken, value_taken
+            adam_step(critic[0], critic[1], critic[2], critic[3], rate, scale, eps, critic_step + value_steps)
+            if policy_active:
+                policy_steps += 1
+                adam_step(actor[0], actor[1], actor[2], actor[3], rate, scale, eps, actor_step + policy_steps)
+    return policy_steps, value_steps

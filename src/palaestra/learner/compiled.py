@@ -94,8 +94,8 @@ class CompiledPPO:
         sums, taken = run(observation, policy_data, value_data, shuffles, self._settings(rate, clip_range))
         self._adam.steps["actor"] += taken[0]
         self._adam.steps["critic"] += taken[1]
-        if sums[k.BROKEN_AT]:
-            raise NonFiniteError(f"gradient is not finite at minibatch {int(sums[k.BROKEN_AT])} of this update")
+        if sums[k.NON_FINITE_AT]:
+            raise NonFiniteError(f"gradient is not finite at minibatch {int(sums[k.NON_FINITE_AT])} of this update")
         return _metrics(sums, taken[0])
 
     def _settings(self, rate: float, clip_range: float) -> NDArray[np.float32]:
@@ -123,9 +123,9 @@ class CompiledPPO:
             net.discrete, observation, policy_data, order, size, *actor, self._adam.steps["actor"], sums
         )
         value_taken = waiting.result() if waiting is not None else k.train_value(*value_arguments)
-        broken = [at for at in (sums[k.BROKEN_AT], value_sums[k.BROKEN_AT]) if at]
+        broken = [at for at in (sums[k.NON_FINITE_AT], value_sums[k.NON_FINITE_AT]) if at]
         sums += value_sums
-        sums[k.BROKEN_AT] = min(broken, default=0.0)
+        sums[k.NON_FINITE_AT] = min(broken, default=0.0)
         return sums, (policy_taken, value_taken)
 
     def _train_jointly(

@@ -99,7 +99,7 @@ class CompiledActorCritic:
             return flat
         assert isinstance(self._normalizer, ObservationNormalizer)
         mean, scale = self._normalizer.mean.float().numpy(), self._normalizer.scale().numpy()
-        seen: NDArray[np.float32] = kernels.normalized(
+        seen: NDArray[np.float32] = kernels.normalize_rows(
             flat, mean, scale, F32(self._normalizer.clip), np.empty_like(flat)
         )
         return seen

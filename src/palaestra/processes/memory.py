@@ -1,4 +1,4 @@
-"""The memory limit of this process, and a check that refuses allocations beyond it before they are made."""
+"""The memory limit of this process, and a check before large allocations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from palaestra.errors import ConfigError
 
 __all__ = ["check_fits_in_memory", "format_bytes", "memory_limit"]
 
-CGROUPS = Path("/sys/fs/cgroup")
-ALWAYS_FITS = 2**20
-"""Bytes that are not worth reading a limit for: that takes longer than allocating them."""
+_CGROUPS = Path("/sys/fs/cgroup")
+_ALWAYS_FITS = 2**20
+"""Sizes up to this are not checked, because reading the limit takes longer than allocating."""
 
 
-def memory_limit(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+def memory_limit(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
     """The machine's memory in bytes, or the limit of this process' control group where that is lower."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
@@ -56,12 +56,12 @@ def format_bytes(count: int) -> str:
 def check_fits_in_memory(
     place: str, value: object, parts: Mapping[str, int], remedy: str, *, limit: int | None = None
 ) -> None:
-    """Refuse with a `ConfigError` about `place` if the `parts` (what it is, bytes) do not fit into memory together."""
+    """Raise a `ConfigError` about `place` if the `parts` (name to bytes) do not fit into memory together."""
     total = sum(parts.values())
-    if limit is None and total <= ALWAYS_FITS:
+    if limit is None and total <= _ALWAYS_FITS:
         return
     most = memory_limit() if limit is None else limit
     if total > most:
         sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
-        reason = f"it needs about {format_bytes(total)} of memory ({sizes}) and {format_bytes(most)} is there"
+        reason = f"it needs about {format_bytes(total)} of memory ({sizes}), but {format_bytes(most)} is available"
         raise ConfigError(place, value, reason, remedy)

@@ -1,7 +1,7 @@
-"""Facts about processes, straight from the kernel: who lives, since when, below whom.
+"""Process identity, start time and descendants from /proc.
 
-A pid alone names nobody for long; a pid, its start in clock ticks since boot and the boot's id do. Standard library
-only and free to import, because programs that must cost next to nothing start with it. Linux.
+A pid can be reused; a pid with its start time and the boot id identifies a process. Standard library only, because
+small helper processes import it. Linux only.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of one boot of one machine; never another that inherited its number."""
+    """Identifies one process, even if its pid is reused later."""
 
     pid: int
     started: int
-    """In clock ticks since boot, so that a change of the clock on the wall does not matter."""
+    """Start time in clock ticks since boot, which does not depend on the system clock."""
     boot_id: str
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The identity of a living process; None when there is none, or only its zombie."""
-        since = start_ticks(pid)
-        return None if since is None else cls(pid, since, boot_id())
+        """The identity of a running process; None if it does not exist or is a zombie."""
+        ticks = start_ticks(pid)
+        return None if ticks is None else cls(pid, ticks, boot_id())
 
     @classmethod
     def from_json(cls, data: Any) -> ProcessIdentity | None:
-        """From plain data as `asdict` gives it; None when it is not that."""
+        """Read the data of `asdict`; None if it is invalid."""
         try:
             return cls(int(data["pid"]), int(data["started"]), str(data["boot_id"]))
         except (KeyError, TypeError, ValueError):
             return None
 
     def is_alive(self) -> bool:
-        """Whether this very process is still running."""
+        """Whether this process is still running."""
         return self.boot_id == boot_id() and start_ticks(self.pid) == self.started
 
 
 def read_stat(pid: int) -> tuple[int, int] | None:
-    """A process' parent and its start in clock ticks since boot; None when there is none, or it is a zombie."""
+    """Parent pid and start time in clock ticks since boot; None if the process does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses may hold anything, parentheses and spaces included.
+            # The name in parentheses may contain parentheses and spaces.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -64,13 +64,13 @@ def read_stat(pid: int) -> tuple[int, int] | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started."""
-    found = read_stat(pid)
-    return None if found is None else found[1]
+    """Start time of a process in clock ticks since boot; None if it does not exist or is a zombie."""
+    stat = read_stat(pid)
+    return None if stat is None else stat[1]
 
 
 def boot_id() -> str:
-    """Which boot of this machine it is; empty where the kernel does not say."""
+    """Id of the current boot of the machine; empty if the kernel does not provide it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -78,18 +78,18 @@ def boot_id() -> str:
 
 
 def list_pids() -> Iterator[int]:
-    """Every process there is."""
+    """The pids of all processes."""
     with contextlib.suppress(OSError):
         yield from (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def list_descendants(*roots: int) -> set[int]:
-    """Every living descendant of these processes."""
+    """The pids of all running descendants of these processes."""
     children: dict[int, list[int]] = {}
     for pid in list_pids():
-        found = read_stat(pid)
-        if found is not None:
-            children.setdefault(found[0], []).append(pid)
+        stat = read_stat(pid)
+        if stat is not None:
+            children.setdefault(stat[0], []).append(pid)
     reached: set[int] = set()
     frontier = list(roots)
     while frontier:
@@ -101,10 +101,10 @@ def list_descendants(*roots: int) -> set[int]:
 
 
 def find_by_environment(name: str, value: str) -> set[int]:
-    """Our own processes that were started with this environment variable, whoever their parents are by now."""
-    mark, found = f"{name}={value}".encode(), set()
+    """The pids of our processes that were started with this environment variable."""
+    variable, pids = f"{name}={value}".encode(), set()
     for pid in list_pids():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            if os.fstat(file.fileno()).st_uid == os.getuid() and mark in file.read().split(b"\0"):
-                found.add(pid)
-    return {pid for pid in found if read_stat(pid) is not None}
+            if os.fstat(file.fileno()).st_uid == os.getuid() and variable in file.read().split(b"\0"):
+                pids.add(pid)
+    return {pid for pid in pids if read_stat(pid) is not None}

@@ -1,6 +1,6 @@
-"""One block of memory that two processes see, handed out as arrays in an order both follow.
+"""Arrays in a block of memory that two processes share. Both allocate the arrays in the same order.
 
-Anonymous (it has no name), so nothing can be left behind whoever dies first.
+The block is anonymous (it has no name), so nothing is left behind if a process dies.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ _ALIGN = 64
 
 
 class SharedArrays:
-    """Hands out arrays one after the other over a block; without one, ordinary arrays while it adds up their size."""
+    """Allocates arrays one after the other in a block; without a block, ordinary arrays, to measure the `size`."""
 
     def __init__(self, block: Any = None) -> None:
         self._view = None if block is None else memoryview(block).cast("B")
         self.size = 0
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """The next array: zeroed when the block is fresh, else as the other side left it."""
+        """The next array: zeros in a new block, otherwise the values of the other process."""
         kind = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64))
-        at = self.size
+        offset = self.size
         self.size += -(-count * kind.itemsize // _ALIGN) * _ALIGN
         if self._view is None:
             return np.zeros(shape, kind)
-        return np.frombuffer(self._view, kind, count, at).reshape(shape)
+        return np.frombuffer(self._view, kind, count, offset).reshape(shape)
 
 
-def allocate_shared_block(lay: Callable[[SharedArrays], object]) -> Any:
-    """A fresh block that is large enough for whatever `lay` asks for."""
-    # Pages of zeroed arrays take no memory before they are written, so measuring costs none.
+def allocate_shared_block(allocate: Callable[[SharedArrays], object]) -> Any:
+    """A new block that is large enough for all arrays that `allocate` requests."""
+    # Pages of zeroed arrays take no memory before they are written, so measuring is free.
     measured = SharedArrays()
-    lay(measured)
+    allocate(measured)
     return multiprocessing.get_context("spawn").RawArray("B", max(1, measured.size))

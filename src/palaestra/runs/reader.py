@@ -52,7 +52,7 @@ class RunReader:
     def __init__(self, home: Home) -> None:
         self.home = home
         self._queue = QueueFile(home)
-        self._redact = Redactor.of_environment(os.environ)
+        self._redact = Redactor.from_environment(os.environ)
 
     def runs(
         self,

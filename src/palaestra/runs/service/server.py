@@ -215,7 +215,7 @@ def _logging(home: Home, level: str) -> Iterator[None]:
     """Everything that is logged goes to service.log, which is turned over before it grows."""
     path = home.service / "service.log"
     handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT, delay=True)
-    handler.setFormatter(_Hiding(Redactor.of_environment(os.environ)))
+    handler.setFormatter(_Hiding(Redactor.from_environment(os.environ)))
     root = logging.getLogger("palaestra")
     before = root.level
     root.addHandler(handler)

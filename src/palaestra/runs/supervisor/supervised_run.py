@@ -349,7 +349,7 @@ class SupervisedRun:
             await asyncio.wait({self._telling})
         await self._tell_saved(attempt.number)
         await asyncio.to_thread(around.saved, self.book.record, attempt, [])
-        redact = Redactor.of_environment(os.environ)
+        redact = Redactor.from_environment(os.environ)
         known = await asyncio.to_thread(read_exit_facts, attempt, redact)
         size = await asyncio.to_thread(size_of, self.book.paths.path)
         exit_ = read_status(attempt).exit or {}
