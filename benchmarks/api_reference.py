@@ -1,4 +1,4 @@
-"""Writes docs/http-api.md from the run service's own OpenAPI description."""
+"""Writes docs/http-api.md from the OpenAPI document of the run service."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "http-api.md"
 
 INTRODUCTION = """# HTTP API of the run service
 
-Everything that `palaestra runs` does, for programs. The service listens on this machine only, unless told otherwise.
-`palaestra serve port=8710` runs it in the foreground; without that it starts by itself when a run is started. In
-Python, `palaestra.runs.TrainerService` speaks this API and starts the service when there is none.
+Everything that `palaestra runs` does, for programs. By default the service listens on this machine only.
+`palaestra serve port=8710` runs it in the foreground; otherwise it is started automatically when a run is started. In
+Python, `palaestra.runs.TrainerService` is a client of this API and starts the service when there is none.
 
 Its address is in `var/training/service/endpoint.json`, its token in `var/training/service/token` (mode 0600).
 
@@ -34,69 +34,69 @@ curl -H "Authorization: Bearer $(cat token)" "$URL/runs" -H 'Content-Type: appli
 curl -N -H "Authorization: Bearer $(cat token)" "$URL/runs/echo-2026/events"
 ```
 
-A run may be named by the beginning of its id, as long as it is the only one. Bodies are JSON of at most 1 MB, declared
-as such. Requests with an `Origin`, or with a `Host` that is not a name of the service, are refused with 403: web pages
-are not served. The whole description is at `GET /openapi.json`; this page is made from it by `make docs`.
+A unique prefix of a run id names the run. Bodies are JSON of at most 1 MB with `Content-Type: application/json`.
+Requests with an `Origin`, or with a `Host` that is not a name of the service, are refused with 403: web pages are not
+served. The OpenAPI document is at `GET /openapi.json`; `make docs` generates this page from it.
 
 ## From another machine
 
-The service speaks HTTP without encryption, and anyone who has the token can start programs under your account. Leave it
-on 127.0.0.1 and use a tunnel:
+The service uses HTTP without encryption, and anyone who has the token can start programs under your account. Keep it on
+127.0.0.1 and use a tunnel:
 
 ```bash
 ssh -L 8710:127.0.0.1:8710 machine          # there: palaestra serve port=8710
 ```
 
 `TrainerService(url="http://127.0.0.1:8710", token=...)` and `palaestra studio --connect` then work as on that machine.
-A proxy with TLS works as well: clients take `https://` addresses, and the name that the proxy passes on goes into
-`palaestra serve allowed_hosts=[runs.example.org]`. `palaestra serve host=0.0.0.0` accepts connections from the network
-of clients that have the token, and prints a warning. It answers to the loopback names, the address that was connected
-to, the machine's own name and `allowed_hosts`; other names, which a web page could choose, are refused
-(`allowed_hosts=['*']` allows all).
+A proxy with TLS works as well: clients accept `https://` addresses, and `palaestra serve
+allowed_hosts=[runs.example.org]` allows the name that the proxy forwards. `palaestra serve host=0.0.0.0` accepts
+connections from the network and prints a warning; clients still need the token. The service accepts the loopback
+names, the address of the connection, the machine's own name and `allowed_hosts` as `Host`, and refuses others, which
+a web page could choose (`allowed_hosts=['*']` allows all).
 
 ## Errors
 
-Every answer that is not a success is `{"error": {"code", "text", "place", "reason", "remedy", "value"}}`; `text` is one
-sentence for a person.
+Every response that is not a success is `{"error": {"code", "text", "place", "reason", "remedy", "value"}}`; `text` is
+one sentence for people.
 
 | status | codes | meaning |
 | --- | --- | --- |
-| 401 | `unauthorised` | no token, or a wrong one |
-| 403 | `foreign_origin`, `foreign_host` | from a web page, or under a name that is not allowed |
-| 404 | `unknown_run`, `no_route` | no such run, or several begin so |
-| 409 | `illegal_transition`, `consent_needed` | not in this phase; or nobody has agreed to the command (`digest`) |
-| 413 | `too_large` | the body |
-| 422 | `refused`, `bad_request` | by the preflight, or bad input; nothing was launched or written |
-| 500 | `failed` | a mistake of the service; its `service.log` has the traceback |
+| 401 | `unauthorised` | the token is missing or wrong |
+| 403 | `foreign_origin`, `foreign_host` | the request comes from a web page, or its `Host` is not allowed |
+| 404 | `unknown_run`, `no_route` | no such run, or several ids have this prefix |
+| 409 | `illegal_transition`, `consent_needed` | not possible in this phase; or the command needs consent (`digest`) |
+| 413 | `too_large` | the body is too large |
+| 422 | `refused`, `bad_request` | refused by the preflight, or bad input; nothing was launched or written |
+| 500 | `failed` | an internal error of the service; its `service.log` holds the traceback |
 
 ## Streams
 
-Streams are server-sent events. Each carries an `id`; asked again with `Last-Event-ID` (or `?after=`), a stream goes on
-behind it, from memory or from the files, and tells everything exactly once. A stream that ends with `event: end` is
-complete; one that ends without it was cut, and the client asks again. A comment comes at least every 10 s. A reader
-that is slow is fed from files and costs the service no memory.
+Streams are server-sent events with an `id`. A request with `Last-Event-ID` (or `?after=`) continues after that id, from
+memory or from files, and delivers every event exactly once. A complete stream ends with `event: end`; when it ends
+without that event, the connection broke and the client reconnects. A comment is sent at least every 10 s. A slow reader
+is served from files and does not take up memory of the service.
 
 | event | data |
 | --- | --- |
-| `life` | something happened to the run (`LifeDocument`) |
-| `alarm` | the same, for alarms that begin or end |
+| `life` | an event of the run (`RunEvent`) |
+| `alarm` | the same, for alarms that start or end |
 | `event` | one line of the journal: `TrainingStep`, `EpisodeSummary`, `CheckpointSaved`, … ([metrics](metrics.md)) |
-| `log` | `{"text": …}`, whole lines of output; the id is the byte behind them |
-| `end` | nothing more comes |
+| `log` | `{"text": …}`, whole lines of output; the id is the offset of the next line |
+| `end` | the stream is complete |
 
-Numbers for which JSON has no literal are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, here and in everything
-else that is written as JSON. Times are unix times.
+NaN and infinities are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, as in all JSON that Palaestra writes. Times
+are unix times.
 """
 
 TITLES = {
     "runs": "Runs",
     "streams": "Streams of a run",
-    "metrics": "Numbers",
-    "keeping": "Keeping and throwing away",
+    "metrics": "Metrics",
+    "keeping": "Archiving and deleting",
     "checkpoints": "Checkpoints",
     "runners": "Runners",
     "tools": "Tools",
-    "service": "The service",
+    "service": "Service",
 }
 METHODS = ("get", "post", "delete")
 
@@ -113,7 +113,7 @@ def description() -> dict[str, Any]:
 
 
 def page(document: dict[str, Any]) -> str:
-    """The page: routes by subject, then the documents they speak."""
+    """The page: routes by tag, then the schemas of bodies and responses."""
     parts = [INTRODUCTION]
     for tag, title in TITLES.items():
         parts.append(f"\n## {title}\n")
@@ -123,7 +123,7 @@ def page(document: dict[str, Any]) -> str:
             for method in METHODS
             if tag in operations.get(method, {}).get("tags", ())
         ]
-    parts.append("\n## Documents\n")
+    parts.append("\n## Schemas\n")
     for name, schema in sorted(document["components"]["schemas"].items()):
         if "properties" in schema and not name.startswith(("HTTP", "Validation")):
             parts.append(_document(name, schema))
@@ -145,7 +145,7 @@ def _route(method: str, path: str, operation: dict[str, Any]) -> str:
     if asked:
         lines.append(f"Takes {', '.join(asked)}.")
     stream = "text/event-stream" in operation["responses"].get("200", {}).get("content", {})
-    lines.append("Answers 200 with events." if stream else f"Answers {', '.join(answers)}.")
+    lines.append("Returns 200 with events." if stream else f"Returns {', '.join(answers)}.")
     return "\n".join(lines)
 
 
@@ -156,7 +156,7 @@ def _parameter(one: dict[str, Any]) -> str:
 
 
 def _document(name: str, schema: dict[str, Any]) -> str:
-    lines = [f"\n### {name}\n", " ".join(schema.get("description", "").split()), "", "| key | kind | what it is |"]
+    lines = [f"\n### {name}\n", " ".join(schema.get("description", "").split()), "", "| key | type | description |"]
     lines.append("| --- | --- | --- |")
     for key, field in schema["properties"].items():
         default = field.get("default")
@@ -178,6 +178,8 @@ def _kind(schema: dict[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         return " or ".join(f"`{word}`" for word in schema.get("enum", [schema.get("const")]))
     kind = schema.get("type", "anything")
+    if "prefixItems" in schema:
+        return f"list of {', '.join(_kind(one) for one in schema['prefixItems'])}"
     if kind == "array":
         return f"list of {_kind(schema.get('items', {}))}"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):

@@ -178,13 +178,13 @@ def test_the_environment_of_the_client_says_who_trains_whatever_that_of_the_serv
     spec = RunSpec(runner="cleanrl", script="mine", env_id="CartPole-v1", invoked_from=tmp_path)
     with service(home):
         trainer = TrainerService(home)
-        script = next(one for one in trainer.prepare_training(spec).findings if one["check"] == "script")
-        assert (script["level"], "no CleanRL checkout is known" in script["text"]) == ("refused", True)
+        script = next(one for one in trainer.prepare_training(spec).findings if one.check == "script")
+        assert (script.level, "no CleanRL checkout is known" in script.text) == ("refused", True)
         monkeypatch.setenv("PALAESTRA_CLEANRL", "checkout")
         monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", "own")
-        findings = {one["check"]: one for one in trainer.prepare_training(spec).findings}
-    assert findings["script"]["level"] == "ok"
-    assert str(own) in findings["python"]["text"]
+        findings = {one.check: one for one in trainer.prepare_training(spec).findings}
+    assert findings["script"].level == "ok"
+    assert str(own) in findings["python"].text
 
 
 HOLDER = """

@@ -22,7 +22,7 @@ from palaestra.runs.archive.packing import (
     undelete,
     unpack,
 )
-from palaestra.runs.archive.retention import RetentionPolicy, expired_runs, surplus_checkpoints
+from palaestra.runs.archive.retention import RetentionPolicy, plan_retention, surplus_checkpoints
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.state.event_log import RunEventLog
@@ -58,7 +58,7 @@ RUNS = [
 
 
 def _doomed(**policy):
-    return [(doom.run_id, doom.action) for doom in expired_runs(RUNS, RetentionPolicy(**policy), NOW)]
+    return [(doom.run_id, doom.action) for doom in plan_retention(RUNS, RetentionPolicy(**policy), NOW)]
 
 
 def test_by_default_nothing_goes():
@@ -85,14 +85,14 @@ def test_a_run_that_goes_on_or_is_not_ours_never_goes():
 
 
 def test_a_spared_run_counts_and_stays():
-    assert [doom.run_id for doom in expired_runs(RUNS, RetentionPolicy(max_total_gb=6.0), NOW)] == ["old"]
-    assert [doom.run_id for doom in expired_runs(RUNS, RetentionPolicy(max_total_gb=6.0), NOW, {"old"})] == ["mid"]
+    assert [doom.run_id for doom in plan_retention(RUNS, RetentionPolicy(max_total_gb=6.0), NOW)] == ["old"]
+    assert [doom.run_id for doom in plan_retention(RUNS, RetentionPolicy(max_total_gb=6.0), NOW, {"old"})] == ["mid"]
     policy = RetentionPolicy(archive_after_days=0, keep_last=0, delete_archived_after_days=0)
-    assert [doom.run_id for doom in expired_runs(RUNS, policy, NOW, {"old", "packed"})] == ["mid", "new"]
+    assert [doom.run_id for doom in plan_retention(RUNS, policy, NOW, {"old", "packed"})] == ["mid", "new"]
 
 
 def test_every_doom_says_why():
-    (doom,) = expired_runs(RUNS, RetentionPolicy(archive_after_days=30), NOW)
+    (doom,) = plan_retention(RUNS, RetentionPolicy(archive_after_days=30), NOW)
     assert (doom.why, doom.bytes) == ("ended 50 days ago; runs are kept open 30", 4 << 30)
 
 

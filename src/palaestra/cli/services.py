@@ -8,14 +8,16 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from palaestra.cli.terminal import JsonOption, print_json, sanitize_line
 from palaestra.files.home import Home
+
+if TYPE_CHECKING:
+    from palaestra.runs.runner import Finding
 
 __all__ = ["doctor", "format_findings", "gateway", "serve"]
 
@@ -117,22 +119,22 @@ def doctor(as_json: JsonOption = False) -> None:
     """
     from palaestra.runs.service.doctor import examine
 
-    findings = [asdict(finding) for finding in examine(Home.default())]
+    findings = examine(Home.default())
     if as_json:
         print_json(findings)
     else:
         print("\n".join(format_findings(findings)))
-    if any(finding["level"] == "refused" for finding in findings):
+    if any(finding.level == "refused" for finding in findings):
         raise typer.Exit(1)
 
 
-def format_findings(findings: Sequence[Mapping[str, str]]) -> list[str]:
+def format_findings(findings: Sequence[Finding]) -> list[str]:
     """One line per finding, with the remedy below it."""
-    width = max((len(finding["check"]) for finding in findings), default=0)
+    width = max((len(finding.check) for finding in findings), default=0)
     lines = []
     for finding in findings:
-        text = sanitize_line(" ".join(finding["text"].split()))
-        lines.append(f"{finding['level']:<8} {finding['check']:<{width}}  {text}")
-        if finding["remedy"] and finding["level"] != "ok":
-            lines.append(f"{'':<8} {'':<{width}}  → {finding['remedy']}")
+        text = sanitize_line(" ".join(finding.text.split()))
+        lines.append(f"{finding.level:<8} {finding.check:<{width}}  {text}")
+        if finding.remedy and finding.level != "ok":
+            lines.append(f"{'':<8} {'':<{width}}  → {finding.remedy}")
     return lines

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from palaestra.redaction import redact_command, redact_environment
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.wire import API_SCHEMA
 
 __all__ = [
     "AttemptPaths",
@@ -24,6 +25,7 @@ __all__ = [
     "Injection",
     "JournalFile",
     "LaunchPlan",
+    "LaunchPreview",
     "Machine",
     "Runner",
     "RunnerCapabilities",
@@ -35,6 +37,8 @@ __all__ = [
 @dataclass(frozen=True, kw_only=True)
 class RunnerCapabilities:
     """Capabilities of a runner. A request for a missing capability is refused."""
+
+    __pydantic_config__ = API_SCHEMA
 
     title: str
     offline_inference: bool = False
@@ -57,12 +61,32 @@ class RunnerCapabilities:
 class Finding:
     """One result of a preflight."""
 
+    __pydantic_config__ = API_SCHEMA
+
     check: str
     """Short stable name: `python`, `dependency:tyro`, `env`, `disk`, `gpu`, `flag`, `script`, …"""
     level: Literal["ok", "warning", "refused"]
     text: str
     remedy: str = ""
     """The command or change that solves it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPreview:
+    """The findings of a preflight, and the command that a start would execute."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    findings: tuple[Finding, ...]
+    command: dict[str, Any] | None
+    """The exact command, with secrets redacted; null when a finding refuses the launch."""
+    digest: str | None
+    """Send it as `consent` to agree to the command."""
+    needs_consent: bool
+    run_id: str | None = None
+    """The run id in the command's paths. Send it with the start to execute exactly this command."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of the trainer that differ from those of the service, with secrets redacted."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,18 @@ import json
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from palaestra.errors import (
     ConfigError,
@@ -28,10 +39,11 @@ from palaestra.errors import (
     UnknownRun,
 )
 from palaestra.redaction import Redactor
-from palaestra.strict_json import json_number, optional_number, read_number, read_numbers
+from palaestra.strict_json import json_number, optional_number, read_numbers
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from _typeshed import DataclassInstance
+    from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
 __all__ = [
@@ -65,24 +77,21 @@ _MAX_VALUE_CHARACTERS = 1000
 
 
 class _JsonNumber:
-    """Tells pydantic how `strict_json` writes a float."""
+    """Tells pydantic how `to_json` writes a float."""
 
     @staticmethod
     def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        from pydantic_core import core_schema
-
-        serializer = core_schema.plain_serializer_function_ser_schema(json_number)
-        return core_schema.no_info_plain_validator_function(read_number, serialization=serializer)
-
-    @staticmethod
-    def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
-        return {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
+        return handler.generate_schema(float | Literal["NaN", "Infinity", "-Infinity"])
 
 
 Number = Annotated[float, _JsonNumber]
 """A float that may be NaN or infinite, which JSON has no literals for."""
 
 
+@overload
+def to_json(value: DataclassInstance) -> JsonObject: ...
+@overload
+def to_json(value: Any) -> Any: ...
 def to_json(value: Any) -> Any:
     """A dataclass, or nested data that may hold some, as strict JSON data."""
     if isinstance(value, str):

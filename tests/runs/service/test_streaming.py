@@ -15,7 +15,7 @@ def test_a_client_that_does_not_read_holds_a_bounded_number_of_bytes():
             yield bytes(1000)
 
     async def body():
-        stream = batches(items(), asyncio.Event(), size=len, most=4000)
+        stream = batches(items(), asyncio.Event(), size=len, limit=4000)
         first = await anext(stream)
         for _ in range(200):
             await asyncio.sleep(0)
@@ -41,7 +41,7 @@ def test_whoever_leaves_closes_what_it_was_fed_from():
             left.append("closed")
 
     async def body():
-        async with contextlib.aclosing(batches(items(), asyncio.Event(), size=len, most=4)) as stream:
+        async with contextlib.aclosing(batches(items(), asyncio.Event(), size=len, limit=4)) as stream:
             await anext(stream)
 
     asyncio.run(body())

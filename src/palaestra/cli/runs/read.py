@@ -150,8 +150,9 @@ def compare(
 ) -> None:
     """Compare outcomes, configurations and metrics of runs."""
     from palaestra.runs.comparison import compare as compare_runs
+    from palaestra.runs.wire import to_json
 
-    comparison = query(lambda reader: compare_runs(reader, runs))
+    comparison = query(lambda reader: to_json(compare_runs(reader, runs)))
     if metric:
         comparison["metrics"] = {
             name: values for name, values in comparison["metrics"].items() if any(text in name for text in metric)

@@ -15,8 +15,9 @@ from palaestra.cli.terminal import JsonOption, RunArgument, YesOption, print_jso
 from palaestra.errors import ConfigError, ConsentRequired
 
 if TYPE_CHECKING:
-    from palaestra.runs.client.client import Prepared, TrainerService
+    from palaestra.runs.client.client import TrainerService
     from palaestra.runs.record import RunRecord
+    from palaestra.runs.runner import LaunchPreview
     from palaestra.runs.spec import RunSpec
 
 __all__ = ["resume", "start", "watch"]
@@ -132,7 +133,7 @@ def start(
     if dry_run:
         prepared = service.prepare_training(spec)
         if as_json:
-            print_json(prepared._asdict())
+            print_json(prepared)
         else:
             _print_command(prepared, sys.stdout)
         if prepared.command is None:
@@ -276,7 +277,7 @@ def _print_stop_hint(service: TrainerService, run_id: str) -> None:
     print(f"{state}; stop it with: palaestra runs stop {run_id}", file=sys.stderr)
 
 
-def _print_command(prepared: Prepared, out: TextIO) -> None:
+def _print_command(prepared: LaunchPreview, out: TextIO) -> None:
     """Print the findings of the preflight, and the command that would run."""
     from palaestra.cli.services import format_findings
 

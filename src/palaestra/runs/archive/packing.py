@@ -209,9 +209,9 @@ def _note(package: Path) -> Path:
 
 def _remove(home: Home, directory: Path) -> None:
     """Out of sight with one rename, so that nobody ever sees half a run."""
-    expired_runs = home.runs / f".{directory.name}.gone"
-    directory.rename(expired_runs)
-    shutil.rmtree(expired_runs, ignore_errors=True)
+    plan_retention = home.runs / f".{directory.name}.gone"
+    directory.rename(plan_retention)
+    shutil.rmtree(plan_retention, ignore_errors=True)
 
 
 def size_of(directory: Path) -> int:

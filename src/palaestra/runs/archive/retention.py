@@ -11,8 +11,9 @@ from pydantic import Field
 
 from palaestra.config import Section
 from palaestra.runs.record import CheckpointRecord, RunRecord
+from palaestra.runs.wire import API_SCHEMA
 
-__all__ = ["ExpiredRun", "RetentionPolicy", "expired_runs", "surplus_checkpoints"]
+__all__ = ["RetentionAction", "RetentionPolicy", "plan_retention", "surplus_checkpoints"]
 
 _DAY_S = 86_400.0
 _GB = 1 << 30
@@ -40,8 +41,10 @@ class RetentionPolicy(Section):
 
 
 @dataclass(frozen=True)
-class ExpiredRun:
-    """What would happen to a run, and why."""
+class RetentionAction:
+    """One action of the retention policy on a run."""
+
+    __pydantic_config__ = API_SCHEMA
 
     run_id: str
     action: Literal["archive", "delete", "prune", "clips", "shorten", "purge"]
@@ -54,27 +57,27 @@ class ExpiredRun:
     """Why it could not be done; empty when it was, or nobody has tried."""
 
 
-def expired_runs(
+def plan_retention(
     runs: Sequence[RunRecord], policy: RetentionPolicy, now: float, spared: Collection[str] = ()
-) -> list[ExpiredRun]:
+) -> list[RetentionAction]:
     """Which runs go, oldest first, each for the first reason that applies; the spared ones count and stay."""
     over = sorted((run for run in runs if run.phase.has_ended and run.supervised), key=_ended)
     packed, open_ = [run for run in over if run.archived], [run for run in over if not run.archived]
-    found: dict[str, ExpiredRun] = {}
+    found: dict[str, RetentionAction] = {}
     for run in packed:
         age = (now - _ended(run)) / _DAY_S
         limit = policy.delete_archived_after_days
         if limit is not None and age >= limit:
             why = f"ended {age:.0f} days ago; archives are kept {limit:g}"
-            found[run.run_id] = ExpiredRun(run.run_id, "delete", why, run.bytes_on_disk)
+            found[run.run_id] = RetentionAction(run.run_id, "delete", why, run.bytes_on_disk)
     for run, why in _to_archive(open_, policy, now, spared):
-        found.setdefault(run.run_id, ExpiredRun(run.run_id, "archive", why, run.bytes_on_disk))
+        found.setdefault(run.run_id, RetentionAction(run.run_id, "archive", why, run.bytes_on_disk))
     return [found[run.run_id] for run in over if run.run_id in found and run.run_id not in spared]
 
 
 def surplus_checkpoints(
     runs: Sequence[RunRecord], checkpoints: Sequence[CheckpointRecord], keep: int, spared: Collection[str] = ()
-) -> list[ExpiredRun]:
+) -> list[RetentionAction]:
     """Of every run that has ended, the checkpoints beyond the newest `keep`; its best and the spared paths stay."""
     over = {run.run_id for run in runs if run.phase.has_ended and run.supervised}
     mine: dict[str, list[CheckpointRecord]] = {}
@@ -87,7 +90,7 @@ def surplus_checkpoints(
         if surplus:
             why = f"{len(surplus)} checkpoints beyond the newest {keep} and the best"
             size = sum(row.size_bytes for row in surplus)
-            found.append(ExpiredRun(run_id, "prune", why, size, tuple(row.path for row in surplus)))
+            found.append(RetentionAction(run_id, "prune", why, size, tuple(row.path for row in surplus)))
     return found
 
 

@@ -23,7 +23,7 @@ from palaestra.runs.archive.packing import (
     undelete,
     unpack,
 )
-from palaestra.runs.archive.retention import ExpiredRun, RetentionPolicy, expired_runs, surplus_checkpoints
+from palaestra.runs.archive.retention import RetentionAction, RetentionPolicy, plan_retention, surplus_checkpoints
 from palaestra.runs.checkpoints.catalogue import CheckpointIndex
 from palaestra.runs.checkpoints.deploying import in_use
 from palaestra.runs.record import RunRecord
@@ -79,14 +79,14 @@ class RunArchive:
         throw_away(self._home, record, self._clock())
         self._registry.delete(record.run_id)
 
-    def plan(self, busy: Collection[str]) -> list[ExpiredRun]:
+    def plan(self, busy: Collection[str]) -> list[RetentionAction]:
         """Everything the retention policy does; runs that somebody looks after, and what is deployed, stay."""
         everything = [*self._registry.runs(), *self._registry.runs(archived=True)]
         free = [run for run in everything if run.run_id not in busy]
         used = in_use(self._home)
         runs = self._home.runs.resolve()
         spared = {path.relative_to(runs).parts[0] for path in used if path.is_relative_to(runs)}
-        plan = expired_runs(free, self._policy, self._clock(), spared)
+        plan = plan_retention(free, self._policy, self._clock(), spared)
         going = {doom.run_id for doom in plan}
         ended = [run for run in free if run.phase.has_ended and run.supervised and not run.archived]
         staying = [run for run in ended if run.run_id not in going]
@@ -96,7 +96,7 @@ class RunArchive:
             plan += surplus_checkpoints(staying, rows, self._policy.keep_checkpoints, deployed)
         return [*plan, *(doom for run in staying for doom in self._trimmings(run.run_id)), *self._purges()]
 
-    def carry_out(self, doom: ExpiredRun, record: RunRecord) -> None:
+    def carry_out(self, doom: RetentionAction, record: RunRecord) -> None:
         """Do to a run what the plan says."""
         run = self._home.run(record.run_id)
         if doom.action == "archive":
@@ -113,27 +113,27 @@ class RunArchive:
             for attempt in run.attempts():
                 shorten_log(attempt.stdout, self._policy.log_mb)
 
-    def purge(self, doom: ExpiredRun) -> None:
+    def purge(self, doom: RetentionAction) -> None:
         """Remove for good what lies in the trash."""
         for path in doom.paths:
             shutil.rmtree(path)
 
-    def _trimmings(self, run_id: str) -> Iterator[ExpiredRun]:
+    def _trimmings(self, run_id: str) -> Iterator[RetentionAction]:
         run, keep, log_mb = self._home.run(run_id), self._policy.keep_clips, self._policy.log_mb
         surplus = [] if keep is None else clips_of(run)[keep:]
         if surplus:
             size = sum(clip.size_bytes for clip in surplus)
             paths = tuple(clip.path for clip in surplus)
-            yield ExpiredRun(run_id, "clips", f"{len(surplus)} clips beyond the newest {keep}", size, paths)
+            yield RetentionAction(run_id, "clips", f"{len(surplus)} clips beyond the newest {keep}", size, paths)
         gone = sum(surplus_of(attempt.stdout, log_mb) for attempt in run.attempts())
         if gone:
-            yield ExpiredRun(run_id, "shorten", f"an output is longer than {log_mb} MB; its middle goes", gone)
+            yield RetentionAction(run_id, "shorten", f"an output is longer than {log_mb} MB; its middle goes", gone)
 
-    def _purges(self) -> Iterator[ExpiredRun]:
+    def _purges(self) -> Iterator[RetentionAction]:
         limit = self._policy.undo_days
         for run_id, path, days in purgeable(self._home, limit, self._clock()):
             why = f"thrown away {days:.0f} days ago; it can be brought back for {limit:g}"
-            yield ExpiredRun(run_id, "purge", why, size_of(path), (str(path),))
+            yield RetentionAction(run_id, "purge", why, size_of(path), (str(path),))
 
     def _check_unused(self, record: RunRecord) -> None:
         mine = self._home.run(record.run_id).path.resolve()

@@ -30,6 +30,7 @@ from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.importing import Provenance, keep_checkpoint
 from palaestra.runs.checkpoints.signature import compatible
 from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.wire import API_SCHEMA
 
 __all__ = ["Deployment", "deploy", "deployed", "deployments", "in_use", "withdraw"]
 
@@ -41,6 +42,8 @@ _ROOT = str(Path(palaestra.__file__).parents[1])
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """What acts in an environment."""
+
+    __pydantic_config__ = API_SCHEMA
 
     env_id: str
     checkpoint_id: str

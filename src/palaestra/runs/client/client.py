@@ -19,8 +19,7 @@ import time
 import urllib.parse
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -29,12 +28,13 @@ from palaestra.files.home import Home
 from palaestra.runs.client.connect import RESTART, Endpoint, ensure_service, holder_of
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
+from palaestra.runs.runner import LaunchPreview
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.spec import RunSpec, find_value_fault, resolve_environment, run_name
 from palaestra.runs.wire import error_from_json, from_json
 from palaestra.telemetry.event import Record, decode
 
-__all__ = ["Prepared", "TrainerService"]
+__all__ = ["TrainerService"]
 
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 900.0
@@ -47,21 +47,6 @@ _QUIET_S = 30.0
 """A stream says something every ten seconds, if only that it is there."""
 _TRIES = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-
-
-class Prepared(NamedTuple):
-    """What a start would find and execute."""
-
-    findings: list[dict[str, str]]
-    """Lines of the preflight: check, level, text, remedy."""
-    command: dict[str, Any] | None
-    """Exactly what would be executed, secrets hidden; None when something is refused."""
-    digest: str | None
-    needs_consent: bool
-    run_id: str | None = None
-    """The id in the command's paths; sent with the start, what was shown is what is executed."""
-    environment: Mapping[str, str] = MappingProxyType({})
-    """Variables that the trainer would get and the service has not, or has otherwise; secrets hidden."""
 
 
 class TrainerService:
@@ -92,10 +77,9 @@ class TrainerService:
         prepared = self.prepare_training(wanted)
         return self.submit(wanted, prepared.digest, prepared.run_id).run_id
 
-    def prepare_training(self, spec: RunSpec) -> Prepared:
+    def prepare_training(self, spec: RunSpec) -> LaunchPreview:
         """What a start of this would find and execute. Changes nothing."""
-        found = self._call("POST", "/preflight", {"spec": _dumped(spec)})
-        return Prepared(**{name: value for name, value in found.items() if name in Prepared._fields})
+        return from_json(LaunchPreview, self._call("POST", "/preflight", {"spec": _dumped(spec)}))
 
     def submit(self, spec: RunSpec, consent: str | None = None, run_id: str | None = None) -> RunRecord:
         """Queue a run; `consent` is the digest of the command that was agreed to, `run_id` that of its preview."""

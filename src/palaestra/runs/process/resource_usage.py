@@ -18,6 +18,7 @@ from palaestra.files.atomic import append_line
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, list_descendants
 from palaestra.runs.state.attempt_status import read_tail
+from palaestra.runs.wire import API_SCHEMA
 
 __all__ = ["Gpu", "ResourcePeaks", "ResourceSample", "ResourceSampler", "detect_gpus", "read_peaks", "read_samples"]
 
@@ -34,6 +35,8 @@ _TAIL_BYTES = 1 << 22
 @dataclass(frozen=True)
 class ResourceSample:
     """Resource usage of all processes of an attempt at one moment."""
+
+    __pydantic_config__ = API_SCHEMA
 
     time: float
     cpu_percent: float

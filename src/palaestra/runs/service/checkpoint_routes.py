@@ -1,7 +1,7 @@
 """Routes that list, verify, import and deploy checkpoints."""
 
-# Annotations are evaluated here: FastAPI reads them.
-from dataclasses import asdict, replace
+# No `from __future__ import annotations`: FastAPI evaluates the annotations.
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -15,90 +15,116 @@ from palaestra.runs.checkpoints.listing import all_checkpoints, get_checkpoint
 from palaestra.runs.checkpoints.probing import environment_signature
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import CheckpointRecord
-from palaestra.runs.service.answers import RunName, errors
-from palaestra.runs.service.documents import (
-    CheckpointDocument,
-    Deploying,
-    DeploymentDocument,
-    GoingBack,
-    Importing,
-    VerdictDocument,
+from palaestra.runs.service.schemas import (
+    DeployBody,
+    FilterText,
+    ImportBody,
+    RunIdText,
+    VerifyResponse,
+    WithdrawBody,
+    describe_errors,
 )
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.wire import to_json
+from palaestra.runs.wire import JsonObject, to_json
 
 __all__ = ["add_checkpoint_routes"]
 
-_Word = Annotated[str | None, Query(max_length=200)]
 _CheckpointId = Annotated[
-    str, Path(pattern=r"^[0-9a-f]+$", min_length=1, max_length=64, description="Its id, or how it begins.")
+    str,
+    Path(
+        pattern=r"^[0-9a-f]+$", min_length=1, max_length=64, description="A checkpoint id, or a unique prefix of one."
+    ),
 ]
 
 
-def add_checkpoint_routes(app: FastAPI, reading: RunReader, registry: Registry) -> None:
-    """Add them."""
-    home = reading.home
+def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -> None:
+    """Add the routes to the application."""
+    home = reader.home
 
-    @app.get("/checkpoints", operation_id="checkpoints", tags=["checkpoints"], responses=errors(404))
-    def checkpoints(
-        run: Annotated[RunName | None, Query(description="A run's id, or a prefix of it.")] = None,
-        agent: _Word = None,
-        env: _Word = None,
-    ) -> list[CheckpointDocument]:
-        """Checkpoints that fit, newest first."""
-        run_id = None if run is None else reading.run(run).run_id
-        return [_document(one) for one in all_checkpoints(home, run_id=run_id, agent_id=agent, env_id=env)]
+    @app.get(
+        "/checkpoints",
+        operation_id="checkpoints",
+        tags=["checkpoints"],
+        responses=describe_errors(404),
+        response_model=list[CheckpointRecord],
+    )
+    def list_checkpoints(
+        run: Annotated[RunIdText | None, Query(description="A run id, or a unique prefix of one.")] = None,
+        agent: FilterText = None,
+        env: FilterText = None,
+    ) -> list[JsonObject]:
+        """Checkpoints that match all filters, newest first."""
+        run_id = None if run is None else reader.run(run).run_id
+        return [to_json(record) for record in all_checkpoints(home, run_id=run_id, agent_id=agent, env_id=env)]
 
-    @app.get("/checkpoints/{checkpoint_id}", operation_id="show_checkpoint", tags=["checkpoints"])
-    def show_checkpoint(checkpoint_id: _CheckpointId) -> CheckpointDocument:
+    @app.get(
+        "/checkpoints/{checkpoint_id}",
+        operation_id="show_checkpoint",
+        tags=["checkpoints"],
+        response_model=CheckpointRecord,
+    )
+    def show_checkpoint(checkpoint_id: _CheckpointId) -> JsonObject:
         """One checkpoint."""
-        return _document(get_checkpoint(home, checkpoint_id))
+        return to_json(get_checkpoint(home, checkpoint_id))
 
-    @app.post("/checkpoints/{checkpoint_id}/verify", operation_id="verify_checkpoint", tags=["checkpoints"])
-    def verify_checkpoint(checkpoint_id: _CheckpointId) -> VerdictDocument:
-        """Read every byte and compare it with what was saved."""
+    @app.post(
+        "/checkpoints/{checkpoint_id}/verify",
+        operation_id="verify_checkpoint",
+        tags=["checkpoints"],
+        response_model=VerifyResponse,
+    )
+    def verify_checkpoint(checkpoint_id: _CheckpointId) -> JsonObject:
+        """Read every byte of a checkpoint and compare its hash with the saved one."""
         record = get_checkpoint(home, checkpoint_id)
         verdict = verify(record)
         record = replace(record, verified=verdict.verified)
         registry.put_checkpoint(record)
-        return VerdictDocument(checkpoint=_document(record), fits=verdict.fits, problem=verdict.problem)
+        return {"checkpoint": to_json(record), "fits": verdict.fits, "problem": verdict.problem}
 
-    @app.post("/checkpoints/import", status_code=201, operation_id="import_checkpoint", tags=["checkpoints"])
-    def take_in(asked: Importing) -> CheckpointDocument:
-        """Copy a checkpoint of the service's machine, once it is certain that it is weights and nothing that runs."""
-        signature = environment_signature(asked.env_id, "env_id", needed=False) if asked.env_id else {}
-        known = Provenance(
-            agent_id=asked.agent_id, env_id=asked.env_id, env_step=asked.env_step, env_signature=signature
+    @app.post(
+        "/checkpoints/import",
+        status_code=201,
+        operation_id="import_checkpoint",
+        tags=["checkpoints"],
+        response_model=CheckpointRecord,
+    )
+    def import_file(body: ImportBody) -> JsonObject:
+        """Copy a checkpoint from the service's machine, after checking that it holds only weights and no code."""
+        signature = environment_signature(body.env_id, "env_id", needed=False) if body.env_id else {}
+        provenance = Provenance(
+            agent_id=body.agent_id, env_id=body.env_id, env_step=body.env_step, env_signature=signature
         )
-        record = import_checkpoint(home, FilePath(asked.path), known)
+        record = import_checkpoint(home, FilePath(body.path), provenance)
         registry.put_checkpoint(record)
-        return _document(record)
+        return to_json(record)
 
-    @app.post("/checkpoints/{checkpoint_id}/deploy", operation_id="deploy_checkpoint", tags=["checkpoints"])
-    def deploy_checkpoint(checkpoint_id: _CheckpointId, asked: Deploying) -> DeploymentDocument:
-        """Make a checkpoint the one that acts in an environment, once it has played an episode there."""
+    @app.post(
+        "/checkpoints/{checkpoint_id}/deploy",
+        operation_id="deploy_checkpoint",
+        tags=["checkpoints"],
+        response_model=Deployment,
+    )
+    def deploy_checkpoint(checkpoint_id: _CheckpointId, body: DeployBody) -> JsonObject:
+        """Deploy a checkpoint in an environment, after it has played an episode there."""
         record = get_checkpoint(home, checkpoint_id)
-        env_id = asked.env_id or record.env_id
+        env_id = body.env_id or record.env_id
         if not env_id:
-            raise CheckpointError("checkpoint", record.checkpoint_id, "it says no environment", "Give env_id")
+            raise CheckpointError("checkpoint", record.checkpoint_id, "it names no environment", "Give env_id")
         signature = environment_signature(env_id, "env_id", needed=env_id != record.env_id)
-        return _deployment(deploy(home, record, signature))
+        return to_json(deploy(home, record, signature))
 
-    @app.get("/deployments", operation_id="deployments", tags=["checkpoints"])
-    def listed() -> list[DeploymentDocument]:
-        """What acts in every environment."""
-        return [_deployment(now) for now in deployments(home)]
+    @app.get("/deployments", operation_id="deployments", tags=["checkpoints"], response_model=list[Deployment])
+    def list_deployments() -> list[JsonObject]:
+        """The current deployment of every environment."""
+        return [to_json(deployment) for deployment in deployments(home)]
 
-    @app.post("/deployments/back", operation_id="withdraw_deployment", tags=["checkpoints"])
-    def back(asked: GoingBack) -> DeploymentDocument | None:
-        """Bring back what acted in an environment before; null when nothing did, and nothing does any more."""
-        before = withdraw(home, asked.env_id)
-        return None if before is None else _deployment(before)
-
-
-def _document(record: CheckpointRecord) -> CheckpointDocument:
-    return CheckpointDocument.model_validate(to_json(record))
-
-
-def _deployment(now: Deployment) -> DeploymentDocument:
-    return DeploymentDocument.model_validate(asdict(now))
+    @app.post(
+        "/deployments/back",
+        operation_id="withdraw_deployment",
+        tags=["checkpoints"],
+        response_model=Deployment | None,
+    )
+    def withdraw_deployment(body: WithdrawBody) -> JsonObject | None:
+        """Restore the previous deployment of an environment; null when there was none."""
+        previous = withdraw(home, body.env_id)
+        return None if previous is None else to_json(previous)

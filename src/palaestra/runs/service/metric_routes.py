@@ -1,89 +1,201 @@
-"""Routes that answer numbers, output and samples of a run."""
+"""Routes that return metrics, output, resource usage and videos of a run."""
 
-# Annotations are evaluated here: FastAPI reads them.
+# No `from __future__ import annotations`: FastAPI evaluates the annotations.
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path as FilePath
+from typing import Annotated
 
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, Header, Path, Query
+from fastapi.responses import FileResponse
 from pydantic import StringConstraints
+from starlette.exceptions import HTTPException
 
-from palaestra.runs.process.resource_usage import read_samples
+from palaestra.errors import ConfigError, UnknownRun
+from palaestra.files.run_directory import RunDirectory
+from palaestra.runs.process.resource_usage import ResourceSample, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.series import MetricPoint
-from palaestra.runs.service.answers import RunId, errors
-from palaestra.runs.service.documents import Export, Into, LogDocument, MetricDocument, Points, SampleDocument
+from palaestra.runs.service.schemas import (
+    AttemptNumber,
+    ClipResponse,
+    ExportBody,
+    ExportResponse,
+    LogOffset,
+    LogResponse,
+    MetricResponse,
+    MetricSeries,
+    RunId,
+    VideoBody,
+    describe_errors,
+)
+from palaestra.runs.video.clip import Clip, clips_of
+from palaestra.runs.video.filming import film_run
+from palaestra.runs.wire import JsonObject, to_json
 from palaestra.strict_json import json_number
 
-__all__ = ["add_metric_routes"]
+__all__ = ["add_metric_routes", "add_video_routes"]
 
-# Bounded so that what fits here also fits into the first line of a request.
-_Names = Annotated[list[Annotated[str, StringConstraints(max_length=100)]] | None, Query(max_length=32)]
+# Bounded so that the names fit into the request line.
+_MetricNames = Annotated[list[Annotated[str, StringConstraints(max_length=100)]] | None, Query(max_length=32)]
 _Step = Annotated[int | None, Query(ge=-(2**63), lt=2**63)]
+_RangeHeader = Annotated[str | None, Header(alias="Range", max_length=80)]
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
-def add_metric_routes(app: FastAPI, reading: RunReader) -> None:
-    """Add them."""
+def add_metric_routes(app: FastAPI, reader: RunReader) -> None:
+    """Add the routes of metrics, output and resource usage to the application."""
 
-    @app.get("/runs/{run_id}/metrics", operation_id="metric_names", tags=["metrics"], responses=errors(404))
-    def metric_names(run_id: RunId) -> dict[str, MetricDocument]:
-        """Every metric, with its number of points and where they come from."""
-        found = reading.metric_names(run_id)
-        return {name: MetricDocument(points=info.points, source=info.source) for name, info in found.items()}
-
-    @app.get(
-        "/runs/{run_id}/metrics/recent", operation_id="recent_metrics", tags=["metrics"], responses=errors(404),
-        response_model=Points,
-    )  # fmt: skip
-    def recent_metrics(run_id: RunId, count: Annotated[int, Query(ge=1, le=100_000)] = 100, name: _Names = None) -> Any:
-        """The last points of the named metrics; of all, when none is named."""
-        return _wire(reading.recent_metrics(run_id, count, name or ()))
+    @app.get("/runs/{run_id}/metrics", operation_id="metric_names", tags=["metrics"], responses=describe_errors(404))
+    def metric_names(run_id: RunId) -> dict[str, MetricResponse]:
+        """All metrics of a run by name."""
+        metrics = reader.metric_names(run_id)
+        return {name: MetricResponse(points=info.points, source=info.source) for name, info in metrics.items()}
 
     @app.get(
-        "/runs/{run_id}/metrics/series", operation_id="metric_series", tags=["metrics"], responses=errors(404),
-        response_model=Points,
-    )  # fmt: skip
+        "/runs/{run_id}/metrics/recent",
+        operation_id="recent_metrics",
+        tags=["metrics"],
+        responses=describe_errors(404),
+        response_model=MetricSeries,
+    )
+    def recent_metrics(
+        run_id: RunId, count: Annotated[int, Query(ge=1, le=100_000)] = 100, name: _MetricNames = None
+    ) -> JsonObject:
+        """The last points of the named metrics (default: of all metrics)."""
+        return _series_to_json(reader.recent_metrics(run_id, count, name or ()))
+
+    @app.get(
+        "/runs/{run_id}/metrics/series",
+        operation_id="metric_series",
+        tags=["metrics"],
+        responses=describe_errors(404),
+        response_model=MetricSeries,
+    )
     def metric_series(
         run_id: RunId,
-        name: _Names = None,
+        name: _MetricNames = None,
         points: Annotated[int, Query(ge=4, le=100_000)] = 2000,
         first: _Step = None,
         last: _Step = None,
-    ) -> Any:
-        """At most so many points of each metric between two steps, the extremes of every stretch among them."""
-        return _wire(reading.metrics(run_id, name or (), points=points, first=first, last=last))
+    ) -> JsonObject:
+        """At most `points` points of each metric between two steps, including the extremes of every interval."""
+        return _series_to_json(reader.metrics(run_id, name or (), points=points, first=first, last=last))
 
-    @app.get("/runs/{run_id}/log", operation_id="log", tags=["runs"], responses=errors(404))
+    @app.get("/runs/{run_id}/log", operation_id="log", tags=["runs"], responses=describe_errors(404))
     def log(
         run_id: RunId,
-        offset: Annotated[int, Query(ge=-(2**62), lt=2**62)] = 0,
+        offset: LogOffset = 0,
         limit: Annotated[int, Query(ge=1, le=1 << 22)] = 1 << 20,
-        attempt: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
-    ) -> LogDocument:
-        """Whole lines of the output from a byte on; a negative offset counts from the end."""
-        over = reading.run(run_id).phase.has_ended
-        piece = reading.log(run_id, offset, limit, attempt)
-        return LogDocument(text=piece.text, offset=piece.offset, size=piece.size, ended=over)
+        attempt: AttemptNumber = None,
+    ) -> LogResponse:
+        """Whole lines of the output from a byte offset; a negative offset counts from the end."""
+        ended = reader.run(run_id).phase.has_ended
+        chunk = reader.log(run_id, offset, limit, attempt)
+        return LogResponse(text=chunk.text, offset=chunk.offset, size=chunk.size, ended=ended)
 
-    @app.get("/runs/{run_id}/system", operation_id="system", tags=["metrics"], responses=errors(404))
+    @app.get(
+        "/runs/{run_id}/system",
+        operation_id="system",
+        tags=["metrics"],
+        responses=describe_errors(404),
+        response_model=list[ResourceSample],
+    )
     def system(
-        run_id: RunId,
-        last: Annotated[int | None, Query(ge=1, le=100_000)] = None,
-        attempt: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
-    ) -> list[SampleDocument]:
-        """Processor, memory and GPUs that the run took, every few seconds."""
-        paths = reading.attempt(run_id, attempt)
-        samples = [] if paths is None else read_samples(paths, last)
-        return [SampleDocument.model_validate(asdict(sample)) for sample in samples]
+        run_id: RunId, last: Annotated[int | None, Query(ge=1, le=100_000)] = None, attempt: AttemptNumber = None
+    ) -> list[JsonObject]:
+        """CPU, memory and GPU usage of the run, sampled every few seconds."""
+        directory = reader.attempt(run_id, attempt)
+        return [] if directory is None else [to_json(sample) for sample in read_samples(directory, last)]
 
-    @app.post("/runs/{run_id}/export-tensorboard", operation_id="export", tags=["metrics"], responses=errors(404))
-    def export(run_id: RunId, asked: Into) -> Export:
-        """Write event files for TensorBoard, whoever trained the run."""
+    @app.post(
+        "/runs/{run_id}/export-tensorboard", operation_id="export", tags=["metrics"], responses=describe_errors(404)
+    )
+    def export(run_id: RunId, body: ExportBody) -> ExportResponse:
+        """Write event files for TensorBoard, for runs of every runner."""
         from palaestra.runs.ingest.export import export_tensorboard
 
-        report = export_tensorboard(reading.paths(run_id), asked.into)
-        return Export(directory=str(report.directory), points=report.points)
+        report = export_tensorboard(reader.paths(run_id), body.into)
+        return ExportResponse(directory=str(report.directory), points=report.points)
 
 
-def _wire(found: Mapping[str, Sequence[MetricPoint]]) -> dict[str, list[tuple[int, float | str, float]]]:
-    return {name: [(step, json_number(value), time) for step, value, time in points] for name, points in found.items()}
+def add_video_routes(app: FastAPI, reader: RunReader) -> None:
+    """Add the routes of videos to the application."""
+
+    @app.get(
+        "/runs/{run_id}/videos",
+        operation_id="videos",
+        tags=["tools"],
+        responses=describe_errors(404),
+        response_model=list[ClipResponse],
+    )
+    def videos(run_id: RunId) -> list[JsonObject]:
+        """Clips of a run, newest first."""
+        run = reader.paths(run_id)
+        return [_clip_to_json(clip, run) for clip in clips_of(run)]
+
+    @app.get(
+        "/runs/{run_id}/videos/{name:path}",
+        operation_id="video",
+        tags=["tools"],
+        response_class=FileResponse,
+        responses=_describe_video(),
+    )
+    def video(run_id: RunId, name: Annotated[str, Path(max_length=1000)], wanted: _RangeHeader = None) -> FileResponse:
+        """The file of a clip, by its `name` in the list, or the part that a `Range` header names."""
+        run = reader.paths(run_id)
+        # Only listed clips: the name must not reach other files of the run.
+        clip = next((clip for clip in clips_of(run) if name == _clip_name(clip, run)), None)
+        if clip is None:
+            raise UnknownRun("video", name, "the run has no such clip", f"GET /runs/{run.run_id}/videos lists them")
+        stat = os.stat(clip.path)
+        if wanted is not None:
+            _check_range(wanted, stat.st_size)
+        return FileResponse(clip.path, stat_result=stat)
+
+    @app.post(
+        "/runs/{run_id}/videos",
+        status_code=201,
+        operation_id="film",
+        tags=["tools"],
+        responses=describe_errors(404),
+        response_model=ClipResponse,
+    )
+    def record_video(run_id: RunId, body: VideoBody) -> JsonObject:
+        """Play a checkpoint and record a clip, in separate processes. Returns when the clip is complete."""
+        run = reader.paths(run_id)
+        return _clip_to_json(film_run(reader.home, run, body.checkpoint_id, body.frames), run)
+
+
+def _series_to_json(series: Mapping[str, Sequence[MetricPoint]]) -> JsonObject:
+    return {name: [(step, json_number(value), time) for step, value, time in points] for name, points in series.items()}
+
+
+def _clip_name(clip: Clip, run: RunDirectory) -> str:
+    """Path below the run's directory: a trainer may use one file name in two directories."""
+    return str(FilePath(clip.path).relative_to(run.path))
+
+
+def _clip_to_json(clip: Clip, run: RunDirectory) -> JsonObject:
+    return {"name": _clip_name(clip, run), **to_json(clip)}
+
+
+def _describe_video() -> dict[int | str, JsonObject]:
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    content = {"content": {kind: binary for kind in ("video/webm", "video/mp4", "image/gif")}}
+    return {
+        200: {"description": "the clip", **content},
+        206: {"description": "a part of it", **content},
+        **describe_errors(404, 416),
+    }
+
+
+def _check_range(header: str, size: int) -> None:
+    """Refuse a bad `Range` header with a JSON error; `FileResponse` would answer in plain text."""
+    match = _RANGE.fullmatch(header.strip())
+    first, last = match.groups() if match is not None else ("", "")
+    if not first + last or (first and last and int(last) < int(first)):
+        raise ConfigError("Range", header, "is not one range of bytes", "Send for example bytes=0-999")
+    if (first and int(first) >= size) or (not first and int(last) == 0):
+        raise HTTPException(416, f"the clip has {size} bytes", {"Content-Range": f"bytes */{size}"})

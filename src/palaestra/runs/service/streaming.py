@@ -1,38 +1,46 @@
-"""Server-sent events: what happens, as it happens, each with the id from which a client can go on.
+"""Routes that stream server-sent events: the events and the output of a run, and the events of all runs.
 
-A stream ends with `event: end` when nothing more will come; ended without it, the service went away and the client
-asks again with the last id. Whoever reads slowly is fed from files and holds no memory of ours.
+Every event has an id from which a client can continue. A stream that is complete ends with `event: end`; when it ends
+without that event, the service went away and the client reconnects with the last id. A slow reader is served from
+files, so it does not take up memory of the service.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from fastapi import FastAPI, Header, Query
 from starlette.responses import StreamingResponse
 
-from palaestra.runs.ingest.stream import StreamItem
+from palaestra.errors import ConfigError
+from palaestra.runs.ingest.stream import Position, StreamItem, replay
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunEvent
+from palaestra.runs.service.schemas import AttemptNumber, LogOffset, RunId, describe_stream
+from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.wire import to_json
 from palaestra.telemetry.event import encode
 
-__all__ = ["EventStream", "happenings_of_all", "log_of", "stream_of"]
+__all__ = ["EventStream", "add_stream_routes", "batches"]
 
 _T = TypeVar("_T")
-_AT_ONCE = 500
-_BYTES_AT_ONCE = 1 << 19
-_QUIET_S = 10.0
-"""After this long without anything to say, a comment keeps the connection open and finds out who has left."""
-_LOOK_EVERY_S = 0.2
+_LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=80)]
+_MAX_OFFSET_DIGITS = 18
+_BATCH_ITEMS = 500
+_BATCH_BYTES = 1 << 19
+_LOG_CHUNK_BYTES = 1 << 16
+_KEEP_ALIVE_S = 10.0
+"""After this time without an event, a comment keeps the connection open and detects clients that disconnected."""
+_POLL_S = 0.2
+_KEEP_ALIVE = b":\n\n"
 _END = b"event: end\ndata: {}\n\n"
 
 
 class EventStream(StreamingResponse):
-    """An answer that goes on."""
+    """A response of server-sent events."""
 
     media_type = "text/event-stream"
 
@@ -40,114 +48,176 @@ class EventStream(StreamingResponse):
         super().__init__(content, status_code, headers={"cache-control": "no-store"})
 
 
-async def stream_of(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:
-    """A run's happenings and records, then its end."""
-    async for batch in batches(_frames(items), closing, size=len, most=_BYTES_AT_ONCE):
-        yield b"".join(batch) if batch else b":\n\n"
+def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, closing: asyncio.Event) -> None:
+    """Add the routes to the application. Streams end when `closing` is set."""
+
+    @app.get(
+        "/runs/{run_id}/events",
+        operation_id="run_events",
+        tags=["streams"],
+        response_class=EventStream,
+        responses=describe_stream(404),
+    )
+    async def run_events(
+        run_id: RunId,
+        after: Annotated[str, Query(max_length=80)] = "",
+        follow: bool = True,
+        last_event_id: _LastEventId = None,
+    ) -> EventStream:
+        """All events of a run after an id, then new ones as they occur; ends with `event: end`.
+
+        `event: life` and `event: alarm` carry a run event, `event: event` one line of the journal. Without `follow`
+        the stream ends after the events so far.
+        """
+        position = last_event_id or after
+        Position.parse(position)
+        run = await asyncio.to_thread(reader.paths, run_id)
+        items = supervisor.subscribe(run.run_id, position) if follow else replay(run, position)
+        return EventStream(_stream_run(items, closing))
+
+    @app.get(
+        "/runs/{run_id}/log/stream",
+        operation_id="log_stream",
+        tags=["streams"],
+        response_class=EventStream,
+        responses=describe_stream(404),
+    )
+    async def log_stream(
+        run_id: RunId, offset: LogOffset = 0, attempt: AttemptNumber = None, last_event_id: _LastEventId = None
+    ) -> EventStream:
+        """Lines of the output from a byte offset, as they are written. The id is the offset of the next line."""
+        if last_event_id is not None:
+            offset = _parse_offset(last_event_id)
+        full_id = (await asyncio.to_thread(reader.paths, run_id)).run_id
+        await asyncio.to_thread(reader.attempt, full_id, attempt)
+
+        def has_ended() -> bool:
+            return supervisor.ring(full_id) is None and reader.run(full_id).phase.has_ended
+
+        return EventStream(_stream_log(reader, full_id, offset, attempt, has_ended, closing))
+
+    @app.get(
+        "/stream", operation_id="stream", tags=["streams"], response_class=EventStream, responses=describe_stream()
+    )
+    async def stream() -> EventStream:
+        """The events of all runs from now on. List the runs after connecting, so that nothing is missed.
+
+        The events have no ids, and the stream cannot be continued: list the runs, or read the stream of each run.
+        """
+        return EventStream(_stream_all_runs(supervisor.lives(), closing))
+
+
+async def _stream_run(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:
+    async def frames() -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(items) as open_items:  # type: ignore[type-var]
+            async for item in open_items:
+                yield _frame(item)
+
+    async for batch in batches(frames(), closing, size=len, limit=_BATCH_BYTES):
+        yield b"".join(batch) if batch else _KEEP_ALIVE
     if not closing.is_set():
         yield _END
 
 
-async def happenings_of_all(lives: AsyncIterator[tuple[str, RunEvent]], closing: asyncio.Event) -> AsyncIterator[bytes]:
-    """What happens to any run, from now on."""
-    yield b":\n\n"
-    async for batch in batches(lives, closing):
+async def _stream_all_runs(events: AsyncIterator[tuple[str, RunEvent]], closing: asyncio.Event) -> AsyncIterator[bytes]:
+    yield _KEEP_ALIVE
+    async for batch in batches(events, closing):
         frames = [
-            f"event: life\ndata: {json.dumps({'run_id': run_id, **to_json(record)})}\n\n" for run_id, record in batch
+            f"event: life\ndata: {json.dumps({'run_id': run_id, **to_json(event)})}\n\n" for run_id, event in batch
         ]
-        yield "".join(frames).encode() if frames else b":\n\n"
+        yield "".join(frames).encode() if frames else _KEEP_ALIVE
 
 
-async def log_of(
-    reading: RunReader,
+async def _stream_log(
+    reader: RunReader,
     run_id: str,
     offset: int,
     attempt: int | None,
-    ended: Callable[[], bool],
+    has_ended: Callable[[], bool],
     closing: asyncio.Event,
 ) -> AsyncIterator[bytes]:
-    """Lines of a run's output, with the offset behind them, until the run is over."""
-    quiet = 0.0
+    quiet_s = 0.0
     while not closing.is_set():
-        # Looked up before the reading: what was written before the end is then read.
-        over = ended()
-        piece = await asyncio.to_thread(reading.log, run_id, offset, 1 << 16, attempt)
-        if piece.text:
+        # Checked before reading, so that output written before the end is read.
+        ended = has_ended()
+        chunk = await asyncio.to_thread(reader.log, run_id, offset, _LOG_CHUNK_BYTES, attempt)
+        if chunk.text:
             # As JSON, because output may hold carriage returns, which would end a line of the stream.
-            yield f"id: {piece.offset}\nevent: log\ndata: {json.dumps({'text': piece.text})}\n\n".encode()
-            quiet = 0.0
-        if piece.offset > offset:
-            offset = piece.offset
+            yield f"id: {chunk.offset}\nevent: log\ndata: {json.dumps({'text': chunk.text})}\n\n".encode()
+            quiet_s = 0.0
+        if chunk.offset > offset:
+            offset = chunk.offset
             continue
-        if over:
+        if ended:
             yield _END
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_EVERY_S):
+            async with asyncio.timeout(_POLL_S):
                 await closing.wait()
-        quiet += _LOOK_EVERY_S
-        if quiet >= _QUIET_S:
-            quiet = 0.0
-            yield b":\n\n"
-
-
-async def _frames(items: AsyncIterator[StreamItem]) -> AsyncIterator[bytes]:
-    async with contextlib.aclosing(items) as open_items:  # type: ignore[type-var]
-        async for item in open_items:
-            yield _framed(item)
+        quiet_s += _POLL_S
+        if quiet_s >= _KEEP_ALIVE_S:
+            quiet_s = 0.0
+            yield _KEEP_ALIVE
 
 
 async def batches(
-    items: AsyncIterator[_T], closing: asyncio.Event, size: Callable[[_T], int] = lambda _: 1, most: int = _AT_ONCE
+    items: AsyncIterator[_T], closing: asyncio.Event, size: Callable[[_T], int] = lambda _: 1, limit: int = _BATCH_ITEMS
 ) -> AsyncIterator[list[_T]]:
-    """Everything that is there at once, until its sizes add up to `most`; an empty list when nothing came for a while.
+    """Batches of the items available, until their sizes reach `limit`; an empty list after `_KEEP_ALIVE_S` without one.
 
-    A slow reader holds no more than that in memory.
+    Reading pauses at the limit, so a slow consumer holds at most one batch in memory.
     """
     ready: list[_T] = []
-    filled = 0
-    news, room = asyncio.Event(), asyncio.Event()
-    room.set()
+    ready_size = 0
+    has_items, has_room = asyncio.Event(), asyncio.Event()
+    has_room.set()
 
-    async def take() -> None:
-        nonlocal filled
+    async def read_items() -> None:
+        nonlocal ready_size
         async for item in items:
             ready.append(item)
-            filled += size(item)
-            news.set()
-            if filled >= most:
-                room.clear()
-                await room.wait()
+            ready_size += size(item)
+            has_items.set()
+            if ready_size >= limit:
+                has_room.clear()
+                await has_room.wait()
 
-    taking = asyncio.create_task(take())
-    shut = asyncio.create_task(closing.wait())
+    reading = asyncio.create_task(read_items())
+    closed = asyncio.create_task(closing.wait())
     woken: asyncio.Task[bool] | None = None
     try:
-        while not shut.done():
-            if not ready and not taking.done():
-                woken = asyncio.create_task(news.wait())
-                await asyncio.wait((taking, shut, woken), timeout=_QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+        while not closed.done():
+            if not ready and not reading.done():
+                woken = asyncio.create_task(has_items.wait())
+                await asyncio.wait((reading, closed, woken), timeout=_KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                 woken.cancel()
-            news.clear()
-            if not ready and taking.done():
-                taking.result()
+            has_items.clear()
+            if not ready and reading.done():
+                reading.result()
                 return
-            batch, ready[:], filled = ready[:], [], 0
-            room.set()
+            batch, ready[:], ready_size = ready[:], [], 0
+            has_room.set()
             yield batch
     finally:
-        left = [task for task in (taking, shut, woken) if task is not None]
-        for task in left:
+        tasks = [task for task in (reading, closed, woken) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         close = getattr(items, "aclose", None)
         if close is not None:
             await close()
 
 
-def _framed(told: StreamItem) -> bytes:
-    item = told.item
-    if isinstance(item, RunEvent):
-        kind = "alarm" if item.happening in ("alarm", "alarm_over") else "life"
-        return f"id: {told.id}\nevent: {kind}\ndata: {json.dumps(to_json(item))}\n\n".encode()
-    return f"id: {told.id}\nevent: event\ndata: {encode(item.event, item.seq, item.time)}\n\n".encode()
+def _frame(item: StreamItem) -> bytes:
+    content = item.item
+    if isinstance(content, RunEvent):
+        kind = "alarm" if content.happening in ("alarm", "alarm_over") else "life"
+        return f"id: {item.id}\nevent: {kind}\ndata: {json.dumps(to_json(content))}\n\n".encode()
+    return f"id: {item.id}\nevent: event\ndata: {encode(content.event, content.seq, content.time)}\n\n".encode()
+
+
+def _parse_offset(last_event_id: str) -> int:
+    if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) <= _MAX_OFFSET_DIGITS):
+        remedy = "Send the id of the last event, or none"
+        raise ConfigError("Last-Event-ID", last_event_id, "is not an offset in an output", remedy)
+    return int(last_event_id)

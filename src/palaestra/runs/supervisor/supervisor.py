@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, check_run_id, new_run_id
-from palaestra.runs.archive.retention import ExpiredRun
+from palaestra.runs.archive.retention import RetentionAction
 from palaestra.runs.archive.run_archive import RunArchive
 from palaestra.runs.checkpoints.catalogue import CheckpointIndex
 from palaestra.runs.ingest.pump import Pump
@@ -252,12 +252,12 @@ class Supervisor:
         """Throw a run that has ended away; `restore` brings it back until it is purged."""
         await self._put_away(run_id, self._attic.delete)
 
-    async def gc(self, *, dry_run: bool = True) -> list[ExpiredRun]:
+    async def gc(self, *, dry_run: bool = True) -> list[RetentionAction]:
         """What the retention policy does; done only when it is not a dry run, and one failure stops no other."""
         plan = await asyncio.to_thread(self._attic.plan, frozenset(self._runs))
         return plan if dry_run else [await self._carried_out(doom) for doom in plan]
 
-    async def _carried_out(self, doom: ExpiredRun) -> ExpiredRun:
+    async def _carried_out(self, doom: RetentionAction) -> RetentionAction:
         try:
             if doom.action == "purge":  # there is no run any more
                 with self._alone(doom.run_id):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from palaestra.files.run_directory import RunDirectory
+from palaestra.runs.wire import API_SCHEMA
 
 __all__ = ["Tracking", "tracking_of"]
 
@@ -23,6 +24,8 @@ _READ_BYTES = 4 << 20
 @dataclass(frozen=True)
 class Tracking:
     """What W&B has of a run, as far as its directory tells."""
+
+    __pydantic_config__ = API_SCHEMA
 
     state: Literal["off", "online", "offline", "uploaded"]
     url: str = ""

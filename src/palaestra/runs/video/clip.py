@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.wire import API_SCHEMA, Number
 
 __all__ = ["Clip", "ClipReport", "Pace", "clips_of", "pace_of", "prune"]
 
@@ -22,19 +23,21 @@ _SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
 class ClipReport:
     """What is written beside a clip of ours, as `<clip>.json`."""
 
+    __pydantic_config__ = API_SCHEMA
+
     frames: int
     seconds: float
     """Length of the clip."""
     encode_s: float
     """Spent drawing and encoding."""
-    sps_with: float
+    sps_with: Number
     """Environment steps a second while it was filmed."""
-    sps_without: float
+    sps_without: Number
     """The same without the time that filming took."""
-    slowdown: float
+    slowdown: Number
     """The one over the other."""
     checkpoint: str = ""
-    episode_return: float | None = None
+    episode_return: Number | None = None
 
     def write(self, clip: Path) -> None:
         """Put it beside the clip."""
@@ -44,6 +47,8 @@ class ClipReport:
 @dataclass(frozen=True)
 class Clip:
     """One video file of a run."""
+
+    __pydantic_config__ = API_SCHEMA
 
     path: str
     attempt: int
