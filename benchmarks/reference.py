@@ -1,11 +1,10 @@
-"""Writes the pages of docs/ that come from code or measurement: metrics, configuration keys, benchmarks."""
+"""Writes the pages of docs/ that come from code or measurement: configuration keys and benchmarks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from palaestra.config import Section
-from palaestra.telemetry.metrics import render_metrics_page
 from palaestra.train.config import SECTIONS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -314,13 +313,18 @@ def _shown(value: object) -> str:
     return f"`{value}`"
 
 
+def documented_metrics() -> dict[str, tuple[str, str, str]]:
+    """Unit, meaning and advice of every metric in docs/metrics.md."""
+    rows = (line.strip("| ").split(" | ") for line in (DOCS / "metrics.md").read_text(encoding="utf-8").splitlines())
+    return {row[0].strip("`"): (row[1], row[2], row[3]) for row in rows if len(row) == 4 and row[0].startswith("`")}
+
+
 def main() -> None:
     """Write every page."""
     (DOCS / "benchmarks.md").write_text(benchmarks_page(), encoding="utf-8")
     algorithms = DOCS / "algorithms.md"
     if (RESULTS / "ablation.md").exists():
         algorithms.write_text(algorithms_page(algorithms.read_text(encoding="utf-8")), encoding="utf-8")
-    (DOCS / "metrics.md").write_text(render_metrics_page(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
 
 

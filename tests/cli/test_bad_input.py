@@ -72,7 +72,7 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(palaestra, conf
         ("bad.yaml", b"a: [1, 2", "is not YAML"),
         ("bad.yaml", b"just text", "not a mapping"),
         ("bad.yaml", b"", "is empty"),
-        ("bad.yaml", b"trainer: {seed: 1}\ntrainer: {seed: 2}\n", "'trainer' is there twice"),
+        ("bad.yaml", b"trainer: {seed: 1}\ntrainer: {seed: 2}\n", "'trainer' is given twice"),
         ("bad.yaml", b"\x00\xff\xfe", "is not text"),
         ("bad.json", b'{"a": 1,,}', "is not JSON"),
         ("bad.json", b'{"env": {"id": "A"}, "env": {"id": "B"}}', "is ambiguous: the key 'env' is given twice"),

@@ -2,7 +2,7 @@
 
 Training emits events through `Telemetry`; the run service reads the journal with `JournalReader`. Nothing in this
 package imports torch, because operations run without it. `telemetry.event` has all kinds of events,
-`telemetry.metrics` the meaning of every metric, `telemetry.conformance` the rules for your own sink.
+docs/metrics.md the meaning of every metric, `telemetry.conformance` the rules for your own sink.
 """
 
 from typing import TYPE_CHECKING

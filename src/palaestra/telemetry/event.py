@@ -41,7 +41,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One update of the learner. `telemetry.metrics.METRICS` explains each metric."""
+    """One update of the learner. docs/metrics.md explains each metric."""
 
     update: int
     env_step: int

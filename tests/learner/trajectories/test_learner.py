@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from benchmarks.reference import documented_metrics
 from safetensors.torch import load, save
 from tests.learner.trajectories.toy import TablePolicy, episode, play, turn, twin
 
@@ -16,7 +17,6 @@ from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryLe
 from palaestra.learner.trajectories.learner import SavedState
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
-from palaestra.telemetry.metrics import METRICS
 
 
 def learner_of(policy, algorithm, *, proof=None, replay=None, seed=0, version=0, **settings):
@@ -67,7 +67,7 @@ def test_an_update_raises_the_version_moves_the_weights_and_leaves_its_input_alo
     assert metrics["update"] == metrics["policy_version"] == 1.0
     assert metrics["trajectories_offered"] == 32.0
     assert 0 < metrics["trajectories_learned"] <= 32
-    assert set(metrics) <= set(METRICS)
+    assert set(metrics) <= set(documented_metrics())
 
 
 def test_every_metric_of_every_algorithm_is_explained():
@@ -76,7 +76,7 @@ def test_every_metric_of_every_algorithm_is_explained():
         RejectionSampling(), GRPO(group_size=4, kl_coef=0.1, entropy_coef=0.1), TrajectoryPPO(entropy_coef=0.1),
     ):  # fmt: skip
         metrics = learner_of(policy, algorithm).update(groups_of(policy, rng, groups=8, length=1))
-        assert set(metrics) <= set(METRICS)
+        assert set(metrics) <= set(documented_metrics())
         assert {"loss", "grad_norm", "learning_rate", "entropy", "tokens_per_second"} <= set(metrics)
 
 

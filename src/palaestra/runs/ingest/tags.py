@@ -1,6 +1,6 @@
 """What other trainers call our metrics, and which of their numbers belong together.
 
-`telemetry.metrics.METRICS` says what our names mean; a tag is in a table only if it means the same. All others keep
+docs/metrics.md explains our names; a tag is in a table only if it means the same. All others keep
 their own name. `provenance` is the way back, so that every curve can say where its numbers come from.
 """
 
