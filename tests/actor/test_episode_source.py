@@ -3,7 +3,7 @@
 import pytest
 from tests.experience.episodes import episode
 
-from palaestra.actor.episode_source import EpisodeOrders, EpisodeSource, Played, Player
+from palaestra.actor.episode_source import EpisodeScheduler, EpisodeSource, PlayedEpisode, Player
 from palaestra.errors import CollectorFailed
 from palaestra.experience.trajectory import Outcome
 from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice, TaskSampler
@@ -13,18 +13,18 @@ from palaestra.transport.conformance import check_source
 class Fake(Player):
     """Plays by making up what happened."""
 
-    def __init__(self, orders, outcome="success"):
-        super().__init__(None, orders)
-        self.orders, self.outcome, self.room, self.version, self.closed = orders, outcome, 0, 0, False
+    def __init__(self, requests, outcome="success"):
+        super().__init__(None, requests)
+        self.requests, self.outcome, self.room, self.version, self.closed = requests, outcome, 0, 0, False
 
     def take(self, need, stop):
-        ordered = [self.orders.next() for _ in range(need)]
+        ordered = [self.requests.next() for _ in range(need)]
         return [
-            Played(one, episode(episode_id=one.episode_id, outcome=Outcome(self.outcome), group=one.group))
+            PlayedEpisode(one, episode(episode_id=one.episode_id, outcome=Outcome(self.outcome), group=one.group))
             for one in ordered
         ]
 
-    def make_room(self, count):
+    def allow_more(self, count):
         self.room += count
 
     def set_version(self, version):
@@ -36,9 +36,9 @@ class Fake(Player):
 
 def source(outcome="success", group_size=1, admit=list, **settings):
     sampler = TaskSampler([TaskChoice(task="fake/button")], SamplerConfig(), seed=0)
-    orders = EpisodeOrders(sampler, group_size=group_size, seed=0)
-    made = EpisodeSource(orders, admit, batch_size=4, **settings)
-    made.open(Fake(orders, outcome), version=0)
+    requests = EpisodeScheduler(sampler, group_size=group_size, seed=0)
+    made = EpisodeSource(requests, admit, batch_size=4, **settings)
+    made.open(Fake(requests, outcome), version=0)
     return made
 
 

@@ -7,14 +7,14 @@ import threading
 import pytest
 
 from palaestra.actor.pool import ActorPool, PoolThread, play_all
-from palaestra.actor.task_runner import EpisodeOrder
+from palaestra.actor.task_runner import EpisodeRequest
 from palaestra.errors import CollectorFailed, SessionRefused
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.sessions.task import TaskRequest
 
 
-def order(number):
-    return EpisodeOrder(str(number), TaskRequest("fake/button", number), seed=number)
+def request(number):
+    return EpisodeRequest(str(number), TaskRequest("fake/button", number), seed=number)
 
 
 def finished(asked):
@@ -50,7 +50,7 @@ def test_five_episodes_at_two_a_time_are_played_once_each_and_come_in_order():
         playing = asyncio.create_task(
             play_all(
                 stage.play,
-                [order(n) for n in range(5)],
+                [request(n) for n in range(5)],
                 concurrent=2,
                 on_finished=lambda o, t: heard.append(o.episode_id),
             )
@@ -69,9 +69,9 @@ def test_no_orders_is_no_work():
 
 
 def pool_of(play, count, concurrent, delivered, **more):
-    waiting = iter([order(n) for n in range(count)])
+    waiting = iter([request(n) for n in range(count)])
     return ActorPool(
-        play, next_order=lambda: next(waiting, None), free=lambda running: concurrent - running,
+        play, next_request=lambda: next(waiting, None), free_slots=lambda running: concurrent - running,
         deliver=lambda asked, made: delivered.append(asked.episode_id), **more,
     )  # fmt: skip
 
@@ -162,9 +162,9 @@ def test_cancelling_stops_every_actor():
 def test_no_more_begin_than_are_free_and_waking_lets_more_begin():
     async def scene():
         stage, allowed, delivered = Stage(), [1], []
-        waiting = iter([order(n) for n in range(3)])
+        waiting = iter([request(n) for n in range(3)])
         pool = ActorPool(
-            stage.play, next_order=lambda: next(waiting, None), free=lambda running: allowed[0] - running,
+            stage.play, next_request=lambda: next(waiting, None), free_slots=lambda running: allowed[0] - running,
             deliver=lambda asked, made: delivered.append(asked.episode_id),
         )  # fmt: skip
         running = asyncio.create_task(pool.run())

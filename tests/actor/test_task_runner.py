@@ -6,7 +6,7 @@ import hashlib
 import pytest
 
 from palaestra.actor.agent import ScriptedAgent
-from palaestra.actor.task_runner import ActorConfig, EpisodeOrder, TaskRunner
+from palaestra.actor.task_runner import ActorConfig, EpisodeRequest, TaskRunner
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.sessions.action import Click, Point, Terminate, TypeText, Wait
@@ -49,8 +49,8 @@ def script(*said):
 
 def played(agent, *, params=None, opening=None, task="fake/button", failed=None, **config):
     runner = TaskRunner(opening or Opening(), agent, ActorConfig(**config), failed=failed or (lambda made: None))
-    order = EpisodeOrder("e1", TaskRequest(task, 10, params or {}), seed=1, group="g1")
-    return asyncio.run(runner.run_episode(order))
+    request = EpisodeRequest("e1", TaskRequest(task, 10, params or {}), seed=1, group="g1")
+    return asyncio.run(runner.run_episode(request))
 
 
 def test_a_click_on_the_square_succeeds_and_earns_1():
@@ -91,7 +91,7 @@ def test_three_unreadable_replies_in_a_row_end_the_episode_and_are_recorded_as_p
     assert (made.outcome, len(made)) == (Outcome.UNREADABLE, 3)
     assert made.total_reward() == 0.0
     assert made.turns[0].action is None
-    assert made.turns[0].unreadable == "the script said so"
+    assert made.turns[0].unreadable == "unreadable by script"
 
 
 def test_a_readable_reply_between_them_starts_the_count_afresh():

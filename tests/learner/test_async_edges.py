@@ -228,7 +228,9 @@ class LeavingTooSoon(rooms.Room):
 
 def test_an_exit_without_a_word_says_where_to_look():
     trainer = _trainer(f"{__name__}:LeavingTooSoon", "process", kwargs={"at": 40})
-    with pytest.raises(CollectorFailed, match=r"died: exit code 3, without a word. .* if __name__ == '__main__'"):
+    with pytest.raises(
+        CollectorFailed, match=r"died: exit code 3, without an error message. .* if __name__ == '__main__'"
+    ):
         trainer.train(10_000, 16)
 
 
@@ -272,5 +274,5 @@ def test_methods_of_environments_that_a_background_collector_has_are_refused():
     ):
         trainer.train(1000, 16, callback=lambda trainer, metrics: trainer.env.set_difficulty(3))
     trainer.env.set_difficulty(3)
-    with pytest.raises(EnvironmentContractError, match="the collector process has environments of its own"):
+    with pytest.raises(EnvironmentContractError, match="the collector process has its own environments"):
         _trainer(f"{__name__}:Adjustable", "process").env.set_difficulty(2)

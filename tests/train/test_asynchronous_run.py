@@ -95,7 +95,7 @@ def test_a_replaced_collector_is_a_warning_in_the_journal(tmp_path):
     outcome = train(config, root=tmp_path, run_id="a")
     warnings = [event.text for event in _events(outcome.run) if isinstance(event, LogLine)]
     assert len(warnings) == int(outcome.final["collector_restarts"]) >= 1
-    assert "A collector was replaced: the background collector failed" in warnings[0]
+    assert "A collector was replaced: the asynchronous collector failed" in warnings[0]
 
 
 @pytest.mark.parametrize(("name", "collector"), [("table_reach", "process"), ("table_reach_chunk4", "thread")])

@@ -1,4 +1,4 @@
-"""Acting: collectors that fill rollouts, synchronously or in the background, and actors that play on screens."""
+"""Acting: collectors of rollouts, synchronous and asynchronous, and actors that play on screens."""
 
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
 from palaestra.actor.collector import Collector

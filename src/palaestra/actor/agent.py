@@ -1,7 +1,7 @@
-"""What plays: an agent begins a dialogue for each episode and answers one screen after the other.
+"""Agents: an agent starts a dialogue for each episode and replies to one screen after the other.
 
-A `Reply` carries the action and the proof of it: the exact tokens, their log-probabilities and the versions of the
-weights they were drawn from. `VlmAgent` is a vision-language model; `ScriptedAgent` is a function, and has no tokens.
+A `Reply` holds the action, and the tokens, log-probabilities and weight versions it was sampled from. `VlmAgent` uses a
+vision-language model; `ScriptedAgent` uses a function and has no tokens.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ Script: TypeAlias = Callable[[TaskSpec, Screenshot, int], Awaitable[UiAction | s
 
 @dataclass(frozen=True)
 class Reply:
-    """What the agent said to a screen, and what it was understood as."""
+    """The agent's reply to a screen, and the action it was read as."""
 
     action: UiAction | None
-    """None when the text could not be read as one."""
+    """None if the text is unreadable."""
     unreadable: str = ""
-    """Why not."""
+    """Why the text is unreadable."""
     text: str = ""
     pictures: tuple[Screenshot, ...] = ()
-    """What the agent looked at, oldest first; the last one is the screen it answers."""
+    """The pictures in the prompt, oldest first; the last is the screen it replies to."""
     image_sizes: tuple[tuple[int, int], ...] = ()
-    """Width and height at which it saw each of them."""
+    """Width and height of each picture in the prompt."""
     prompt_ids: Sequence[int] = ()
     token_ids: Sequence[int] = ()
     log_probs: Sequence[float] = ()
     versions: Sequence[int] = ()
     weights: str = ""
-    """Fingerprint of the weights that the tokens were drawn from."""
+    """Fingerprint of the weights that sampled the tokens."""
 
 
 class Dialogue(Protocol):
-    """One episode from the agent's side; remembers what it needs of the past."""
+    """The agent's state in one episode."""
 
     async def reply(self, screen: Screenshot) -> Reply:
-        """Answer the screen."""
+        """Reply to a screen."""
 
 
 class Agent(Protocol):
-    """Plays any number of episodes at once."""
+    """Plays any number of episodes concurrently."""
 
     codec: str
-    """The grammar it speaks; empty when it speaks none."""
+    """Name of its action grammar; empty if it has none."""
     temperature: float
 
     def begin(self, spec: TaskSpec, *, seed: int) -> Dialogue:
-        """A new episode; everything random in it follows from the seed."""
+        """Start an episode; its sampling is determined by the seed."""
 
 
 @dataclass(frozen=True)
 class ScriptedAgent:
-    """An agent that follows a function from task and screen to action: for tests, oracles and baselines."""
+    """An agent that computes actions with a function: for tests, oracles and baselines."""
 
     play: Script
-    """Given the task, the screen and how many replies came before; a text stands for something unreadable."""
+    """Called with task, screen and number of previous replies; returns an action, or a text as an unreadable reply."""
     codec: str = ""
     temperature: float = 1.0
 
     def begin(self, spec: TaskSpec, *, seed: int) -> Dialogue:
-        """A dialogue that counts its replies."""
+        """Start an episode."""
         return _ScriptedDialogue(self.play, spec)
 
 
@@ -88,19 +88,19 @@ class _ScriptedDialogue:
         self._count += 1
         size = (screen.size.width, screen.size.height)
         if isinstance(action, str):
-            return Reply(None, "the script said so", action, (screen,), (size,))
+            return Reply(None, "unreadable by script", action, (screen,), (size,))
         return Reply(action, "", action.kind, (screen,), (size,))
 
 
 class VlmAgent:
-    """Plays with whatever answers its questions: screens go in as pictures, actions come out of its text."""
+    """Sends screens to a model (`ask`) and reads actions from its text."""
 
     def __init__(self, ask: Ask, grammar: ActionGrammar, *, temperature: float) -> None:
         self._ask, self._grammar = ask, grammar
         self.codec, self.temperature = grammar.codec.name, temperature
 
     def begin(self, spec: TaskSpec, *, seed: int) -> Dialogue:
-        """A new conversation."""
+        """Start an episode."""
         return _VlmDialogue(self._ask, self._grammar, spec, seed)
 
 
@@ -109,13 +109,12 @@ class _VlmDialogue:
         self._ask, self._grammar, self._spec, self._seed = ask, grammar, spec, seed
         self._reader = ReplyReader(grammar.codec, grammar.rule)
         self._past: list[PastTurn] = []
-        self._shown: dict[str, Screenshot] = {}
+        self._screens: dict[str, Screenshot] = {}
 
     async def reply(self, screen: Screenshot) -> Reply:
         frame = self._reader.frame(screen.size)
         picture = Picture(screen.data, (frame.image.width, frame.image.height))
-        self._shown[screen.sha256] = screen
-        # A model that was taught the grammar needs no description of it.
+        self._screens[screen.sha256] = screen
         system = self._grammar.codec.system_prompt(frame) if self._grammar.in_prompt else ""
         conversation = Conversation(system, self._spec.instruction, tuple(self._past), picture)
         answer = await self._ask(ReplyRequest(conversation, _turn_seed(self._seed, len(self._past))))
@@ -127,7 +126,7 @@ class _VlmDialogue:
             action=action,
             unreadable=unreadable,
             text=sampled.text,
-            pictures=tuple(self._shown[one.sha256] for one in prompt.pictures),
+            pictures=tuple(self._screens[one.sha256] for one in prompt.pictures),
             image_sizes=tuple(one.size for one in prompt.pictures),
             prompt_ids=prompt.ids.tolist(),
             token_ids=sampled.token_ids.tolist(),
@@ -138,5 +137,5 @@ class _VlmDialogue:
 
 
 def _turn_seed(episode: int, turn: int) -> int:
-    """A number of its own for every turn of every episode."""
+    """A distinct seed for every turn of every episode."""
     return int.from_bytes(hashlib.sha256(f"{episode} {turn}".encode()).digest()[:7], "big")

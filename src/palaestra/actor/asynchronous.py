@@ -1,9 +1,9 @@
-"""Asynchronous collection as a source: a collector in a thread or a process fills segments while the learner learns.
+"""`AsynchronousSource`: a collector in a thread or a process fills segments while the learner learns.
 
-The ring of segments, and what is unread in it, lives across calls of `train` as long as a segment keeps its shape; the
-collector runs only between the first batch after `start` and `stop`. A collector that raised, died or hangs becomes a
-`CollectorFailed` in the learner, unless it may be replaced. Weights go the other way over a board, which `publisher`
-writes and the collector reads before every step.
+The collector runs from the first batch after `start` until `stop`. The ring keeps unread segments between calls of
+`train`, as long as the shape of a segment stays the same. A collector that raises, dies or hangs causes a
+`CollectorFailed` in the learner, unless it may be replaced. `publisher` writes the weights to a board that the
+collector reads before every step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import nn
 
-from palaestra.actor.acting import Compiled
-from palaestra.actor.collector import Collector, seed_of_attempt, stream_base
+from palaestra.actor.collector import Collector, attempt_seed, stream_base
 from palaestra.actor.collector_process import CollectorProcess, CollectorSetup, SharedLayout
 from palaestra.actor.collector_thread import CollectorThread, SegmentReport
-from palaestra.actor.fit import buffer_shape
+from palaestra.actor.compatibility import buffer_shape
+from palaestra.actor.policy_actor import Compiled
 from palaestra.actor.synchronous import rollout_metrics
 from palaestra.config import Section
 from palaestra.env.make import EnvConfig
@@ -41,35 +41,35 @@ from palaestra.transport.weights import BoardPublisher, WeightBoard
 __all__ = ["AsyncConfig", "AsynchronousSource"]
 
 POLL_S = 0.2
-"""How often a waiting learner checks whether the collector still moves."""
+"""Interval in which a waiting learner checks the collector."""
 HANG_CONFIRMED_S = 0.5
-"""How long a step that takes too long is watched before it counts as hung: after a pause of the whole machine, or of
-the learner alone, the collector needs a moment to show that it moves."""
+"""Time after the step timeout before a collector counts as hung: after a pause of the whole machine or of the learner,
+the collector needs a moment to update its heartbeat."""
 
 
 class AsyncConfig(Section):
-    """How experience is collected while the learner learns."""
+    """Settings of asynchronous collection."""
 
     collector: Literal["thread", "process"] = "thread"
-    """Where the background collector runs. `thread`: right when acting waits (a remote or GPU model). `process`: right
-    when acting or the environment keeps a core busy; needs `env.id`, not environment objects."""
+    """Where the asynchronous collector runs. `thread`: if inference waits for a server or a GPU. `process`: if
+    inference or the environment needs a CPU core; requires `env.id` instead of environment objects."""
     max_staleness: int = Field(default=1, ge=0, le=1000)
-    """How many updates old the weights behind a step may be when it is learned from. 1 overlaps collecting and learning
-    fully; more smooths out uneven times; 0 takes turns and equals synchronous training."""
+    """Maximum age of the acting weights in updates when a step is learned from. 1 overlaps collection and learning
+    fully; more compensates for varying durations; 0 is equal to synchronous training."""
     overflow: Overflow = "block"
-    """When the learner falls behind: `block` makes the collector wait; `overwrite_oldest` keeps it acting and drops the
-    oldest unread segment (counted in `dropped_steps`)."""
+    """If the learner is the slower one: `block` makes the collector wait; `overwrite_oldest` drops the oldest unread
+    segment (counted in `dropped_steps`)."""
     reproducible: bool = False
-    """Act on weights exactly `max_staleness` updates old, whatever the timing: same seed, same numbers, still in
-    parallel. Otherwise on the newest weights, looked for before every step."""
+    """Act with weights exactly `max_staleness` updates old, so that the same seed gives the same numbers. Otherwise
+    with the newest weights before every step."""
     step_timeout: float = Field(default=60.0, gt=0, le=86_400)
-    """Seconds after which a step that has not ended counts as hung, and training ends with an error."""
+    """Seconds after which a step counts as hung and training fails."""
     collector_restarts: int = Field(default=0, ge=0)
-    """How often a collector that died or hangs is replaced, with fresh episodes, before training ends with an error."""
+    """Number of times a failed or hung collector is replaced, with new episodes, before training fails."""
 
 
 class AsynchronousSource:
-    """Segments that a background collector fills."""
+    """Returns segments from an asynchronous collector."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class AsynchronousSource:
         env_config: EnvConfig | None,
         torch_threads: int = 1,
     ) -> None:
-        """`discount`: of the reward scale, None without; `env_config`: how another process makes the environments.
+        """`discount`: of the reward scale, None without; `env_config`: for environments of a collector process.
 
-        `torch_threads`: of a collector process; one, unless asked for, because the learner has the other cores.
+        `torch_threads`: of a collector process. The default of 1 leaves the other cores to the learner.
         """
         if config.collector == "process" and env_config is None:
             raise ConfigError(
@@ -98,7 +98,7 @@ class AsynchronousSource:
             raise ConfigError(
                 "trainer.reproducible",
                 True,
-                "what is overwritten depends on the timing (trainer.overflow)",
+                "with trainer.overflow=overwrite_oldest the result depends on timing",
                 "Use trainer.overflow=block, or leave trainer.reproducible out",
             )
         self._config, self._policy, self._env, self._seed = config, policy, env, seed
@@ -108,81 +108,81 @@ class AsynchronousSource:
         self._attempt = self._num_steps = self._version = 0
         self._moments: tuple[float, float, float] | None = None
         self.ring: VLABuffer | None = None
-        """The segments; None before the first start."""
+        """None before the first start."""
         self._queue: SegmentQueue
         self._worker: CollectorThread | CollectorProcess
-        self._fits = False  # whether ring, board, queue and worker, made by the last start, fit the policy
-        self._begun = self._running = False
+        self._is_allocated = False  # whether ring, board, queue and worker fit the policy
+        self._worker_started = self._running = False
         self._suspected_at: float | None = None
         self._layout = FlatParameters.refresh(policy)
         self.progress = TrainingProgress()
         self.publisher = BoardPublisher()
         self.failures: list[str] = []
-        """Why each collector that was replaced had failed."""
+        """The errors of replaced collectors."""
         acting = clone_policy(policy) if config.collector == "thread" else policy
         self.collector = Collector(env, acting, seed=seed, compiled=compiled, discount=discount)
-        """The thread's own, acting on a copy; with a process, one for `collect_rollouts` in this process."""
-        self._lend("")
+        """The collector of the thread, with a copy of the policy; with a process, only for `collect_rollouts`."""
+        self._set_in_use("")
 
     @property
     def default_segments(self) -> int:
-        """Rollouts that the ring holds unless `buffer_size` says otherwise."""
+        """Number of segments of the ring unless `buffer_size` is given."""
         return self._config.max_staleness + 1 + (self._config.overflow == "overwrite_oldest")
 
     def start(self, version: int, rollout_length: int, num_segments: int, *, buffer_size: int | None = None) -> None:
-        """Prepare to collect up to `num_segments`, the learner being at `version`; `buffer_size`: steps of the ring.
+        """Prepare to collect `num_segments` segments, with the learner at `version`; `buffer_size`: steps of the ring.
 
-        The collector starts with the first batch: until then nobody reads the board, and the weights may be published.
+        The collector starts with the first batch, after the first weights were published.
         """
         if not self.stop():
             raise CollectorFailed(
-                "train: the collector's thread of the last call still hangs in its step, and two cannot share the "
-                "environments. Wait until that step ends, or make a new trainer."
+                "train: the collector thread of the last call still hangs in its step, and two threads cannot share "
+                "the environments. Wait until that step ends, or create a new trainer."
             )
-        self._follow_layout()
+        self._refresh_copy()
         size = buffer_size or self.default_segments * rollout_length
         ring = self.ring
-        if not self._fits or ring is None or (ring.segment_length, ring.buffer_size) != (rollout_length, size):
+        if not self._is_allocated or ring is None or (ring.segment_length, ring.buffer_size) != (rollout_length, size):
             self._allocate(rollout_length, size)
         assert self.publisher.board is not None
-        # The weights may have changed without a new number.
+        # The weights may have changed without a new version.
         self.publisher.board.clear()
-        self._suspected_at, self._version, self._begun = None, version, False
+        self._suspected_at, self._version, self._worker_started = None, version, False
         self._running = True
-        self._lend("a collector in the background has the environments until train() ends")
+        self._set_in_use("the asynchronous collector has the environments until train() ends")
         self._queue.open(version, num_segments)
 
     def stop(self) -> bool:
-        """End collection in bounded time; whether nothing of it is left. Unread segments stay for a later start."""
+        """Stop collection in bounded time; returns whether it stopped. Unread segments are kept."""
         if not self._running:
             return True
         self._queue.close()
         self._running = not self._worker.stop()
         if not self._running:
-            self._lend("")
+            self._set_in_use("")
         return not self._running
 
-    def _lend(self, reason: str) -> None:
-        """Let methods of the environments be called, or say why not: a process has environments of its own."""
+    def _set_in_use(self, reason: str) -> None:
+        """Allow calls into the environments (empty `reason`), or make them raise with the reason."""
         env: Any = self._env
         if self._config.collector == "process":
-            reason = "the collector process has environments of its own. Collect synchronously, or in a thread"
+            reason = "the collector process has its own environments. Collect synchronously, or in a thread"
         env.in_use = reason and f"{reason}, and would not see the change."
 
     def close(self) -> None:
-        """End collection."""
+        """Stop collection."""
         self.stop()
 
-    def catch_up(self) -> None:
-        """Give the collector's copy of the policy the learner's weights, for collecting synchronously."""
+    def sync_weights(self) -> None:
+        """Copy the learner's weights to the collector's policy, for `collect_rollouts`."""
         if self.collector.policy is self._policy:
             return
         if self._running:
             raise ExperienceError(
-                "collect_rollouts: the collector's thread has the environments until train() ends. Call it after "
-                "that, or on a trainer of its own."
+                "collect_rollouts: the collector thread has the environments until train() ends. Call it after that, "
+                "or on another trainer."
             )
-        self._follow_layout()
+        self._refresh_copy()
         weights = LiveWeights(self._policy).read()
 
         def copy(targets: Sequence[NDArray[Any]]) -> int:
@@ -192,22 +192,22 @@ class AsynchronousSource:
 
         LiveWeights(self.collector.policy).write(copy)
 
-    def _follow_layout(self) -> None:
-        """Copy the policy again if its weights were thawed or replaced since: the old copy and its board do not fit."""
+    def _refresh_copy(self) -> None:
+        """Copy the policy again if its trainable parameters changed: the old copy and board no longer fit."""
         layout = FlatParameters.refresh(self._policy)
         if layout is not self._layout:
-            self._layout, self._fits = layout, False
+            self._layout, self._is_allocated = layout, False
             if self.collector.policy is not self._policy:
                 self.collector.replace_policy(clone_policy(self._policy))
 
     def next_batch(self) -> Batch[RolloutBuffer]:
-        """Wait for the next segment, however long it takes, as long as the collector moves."""
-        if not self._begun:
-            self._begun = True
+        """Wait for the next segment; raises if the collector fails or hangs."""
+        if not self._worker_started:
+            self._worker_started = True
             self._worker.start()
         while True:
             self.raise_if_failed()
-            self._worker.wake()  # segments that were too stale have made room
+            self._worker.wake()  # dropped segments may have freed slots
             taken = self._queue.take(self._version, POLL_S)
             if taken is not None:
                 return self._make_batch(taken)
@@ -227,25 +227,25 @@ class AsynchronousSource:
         return Batch(buffer, report.episodes, steps, metrics, taken)
 
     def release(self, batch: Batch[RolloutBuffer], version: int) -> None:
-        """Free the slot; the weights that came of it are published, so a collector that finds room finds them."""
+        """Free the slot. Its weights are already published, so the collector finds them."""
         self._version = version
         self.progress.updates += 1
         self._queue.release(batch.origin.slot)
         self._worker.wake()
 
     def requeue(self, batch: Batch[RolloutBuffer]) -> None:
-        """The segment is the oldest unread one again; its episodes have been counted."""
+        """Make the segment the oldest unread one again. Its episodes are already counted."""
         self.progress.add(-batch.steps)
         report: SegmentReport = batch.origin.report
         self._queue.requeue(batch.origin.slot, report._replace(episodes=[]))
 
     def raise_if_failed(self) -> None:
-        """Raise when the collector has failed or not moved for too long, unless it can be replaced."""
+        """Raise if the collector has failed or hangs, unless it can be replaced."""
         still = self._worker.seconds_in_step()
-        if self._hangs(still):
+        if self._is_hung(still):
             self._queue.fail(
                 CollectorFailed(
-                    f"the background collector hangs: its step has not ended for {still:.1f} s, and "
+                    f"the asynchronous collector hangs: its step has not ended for {still:.1f} s, and "
                     f"trainer.step_timeout is {self._config.step_timeout:g}. Look at what the environment or the "
                     "policy waits for, or raise trainer.step_timeout."
                 )
@@ -259,10 +259,11 @@ class AsynchronousSource:
             self._suspected_at = None
             self._queue.reopen()
             if self._config.collector == "thread":
-                self._restart()
+                self._attempt += 1
+                self.collector.start_new_episodes(self._attempt)
             self._worker.start()
 
-    def _hangs(self, still: float) -> bool:
+    def _is_hung(self, still: float) -> bool:
         now = time.monotonic()
         if still <= self._config.step_timeout:
             self._suspected_at = None
@@ -271,7 +272,7 @@ class AsynchronousSource:
         return self._suspected_at is not None and now - self._suspected_at > HANG_CONFIRMED_S
 
     def metrics(self, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
-        """Counters, times, the latest episodes, and how well collecting and learning overlapped."""
+        """Counters, durations, the latest episodes, and utilisation."""
         return {
             **rollout_metrics(self.progress, batch, timing),
             "wait_seconds": timing.waited,
@@ -281,7 +282,7 @@ class AsynchronousSource:
         }
 
     def state(self) -> SavedState:
-        """Counters alone: the environments are under way in the background and cannot be interrupted."""
+        """Counters only: running environments cannot be saved."""
         facts: dict[str, Any] = {
             "started": True,
             "exact": False,
@@ -297,22 +298,22 @@ class AsynchronousSource:
         return SavedState(tensors, facts)
 
     def load_state(self, state: SavedState) -> bool:
-        """Go on counting; the environments start new episodes."""
+        """Restore the counters; the environments start new episodes."""
         self.collector.load_state(state)
         self._num_steps = self.collector.num_steps
         scale = self.collector.reward_scale
         self._moments = None if scale is None else scale.moments
         self._attempt = int(state.facts.get("attempt", 1))
         self.collector.start_new_episodes(self._attempt)
-        # Ring and board hold experience and weights of another policy, with version numbers of its own.
-        self.ring, self._fits = None, False
+        # Ring and board hold experience and weights from before the load.
+        self.ring, self._is_allocated = None, False
         return False
 
     def _allocate(self, rollout_length: int, size: int) -> None:
-        """Make ring, board, queue and collector for segments of this length."""
+        """Create ring, board, queue and worker for segments of this length."""
         c = self._config
         lost = 0 if self.ring is None else self.ring.dropped_steps + self.ring.unread_steps
-        # A reproducible collector may ask for the oldest weights the bound allows; another wants the newest.
+        # A reproducible collector may need the oldest weights that the bound allows.
         depth = c.max_staleness + 2 if c.reproducible else 2
         sizes = {"buffer_size": size, "segment_length": rollout_length, "overflow": c.overflow}
         arguments: dict[str, Any] = {**sizes, **buffer_shape(self._env, self._policy)}
@@ -329,19 +330,15 @@ class AsynchronousSource:
             self._queue = SegmentQueue(ring, **limits)
             self._worker = CollectorThread(self.collector, self._queue, board)
         ring.dropped_steps = lost
-        self.ring, self.publisher.board, self._fits = ring, board, True
-
-    def _restart(self) -> None:
-        self._attempt += 1
-        self.collector.start_new_episodes(self._attempt)
+        self.ring, self.publisher.board, self._is_allocated = ring, board, True
 
     def _next_setup(self) -> CollectorSetup:
         assert self._env_config is not None
         arguments = {
-            "seed": seed_of_attempt(self._seed, self._attempt),
+            "seed": attempt_seed(self._seed, self._attempt),
             "compiled": self._compiled,
             "discount": self._discount,
-            # Every process is another stream: the unfinished segment of a killed one is not continued by the next.
+            # A new process does not continue the unfinished segment of the previous one, so it has a new stream.
             "first_stream": self._first_stream if self._attempt == 0 else stream_base(self._seed),
         }
         self._attempt += 1

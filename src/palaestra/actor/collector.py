@@ -1,9 +1,8 @@
-"""Synchronous collection: act, step, write down, T times N, into a preallocated buffer.
+"""`Collector`: acts and steps N environments T times and records the steps in a preallocated buffer.
 
-Owns the environment's stream (where it stands, which episodes ended) and the noise the policy acts with. Learns
-nothing and saves nothing. After the last step it fills in `next_value`: the value of the following observation, of the
-final observation where an episode was cut short, and 0 where the task ended. Rewards are recorded as paid; a rollout
-carries the scale under which it is to be learned from (`RewardScale`).
+It owns the state of the environments and the noise of the policy. After the last step it computes `next_value`: the
+value of the next observation, of the final observation if the episode was truncated, and 0 if it terminated. Rewards
+are recorded unmodified; a rollout carries the scale for learning (`RewardScale`).
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.actor.acting import (
-    Acting,
+from palaestra.actor.compatibility import buffer_shape, check_spaces
+from palaestra.actor.policy_actor import (
     Compiled,
-    CompiledActing,
-    acting_for,
-    can_roll_out_whole,
-    refuse_impossible,
-    roll_out_whole,
+    CompiledActor,
+    PolicyActor,
+    build_actor,
+    check_action_masks,
+    has_rollout_kernel,
+    run_rollout_kernel,
 )
-from palaestra.actor.fit import buffer_shape, check_fit
 from palaestra.env.spaces import allocate_row, write_observation
 from palaestra.env.vector import EpisodeEnd, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentContractError, ExperienceError
@@ -41,27 +40,27 @@ from palaestra.transport.source import EpisodeStats, SavedState
 __all__ = ["BeforeStep", "Collector", "RewardScale", "StopCollecting"]
 
 BeforeStep: TypeAlias = Callable[[int], int]
-"""Called before each step of a segment with the number of steps taken; may renew the weights; returns their version."""
+"""Called before each step of a segment with its index; may update the weights; returns their version."""
 
 
 class StopCollecting(Exception):
-    """Raised by a `BeforeStep` to end a segment in the middle: not an error, and never seen outside the actor."""
+    """Raised by a `BeforeStep` to stop in the middle of a segment. Handled inside the actor package."""
 
 
 _COLLECTORS = itertools.count()
 
 
 def stream_base(seed: int) -> int:
-    """Where a collector's stream numbers start: apart for other seeds and other collectors, also across processes.
+    """First stream number of a collector: distinct for every seed and collector, also across processes.
 
-    The same seed in the same place of another process gives the same number, and the same experience.
+    It is reproducible: the n-th collector of a process gets the same number for the same seed.
     """
     drawn = np.random.SeedSequence([seed, 4, next(_COLLECTORS)]).generate_state(1, np.uint64)[0]
     return (int(drawn) >> 21) << 20
 
 
-def seed_of_attempt(seed: int, attempt: int) -> int:
-    """The seed of a collector that takes over from another in the same run; of the first it is the run's own."""
+def attempt_seed(seed: int, attempt: int) -> int:
+    """The seed of the n-th collector of a run; the first has the run's seed."""
     return seed if attempt == 0 else int(np.random.SeedSequence([seed, 5, attempt]).generate_state(1)[0])
 
 
@@ -69,9 +68,9 @@ _COLLECTED_FOR: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def default_seed(policy: nn.Module) -> int:
-    """0 for the first trainer of a policy, and another seed for each further one.
+    """0 for the first trainer of a policy, and a different seed for each further one.
 
-    Several trainers that collect for one policy would play the same episodes if all had the same default.
+    With one default, several trainers of one policy would collect the same episodes.
     """
     number = _COLLECTED_FOR.get(policy, 0)
     _COLLECTED_FOR[policy] = number + 1
@@ -79,20 +78,20 @@ def default_seed(policy: nn.Module) -> int:
 
 
 class RewardScale:
-    """One over the standard deviation of the discounted return of N environments, estimated while training.
+    """Running estimate of 1 / standard deviation of the discounted return of N environments.
 
-    The estimate sees a rollout's rewards before that rollout is learned from, so even the first one is scaled.
+    A rollout updates the estimate before it is learned from, so the first rollout is scaled as well.
     """
 
     def __init__(self, num_envs: int, discount: float) -> None:
         self._discount = discount
         self.running = np.zeros(num_envs, np.float64)
-        """Discounted returns of the episodes under way."""
+        """Discounted returns of the running episodes."""
         self.moments = (0.0, 1.0, 0.0)
-        """Mean, variance and number of the returns so far."""
+        """Mean, variance and count of the returns so far."""
 
     def absorb(self, reward: NDArray[np.float32], ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
-        """Take in `[T, N]` rewards and return the scale."""
+        """Add `[T, N]` rewards and return the scale."""
         returns = np.empty(reward.shape, np.float64)
         for t in range(len(reward)):
             self.running = self.running * self._discount + reward[t]
@@ -109,12 +108,12 @@ class RewardScale:
 
     @property
     def scale(self) -> float:
-        """By how much to multiply rewards."""
+        """The factor for rewards."""
         return float(1.0 / np.sqrt(self.moments[1] + 1e-8))
 
 
 class Collector:
-    """Keeps one vector environment going under one policy."""
+    """Runs one vector environment with one policy."""
 
     def __init__(
         self,
@@ -126,11 +125,11 @@ class Collector:
         discount: float | None = None,
         first_stream: int | None = None,
     ) -> None:
-        """`discount`: of the return that rewards are scaled by; None: they are not scaled.
+        """`discount`: discount of the return for reward scaling; None: no scaling.
 
-        `first_stream`: the number of the first environment's stream, for a collector that takes over another's.
+        `first_stream`: stream number of the first environment, for a collector that replaces another one.
         """
-        check_fit(policy, env)
+        check_spaces(policy, env)
         self.env, self.policy = env, policy
         self.episodes: list[EpisodeStats] = []
         self.num_steps = 0
@@ -142,18 +141,18 @@ class Collector:
         self._started = False
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
         self._shape = buffer_shape(env, policy)
-        self._over = np.zeros(env.num_envs, np.bool_)  # whose last step ended an episode
-        self._acting: Acting | None = None
-        if compiled == "on":  # and impossible, this is refused now, not at the first step
+        self._ended = np.zeros(env.num_envs, np.bool_)  # environments whose last step ended an episode
+        self._acting: PolicyActor | None = None
+        if compiled == "on":  # raise now if it is impossible
             self._get_acting()
 
     def replace_policy(self, policy: nn.Module) -> None:
-        """Act with another policy of the same spaces from the next segment on."""
-        check_fit(policy, self.env)
+        """Use another policy with the same spaces from the next segment on."""
+        check_spaces(policy, self.env)
         self.policy, self._acting = policy, None
 
     def shape(self) -> dict[str, Any]:
-        """What a buffer for this environment and policy is made of, besides its length."""
+        """Arguments of `RolloutBuffer` for this environment and policy, except its length."""
         return dict(self._shape)
 
     def collect(
@@ -164,9 +163,9 @@ class Collector:
         policy_version: int = 0,
         before_step: BeforeStep | None = None,
     ) -> RolloutBuffer:
-        """Take `num_steps` steps in every environment and write them down.
+        """Take `num_steps` steps in every environment and record them.
 
-        When `before_step` stops it half way, the environments stand where they were left and the exception goes on.
+        If `before_step` raises `StopCollecting`, the environments keep their position and the exception propagates.
         """
         if buffer is None or buffer.num_steps != num_steps:
             buffer = RolloutBuffer(num_steps, **self._shape)
@@ -188,14 +187,14 @@ class Collector:
         if buffer.duration is not None:
             buffer.duration[:] = buffer.chunk
         try:
-            # The kernels know no dropout.
-            with nullcontext() if isinstance(acting, CompiledActing) else eval_mode(self.policy):
-                cut_short = self._run(buffer, acting, before_step)
+            # Compiled kernels have no dropout.
+            with nullcontext() if isinstance(acting, CompiledActor) else eval_mode(self.policy):
+                truncated = self._run(buffer, acting, before_step)
                 buffer.position = num_steps
                 if buffer.duration is not None:
-                    _sum_executed(buffer)
+                    _sum_chunk_log_probs(buffer)
                 _check_finite(buffer)
-                _fill_next_values(buffer, acting, cut_short)
+                _fill_next_values(buffer, acting, truncated)
         except StopCollecting:
             self._set_position(buffer, buffer.position)
             raise
@@ -208,35 +207,35 @@ class Collector:
         return buffer
 
     def _set_position(self, buffer: RolloutBuffer, t: int) -> None:
-        """The environments have taken `t` steps of the segment; the next one goes on from there."""
+        """Continue after `t` steps of the segment."""
         self.num_steps += t
         write_observation(self._row.observation, ..., _at(buffer.observation, t))
         if buffer.action_mask is not None:
             assert self._row.action_mask is not None
             self._row.action_mask[:] = buffer.action_mask[t]
 
-    def _get_acting(self) -> Acting:
-        """Made once, and again only if the policy's weights have moved to other memory."""
-        if self._acting is None or not self._acting.up_to_date():
-            self._acting = acting_for(self.policy, self._compiled, masked=self.env.mask_size > 0)
+    def _get_acting(self) -> PolicyActor:
+        """The actor; rebuilt if the policy's weights have moved to other memory."""
+        if self._acting is None or not self._acting.is_current():
+            self._acting = build_actor(self.policy, self._compiled, masked=self.env.mask_size > 0)
         return self._acting
 
     def _run(
-        self, buffer: RolloutBuffer, acting: Acting, before_step: BeforeStep | None
+        self, buffer: RolloutBuffer, acting: PolicyActor, before_step: BeforeStep | None
     ) -> list[tuple[int, EpisodeEnd]]:
-        """Fill the buffer. Returns the episodes that were cut short, with the step at which they were."""
+        """Fill the buffer; returns the truncated episodes, each with its step."""
         distribution: Any = self.policy.distribution
         uniform = distribution.noise_kind == "uniform"
         draw: Callable[..., NDArray[np.float32]] = self.rng.random if uniform else self.rng.standard_normal
         noise = draw((buffer.num_steps, buffer.num_envs, distribution.noise_size), dtype=np.float32)
-        if can_roll_out_whole(self.env, acting):
-            assert isinstance(acting, CompiledActing)
+        if has_rollout_kernel(self.env, acting):
+            assert isinstance(acting, CompiledActor)
             if before_step is not None:
                 buffer.policy_version[:] = before_step(0)
                 buffer.policy_fingerprint[:] = policy_fingerprint(self.policy)
-            ends = roll_out_whole(self.env, acting.net, buffer, noise)
+            ends = run_rollout_kernel(self.env, acting.net, buffer, noise)
         else:
-            ends = self._step_by_step(buffer, acting, noise, before_step)
+            ends = self._run_steps(buffer, acting, noise, before_step)
         for t, ended in ends:
             at = (self.num_steps + t + 1) * buffer.num_envs
             if buffer.duration is not None and ended.executed is not None:
@@ -244,10 +243,10 @@ class Collector:
             self.episodes.append(EpisodeStats(at, ended.index, ended.episode_return, ended.length, ended.success))
         return [(t, ended) for t, ended in ends if not buffer.terminated[t, ended.index]]
 
-    def _step_by_step(
-        self, buffer: RolloutBuffer, acting: Acting, noise: NDArray[np.float32], before_step: BeforeStep | None
+    def _run_steps(
+        self, buffer: RolloutBuffer, acting: PolicyActor, noise: NDArray[np.float32], before_step: BeforeStep | None
     ) -> list[tuple[int, EpisodeEnd]]:
-        """The hot loop: every line is paid T times."""
+        """The hot loop."""
         distribution: Any = self.policy.distribution
         act_into, step, to_env = acting.act_into, self.env.step, distribution.to_env
         observations, masks = buffer.observation, buffer.action_mask
@@ -257,7 +256,7 @@ class Collector:
         nested = isinstance(observations, dict)
         here = _at(observations, 0)
         ends: list[tuple[int, EpisodeEnd]] = []
-        fingerprint, over = NO_FINGERPRINT, self._over
+        fingerprint, ended_envs = NO_FINGERPRINT, self._ended
         for t in range(buffer.num_steps):
             row.observation = _at(observations, t + 1) if nested else observations[t + 1]
             row.reward, row.terminated = buffer.reward[t], buffer.terminated[t]
@@ -265,8 +264,8 @@ class Collector:
             action, mask = actions[t], None
             if masks is not None:
                 mask, row.action_mask = masks[t], masks[t + 1]
-                # An environment may have no action left at the end of an episode, where the next action is ignored.
-                refuse_impossible(distribution, masks[t], over)
+                # After the end of an episode the next action is ignored, so its mask may forbid every action.
+                check_action_masks(distribution, masks[t], ended_envs)
             if before_step is not None:
                 buffer.position = t
                 buffer.policy_version[t] = before_step(t)
@@ -278,31 +277,30 @@ class Collector:
                 ends.append((t, ended))  # noqa: PERF401  almost always empty
             here = row.observation
             if masks is not None:
-                over = row.terminated | row.truncated
-                refuse_impossible(distribution, masks[t], ~row.valid)
-        self._over = over
+                ended_envs = row.terminated | row.truncated
+                check_action_masks(distribution, masks[t], ~row.valid)
+        self._ended = ended_envs
         return ends
 
     def _current_row(self) -> StepRow:
-        """Where the environment stands; resets it the first time."""
+        """The present observation; resets the environment the first time."""
         if not self._started:
             self.env.reset(self._seed, self._row)
-            self._over[:] = False
+            self._ended[:] = False
             self._started = True
         return self._row
 
     def start_new_episodes(self, attempt: int) -> None:
-        """The next segment begins with a reset; each attempt plays other episodes with other noise."""
+        """Reset before the next segment, with seeds of this attempt and a new stream."""
         self._started = False
-        # Another stream: what follows the reset does not continue what came before it.
         self._first_stream = stream_base(self._first_seed)
-        self._seed = seed_of_attempt(self._first_seed, attempt)
+        self._seed = attempt_seed(self._first_seed, attempt)
         self.rng = np.random.default_rng(np.random.SeedSequence([self._seed, 1]))
         if self.reward_scale is not None:
             self.reward_scale.running[:] = 0.0
 
     def state(self) -> SavedState:
-        """Everything needed to continue exactly here; `facts["exact"]` is False if the environment cannot."""
+        """Everything needed to continue; `facts["exact"]` is False if the environment cannot be restored."""
         inner = self.env.snapshot() if self._started else None
         arrays = {f"env/{key}": value for key, value in inner.arrays.items()} if inner else {}
         facts: dict[str, Any] = {
@@ -318,12 +316,12 @@ class Collector:
         return SavedState({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, facts)
 
     def load_state(self, state: SavedState) -> bool:
-        """Continue from there. False when the environment could not be brought back and starts new episodes."""
+        """Continue from `state`; False if the environment could not be restored and starts new episodes."""
         facts, arrays = state.facts, {name: tensor.numpy() for name, tensor in state.tensors.items()}
         self.num_steps = int(facts["num_steps"])
         self.rng.bit_generator.state = facts["rng"]
         exact = self._restore_env(facts, arrays)
-        self._over[:] = True  # not known; their masks are looked at one step later
+        self._ended[:] = True  # unknown; masks are checked from the second step on
         if self.reward_scale is not None and "reward_scale" in facts:
             self.reward_scale.moments = tuple(facts["reward_scale"])
             # Returns of running episodes continue only where those episodes do.
@@ -333,25 +331,25 @@ class Collector:
 
     def _restore_env(self, facts: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bool:
         if not (facts["started"] and facts["exact"]):
-            self._started = False  # whatever went on here before, the next step begins with a reset
+            self._started = False
             return not facts["started"]
         inner = Snapshot({k[4:]: v for k, v in arrays.items() if k.startswith("env/")}, facts["env"])
         return self.env.restore(inner, self._current_row())
 
 
-def _sum_executed(buffer: RolloutBuffer) -> None:
-    """A chunk's log-probability is that of the actions that reached the environment, not of those cut off by an end."""
+def _sum_chunk_log_probs(buffer: RolloutBuffer) -> None:
+    """Sum the log-probabilities of the executed actions of each chunk."""
     assert buffer.duration is not None
     assert buffer.chunk_log_prob is not None
     executed = np.arange(buffer.chunk) < buffer.duration[..., None]
     np.sum(buffer.chunk_log_prob, axis=-1, where=executed, out=buffer.log_prob)
 
 
-def _fill_next_values(buffer: RolloutBuffer, acting: Acting, cut_short: list[tuple[int, EpisodeEnd]]) -> None:
+def _fill_next_values(buffer: RolloutBuffer, acting: PolicyActor, truncated: list[tuple[int, EpisodeEnd]]) -> None:
     buffer.next_value[:-1] = buffer.value[1:]
     buffer.next_value[-1] = acting.value(_at(buffer.observation, buffer.num_steps))
-    for start in range(0, len(cut_short), 64):
-        some = cut_short[start : start + 64]
+    for start in range(0, len(truncated), 64):
+        some = truncated[start : start + 64]
         final = acting.value(_stack([ended.observation for _, ended in some]))
         for value, (t, ended) in zip(final, some, strict=True):
             buffer.next_value[t, ended.index] = value
@@ -370,12 +368,12 @@ def _stack(observations: list[Any]) -> Observation:
 
 
 def _check_finite(buffer: RolloutBuffer) -> None:
-    """An environment's NaN must not reach a gradient, where nobody could say any more where it came from."""
+    """Raise if the environment returned a non-finite number, before it reaches a gradient."""
     T = buffer.num_steps
     parts = buffer.observation if isinstance(buffer.observation, dict) else {"observation": buffer.observation}
     checked = {"reward": buffer.reward, **{name: part[1:] for name, part in parts.items() if part.dtype.kind == "f"}}
     for name, array in checked.items():
-        # A sum is finite only if every term is (overflow aside, which the exact search below then rules out).
+        # Fast check: a finite sum has finite terms. A sum that overflows is checked exactly below.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(array.sum()):
                 continue
@@ -384,5 +382,5 @@ def _check_finite(buffer: RolloutBuffer) -> None:
             t, n = (int(i) for i in broken[0])
             raise EnvironmentContractError(
                 f"environment {n} returned a {name} that is not finite ({array[t, n]}) at step {t + 1} of a rollout. "
-                "Nothing was learned from it. Mend the environment, or clip what it returns."
+                "Nothing was learned from it. Fix the environment, or clip what it returns."
             )

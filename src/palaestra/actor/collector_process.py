@@ -1,9 +1,8 @@
-"""The background collector in a process of its own: for environments and policies that keep a core busy.
+"""Asynchronous collection in a process: for environments and policies that keep a CPU core busy.
 
-Both processes lay the same ring, weight board and pulse over one block of anonymous shared memory. Through the pipe go
-claims on slots, reports on filled ones, and a traceback; never a tensor. Only the parent keeps count and no lock is
-shared, so a child that is killed in the middle of anything takes nothing with it but its unfinished segment, and the
-parent knows how many steps that were. A child whose parent is gone exits by itself.
+Both processes map the same ring, weight board and heartbeat onto one block of anonymous shared memory. The pipe carries
+claims, segment reports and tracebacks, never tensors. Only the parent keeps counters and no lock is shared, so a killed
+child loses nothing but its unfinished segment, whose steps the parent counts. A child exits if its parent is gone.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from torch import Tensor, nn
 
 from palaestra.actor.collector import Collector, StopCollecting
 from palaestra.actor.collector_thread import (
-    MOVED_AT,
     START_GRACE_S,
+    STEP_STARTED_AT,
     STEPS,
     STOP,
     STOP_GRACE_S,
@@ -52,21 +51,21 @@ from palaestra.transport.weights import WeightBoard
 
 __all__ = ["CollectorProcess", "CollectorSetup", "SharedLayout"]
 
-PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""They reach the whole group, and what they mean for the collector is the parent's decision."""
+PARENT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Sent to the whole process group; only the parent reacts to them."""
 
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """What both processes need to lay the same things over the same memory."""
+    """Layout of the shared memory, for both processes."""
 
     ring: dict[str, Any]
-    """Arguments of the ring."""
+    """Arguments of `VLABuffer`."""
     depth: int
-    """Of the weight board."""
+    """Depth of the weight board."""
     live: tuple[tuple[int, ...], ...]
     tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool, bool], ...]
-    """Shape, type, whether a parameter, whether it never learns: of every tensor of the policy."""
+    """Shape, type, is parameter, is frozen: for every tensor of the policy."""
 
     @classmethod
     def of(cls, policy: nn.Module, ring: dict[str, Any], depth: int) -> SharedLayout:
@@ -79,7 +78,7 @@ class SharedLayout:
         return cls(ring, depth, live, tensors)
 
     def allocate(self, memory: SharedArrays) -> tuple[VLABuffer, WeightBoard, NDArray[np.float64], list[NDArray[Any]]]:
-        """Ring, board, pulse and the frozen weights (as bytes)."""
+        """Ring, board, heartbeat and the frozen weights (as bytes)."""
         ring = VLABuffer(memory=memory, **self.ring)
         board = WeightBoard([np.empty(shape, np.uint8) for shape in self.live], self.depth, memory=memory)
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _, fixed in self.tensors if fixed]
@@ -89,22 +88,22 @@ class SharedLayout:
 
 @dataclass(frozen=True)
 class CollectorSetup:
-    """What a collector process is started with, besides memory and a policy."""
+    """Arguments of a collector process besides memory and policy."""
 
     env: EnvConfig
     arguments: dict[str, Any]
-    """Of the collector, besides environment and policy."""
+    """Arguments of `Collector` besides environment and policy."""
     moments: tuple[float, float, float] | None
-    """Of the reward scale so far."""
+    """Moments of the reward scale so far."""
     num_steps: int
-    """Steps each stream has taken before."""
+    """Steps taken by each stream before."""
     torch_threads: int
     device: str
-    """Where the collector's copy of the policy acts."""
+    """Device of the collector's policy."""
 
 
 class CollectorProcess:
-    """Fills segments in a process of its own; every start is another process."""
+    """Fills segments in another process; every start creates a new one."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class CollectorProcess:
         next_setup: Callable[[], CollectorSetup],
     ) -> None:
         self._layout, self._block, self._queue, self._next_setup = layout, block, queue, next_setup
-        _, _, self._pulse, self._frozen = layout.allocate(SharedArrays(block))
+        _, _, self._heartbeat, self._frozen = layout.allocate(SharedArrays(block))
         self._fixed = FlatParameters.of(policy).untrained
         self._structure = serialize_structure(policy)
         self._process: Any = None
@@ -127,28 +126,28 @@ class CollectorProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """Process id; None if it is not running."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process and let it fill what there is room for; its environments begin new episodes."""
+        """Start the process; its environments start new episodes."""
         context = multiprocessing.get_context("spawn")
         for memory, tensor in zip(self._frozen, self._fixed, strict=True):
             np.copyto(memory, tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        self._pulse[:] = time.monotonic() + START_GRACE_S, 0, 0
+        self._heartbeat[:] = time.monotonic() + START_GRACE_S, 0, 0
         self._granted, self._delivered = [], 0
         ours, theirs = context.Pipe()
         args = (theirs, self._block, self._layout, self._structure, self._next_setup())
-        # Not a daemon: its environments may be processes of their own.
+        # Not a daemon, because its environments may start processes.
         self._process = context.Process(target=_run_child, args=args, name="palaestra-collector")
         self._pipe = ours
         self._listener = threading.Thread(
             target=self._listen, args=(ours, self._process), name="palaestra-collector-listener", daemon=True
         )
-        # Blocked until it ignores them, lest Ctrl-C while it is still importing kills it. Starting the tracker unblocks
-        # them, so it has to run before.
+        # Blocked until the child ignores them, so that Ctrl-C during its imports does not kill it. Starting the
+        # resource tracker unblocks signals, so it must run before.
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENT_SIGNALS)
         try:
             start_process(self._process)
         finally:
@@ -158,34 +157,34 @@ class CollectorProcess:
         self.wake()
 
     def wake(self) -> None:
-        """Pass on whatever slots the queue grants."""
+        """Send the claims that the queue grants to the child."""
         with self._sending:
             while self._pipe is not None and self._may_grant() and (claim := self._queue.claim(0.0)) is not None:
                 if not self._granted:
-                    # Whatever it did before, from here on it has something to do.
-                    self._pulse[MOVED_AT] = max(self._pulse[MOVED_AT], time.monotonic())
+                    # Idle time does not count as time in a step.
+                    self._heartbeat[STEP_STARTED_AT] = max(self._heartbeat[STEP_STARTED_AT], time.monotonic())
                 self._granted.append(claim.slot)
-                with contextlib.suppress(OSError):  # the listener reports its death
+                with contextlib.suppress(OSError):  # the listener reports a dead child
                     self._pipe.send(claim)
 
     def _may_grant(self) -> bool:
-        # Ahead of time, so that the child never waits for a slot; but what is to be overwritten must be chosen late.
+        # Claims are sent in advance, so that the child never waits; but a segment to overwrite is chosen late.
         return self._queue.ring.overflow == "block" or not self._granted
 
     def seconds_in_step(self) -> float:
         """As `CollectorThread.seconds_in_step`."""
-        return time.monotonic() - float(self._pulse[MOVED_AT]) if self._granted else 0.0
+        return time.monotonic() - float(self._heartbeat[STEP_STARTED_AT]) if self._granted else 0.0
 
     def stop(self) -> bool:
-        """Ask, wait, kill; give up what was not finished. Nothing is ever left of it."""
+        """Stop the process, by force after a timeout, and release unfinished segments."""
         process, pipe, listener = self._process, self._pipe, self._listener
         if process is None or pipe is None or listener is None:
             return True
-        self._pulse[STOP] = 1.0
+        self._heartbeat[STOP] = 1.0
         with self._sending, contextlib.suppress(OSError):
             pipe.send(None)
         try:
-            # It ends with the process; a start that was interrupted may have got as far as neither.
+            # The listener ends with the process. It is not running if the start was interrupted.
             if listener.ident is not None:
                 listener.join(STOP_GRACE_S)
         finally:
@@ -201,33 +200,33 @@ class CollectorProcess:
         return True
 
     def _listen(self, pipe: Connection, process: Any) -> None:
-        """Receive what the child sends until it is gone, and then release what it leaves behind."""
+        """Receive messages until the child exits, then release its unfinished segments."""
         failure: CollectorFailed | None = None
         while True:
             wait([pipe, process.sentinel])
             try:
-                # The pipe is emptied before the exit counts: the last messages are in there.
+                # Read the remaining messages before handling the exit.
                 if not pipe.poll():
                     break
                 kind, *rest = pipe.recv()
             except (EOFError, OSError):
                 break
             except Exception as error:  # noqa: BLE001  an error of a class that only the child can import
-                kind, rest = "failed", [None, f"its last words cannot be read ({error})", ""]
+                kind, rest = "failed", [None, f"its error message cannot be read ({error})", ""]
             if kind != "filled":
                 failure = _failure(*rest)
                 continue
             try:
                 self._deliver(*rest)
-            except Exception as error:  # noqa: BLE001  a listener that died in silence would leave the learner waiting
-                failure = CollectorFailed(f"what the background collector said was not understood: {error}")
+            except Exception as error:  # noqa: BLE001  otherwise the learner would wait forever
+                failure = CollectorFailed(f"a message of the asynchronous collector is invalid: {error}")
                 failure.__cause__ = error
                 process.kill()
                 break
         process.join()
-        if self._pulse[STOP] == 0.0 and failure is None:
+        if self._heartbeat[STOP] == 0.0 and failure is None:
             failure = CollectorFailed(
-                f"the background collector (process {process.pid}) died: {_exit_reason(process.exitcode)}"
+                f"the asynchronous collector (process {process.pid}) died: {_exit_reason(process.exitcode)}"
             )
         self._release_unfilled()
         if failure is not None:
@@ -245,8 +244,8 @@ class CollectorProcess:
         self.wake()
 
     def _release_unfilled(self) -> None:
-        """Free what was granted and never filled; the child was in the first of those, if in any."""
-        steps = (int(self._pulse[STEPS]) - self._delivered) * self._queue.ring.num_envs
+        """Release granted slots that were not filled; the child was working on the first of them."""
+        steps = (int(self._heartbeat[STEPS]) - self._delivered) * self._queue.ring.num_envs
         while self._granted:
             self._queue.abandon(self._granted.pop(0), steps)
             steps = 0
@@ -256,14 +255,14 @@ class CollectorProcess:
 
 
 def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: bytes, setup: CollectorSetup) -> None:
-    for number in PARENTS_SIGNALS:
+    for number in PARENT_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENT_SIGNALS)
     env: VectorEnv | None = None
     try:
-        ring, board, pulse, frozen = layout.allocate(SharedArrays(block))
-        threading.Thread(target=_exit_with_parent, args=(pulse,), daemon=True).start()
-        policy = deserialize_structure(structure, _tensors(layout, frozen)).to(setup.device)
+        ring, board, heartbeat, frozen = layout.allocate(SharedArrays(block))
+        threading.Thread(target=_exit_with_parent, args=(heartbeat,), daemon=True).start()
+        policy = deserialize_structure(structure, _build_tensors(layout, frozen)).to(setup.device)
         subscriber = WeightSubscriber(policy, board)
         subscriber.update()
         env = make_env(setup.env)
@@ -272,15 +271,15 @@ def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: by
             collector.num_steps = setup.num_steps
             if collector.reward_scale is not None and setup.moments is not None:
                 collector.reward_scale.moments = setup.moments
-            filler = SegmentFiller(collector, subscriber, pulse)
+            filler = SegmentFiller(collector, subscriber, heartbeat)
             while (claim := pipe.recv()) is not None:
                 buffer = ring.segments[claim.slot]
                 report = filler.fill(buffer, claim.version)
                 facts = (claim.slot, buffer.first_stream, buffer.first_env_step, buffer.reward_scale, report)
                 pipe.send(("filled", *facts))
     except (EOFError, StopCollecting):
-        pass  # asked to stop, or the parent is gone
-    except BaseException as error:  # noqa: BLE001  whatever it was, it is raised in the learner
+        pass  # stopped, or the parent is gone
+    except BaseException as error:  # noqa: BLE001  raised in the learner
         cause = error if isinstance(error, PalaestraError) and is_picklable(error) else None
         with contextlib.suppress(OSError):
             pipe.send(("failed", cause, f"{type(error).__name__}: {error}", traceback.format_exc()))
@@ -289,18 +288,18 @@ def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: by
             env.close()
 
 
-def _exit_with_parent(pulse: NDArray[np.float64]) -> None:
-    """When the parent is gone, stop before the next step; exit at once if there will be none because this one hangs."""
+def _exit_with_parent(heartbeat: NDArray[np.float64]) -> None:
+    """After the parent exits, stop before the next step, or exit the process if the step hangs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    pulse[STOP] = 1.0
+    heartbeat[STOP] = 1.0
     time.sleep(STOP_GRACE_S)
     os._exit(1)
 
 
-def _tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
-    """The policy's tensors: frozen ones where they lie, the others of our own, to be filled from the board."""
+def _build_tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
+    """The policy's tensors: frozen ones in shared memory, others allocated here and filled from the board."""
     waiting = iter(frozen)
     made: list[Tensor] = []
     for shape, dtype, is_parameter, fixed in layout.tensors:
@@ -310,7 +309,7 @@ def _tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
 
 
 def _failure(cause: BaseException | None, line: str, trace: str) -> CollectorFailed:
-    failure = CollectorFailed(f"the background collector failed: {line}")
+    failure = CollectorFailed(f"the asynchronous collector failed: {line}")
     failure.add_note(f"In the collector's process:\n{trace.rstrip()}")
     failure.__cause__ = cause
     return failure
@@ -318,13 +317,10 @@ def _failure(cause: BaseException | None, line: str, trace: str) -> CollectorFai
 
 def _exit_reason(code: int | None) -> str:
     if code is not None and code < 0:
-        return (
-            f"killed by signal {-code}, {signal.Signals(-code).name}. If nobody killed it, look for it in the system's "
-            "out-of-memory log."
-        )
+        return f"killed by signal {-code}, {signal.Signals(-code).name}. Check the system's out-of-memory log."
     if code == UNGUARDED_EXIT:
         return f"the script starts a collector when it is imported, and the collector imports it. {UNGUARDED_REMEDY}."
     return (
-        f"exit code {code}, without a word. Look above for its own output; a script that trains must do so under "
-        "if __name__ == '__main__', and an environment must not end the process."
+        f"exit code {code}, without an error message. See its output above; a script that trains must do so under "
+        "if __name__ == '__main__', and an environment must not exit the process."
     )

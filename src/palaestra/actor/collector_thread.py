@@ -1,7 +1,7 @@
-"""A collector in a thread of this process: right for policies whose acting waits for a device or a server.
+"""Asynchronous collection in a thread: for policies whose inference waits for a device or a server.
 
-`palaestra.actor.collector_process` has the one in a process of its own. Both fill the segments that a queue grants, act
-on the newest published weights, and write down in a pulse that they move (`SegmentFiller`).
+`palaestra.actor.collector_process` does the same in a process. Both fill the segments that a queue grants, act with the
+newest published weights, and update a heartbeat (`SegmentFiller`).
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from palaestra.transport.weights import WeightBoard
 __all__ = ["CollectorThread", "SegmentFiller", "SegmentReport", "WeightSubscriber"]
 
 START_GRACE_S = 120.0
-"""A first step may have to compile kernels, load a model or start a simulator."""
+"""Extra time for the first step, which may compile kernels, load a model or start a simulator."""
 STOP_GRACE_S = 5.0
-"""How long a collector may take to finish its step before it is abandoned or killed."""
+"""Time for a collector to finish its step before it is abandoned or killed."""
 
-# Where each fact stands in a pulse, which the collector writes (but for STOP) and the learner reads.
-MOVED_AT, STEPS, STOP = 0, 1, 2
-"""When the last step began; how many each environment has taken since the start; whether to stop."""
+STEP_STARTED_AT, STEPS, STOP = 0, 1, 2
+"""Indices of the heartbeat: start of the last step, steps per environment since the start, and the learner's request to
+stop. The learner writes only STOP."""
 
 
 class SegmentReport(NamedTuple):
-    """What a collector reports about a segment that it filled."""
+    """A collector's report about a filled segment."""
 
     episodes: list[EpisodeStats]
     collect_seconds: float
     idle_seconds: float
     moments: tuple[float, float, float] | None
-    """Of the reward scale; None without one."""
+    """Moments of the reward scale; None without one."""
 
 
 class WeightSubscriber:
-    """Keeps a copy of a policy at the published weights, and knows their version."""
+    """Updates a copy of a policy to the published weights."""
 
     def __init__(self, policy: nn.Module, board: WeightBoard) -> None:
         self._weights, self._board = LiveWeights(policy), board
         self.version = -1
 
     def update(self, exact: int | None = None) -> int:
-        """Take over the newest weights, or exactly version `exact`, unless they are here already."""
+        """Load the newest weights, or exactly version `exact`, if not loaded already; returns the version."""
         wanted = self._board.newest if exact is None else exact
         if wanted != self.version:
             self.version = self._weights.write(lambda targets: self._board.read_into(targets, exact))
@@ -62,21 +62,21 @@ class WeightSubscriber:
 
 
 class SegmentFiller:
-    """Fills one segment after the other with a collector whose policy a subscriber keeps up to date."""
+    """Fills segments with a collector, updating its policy before every step."""
 
-    def __init__(self, collector: Collector, subscriber: WeightSubscriber, pulse: NDArray[np.float64]) -> None:
-        self._collector, self._subscriber, self._pulse = collector, subscriber, pulse
+    def __init__(self, collector: Collector, subscriber: WeightSubscriber, heartbeat: NDArray[np.float64]) -> None:
+        self._collector, self._subscriber, self._heartbeat = collector, subscriber, heartbeat
         self._done = 0
         self._idle_from = time.monotonic()
 
     def fill(self, buffer: RolloutBuffer, exact: int | None) -> SegmentReport:
-        """Collect into the buffer; `exact`: the version to act on, None: the newest. `StopCollecting` when told to."""
+        """Collect into the buffer, with version `exact` (None: the newest). Raises `StopCollecting` on request."""
         began = time.monotonic()
-        buffer.reset()  # should not even the first step be reached, none was taken
+        buffer.reset()  # position 0, in case the first step is not reached
         try:
             self._collector.collect(buffer.num_steps, buffer, before_step=partial(self._before_step, exact))
         finally:
-            self._pulse[STEPS] = self._done + buffer.position
+            self._heartbeat[STEPS] = self._done + buffer.position
         self._done += buffer.num_steps
         idle, self._idle_from = began - self._idle_from, time.monotonic()
         scale = self._collector.reward_scale
@@ -84,55 +84,55 @@ class SegmentFiller:
         return SegmentReport(self._collector.episodes, self._idle_from - began, idle, moments)
 
     def _before_step(self, exact: int | None, t: int) -> int:
-        self._pulse[STEPS] = self._done + t
-        if self._done or t:  # the first step of all keeps its grace
-            self._pulse[MOVED_AT] = time.monotonic()
-        if self._pulse[STOP]:
+        self._heartbeat[STEPS] = self._done + t
+        if self._done or t:  # the very first step keeps its extra time
+            self._heartbeat[STEP_STARTED_AT] = time.monotonic()
+        if self._heartbeat[STOP]:
             raise StopCollecting
         return self._subscriber.update(exact)
 
 
 class CollectorThread:
-    """Fills segments with a collector whose policy is a copy of the learner's."""
+    """Fills segments in a thread, with a copy of the learner's policy."""
 
     def __init__(self, collector: Collector, queue: SegmentQueue, board: WeightBoard) -> None:
         self._collector, self._queue, self._board = collector, queue, board
         self._thread: threading.Thread | None = None
-        self._pulse = np.zeros(3)
+        self._heartbeat = np.zeros(3)
         self._acting = False
 
     def start(self) -> None:
         """Start the thread."""
-        self._pulse[:] = time.monotonic() + START_GRACE_S, 0, 0
-        # A daemon, because a thread that hangs cannot be ended and must not keep the interpreter from exiting.
+        self._heartbeat[:] = time.monotonic() + START_GRACE_S, 0, 0
+        # A daemon: a hung thread cannot be ended and must not block the exit of the interpreter.
         self._thread = threading.Thread(target=self._run, name="palaestra-collector", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """The thread waits on the queue itself."""
+        """Do nothing: the thread waits on the queue."""
 
     def seconds_in_step(self) -> float:
-        """Seconds since the last step began, less the grace of a first step; 0 while there is nothing to do."""
-        return time.monotonic() - float(self._pulse[MOVED_AT]) if self._acting else 0.0
+        """Seconds since the last step started, less the extra time of the first step; 0 while idle."""
+        return time.monotonic() - float(self._heartbeat[STEP_STARTED_AT]) if self._acting else 0.0
 
     def stop(self) -> bool:
-        """Ask the thread to end before its next step and wait for it; False if it hangs."""
-        self._pulse[STOP] = 1.0
+        """Stop the thread before its next step; False if it hangs."""
+        self._heartbeat[STOP] = 1.0
         if self._thread is not None:
             self._thread.join(STOP_GRACE_S)
         return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
-        # Threads of arithmetic are counted per thread of ours, and a new one begins with all cores.
+        # The number of intra-op threads is per thread, and a new thread starts with all cores.
         torch.set_num_threads(torch.get_num_threads())
         segments = self._queue.ring.segments
         claim: Claim | None = None
         try:
             subscriber = WeightSubscriber(self._collector.policy, self._board)
-            filler = SegmentFiller(self._collector, subscriber, self._pulse)
+            filler = SegmentFiller(self._collector, subscriber, self._heartbeat)
             while (claim := self._queue.claim()) is not None:
-                # Whatever it did before, from here on it has something to do.
-                self._pulse[MOVED_AT] = max(self._pulse[MOVED_AT], time.monotonic())
+                # Waiting for the claim does not count as time in a step.
+                self._heartbeat[STEP_STARTED_AT] = max(self._heartbeat[STEP_STARTED_AT], time.monotonic())
                 self._acting = True
                 report = filler.fill(segments[claim.slot], claim.version)
                 self._acting = False
@@ -141,7 +141,7 @@ class CollectorThread:
         except StopCollecting:
             pass
         except BaseException as error:  # noqa: BLE001  raised again in the learner
-            failure = CollectorFailed(f"the background collector failed: {type(error).__name__}: {error}")
+            failure = CollectorFailed(f"the asynchronous collector failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._queue.fail(failure)
         finally:

@@ -1,9 +1,8 @@
-"""Batched inference: questions of all actors are collected and answered together.
+"""Batched inference: the questions of all actors are answered in batches.
 
-A batch begins as soon as the sampler is free and enough actors wait, or a moment after the first one asked; questions
-that come meanwhile are in the next one. In lockstep a batch waits for every actor that is playing, so that the same
-seeds give the same batches and the same numbers. Weights change between batches, never within one.
-`start_rollout_workers` puts it between a sampler and the agents that play on a provider's sessions.
+A batch starts when the sampler is free and enough actors wait, or shortly after the first question. In lockstep a batch
+waits for every running actor, so that the same seeds give the same batches and the same numbers. Weights change between
+batches, never within one. `start_rollout_workers` connects sessions, agents and a sampler.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from palaestra.sessions.provider import SessionProvider
 __all__ = ["BatchedInference", "RolloutWorkers", "start_rollout_workers"]
 
 STUCK_S = 5.0
-"""In lockstep: how long a batch waits for an actor that does not ask, such as one that waits for a session while the
-others hold them all. Going on without it costs repeatability, waiting for ever would cost the run."""
+"""In lockstep: how long a batch waits for an actor that asks nothing, for example one waiting for a session that others
+hold. After that the batch starts without it, at the cost of reproducibility."""
 LINGER_S = 0.003
-"""Otherwise: how long a batch waits for more questions after the first."""
+"""Otherwise: how long a batch waits for further questions after the first."""
 
 Asked: TypeAlias = tuple[ReplyRequest, asyncio.Future[SampledReply]]
 
 
 class BatchedInference:
-    """Answers the questions of many actors with one sampler. Belongs to the event loop it is used in."""
+    """Answers the questions of many actors with one sampler. Bound to one event loop."""
 
     def __init__(
         self,
@@ -49,25 +48,25 @@ class BatchedInference:
     ) -> None:
         self._sampler, self._temperature = sampler, temperature
         self._max_batch, self._lockstep = max_batch, lockstep
-        self._patience = stuck_s if lockstep else LINGER_S
+        self._batch_timeout_s = stuck_s if lockstep else LINGER_S
         self._waiting: list[Asked] = []
-        self._under_way: list[Asked] = []
+        self._in_flight: list[Asked] = []
         self._playing = 0
         self._changed = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="palaestra-inference")
         self._serving: asyncio.Task[None] | None = None
         self.busy_seconds = 0.0
-        """Time in which the sampler has worked so far."""
+        """Total time of the sampler."""
         self.out_of_step = 0
-        """Batches in lockstep that went on without an actor."""
+        """Batches in lockstep that did not wait for every actor."""
 
     def set_players(self, count: int) -> None:
-        """Set how many actors play; batches are not held up for more."""
+        """Set the number of running actors; batches wait for at most as many."""
         self._playing = count
         self._changed.set()
 
     async def ask(self, question: ReplyRequest) -> SampledReply:
-        """The answer, when its batch is done."""
+        """The answer to a question, after its batch."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         answer: asyncio.Future[SampledReply] = asyncio.get_running_loop().create_future()
@@ -76,11 +75,11 @@ class BatchedInference:
         return await answer
 
     async def close(self) -> None:
-        """Answer nothing more and cancel what still waits. Returns when the sampler is at rest."""
+        """Cancel all questions and wait until the sampler is idle."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
-        for _, answer in (*self._under_way, *self._waiting):
+        for _, answer in (*self._in_flight, *self._waiting):
             answer.cancel()
         self._waiting.clear()
         await asyncio.to_thread(self._worker.shutdown)
@@ -88,7 +87,7 @@ class BatchedInference:
     async def _serve(self) -> None:
         while True:
             await self._wait_for_enough()
-            batch = self._under_way = self._take_batch()
+            batch = self._in_flight = self._take_batch()
             if not batch:
                 continue
             questions, began = [question for question, _ in batch], time.perf_counter()
@@ -106,11 +105,11 @@ class BatchedInference:
                     future.set_result(answer)
 
     async def _wait_for_enough(self) -> None:
-        """Wait until a batch is worth beginning."""
+        """Wait until there are enough questions for a batch."""
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()
-        end = asyncio.get_running_loop().time() + self._patience
+        end = asyncio.get_running_loop().time() + self._batch_timeout_s
         while len(self._waiting) < (self._playing if self._lockstep else min(self._playing, self._max_batch)):
             self._changed.clear()
             left = end - asyncio.get_running_loop().time()
@@ -118,14 +117,14 @@ class BatchedInference:
                 self.out_of_step += self._lockstep
                 return
             with contextlib.suppress(TimeoutError):
-                # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the change.
+                # asyncio.wait_for in Python 3.11 loses a cancellation that coincides with the event.
                 async with asyncio.timeout(left):
                     await self._changed.wait()
 
     def _take_batch(self) -> list[Asked]:
         self._waiting = [(question, answer) for question, answer in self._waiting if not answer.done()]
         if self._lockstep:
-            # The order in which questions came must not decide which of them share a batch.
+            # Batches must not depend on the order of arrival.
             self._waiting.sort(key=lambda asked: asked[0].seed)
         batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
         return batch
@@ -133,11 +132,10 @@ class BatchedInference:
 
 @dataclass(frozen=True)
 class RolloutWorkers:
-    """What plays episodes."""
+    """The components that play episodes."""
 
     play: Play
     inference: BatchedInference
-    """Shared by all of them."""
 
 
 @contextlib.asynccontextmanager
@@ -152,9 +150,9 @@ async def start_rollout_workers(
     temperature: float | None = None,
     failed: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> AsyncIterator[RolloutWorkers]:
-    """Workers while the block lasts; `temperature` replaces the actor's, 0 is greedy.
+    """Start workers for the duration of the block; `temperature` overrides the actor's, 0 is greedy.
 
-    `failed` is given the trajectory of every session that broke and is tried again.
+    `failed` is called with the trajectory of every failed attempt that is retried.
     """
     temperature = config.temperature if temperature is None else temperature
     inference = BatchedInference(sampler, temperature=temperature, max_batch=max_batch, lockstep=lockstep)

@@ -1,4 +1,4 @@
-"""Synchronous collection as a source: a batch is collected when it is asked for, in the caller's thread."""
+"""`SynchronousSource`: collects a rollout when the learner asks for a batch, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SynchronousSource", "rollout_metrics"]
 
 
 class SynchronousSource:
-    """Collects into one buffer, which the next batch overwrites."""
+    """Collects rollouts into one buffer, which the next batch overwrites."""
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
@@ -21,11 +21,11 @@ class SynchronousSource:
         self._buffer: RolloutBuffer | None = None
 
     def start(self, version: int, num_steps: int) -> None:
-        """Collect `num_steps` steps of every environment per batch, the policy being at `version`."""
+        """Collect `num_steps` steps of every environment per batch, with the policy at `version`."""
         self._version, self.num_steps = version, num_steps
 
     def next_batch(self) -> Batch[RolloutBuffer]:
-        """Collect one."""
+        """Collect a rollout."""
         began = time.perf_counter()
         self._buffer = self.collector.collect(self.num_steps, self._buffer, policy_version=self._version)
         seconds = time.perf_counter() - began
@@ -34,35 +34,35 @@ class SynchronousSource:
         return Batch(self._buffer, episodes, steps, {"collect_seconds": seconds})
 
     def release(self, batch: Batch[RolloutBuffer], version: int) -> None:
-        """The next batch overwrites this one."""
+        """Count the batch; the next one overwrites it."""
         self._version = version
         self.progress.updates += 1
 
     def requeue(self, batch: Batch[RolloutBuffer]) -> None:
-        """The steps were taken and are not learned from."""
+        """Subtract the steps of a batch that was not learned from."""
         self.progress.add(-batch.steps)
 
     def raise_if_failed(self) -> None:
-        """Nothing else runs."""
+        """Do nothing: collection runs in the caller's thread."""
 
     def metrics(self, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
         """Counters, times and the latest episodes."""
         return rollout_metrics(self.progress, batch, timing)
 
     def state(self) -> SavedState:
-        """Where the environments stand."""
+        """The state of the environments."""
         return self.collector.state()
 
     def load_state(self, state: SavedState) -> bool:
-        """Continue there; False when the environments start new episodes."""
+        """Continue from `state`; False if the environments start new episodes."""
         return self.collector.load_state(state)
 
     def close(self) -> None:
-        """Nothing runs between two batches."""
+        """Do nothing."""
 
 
 def rollout_metrics(progress: TrainingProgress, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
-    """What every source of rollouts reports."""
+    """Metrics of every source of rollouts."""
     return {
         "env_step": float(progress.steps),
         "update": float(progress.updates),

@@ -1,9 +1,8 @@
-"""`TaskRunner`: one episode, one fresh session, one trajectory. Every ending has its own name.
+"""`TaskRunner`: plays one episode in one new session and returns its trajectory.
 
-A session that breaks is no result: the episode is tried again on a new session with the same task and seed, a bounded
-number of times, and what was recorded until then is counted as a failure, never learned from. Text that is no action
-is a step like any other: recorded, and too many of them in a row end the episode. Rewards are recorded as the
-environment paid them; what an ending is worth to a learner is the learner's business.
+If the session fails, the episode is retried in a new session with the same task and seed, a bounded number of times;
+the failed attempt is reported and not learned from. An unreadable reply is recorded as a turn; too many in a row end
+the episode. Rewards are recorded as the environment returned them.
 """
 
 from __future__ import annotations
@@ -24,53 +23,53 @@ from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.session import Session
 from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
 
-__all__ = ["ActorConfig", "EpisodeOrder", "Play", "TaskRunner"]
+__all__ = ["ActorConfig", "EpisodeRequest", "Play", "TaskRunner"]
 
 _NO_SESSION = ("no_session", "no_room", "draining")
-"""Refusals that are about the session, not about the request: it is gone, there is no room, the gateway stops."""
+"""Codes of refusals caused by the session, not by the request."""
 
 
 class ActorConfig(Section):
-    """How one episode is played."""
+    """Settings of an episode."""
 
     max_steps_per_episode: int = Field(default=50, ge=1)
-    """Replies after which an episode ends, if the task's own step limit does not end it before."""
+    """Maximum number of replies per episode. The task may have a lower step limit."""
     task_prompt: str = ""
-    """Said to the agent before the task's own instruction."""
+    """Text before the instruction of the task."""
     session_type: str = "browser"
-    """What to ask the gateway for."""
+    """Session type to request from the gateway."""
     codec: str | None = None
-    """The grammar the model speaks. null: the one of its family."""
+    """Action grammar of the model. null: that of its model family."""
     describe_grammar: bool | None = None
-    """Explain the grammar in the prompt. null: yes, except to the built-in tiny model, which knows no other."""
+    """Describe the action grammar in the prompt. null: yes, except for the built-in tiny model."""
     max_unreadable: int = Field(default=3, ge=1)
-    """Unreadable replies in a row that end the episode."""
+    """Number of consecutive unreadable replies that end the episode."""
     retries: int = Field(default=3, ge=0)
-    """How many further sessions an episode gets when its session breaks."""
+    """Number of retries of an episode whose session fails."""
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature while training. Lower plays safer and learns from less."""
+    """Sampling temperature during training. A lower one explores less."""
 
 
 @dataclass(frozen=True)
-class EpisodeOrder:
-    """An episode to be played."""
+class EpisodeRequest:
+    """An episode to play."""
 
     episode_id: str
     task: TaskRequest
     seed: int
-    """What the agent's own randomness follows from."""
+    """Seed of the agent's sampling."""
     group: str = ""
-    """Orders of one group are the same task with the same seed."""
+    """Requests of one group have the same task and seed."""
     key: str = ""
-    """The name under which the task's results are counted."""
+    """Name of the task in metrics."""
 
 
-Play: TypeAlias = Callable[[EpisodeOrder], Awaitable[Trajectory]]
+Play: TypeAlias = Callable[[EpisodeRequest], Awaitable[Trajectory]]
 
 
 @dataclass
 class _Recording:
-    """What has happened so far, whatever happens next."""
+    """The part of an episode recorded so far."""
 
     turns: list[Turn] = field(default_factory=list)
     pictures: dict[str, bytes] = field(default_factory=dict)
@@ -103,7 +102,7 @@ class _Recording:
 
 
 class TaskRunner:
-    """Plays episodes, one per call; holds nothing between them."""
+    """Plays one episode per call."""
 
     def __init__(
         self,
@@ -113,39 +112,39 @@ class TaskRunner:
         *,
         failed: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> None:
-        """`failed` is given the trajectory of every session that broke and is tried again."""
+        """`failed` is called with the trajectory of every failed attempt that is retried."""
         self._open, self._agent, self._config = open_session, agent, config or ActorConfig()
         self._failed = failed
 
-    async def run_episode(self, order: EpisodeOrder) -> Trajectory:
-        """Play it; the trajectory says how it ended. `SessionRefused` when the task itself makes no sense."""
+    async def run_episode(self, request: EpisodeRequest) -> Trajectory:
+        """Play an episode. `SessionRefused` if the task itself is invalid."""
         attempt = 0
         while True:
             started = time.time()
             recording = _Recording()
             try:
-                outcome, reason = await self._play(order, recording)
+                outcome, reason = await self._play(request, recording)
             except SessionFailed as failure:
                 outcome, reason = Outcome.ENVIRONMENT_FAILED, str(failure)
             except SessionRefused as refusal:
                 if refusal.code not in _NO_SESSION:
                     raise
                 outcome, reason = Outcome.ENVIRONMENT_FAILED, str(refusal)
-            trajectory = self._build_trajectory(order, recording, outcome, reason, attempt, started)
+            trajectory = self._build_trajectory(request, recording, outcome, reason, attempt, started)
             if outcome is not Outcome.ENVIRONMENT_FAILED or attempt == self._config.retries:
                 return trajectory
             self._failed(trajectory)
             attempt += 1
 
-    async def _play(self, order: EpisodeOrder, recording: _Recording) -> tuple[Outcome, str]:
+    async def _play(self, request: EpisodeRequest, recording: _Recording) -> tuple[Outcome, str]:
         session = await self._open()
         recording.session_id = str(getattr(session, "session_id", ""))
         try:
-            spec = recording.spec = await session.reset(order.task)
+            spec = recording.spec = await session.reset(request.task)
             recording.add_screen(screen := await session.screenshot())
             if self._config.task_prompt:
                 spec = replace(spec, instruction=f"{self._config.task_prompt}\n{spec.instruction}")
-            dialogue = self._agent.begin(spec, seed=order.seed)
+            dialogue = self._agent.begin(spec, seed=request.seed)
             return await self._take_steps(session, dialogue, screen, recording)
         finally:
             await session.close()
@@ -153,25 +152,25 @@ class TaskRunner:
     async def _take_steps(
         self, session: Session, dialogue: Dialogue, screen: Screenshot, recording: _Recording
     ) -> tuple[Outcome, str]:
-        acts, unread, earned = 0, 0, 0.0
+        actions, unreadable, earned = 0, 0, 0.0
         for _ in range(self._config.max_steps_per_episode):
             reply = await dialogue.reply(screen)
             refusal, step = reply.unreadable, None
             if reply.action is not None:
                 try:
-                    step = await session.act(reply.action, step=acts + 1)
+                    step = await session.act(reply.action, step=actions + 1)
                 except SessionRefused as invalid:
                     if invalid.code != "invalid_action":
                         raise
-                    # Such as a point outside the screen: the model's mistake, and nothing happened.
+                    # A mistake of the model, such as a point outside the screen; the session did nothing.
                     refusal = str(invalid)
             if step is None:
                 recording.add_turn(reply, refusal)
-                unread += 1
-                if unread == self._config.max_unreadable:
+                unreadable += 1
+                if unreadable == self._config.max_unreadable:
                     return Outcome.UNREADABLE, refusal
                 continue
-            acts, unread, screen = acts + 1, 0, step.screenshot
+            actions, unreadable, screen = actions + 1, 0, step.screenshot
             recording.add_turn(reply, reward=step.progress.reward - earned)
             recording.add_screen(screen)
             recording.progress, earned = step.progress, step.progress.reward
@@ -180,17 +179,23 @@ class TaskRunner:
         return Outcome.TRUNCATED, f"{self._config.max_steps_per_episode} replies"
 
     def _build_trajectory(
-        self, order: EpisodeOrder, recording: _Recording, outcome: Outcome, reason: str, attempt: int, started: float
+        self,
+        request: EpisodeRequest,
+        recording: _Recording,
+        outcome: Outcome,
+        reason: str,
+        attempt: int,
+        started: float,
     ) -> Trajectory:
-        request = {"task": order.task.task, "seed": order.task.seed, "params": dict(order.task.params)}
+        task = {"task": request.task.task, "seed": request.task.seed, "params": dict(request.task.params)}
         return Trajectory(
-            episode_id=order.episode_id,
-            task=request if recording.spec is None else recording.spec.facts(),
+            episode_id=request.episode_id,
+            task=task if recording.spec is None else recording.spec.facts(),
             turns=tuple(recording.turns),
             outcome=outcome,
             pictures=recording.pictures,
             reason=reason,
-            group=order.group,
+            group=request.group,
             attempt=attempt,
             session_id=recording.session_id,
             temperature=self._agent.temperature,

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from palaestra.actor.acting import refuse_impossible
-from palaestra.actor.fit import check_fit
+from palaestra.actor.compatibility import check_spaces
+from palaestra.actor.policy_actor import check_action_masks
 from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import EpisodeEnd, VectorEnv
 from palaestra.errors import ConfigError
@@ -71,7 +71,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
     """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time."""
     if episodes < 1:
         raise ConfigError("episodes", episodes, "must be at least 1")
-    check_fit(policy, env)
+    check_spaces(policy, env)
     player: Any = policy
     distribution, device = player.distribution, device_of(policy)
     N = env.num_envs
@@ -88,7 +88,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
                 draw: Any = rng.random if distribution.noise_kind == "uniform" else rng.standard_normal
                 noise = move_to(device, draw((N, distribution.noise_size), dtype=np.float32))
             if row.action_mask is not None:
-                refuse_impossible(distribution, row.action_mask, row.terminated | row.truncated)
+                check_action_masks(distribution, row.action_mask, row.terminated | row.truncated)
                 mask = move_to(device, row.action_mask)
             with torch.inference_mode():
                 acted = player.act(move_to(device, row.observation), noise, mask=mask)

@@ -9,7 +9,7 @@ from typing import Any
 
 from palaestra.actor.inference import start_rollout_workers
 from palaestra.actor.pool import play_all
-from palaestra.actor.task_runner import EpisodeOrder
+from palaestra.actor.task_runner import EpisodeRequest
 from palaestra.experience.trajectory import Trajectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories.reward import reward_warnings
@@ -49,8 +49,8 @@ def play_held_out(
 ) -> list[Trajectory]:  # fmt: skip
     """Play `episodes` held-out tasks from number `first` on, each `samples` times, with the weights that act now."""
     drawn = held_out(tuple(tasks or config.tasks), episodes, first=first)
-    orders = [
-        EpisodeOrder(f"h{number:06d}.{sample}", task, seed=number * 1009 + sample, key=choice.key)
+    requests = [
+        EpisodeRequest(f"h{number:06d}.{sample}", task, seed=number * 1009 + sample, key=choice.key)
         for number, (choice, task) in enumerate(drawn, start=first)
         for sample in range(samples)
     ]
@@ -69,10 +69,10 @@ def play_held_out(
         ) as workers:
             return await play_all(
                 workers.play,
-                orders,
+                requests,
                 concurrent=config.actor_pool.target_concurrent_actors,
                 set_players=workers.inference.set_players,
-                on_finished=lambda order, trajectory: heard(trajectory),
+                on_finished=lambda request, trajectory: heard(trajectory),
             )
 
     with asyncio.Runner() as runner:

@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.actor.episode_source import BackgroundPlayer, EpisodeOrders, EpisodeSource, Player, SynchronousPlayer
+from palaestra.actor.episode_source import (
+    AsynchronousPlayer,
+    EpisodeScheduler,
+    EpisodeSource,
+    Player,
+    SynchronousPlayer,
+)
 from palaestra.actor.inference import RolloutWorkers, start_rollout_workers
 from palaestra.errors import ConfigError
 from palaestra.evaluation.screens import ScreenEvaluation
@@ -90,9 +96,9 @@ class _ScreenRun:
             seed=t.seed,
         )
         sampler = TaskSampler(config.tasks, config.sampler, seed=t.seed)
-        self._orders = EpisodeOrders(sampler, group_size=algorithm.group_size, seed=t.seed)
+        self._scheduler = EpisodeScheduler(sampler, group_size=algorithm.group_size, seed=t.seed)
         self.source = EpisodeSource(
-            self._orders,
+            self._scheduler,
             self.learner.admit,
             batch_size=t.batch_size,
             max_refills=t.max_refills,
@@ -146,10 +152,10 @@ class _ScreenRun:
 
         concurrent = c.actor_pool.target_concurrent_actors
         if not asynchronous:
-            return SynchronousPlayer(start_workers, self._orders, concurrent=concurrent)
-        return BackgroundPlayer(
+            return SynchronousPlayer(start_workers, self._scheduler, concurrent=concurrent)
+        return AsynchronousPlayer(
             start_workers,
-            self._orders,
+            self._scheduler,
             concurrent=concurrent,
             batch_size=c.trainer.batch_size,
             max_staleness=c.trainer.max_staleness,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import torch
 from torch import nn
 
-from palaestra.actor.acting import Compiled
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
 from palaestra.actor.collector import Collector, default_seed
+from palaestra.actor.policy_actor import Compiled
 from palaestra.actor.synchronous import SynchronousSource
 from palaestra.env.make import EnvConfig, as_vector_env
 from palaestra.errors import ConfigError, ExperienceError
@@ -107,7 +107,7 @@ class Trainer:
         source = self.training.source
         with self.training.limit_threads():
             if isinstance(source, AsynchronousSource):
-                source.catch_up()
+                source.sync_weights()
             buffer = source.collector.collect(n_steps, policy_version=self.n_updates)
         self.last_episodes = list(source.collector.episodes)
         source.progress.add(n_steps * self.env.num_envs, self.last_episodes)
@@ -230,7 +230,7 @@ class Trainer:
 
     @property
     def collector_failures(self) -> list[str]:
-        """Why background collectors were replaced."""
+        """Why asynchronous collectors were replaced."""
         return getattr(self.training.source, "failures", [])
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from palaestra.actor.acting import Compiled
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
 from palaestra.actor.collector import Collector
-from palaestra.actor.fit import check_fit, check_memory, rollout_spec
+from palaestra.actor.compatibility import check_memory, check_spaces, rollout_spec
+from palaestra.actor.policy_actor import Compiled
 from palaestra.actor.synchronous import SynchronousSource
 from palaestra.env.make import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
@@ -67,7 +67,7 @@ class VectorTraining:
         env_config: EnvConfig | None = None,
     ) -> None:
         """`asynchronous` collects in the background; the other arguments as in `Trainer`."""
-        check_fit(policy, env)
+        check_spaces(policy, env)
         # Before anything acts: the same weights in another layout give other last digits.
         FlatParameters.refresh(policy)
         self.policy, self.env, self.planned_timesteps = policy, env, 0
@@ -119,7 +119,7 @@ class VectorTraining:
         usual = self.source.default_segments if isinstance(self.source, AsynchronousSource) else None
         segments = usual and (ring // length if ring else usual)
         epochs = self.learner.algorithm.config.n_epochs
-        check_memory(self.policy, self.env, length, n_epochs=epochs, in_background=segments, num_envs=num_envs)
+        check_memory(self.policy, self.env, length, n_epochs=epochs, ring_segments=segments, num_envs=num_envs)
 
     def limit_threads(self) -> AbstractContextManager[None]:
         """As many threads of arithmetic as this policy gains from, inside the block."""

@@ -6,7 +6,7 @@ import itertools
 from palaestra.actor.agent import VlmAgent
 from palaestra.actor.inference import BatchedInference
 from palaestra.actor.pool import play_all
-from palaestra.actor.task_runner import ActorConfig, EpisodeOrder, TaskRunner
+from palaestra.actor.task_runner import ActorConfig, EpisodeRequest, TaskRunner
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
 from palaestra.policy.vlm.sampler import LocalSampler
 from palaestra.sessions.fake import FakeSession
@@ -35,7 +35,7 @@ def play_groups(policy, seeds, *, temperature=1.0):
         agent = VlmAgent(inference.ask, policy.grammar, temperature=temperature)
         runner = TaskRunner(open_session, agent, ActorConfig(max_steps_per_episode=2))
         orders = [
-            EpisodeOrder(f"e{seed}-{member}", TaskRequest("fake/button", seed), 100 * seed + member, f"g{seed}")
+            EpisodeRequest(f"e{seed}-{member}", TaskRequest("fake/button", seed), 100 * seed + member, f"g{seed}")
             for seed in seeds
             for member in range(SIZE)
         ]

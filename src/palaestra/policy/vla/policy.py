@@ -35,7 +35,7 @@ __all__ = ["BoxActions", "VLAModelInterface", "VLAPolicy", "as_tensordict", "che
 
 PLACE = "policy.vla_config"
 # Models that take no generator draw from torch's global one, which is borrowed and put back; two threads that act at
-# once (a background collector and an evaluation) would mix up each other's numbers.
+# once (an asynchronous collector and an evaluation) would mix up each other's numbers.
 _GLOBAL_GENERATOR = threading.Lock()
 
 

@@ -188,10 +188,10 @@ class WholePolicy(nn.Module):
     [
         (
             "act",
-            r"its act gave action, log_prob and value of shape \[\[2\], \[1\], \[2\]\].*Give \[\[2\], \[2\], \[2\]\]",
+            r"its act returned action, log_prob and value of shape \[\[2\], \[1\], \[2\]\].*Return \[\[2\], \[2\], \[2",
         ),
-        ("value", r"its value gave values of shape \[2, 1\].*Give \[2\]"),
-        ("evaluate", r"its evaluate_actions gave log_prob, entropy, value of shapes \[\[8, 1\], \[8\], \[8\]\]"),
+        ("value", r"its value returned values of shape \[2, 1\].*Return \[2\]"),
+        ("evaluate", r"its evaluate_actions returned log_prob, entropy, value of shapes \[\[8, 1\], \[8\], \[8\]\]"),
     ],
 )
 def test_a_whole_policy_with_outputs_of_other_shapes_is_refused(wrong: str, message: str) -> None:

@@ -1,7 +1,4 @@
-"""What a policy and an environment agree on: the same spaces, rollouts of the same columns, and room for them.
-
-`check_memory` adds up what training will take before anything is allocated.
-"""
+"""Compatibility of a policy and an environment: spaces, shapes of rollouts, and the memory that training needs."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ from palaestra.experience.columns import ArraySpec, RolloutSpec
 from palaestra.policy.device import device_of
 from palaestra.processes.memory import check_fits_in_memory
 
-__all__ = ["buffer_shape", "check_fit", "check_memory", "policy_bytes", "rollout_spec"]
+__all__ = ["buffer_shape", "check_memory", "check_spaces", "policy_bytes", "rollout_spec"]
 
 COPIES = 7
-"""Of every trained weight: itself, its gradient, Adam's two moments, and three to undo an update that breaks."""
-COPIES_IN_BACKGROUND = 3
-"""More with a background collector: its own, and two on the board that hands weights over."""
+"""Copies of every trained weight: itself, its gradient, two moments of Adam, and three to undo a failed update."""
+ASYNCHRONOUS_COPIES = 3
+"""Further copies with asynchronous collection: the collector's own, and two on the weight board."""
 
 
-def check_fit(policy: Any, env: VectorEnv) -> None:
-    """Refuse a policy for other spaces than the environment's, which would fail (or read foreign memory) in a step."""
+def check_spaces(policy: Any, env: VectorEnv) -> None:
+    """Raise `ConfigError` if policy and environment have different spaces. Kernels would read invalid memory."""
     for name in ("observation_space", "action_space"):
         mine, theirs = getattr(policy, name, None), getattr(env, name)
         if mine is not None and not _same_shape(mine, theirs):
@@ -49,13 +46,13 @@ def _same_shape(mine: Any, theirs: Any) -> bool:
         return set(mine.spaces) == set(theirs.spaces) and all(
             _same_shape(part, theirs.spaces[name]) for name, part in mine.spaces.items()
         )
-    # How many choices, and where they start: the policy sends the environment's own numbers.
-    counted = all(np.array_equal(getattr(mine, x, 0), getattr(theirs, x, 0)) for x in ("n", "nvec", "start"))
-    return bool(mine.shape == theirs.shape and counted)
+    # Discrete spaces must also agree in the number of values and the first value.
+    same_values = all(np.array_equal(getattr(mine, x, 0), getattr(theirs, x, 0)) for x in ("n", "nvec", "start"))
+    return bool(mine.shape == theirs.shape and same_values)
 
 
 def buffer_shape(env: VectorEnv, policy: Any) -> dict[str, Any]:
-    """What a buffer for this environment and policy is made of, besides its length: arguments of its constructor."""
+    """Arguments of `RolloutBuffer` for this environment and policy, except its length."""
     observation = allocate_row(env.observation_space, env.num_envs, env.mask_size).observation
     specs: Any
     if isinstance(observation, dict):
@@ -73,7 +70,7 @@ def buffer_shape(env: VectorEnv, policy: Any) -> dict[str, Any]:
 
 
 def rollout_spec(env: VectorEnv, policy: Any) -> RolloutSpec:
-    """What a rollout of this environment looks like to this policy."""
+    """Shapes and types of the rollouts of this environment and policy."""
     shape, distribution = buffer_shape(env, policy), policy.distribution
     space = flat_observation_space(env.observation_space)
     parts = (
@@ -94,7 +91,7 @@ def rollout_spec(env: VectorEnv, policy: Any) -> RolloutSpec:
 
 
 def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Lowest and highest value of a discrete space; None for one whose values the policy takes as they are."""
+    """Lowest and highest value of a discrete space; None for other spaces."""
     if isinstance(space, spaces.Discrete):
         return np.asarray(space.start), np.asarray(space.start + space.n - 1)
     if isinstance(space, spaces.MultiDiscrete):
@@ -102,9 +99,9 @@ def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
     return None
 
 
-def policy_bytes(policy: nn.Module, *, background: bool = False) -> int:
-    """What a policy takes while it learns."""
-    copies = COPIES + (COPIES_IN_BACKGROUND if background else 0)
+def policy_bytes(policy: nn.Module, *, asynchronous: bool = False) -> int:
+    """Memory of a policy during training."""
+    copies = COPIES + (ASYNCHRONOUS_COPIES if asynchronous else 0)
     return sum(p.numel() * p.element_size() * (copies if p.requires_grad else 1) for p in policy.parameters())
 
 
@@ -114,19 +111,19 @@ def check_memory(
     num_steps: int,
     *,
     n_epochs: int,
-    in_background: int | None = None,
+    ring_segments: int | None = None,
     num_envs: int | None = None,
 ) -> None:
-    """Refuse rollouts of `num_steps` steps that cannot fit into memory beside the policy.
+    """Raise `ConfigError` if rollouts of `num_steps` steps and the policy do not fit into memory.
 
-    `in_background`: rollouts that a background collector's ring holds, None without one; `num_envs`: of the run, when
-    `env` is a smaller one to try things on.
+    `ring_segments`: rollouts in the ring of asynchronous collection, None if synchronous; `num_envs`: number of
+    environments of the run, if it differs from `env`.
     """
     shape: dict[str, Any] = buffer_shape(env, policy)
     count = env.num_envs if num_envs is None else num_envs
     rollout = RolloutBuffer.bytes_needed(num_steps, **{**shape, "num_envs": count})
-    segments = in_background or 1
-    weights = policy_bytes(policy, background=in_background is not None)
+    segments = ring_segments or 1
+    weights = policy_bytes(policy, asynchronous=ring_segments is not None)
     shuffles = n_epochs * num_steps * count * 8
     name = f"{segments} rollouts" if segments > 1 else "a rollout"
     parts = {f"{name} of {num_steps:,} steps x {count} environments": segments * rollout, "its shuffles": shuffles}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from palaestra.actor.fit import policy_bytes
+from palaestra.actor.compatibility import policy_bytes
 from palaestra.cli.train import check_config
 from palaestra.env.toy import Countdown
 from palaestra.errors import ConfigError
@@ -38,7 +38,7 @@ def test_a_learning_policy_takes_seven_numbers_per_trained_weight_and_ten_in_the
     policy = ActorCritic(env.observation_space, env.action_space, PolicyConfig(hidden=(3,)))
     # Actor 4*3+3 + 3*2+2 = 23, critic 4*3+3 + 3*1+1 = 19.
     assert policy_bytes(policy) == 7 * 4 * 42
-    assert policy_bytes(policy, background=True) == 10 * 4 * 42
+    assert policy_bytes(policy, asynchronous=True) == 10 * 4 * 42
     policy.critic.requires_grad_(False)
     assert policy_bytes(policy) == 7 * 4 * 23 + 4 * 19
 
@@ -63,7 +63,7 @@ def test_a_run_that_cannot_fit_is_refused_before_its_directory_exists(tmp_path):
 
 def test_a_gpu_has_a_limit_of_its_own(monkeypatch):
     trainer = _trainer()
-    monkeypatch.setattr("palaestra.actor.fit.device_of", lambda policy: torch.device("cuda:0"))
+    monkeypatch.setattr("palaestra.actor.compatibility.device_of", lambda policy: torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1_000_000))
     trainer.training.check_memory(16)
     with pytest.raises(

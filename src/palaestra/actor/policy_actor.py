@@ -1,6 +1,6 @@
-"""How a policy acts on arrays: compiled where it can, plain torch where it must, one interface for both.
+"""Acting with a policy on NumPy arrays, in compiled kernels or through torch, with one interface.
 
-`acting_for` chooses; the collector and the evaluation drive. Neither holds randomness: noise comes in.
+`build_actor` chooses the implementation. Random noise is an argument.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import device_of, move_to
 from palaestra.policy.flat_parameters import FlatParameters
 
-__all__ = ["Acting", "Compiled", "CompiledActing", "TorchActing", "acting_for", "refuse_impossible"]
+__all__ = ["Compiled", "CompiledActor", "PolicyActor", "TorchActor", "build_actor", "check_action_masks"]
 
 Compiled: TypeAlias = Literal["auto", "on", "off"]
-"""`auto`: compiled kernels when the policy qualifies; `on`: refuse to start otherwise; `off`: always plain torch."""
+"""`auto`: compiled kernels if the policy supports them; `on`: raise an error otherwise; `off`: always torch."""
 Floats: TypeAlias = NDArray[np.float32]
 Mask: TypeAlias = NDArray[np.bool_] | None
 
 
-class TorchActing:
-    """Any policy, through torch."""
+class TorchActor:
+    """Acts with any policy through torch."""
 
     def __init__(self, policy: nn.Module) -> None:
         self._policy: Any = policy
         self._device = device_of(policy)
 
-    def up_to_date(self) -> bool:
-        """Whether the policy's weights are still on the device that observations go to."""
+    def is_current(self) -> bool:
+        """Whether the policy is still on the same device."""
         return self._device == device_of(self._policy)
 
     def act_into(
         self, observation: Observation, noise: Floats, mask: Mask, action: NDArray[Any], log_prob: Floats, value: Floats
     ) -> None:
-        """Write actions, log-probabilities and values for `[N, ...]` observations, without recording gradients."""
+        """Write actions, log-probabilities and values for `[N, ...]` observations, without gradients."""
         with torch.inference_mode():
             acted = self._policy.act(
                 move_to(self._device, observation),
@@ -54,8 +54,8 @@ class TorchActing:
             )
         shapes = (acted.action.shape, acted.log_prob.shape, acted.value.shape)
         wanted = (action.shape, log_prob.shape, value.shape)
-        if shapes != wanted:  # numpy would spread a single number over all environments
-            raise self._refusal(
+        if shapes != wanted:  # numpy would broadcast a single number
+            raise self._shape_error(
                 "act", "action, log_prob and value", [list(s) for s in shapes], [list(s) for s in wanted]
             )
         action[:] = acted.action.cpu().numpy()
@@ -68,35 +68,35 @@ class TorchActing:
             values: Floats = self._policy.value(move_to(self._device, observation)).float().cpu().numpy()
         count = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
         if values.shape != (count,):
-            raise self._refusal("value", "values", list(values.shape), [count])
+            raise self._shape_error("value", "values", list(values.shape), [count])
         return values
 
-    def _refusal(self, method: str, what: str, got: object, wanted: object) -> ConfigError:
+    def _shape_error(self, method: str, what: str, got: object, wanted: object) -> ConfigError:
         return ConfigError(
-            "policy", type(self._policy).__name__, f"its {method} gave {what} of shape {got}", f"Give {wanted}"
+            "policy", type(self._policy).__name__, f"its {method} returned {what} of shape {got}", f"Return {wanted}"
         )
 
 
-class CompiledActing:
-    """A small actor-critic, through the kernels."""
+class CompiledActor:
+    """Acts with a small actor-critic in compiled kernels."""
 
     def __init__(self, policy: ActorCritic) -> None:
         self.net = CompiledActorCritic(policy)
         self.takes_raw = not len(policy.encoder.normalizers)
 
-    def up_to_date(self) -> bool:
-        """Whether the policy's weights are still where the kernels look for them."""
+    def is_current(self) -> bool:
+        """Whether the policy's weights are still in the memory that the kernels read."""
         return self.net.flat is FlatParameters.of(self.net.policy)
 
     def act_into(
         self, observation: Observation, noise: Floats, mask: Mask, action: NDArray[Any], log_prob: Floats, value: Floats
     ) -> None:
-        """As `TorchActing.act_into`, in one call that allocates nothing."""
+        """As `TorchActor.act_into`, without allocation."""
         assert isinstance(observation, np.ndarray)
         if not (self.takes_raw and observation.ndim == 2 and observation.dtype == np.float32):
             observation = self.net.normalized(observation)
         if action.ndim != 2 and not self.net.discrete:
-            action = action.reshape(len(action), -1)  # a view: the kernel knows rows of numbers only
+            action = action.reshape(len(action), -1)  # a view: the kernel expects rows
         self.net.act_into(observation, noise, action, log_prob, value)
 
     def value(self, observation: Observation) -> Floats:
@@ -105,12 +105,12 @@ class CompiledActing:
         return self.net.value(self.net.normalized(observation))
 
 
-Acting: TypeAlias = TorchActing | CompiledActing
+PolicyActor: TypeAlias = TorchActor | CompiledActor
 
 
-def refuse_impossible(distribution: Any, mask: NDArray[np.bool_], over: NDArray[np.bool_]) -> None:
-    """Raise when the mask `[N, k]` of an environment that is not `over` leaves it no action to take."""
-    allowed = possible_actions(mask, getattr(distribution, "choices", None)) | over
+def check_action_masks(distribution: Any, mask: NDArray[np.bool_], ignored: NDArray[np.bool_]) -> None:
+    """Raise if the mask `[N, k]` of an environment allows no action, except where `ignored`."""
+    allowed = possible_actions(mask, getattr(distribution, "choices", None)) | ignored
     if not allowed.all():
         raise EnvironmentContractError(
             f"environment {int(np.argmin(allowed))} allows no action: its info['action_mask'] forbids all of them. "
@@ -118,31 +118,31 @@ def refuse_impossible(distribution: Any, mask: NDArray[np.bool_], over: NDArray[
         )
 
 
-def acting_for(policy: nn.Module, compiled: Compiled = "auto", *, masked: bool = False) -> Acting:
-    """The fastest way this policy can act."""
+def build_actor(policy: nn.Module, compiled: Compiled = "auto", *, masked: bool = False) -> PolicyActor:
+    """The fastest actor for this policy."""
     if compiled == "off":
-        return TorchActing(policy)
+        return TorchActor(policy)
     reason = "actions are masked" if masked else why_not_compiled(policy, learning=False)
     if reason is None:
         assert isinstance(policy, ActorCritic)
-        return CompiledActing(policy)
+        return CompiledActor(policy)
     if compiled == "on":
         raise ConfigError(
             "trainer.compiled", "on", f"this policy cannot run compiled: {reason}", "Use 'auto' to fall back to torch"
         )
-    return TorchActing(policy)
+    return TorchActor(policy)
 
 
-def can_roll_out_whole(env: VectorEnv, acting: Acting) -> bool:
-    """Whether one kernel can run this environment under this policy."""
+def has_rollout_kernel(env: VectorEnv, acting: PolicyActor) -> bool:
+    """Whether one kernel can run the whole rollout of this environment and policy."""
     poles: Any = env
-    return type(poles) is CompiledCartPole and isinstance(acting, CompiledActing) and acting.takes_raw
+    return type(poles) is CompiledCartPole and isinstance(acting, CompiledActor) and acting.takes_raw
 
 
-def roll_out_whole(
+def run_rollout_kernel(
     poles: Any, net: Any, buffer: RolloutBuffer, noise: NDArray[np.float32]
 ) -> list[tuple[int, EpisodeEnd]]:
-    """Fill the buffer; returns the episodes that ended, each with its step."""
+    """Fill the buffer in one kernel; returns the episodes that ended, each with its step."""
     N, most = buffer.num_envs, buffer.num_steps * buffer.num_envs
     ended = _allocate_ended(most)
     steps = np.empty(most, np.int64)
@@ -171,5 +171,5 @@ def roll_out_whole(
 
 
 def _allocate_ended(count: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """Room for the environment, the last observation and the length of episodes that end."""
+    """Arrays for index, last observation and length of ended episodes."""
     return np.empty(count, np.int64), np.empty((count, 4), np.float32), np.empty(count, np.int64)
