@@ -158,7 +158,7 @@ class Murderer:
         """Until done."""
         while not done.wait(self._random.uniform(*BETWEEN_BLOWS)):
             freeze = self._random.random() < FROZEN
-            starting = bool(self._filler._pulse[STEPS] < 1)
+            starting = bool(self._filler._heartbeat[STEPS] < 1)
             # A first step has two minutes of grace, so a process that is frozen before it would look like a deadlock;
             # so would a machine too busy to start a process between two blows.
             if starting and (freeze or self._last_was_early):

@@ -68,7 +68,7 @@ def test_three_batches_of_broken_screens_end_the_run():
     made = source(outcome="environment_failed", sessions="The gateway")
     for version in (1, 2):
         made.release(made.next_batch(), version)
-    with pytest.raises(CollectorFailed, match=r"in 3 batches in a row every screen broke, 4 in .* The gateway"):
+    with pytest.raises(CollectorFailed, match=r"every session failed in 3 consecutive batches, 4 in .* The gateway"):
         made.next_batch()
 
 

@@ -35,7 +35,7 @@ def _begin(trainer, length, segments):
     training.source.start(trainer.n_updates, length, segments)
     training.publisher.publish(trainer.n_updates, training.learner.weights())
     training.source._worker.start()
-    training.source._begun = True
+    training.source._worker_started = True
     return training.source
 
 
@@ -150,7 +150,7 @@ def _hangs(monkeypatch, looks):
     found = []
     for at, still in looks:
         monkeypatch.setattr(asynchronous.time, "monotonic", lambda at=at: at)
-        found.append(source._hangs(still))
+        found.append(source._is_hung(still))
     monkeypatch.undo()
     return found
 
@@ -171,7 +171,7 @@ def test_a_replacement_after_a_resume_does_not_play_the_resumed_episodes_again(t
     resumed = _trainer(collector_restarts=1)
     resumed.load_checkpoint(tmp_path / "there")
     seeds = [first.collector._seed, resumed.collector._seed]
-    resumed.training.source._restart()
+    resumed.training.source._start_new_episodes()
     seeds.append(resumed.collector._seed)
     assert len(set(seeds)) == 3
 

@@ -169,7 +169,7 @@ def test_screens_that_break_are_counted_tried_again_and_never_learned_from(gatew
 
 def test_a_run_whose_screens_all_break_ends_and_says_so_instead_of_playing_on(gateway, tmp_path):
     breaking = {"tasks": [{"task": "fake/button", "params": {"fail_at": 1}}], "actor": {"retries": 0}}
-    with pytest.raises(CollectorFailed, match="in 3 batches in a row every screen broke, 4 in the last one"):
+    with pytest.raises(CollectorFailed, match="every session failed in 3 consecutive batches, 4 in the last one"):
         train_screens(config(gateway, 50, **breaking), root=tmp_path, run_id="broken")
     assert RunDirectory.find("broken", tmp_path).latest_checkpoint().name == "update_00000002"
 

@@ -259,8 +259,7 @@ class AsynchronousSource:
             self._suspected_at = None
             self._queue.reopen()
             if self._config.collector == "thread":
-                self._attempt += 1
-                self.collector.start_new_episodes(self._attempt)
+                self._start_new_episodes()
             self._worker.start()
 
     def _is_hung(self, still: float) -> bool:
@@ -331,6 +330,10 @@ class AsynchronousSource:
             self._worker = CollectorThread(self.collector, self._queue, board)
         ring.dropped_steps = lost
         self.ring, self.publisher.board, self._is_allocated = ring, board, True
+
+    def _start_new_episodes(self) -> None:
+        self._attempt += 1
+        self.collector.start_new_episodes(self._attempt)
 
     def _next_setup(self) -> CollectorSetup:
         assert self._env_config is not None
