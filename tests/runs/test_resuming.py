@@ -175,7 +175,7 @@ def test_an_attempt_that_fails_says_that_an_earlier_one_succeeded(home):
     record = asyncio.run(body())
     assert (record.phase, record.reason) == (
         Phase.FAILED,
-        "exit code 3: echo: told to exit with 3; attempt 1 succeeded",
+        "exit code 3: echo: exiting with 3 as requested; attempt 1 succeeded",
     )
     ended = attempt_outcomes(RunEventLog(home.run(record.run_id)).read())
     assert {number: one.phase for number, one in ended.items()} == {1: Phase.SUCCEEDED, 2: Phase.FAILED}

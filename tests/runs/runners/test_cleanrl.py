@@ -112,11 +112,11 @@ def test_a_shell_in_a_value_stays_one_word(paths, machine):
     ("wishes", "check", "words", "remedy"),
     [
         ({"script": "shaepd"}, "script", "is not in", "shaped"),
-        ({"script": "../shaped"}, "script", "must lie in the checkout", "dqn"),
+        ({"script": "../shaped"}, "script", "must be in the checkout", "dqn"),
         ({"script": None}, "script", "no script", "shaped"),
         ({"config": {"checkout": "/nowhere"}}, "script", "not a CleanRL checkout", "git clone"),
         ({"config": {"learning_rat": 1}}, "flag", "no such argument", "learning_rate"),
-        ({"config": {"track": True}}, "flag", "option of every runner", "--track"),
+        ({"config": {"track": True}}, "flag", "option of runs start", "--track"),
         ({"config": {"exp_name": "../x"}}, "path", "outside", ""),
         ({"python": "/nowhere/python"}, "python", "not a program", "virtualenv"),
         ({"python": "/bin/true"}, "python", "exit code 0", "--python"),
@@ -137,7 +137,7 @@ def test_without_a_checkout_the_remedy_is_to_clone_one(machine):
     refused = _only_refusal(spec, Machine(environment, 10**12))
 
     assert "git clone https://github.com/vwxyzjn/cleanrl" in refused.remedy
-    assert "the run service has no PALAESTRA_CLEANRL" in refused.text
+    assert "PALAESTRA_CLEANRL is not set in the run service" in refused.text
 
 
 def test_the_checkout_may_come_from_the_environment(machine):
@@ -151,11 +151,11 @@ def test_the_checkout_of_the_request_comes_before_that_of_the_service(machine, t
     there = Machine({**machine.environment, "PALAESTRA_CLEANRL": str(tmp_path)}, 10**12)
 
     assert "shaped" in _only_refusal(RunSpec(runner="cleanrl", script="shaepd", checkout=str(CHECKOUT)), there).remedy
-    assert "in the run service's environment" in _only_refusal(RunSpec(runner="cleanrl", script="dqn"), there).text
+    assert "in the environment of the run service" in _only_refusal(RunSpec(runner="cleanrl", script="dqn"), there).text
 
 
 def test_a_missing_script_is_not_called_none(machine):
-    assert _only_refusal(_spec(script=None), machine).text == "no script named"
+    assert _only_refusal(_spec(script=None), machine).text == "no script given"
 
 
 def test_a_missing_package_names_the_interpreter_to_install_it_into(machine, tmp_path):

@@ -63,15 +63,15 @@ ALWAYS = {"numpy", "torch", "late", "extra", "inner", "perhaps"}
 
 def test_branches_that_the_arguments_do_not_reach_import_nothing(checkout):
     found = _scan(checkout)
-    assert (found.packages, found.films, found.wrappers) == (ALWAYS, False, {"FrameStack"})
+    assert (found.packages, found.records_video, found.wrappers) == (ALWAYS, False, {"FrameStack"})
 
 
 def test_branches_that_the_arguments_reach_do(checkout):
     assert _scan(checkout, track=True).packages == ALWAYS | {"wandb"}
     saved = _scan(checkout, save_model=True, upload_model=False)
-    assert (saved.packages, saved.films) == (ALWAYS, True)
+    assert (saved.packages, saved.records_video) == (ALWAYS, True)
     assert _scan(checkout, save_model=True, upload_model=True).packages == ALWAYS | {"tenacity", "hub"}
-    assert not _scan(checkout, save_model=True, total=10).films
+    assert not _scan(checkout, save_model=True, total=10).records_video
 
 
 def test_an_argument_of_unknown_value_reaches_both_branches(checkout):
@@ -83,7 +83,7 @@ def test_an_argument_of_unknown_value_reaches_both_branches(checkout):
 )
 def test_a_function_that_films_unless_told_otherwise_films(checkout, call, films):
     source = f"from utils.evals import evaluate\nreturns = evaluate({call})\n"
-    assert _scan(checkout, source).films is films
+    assert _scan(checkout, source).records_video is films
 
 
 def test_a_module_of_the_checkout_that_is_not_there_or_broken_is_left_to_the_script(checkout):

@@ -108,11 +108,11 @@ class _Silent(EchoRunner):
 @pytest.mark.parametrize(
     ("broken", "rule"),
     [
-        (_Forgetful, "a key that nobody knows is refused"),
-        (_Random, "two runners plan the same"),
+        (_Forgetful, "an unknown key is refused"),
+        (_Random, "two instances plan the same command"),
         (_Writing, "preflight and plan write nothing"),
-        (_Failing, "the given spec ends well"),
-        (_Silent, "at least one event arrives"),
+        (_Failing, "the given spec succeeds"),
+        (_Silent, "the run reports at least one event"),
     ],
 )
 def test_a_runner_that_breaks_a_rule_is_told_which(tmp_path, broken, rule):

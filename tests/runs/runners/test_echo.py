@@ -78,8 +78,8 @@ def test_a_resumed_one_goes_on_from_the_checkpoint(paths, machine):
 @pytest.mark.parametrize(
     ("then", "code", "words"),
     [
-        ("exit:3", 3, "told to exit with 3"),
-        ("traceback", 1, "RuntimeError: told to"),
+        ("exit:3", 3, "exiting with 3 as requested"),
+        ("traceback", 1, "RuntimeError: requested by then=traceback"),
         ("abort", -signal.SIGABRT, ""),
         ("signal:KILL", -signal.SIGKILL, ""),
     ],
@@ -142,7 +142,7 @@ def test_damaged_records_are_where_they_were_asked_for(paths, machine):
     events, corrupt = _events(paths)
     assert (code, corrupt) == (0, 1)
     assert [e.update for e in events if isinstance(e, TrainingStep)] == [1, 2, 3, 4]
-    assert "RuntimeError: told to, and alive" in output
+    assert "RuntimeError: requested, and still running" in output
 
 
 def test_it_floods_and_speaks_marked_lines(paths, machine):

@@ -11,7 +11,7 @@ from tests.runs.runners.conftest import run, start
 
 from palaestra.runs.process.interpreter import trainer_environment
 from palaestra.runs.runner import JournalFile, Machine
-from palaestra.runs.runners.palaestra import PalaestraRunner, training_document
+from palaestra.runs.runners.palaestra import PalaestraRunner, training_config
 from palaestra.runs.spec import RunSpec
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
@@ -43,7 +43,7 @@ def _events(paths):
 def test_general_wishes_go_where_the_trainer_reads_them():
     spec = RunSpec(config=CONFIG, env_id="Acrobot-v1", seed=5, track="offline", script="ppo")
 
-    document = training_document(spec)
+    document = training_config(spec)
 
     assert document["env"] == {"id": "Acrobot-v1", "num_envs": 2}
     assert document["trainer"]["seed"] == 5
@@ -142,9 +142,7 @@ def test_its_checkpoints_are_filmed_when_asked_for_and_can_be_drawn(runner, path
     assert runner.plan(spec, paths, machine).film
     assert not runner.plan(spec.model_copy(update={"video": False}), paths, machine).film
     drawn_by_nobody = spec.model_copy(update={"env_id": "compiled/CartPole-v1"})
-    assert (
-        runner.preflight(drawn_by_nobody, machine)[-1].text == "compiled/CartPole-v1 draws nothing that could be filmed"
-    )
+    assert runner.preflight(drawn_by_nobody, machine)[-1].text == "compiled/CartPole-v1 cannot render images"
 
 
 def test_a_gpu_for_a_torch_that_sees_none_is_refused(runner, machine):
@@ -176,7 +174,7 @@ def test_a_gpu_that_the_configuration_would_not_use_is_refused(runner, machine):
 
     findings = [f for f in runner.preflight(RunSpec(config=config, gpus=1), two) if f.check == "gpu"]
 
-    assert findings[-1].text == "trainer.device is cpu: the run would hold the GPU and train on the CPU"
+    assert findings[-1].text == "trainer.device is cpu: the run would lease the GPU and train on the CPU"
     assert findings[-1].level == "refused"
 
 

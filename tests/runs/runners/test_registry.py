@@ -59,7 +59,7 @@ def test_a_package_that_breaks_takes_nobody_with_it(announced, caplog):
 def test_a_wrong_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'cleanrl'"):
         registry.get_runner("cleanrll")
-    with pytest.raises(ConfigError, match="There are cleanrl, echo, palaestra, sb3"):
+    with pytest.raises(ConfigError, match="Known: cleanrl, echo, palaestra, sb3"):
         registry.get_runner("zzz")
 
 
@@ -96,14 +96,14 @@ def test_a_runner_that_is_installed_while_a_service_runs_can_be_started(home, tm
     monkeypatch.syspath_prepend(str(site))
     with service_thread(home):
         trainer = TrainerService(home)
-        with pytest.raises(LaunchRefused, match=rf"no such runner in {sys.prefix}, where the service runs\. There are"):
+        with pytest.raises(LaunchRefused, match=rf"no such runner in {sys.prefix}, where the service runs\. Known:"):
             trainer.start_run({"steps": 1}, runner="zzz")
         install(site, "zzz", "from palaestra.runs.runners.echo import EchoRunner as Runner\n")
         assert "zzz" in trainer.ask("GET", "/runners")
         assert trainer.wait(trainer.start_run({"steps": 1}, runner="zzz"), timeout_s=30).phase == "succeeded"
         install(site, "yyy", "import a_module_that_needs_a_new_process\n")
         reason = (
-            r"the service that runs cannot load it \(cannot be imported \(No module named 'a_module_.*'\)\)\. Restart"
+            r"the running service cannot load it \(cannot be imported \(No module named 'a_module_.*'\)\)\. Restart"
         )
         with pytest.raises(LaunchRefused, match=reason):
             trainer.start_run({"steps": 1}, runner="yyy")

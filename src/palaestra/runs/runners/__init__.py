@@ -1,4 +1,4 @@
-"""The trainers we know, each turned into one command: ours, CleanRL's scripts, Stable-Baselines3, and `echo` for tests.
+"""The trainers that runs can use: our own, CleanRL scripts, Stable-Baselines3, and `echo` for tests.
 
-`table` lists them; `conformance` is what one of your own must pass, `template` where to begin (docs/runners.md).
+`registry` lists them. `template` is a starting point for your own runner, and `conformance` checks it.
 """

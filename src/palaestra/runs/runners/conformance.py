@@ -1,8 +1,8 @@
-"""The rules a `Runner` promises to keep, as a check that anyone can run on their own.
+"""A conformance test for runners.
 
-Shipped with the package: call `check_runner(MyRunner, spec, tmp_path)` in your tests with a spec that your runner can
-really run, in a few seconds. It raises `AssertionError` with the rule that was broken. The last part launches the
-command the way the service does, reads its telemetry, and stops it once in the middle.
+Call `check_runner(MyRunner, spec, tmp_path)` in your tests, with a spec that runs for a few seconds. It raises
+`AssertionError` with the rule that is broken. The last part launches the command as the service does, reads its
+telemetry, and stops a second run early.
 """
 
 from __future__ import annotations
@@ -30,81 +30,87 @@ from palaestra.telemetry.journal import JournalReader
 __all__ = ["check_runner"]
 
 CANARY = "canary-0123456789-never-shown"
-UNKNOWN = "no_such_key_anywhere"
+UNKNOWN_KEY = "no_such_key_anywhere"
 
 
 def check_runner(
     make: Callable[[], Runner], spec: RunSpec, directory: Path, *, launch: bool = True, timeout_s: float = 120.0
 ) -> None:
-    """Raise `AssertionError` naming the rule that the runner breaks. `directory` is empty and ours.
+    """Raise `AssertionError` with the first rule that the runner breaks. `directory` must be empty.
 
-    The run of `spec` must end by itself within `timeout_s` and say at least one event.
+    The run of `spec` must end within `timeout_s` and report at least one event.
     """
     machine = Machine({**os.environ, "WANDB_API_KEY": CANARY}, free_disk_bytes=1 << 40)
-    _check_what_it_declares(make(), spec)
-    before = _files(directory)
+    _check_declarations(make(), spec)
+    before = _list_files(directory)
     _check_preflight(make(), spec, machine)
-    plan = make().plan(spec, _place(directory, "trial-one"), machine)
+    plan = make().plan(spec, _paths(directory, "trial-one"), machine)
     _check_plan(plan, spec)
-    _check_same_again(plan, make().plan(spec, _place(directory, "trial-one"), machine), "two runners plan the same")
-    _check_same_again(
-        plan, make().plan(spec, _place(directory, "trial-two"), machine), "the digest is the same in any run"
+    _check_same_digest(
+        plan, make().plan(spec, _paths(directory, "trial-one"), machine), "two instances plan the same command"
     )
-    assert _files(directory) == before, "preflight and plan write nothing"
-    assert CANARY not in json.dumps(plan.redacted()), "what is shown of a plan hides secrets"
+    _check_same_digest(
+        plan, make().plan(spec, _paths(directory, "trial-two"), machine), "the digest does not depend on the run id"
+    )
+    assert _list_files(directory) == before, "preflight and plan write nothing"
+    assert CANARY not in json.dumps(plan.redacted()), "a redacted plan contains no secrets"
     if launch:
         asyncio.run(asyncio.wait_for(_check_run(plan), timeout_s))
-        stopped = make().plan(spec, _place(directory, "three"), machine)
-        asyncio.run(asyncio.wait_for(_check_stop(stopped), timeout_s))
+        second = make().plan(spec, _paths(directory, "three"), machine)
+        asyncio.run(asyncio.wait_for(_check_stop(second), timeout_s))
 
 
-def _place(directory: Path, run_id: str) -> AttemptPaths:
+def _paths(directory: Path, run_id: str) -> AttemptPaths:
     run = Home(directory / "var" / "training").run(run_id)
     attempt = run.attempt(1)
     return AttemptPaths(run_id, 1, run.path, attempt.path, attempt.work)
 
 
-def _files(directory: Path) -> list[str]:
+def _list_files(directory: Path) -> list[str]:
     return sorted(str(path) for path in directory.rglob("*"))
 
 
-def _check_what_it_declares(runner: Runner, spec: RunSpec) -> None:
-    assert re.fullmatch(r"[a-z][a-z0-9_-]*", runner.name), f"a runner's name is one word in lower case: {runner.name!r}"
-    assert runner.capabilities.title, "capabilities have a title for people"
+def _check_declarations(runner: Runner, spec: RunSpec) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_-]*", runner.name), (
+        f"the name of a runner is one lower-case word: {runner.name!r}"
+    )
+    assert runner.capabilities.title, "capabilities have a title"
     schema = runner.config_schema(spec)
     assert json.loads(json.dumps(schema)) == schema, "config_schema is plain JSON"
     assert schema.get("type") == "object", "config_schema describes an object"
     properties = schema.get("properties")
     assert isinstance(properties, dict), "config_schema has properties"
-    assert all(isinstance(value, dict) for value in properties.values()), "every property has a schema of its own"
+    assert all(isinstance(value, dict) for value in properties.values()), "every property has a schema"
 
 
 def _check_preflight(runner: Runner, spec: RunSpec, machine: Machine) -> None:
     refused = [finding for finding in runner.preflight(spec, machine) if finding.level == "refused"]
     assert not refused, f"the given spec can be run: {refused}"
-    strange = spec.model_copy(update={"config": {**spec.config, UNKNOWN: 1}})
-    refused = [finding for finding in runner.preflight(strange, machine) if finding.level == "refused"]
-    assert refused, "a key that nobody knows is refused"
-    assert any(UNKNOWN in finding.text for finding in refused), "a refusal names what it refuses"
+    invalid = spec.model_copy(update={"config": {**spec.config, UNKNOWN_KEY: 1}})
+    refused = [finding for finding in runner.preflight(invalid, machine) if finding.level == "refused"]
+    assert refused, "an unknown key is refused"
+    assert any(UNKNOWN_KEY in finding.text for finding in refused), "a refusal names the key"
     assert all(finding.remedy for finding in refused), "a refusal has a remedy"
-    homeless = spec.model_copy(update={"python": "/no/such/python"})
+    without_python = spec.model_copy(update={"python": "/no/such/python"})
     try:
-        findings = runner.preflight(homeless, machine)
+        findings = runner.preflight(without_python, machine)
     except ConfigError:
-        raise AssertionError("preflight answers with findings, also where it cannot look") from None
-    assert all(finding.text for finding in findings), "every finding says something"
+        raise AssertionError("preflight returns findings and does not raise") from None
+    assert all(finding.text for finding in findings), "every finding has a text"
 
 
 def _check_plan(plan: LaunchPlan, spec: RunSpec) -> None:
     paths = plan.paths
     assert plan.argv, "a plan has a command"
-    assert all(isinstance(word, str) and "\0" not in word for word in plan.argv), "argv are words without NUL"
-    assert os.path.isabs(plan.argv[0]), "argv[0] is a full path"
-    assert os.access(plan.argv[0], os.X_OK), "argv[0] is a program"
-    assert plan.cwd == spec.invoked_from or plan.cwd.is_relative_to(paths.attempt_dir), "it runs in its own directory"
-    assert all(isinstance(value, str) for value in plan.environment.values()), "the environment is text"
-    assert plan.environment.get("TMPDIR", "").startswith(str(paths.attempt_dir)), "TMPDIR lies in the attempt"
-    assert plan.sources, "its telemetry comes from somewhere"
+    assert all(isinstance(word, str) and "\0" not in word for word in plan.argv), "argv contains strings without NUL"
+    assert os.path.isabs(plan.argv[0]), "argv[0] is an absolute path"
+    assert os.access(plan.argv[0], os.X_OK), "argv[0] is executable"
+    assert plan.cwd == spec.invoked_from or plan.cwd.is_relative_to(paths.attempt_dir), (
+        "cwd is in the attempt or the directory of the request"
+    )
+    assert all(isinstance(value, str) for value in plan.environment.values()), "environment values are strings"
+    assert plan.environment.get("TMPDIR", "").startswith(str(paths.attempt_dir)), "TMPDIR is in the attempt"
+    assert plan.sources, "a plan has a telemetry source"
     for source in plan.sources:
         if isinstance(source, StdoutLines):
             assert source.grammar in OUTPUT_FORMATS, (
@@ -113,17 +119,17 @@ def _check_plan(plan: LaunchPlan, spec: RunSpec) -> None:
         elif isinstance(source, EventFiles):
             assert source.tags in TAGS, f"the tag table {source.tags!r} is one of {', '.join(TAGS)}"
     for name in plan.files:
-        assert not Path(name).is_absolute(), f"{name} lies below the attempt"
-        assert ".." not in Path(name).parts, f"{name} lies below the attempt"
+        assert not Path(name).is_absolute(), f"{name} is inside the attempt"
+        assert ".." not in Path(name).parts, f"{name} is inside the attempt"
     assert json.loads(json.dumps(dict(plan.resolved))) is not None, "the resolved configuration is plain JSON"
-    assert plan.stop_grace_s >= 0, "the grace is a time"
+    assert plan.stop_grace_s >= 0, "stop_grace_s is not negative"
 
 
-def _check_same_again(plan: LaunchPlan, again: LaunchPlan, rule: str) -> None:
+def _check_same_digest(plan: LaunchPlan, again: LaunchPlan, rule: str) -> None:
     assert plan.digest() == again.digest(), rule
 
 
-def _prepared(plan: LaunchPlan) -> Attempt:
+def _prepare_attempt(plan: LaunchPlan) -> Attempt:
     attempt = Attempt(plan.paths.attempt_dir)
     attempt.work.mkdir(parents=True)
     for name, text in plan.files.items():
@@ -134,7 +140,7 @@ def _prepared(plan: LaunchPlan) -> Attempt:
 
 
 async def _check_run(plan: LaunchPlan) -> None:
-    attempt = _prepared(plan)
+    attempt = _prepare_attempt(plan)
     child = await AttemptProcess.launch(plan, attempt)
     try:
         await child.wait()
@@ -142,24 +148,24 @@ async def _check_run(plan: LaunchPlan) -> None:
         if read_status(attempt).alive:
             await child.stop("operator", 0.0)
         child.close()
-    seen = read_status(attempt)
-    assert seen.exit is not None, "it ends by itself, and somebody sees it"
+    status = read_status(attempt)
+    assert status.exit is not None, "the run ends and its exit is recorded"
     tail = attempt.stdout.read_text(errors="replace")[-500:]
-    assert seen.exit.get("returncode") == 0, f"the given spec ends well: {seen.exit}; it said {tail}"
-    assert _events(plan, attempt), "at least one event arrives"
+    assert status.exit.get("returncode") == 0, f"the given spec succeeds: {status.exit}; output: {tail}"
+    assert _read_events(plan, attempt), "the run reports at least one event"
 
 
 async def _check_stop(plan: LaunchPlan) -> None:
-    attempt = _prepared(plan)
+    attempt = _prepare_attempt(plan)
     child = await AttemptProcess.launch(plan, attempt)
     try:
         await child.stop("operator", plan.stop_grace_s)
     finally:
         child.close()
-    assert not read_status(attempt).alive, "after a stop nothing of it lives"
+    assert not read_status(attempt).alive, "no process is left after a stop"
 
 
-def _events(plan: LaunchPlan, attempt: Attempt) -> list[Record]:
+def _read_events(plan: LaunchPlan, attempt: Attempt) -> list[Record]:
     if not any(isinstance(source, JournalFile) for source in plan.sources):
         translator = Translator(attempt, plan.sources)
         try:

@@ -1,7 +1,6 @@
-"""The runner `echo`: a real process that says computable numbers and misbehaves on demand.
+"""The runner `echo`: a process that reports predictable metrics and fails on demand.
 
-For tests of everything that watches runs, and to try the service without training: `palaestra runs start --runner echo
-steps=1000 rate=20`.
+For tests, and to try the service without training: `palaestra runs start --runner echo steps=1000 rate=20`.
 """
 
 from __future__ import annotations
@@ -40,46 +39,46 @@ _SOURCES: dict[str, tuple[Source, ...]] = {
 
 
 class EchoConfig(Section):
-    """What it shall do. Metric `m<i>` at update u is u + i, an update is 10 environment steps, episode e returns e."""
+    """Behaviour of an echo run. Metric `m<i>` at update u is u + i, an update is 10 steps, episode e returns e."""
 
     speak: Literal["journal", "stdout", "tensorboard"] = "journal"
-    """In which of the languages of trainers."""
+    """Format of its telemetry."""
     steps: int = Field(100, ge=0)
-    """Updates to report."""
+    """Number of updates."""
     rate: float = Field(0.0, ge=0)
-    """Updates per second; 0 is as fast as it goes."""
+    """Updates per second (0: as fast as possible)."""
     metrics: int = Field(2, ge=0, le=20_000)
-    """Numbers per update."""
+    """Number of metrics per update."""
     episodes_every: int = Field(10, ge=0)
-    """An episode ends every so many updates; 0 is never."""
+    """Updates per episode (0: no episodes)."""
     checkpoint_every: int = Field(0, ge=0)
-    """Updates between checkpoints; 0 is none. A stop saves one, too."""
+    """Updates between checkpoints (0: none). A stop also saves one."""
     wait_for: str = ""
-    """Say nothing before this file exists."""
+    """Wait for this file before the first update."""
     until: str = ""
-    """After the updates, wait until this file exists."""
+    """Wait for this file after the last update."""
     then: str = Field("exit:0", pattern=r"^(exit:\d{1,3}|traceback|hang|abort|signal:[A-Z0-9]+|oom(:cgroup)?)$")
     """How it ends: exit:N, traceback, hang, abort, signal:KILL, oom, oom:cgroup."""
     ignore_term: bool = False
-    """Do not react to SIGTERM."""
+    """Ignore SIGTERM."""
     fork: str = Field("", pattern=r"^(\d{1,3}(:setsid)?)?$")
-    """Start so many children that wait for ever; `3:setsid` leaves them orphaned in sessions of their own."""
+    """Number of child processes that never exit; `3:setsid` orphans them in new sessions."""
     flood: int = Field(0, ge=0, le=10_000)
-    """Print so many MB first."""
+    """Megabytes of text to print first."""
     fill_disk: bool = False
-    """Half way, write until nothing fits any more."""
+    """Fill the disk after half of the updates."""
     traceback_alive: bool = False
-    """Half way, print a traceback and go on."""
+    """Print a traceback after half of the updates, and continue."""
     corrupt_line: Literal["", "middle", "end"] = ""
-    """Write a damaged record half way, or leave one unfinished at the end."""
+    """Write a damaged record after half of the updates, or an incomplete one at the end."""
     spike_every: int = Field(0, ge=0)
-    """Every so many updates the metrics jump by a million; 0 is never."""
+    """Updates between spikes of one million in all metrics (0: never)."""
     nan_from: int = Field(0, ge=0)
-    """From this update on all metrics are NaN, as those of a diverged trainer; 0 is never."""
+    """First update with NaN in all metrics, as after divergence (0: never)."""
 
 
 class EchoRunner:
-    """A trainer that learns nothing."""
+    """A trainer for tests that learns nothing."""
 
     name = "echo"
     capabilities = RunnerCapabilities(title="Echo, for trials and tests", resume=True)
@@ -89,7 +88,7 @@ class EchoRunner:
         return EchoConfig.model_json_schema()
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
-        """Only the configuration can be wrong, and an interpreter that was asked for."""
+        """Check the configuration and the interpreter."""
         try:
             parse_section(EchoConfig, spec.config)
             python = choose_python(spec)
@@ -101,7 +100,7 @@ class EchoRunner:
         return python_findings(python, probe(python, machine), {}, oldest=(3, 8))
 
     def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
-        """One flag per key that differs from its default."""
+        """`echo_program.py`, with one flag per key that is not at its default."""
         config = parse_section(EchoConfig, spec.config)
         argv = [choose_python(spec).path, str(PROGRAM), "--journal", str(paths.attempt_dir / "metrics.jsonl")]
         if paths.resume_from:

@@ -1,7 +1,6 @@
-"""The runner `sb3`: algorithms of an installed Stable-Baselines3, in whatever interpreter has it.
+"""The runner `sb3`: algorithms of Stable-Baselines3, in any interpreter that has it installed.
 
-The program is ours (`programs/sb3_program.py`) and the algorithm theirs; what it may be told is read from the
-constructor's own signature.
+It runs `programs/sb3_program.py`. Arguments of an algorithm are checked against the signature of its constructor.
 """
 
 from __future__ import annotations
@@ -34,31 +33,31 @@ ALGORITHMS = {
     **{name.lower(): f"stable_baselines3:{name}" for name in ("PPO", "A2C", "DQN", "SAC", "TD3", "DDPG")},
     **{name.lower(): f"sb3_contrib:{name}" for name in ("TRPO", "QRDQN", "TQC")},
 }
-_PLACED = frozenset({"policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"})
-"""Arguments of the constructors that are set elsewhere, or would write somewhere."""
+_RESERVED_ARGUMENTS = frozenset({"policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"})
+"""Constructor arguments that the program sets, or that would write files."""
 
 
 class Sb3Config(Section):
-    """Everything but the algorithm's own arguments, which go into `algorithm`."""
+    """Configuration of a Stable-Baselines3 run."""
 
     algorithm: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the algorithm, such as learning_rate; its own defaults hold for the rest."""
+    """Keyword arguments of the algorithm, such as learning_rate. Default: those of the algorithm."""
     policy: str = "MlpPolicy"
     """`MlpPolicy`, `CnnPolicy` or `MultiInputPolicy`."""
     num_envs: int = Field(1, ge=1, le=1024)
-    """Copies of the environment, stepped one after the other."""
+    """Number of environments, stepped one after the other."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Handed to the environment's constructor."""
+    """Keyword arguments of the environment."""
     total_timesteps: int = Field(100_000, ge=1)
-    """Steps over all copies together."""
+    """Total number of steps over all environments."""
     checkpoint_every: int | None = Field(None, ge=1)
-    """Steps between checkpoints; null is one at the end."""
+    """Steps between checkpoints (null: only at the end)."""
     log_interval: int | None = Field(None, ge=1)
-    """As `learn` understands it; null is the algorithm's own."""
+    """`log_interval` of `learn` (null: default of the algorithm)."""
 
 
 class Sb3Runner:
-    """Algorithms of Stable-Baselines3."""
+    """Runs algorithms of Stable-Baselines3."""
 
     name = "sb3"
     capabilities = RunnerCapabilities(title="Stable-Baselines3", warm_start=True, resume=True, video=True)
@@ -68,41 +67,53 @@ class Sb3Runner:
         return Sb3Config.model_json_schema()
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
-        """Algorithm, keys, interpreter, packages, environment, and the algorithm's own arguments."""
+        """Check algorithm, keys, interpreter, packages, environment and the arguments of the algorithm."""
         try:
-            config, address = _understood(spec)
+            config, address = _parse_spec(spec)
             interpreter = choose_python(spec)
         except ConfigError as error:
             check = error.place if error.place in ("script", "python", "env", "warm_start") else "flag"
             return [Finding(check, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
-        found = _probed(spec, address, interpreter, machine)
-        findings = python_findings(interpreter, found, _needed(spec, address), oldest=(3, 9))
+        probed = _run_probe(spec, address, interpreter, machine)
+        findings = python_findings(interpreter, probed, _required_packages(spec, address), oldest=(3, 9))
         if any(finding.level == "refused" for finding in findings):
             return findings
         return [
             Finding("script", "ok", address),
             *findings,
-            *environment_findings(found, spec.env_id or ""),
-            *(cuda_findings(interpreter, found) if spec.gpus else []),
-            *_argument_findings(config.algorithm, found, address),
+            *environment_findings(probed, spec.env_id or ""),
+            *(cuda_findings(interpreter, probed) if spec.gpus else []),
+            *_argument_findings(config.algorithm, probed, address),
         ]
 
     def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
-        """Our program in that interpreter; every value in one word of JSON."""
-        config, address = _understood(spec)
+        """`sb3_program.py` in that interpreter, with the configuration as JSON."""
+        config, address = _parse_spec(spec)
         interpreter = choose_python(spec)
-        found = _probed(spec, address, interpreter, machine)
+        probed = _run_probe(spec, address, interpreter, machine)
         assert spec.env_id is not None
         data = config.model_dump(exclude={"total_timesteps"})
         argv = [
-            interpreter.path, str(PROGRAM), address, "--env", spec.env_id, "--seed", str(spec.seed or 0),
-            "--total-timesteps", str(config.total_timesteps), "--config", json.dumps(data, sort_keys=True),
-            "--out", str(paths.attempt_dir / "checkpoints"), "--device", "cuda" if spec.gpus else "cpu",
-        ]  # fmt: skip
+            interpreter.path,
+            str(PROGRAM),
+            address,
+            "--env",
+            spec.env_id,
+            "--seed",
+            str(spec.seed or 0),
+            "--total-timesteps",
+            str(config.total_timesteps),
+            "--config",
+            json.dumps(data, sort_keys=True),
+            "--out",
+            str(paths.attempt_dir / "checkpoints"),
+            "--device",
+            "cuda" if spec.gpus else "cpu",
+        ]
         if paths.resume_from is not None:
             argv += ["--resume", paths.resume_from]
         elif spec.warm_start is not None:
-            argv += ["--load", str(_path(spec))]
+            argv += ["--load", str(_warm_start_path(spec))]
         if spec.video:
             argv.append("--video")
         return LaunchPlan(
@@ -117,30 +128,30 @@ class Sb3Runner:
             algorithm=(spec.script or "").lower(),
             total_steps=config.total_timesteps,
             steps_key="total_timesteps",
-            env_signature=found.env.get("signature", {}),
+            env_signature=probed.env.get("signature", {}),
             resolved={**config.model_dump(), "env_id": spec.env_id, "seed": spec.seed or 0, "class": address},
-            versions={"python": found.shown_version, **{k: v for k, v in found.packages.items() if v is not None}},
+            versions={"python": probed.shown_version, **{k: v for k, v in probed.packages.items() if v is not None}},
         )
 
 
-def _understood(spec: RunSpec) -> tuple[Sb3Config, str]:
+def _parse_spec(spec: RunSpec) -> tuple[Sb3Config, str]:
     name = (spec.script or "").lower()
     if name not in ALGORITHMS:
         close = closest_names(name, ALGORITHMS, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"Use --script with one of {', '.join(ALGORITHMS)}"
         raise ConfigError("script", spec.script, "no such algorithm", remedy)
     if spec.env_id is None or spec.env_id.startswith("-"):
-        raise ConfigError("env", spec.env_id, "no environment named", "Use --env CartPole-v1")
-    if spec.warm_start is not None and not _path(spec).is_file():
+        raise ConfigError("env", spec.env_id, "no environment given", "Use --env CartPole-v1")
+    if spec.warm_start is not None and not _warm_start_path(spec).is_file():
         raise ConfigError("warm_start", spec.warm_start, "no such file", "Give a step_N.zip of an earlier run")
     return parse_section(Sb3Config, spec.config), ALGORITHMS[name]
 
 
-def _path(spec: RunSpec) -> Path:
+def _warm_start_path(spec: RunSpec) -> Path:
     return spec.invoked_from / Path(spec.warm_start or "").expanduser()
 
 
-def _needed(spec: RunSpec, address: str) -> dict[str, str]:
+def _required_packages(spec: RunSpec, address: str) -> dict[str, str]:
     names = {"stable-baselines3": "stable-baselines3", "gymnasium": "gymnasium", "torch": "torch"}
     if address.startswith("sb3_contrib"):
         names["sb3-contrib"] = "sb3-contrib"
@@ -149,31 +160,33 @@ def _needed(spec: RunSpec, address: str) -> dict[str, str]:
     return names
 
 
-def _probed(spec: RunSpec, address: str, interpreter: Interpreter, machine: Machine) -> Probe:
-    packages = tuple(_needed(spec, address))
+def _run_probe(spec: RunSpec, address: str, interpreter: Interpreter, machine: Machine) -> Probe:
+    packages = tuple(_required_packages(spec, address))
     return probe(interpreter, machine, packages=packages, env_id=spec.env_id, cuda=spec.gpus > 0, signature_of=address)
 
 
-def _argument_findings(given: dict[str, Any], found: Probe, address: str) -> list[Finding]:
-    """Names against the constructor's signature; kinds as far as its defaults tell."""
-    if not found.arguments.get("found"):
-        return [Finding("script", "refused", f"{address}: {found.arguments.get('reason')}", "Install a newer version")]
-    takes = {name: about for name, about in found.arguments["takes"].items() if name not in _PLACED}
+def _argument_findings(arguments: dict[str, Any], probed: Probe, address: str) -> list[Finding]:
+    """Check names against the signature of the constructor, and types as far as its defaults tell."""
+    if not probed.arguments.get("found"):
+        return [Finding("script", "refused", f"{address}: {probed.arguments.get('reason')}", "Install a newer version")]
+    known = {
+        name: parameter for name, parameter in probed.arguments["takes"].items() if name not in _RESERVED_ARGUMENTS
+    }
     findings = []
-    for name, value in given.items():
-        about = takes.get(name)
-        if about is None:
-            close = closest_names(name, takes, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(takes)}"
+    for name, value in arguments.items():
+        parameter = known.get(name)
+        if parameter is None:
+            close = closest_names(name, known, count=1)
+            remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}"
             findings.append(Finding("flag", "refused", f"algorithm.{name}: {address} has no such argument", remedy))
-        elif not _plausible(value, about):
-            text = f"algorithm.{name} = {value!r}: {address} wants {about['kind']}"
-            findings.append(Finding("flag", "refused", text, f"Its default is {about['default']!r}"))
-    return findings or [Finding("config", "ok", f"{len(given)} arguments of {address}")]
+        elif not _has_plausible_type(value, parameter):
+            text = f"algorithm.{name} = {value!r}: {address} expects {parameter['kind']}"
+            findings.append(Finding("flag", "refused", text, f"Its default is {parameter['default']!r}"))
+    return findings or [Finding("config", "ok", f"{len(arguments)} arguments of {address}")]
 
 
-def _plausible(value: object, about: dict[str, Any]) -> bool:
-    default, kind = about["default"], str(about["kind"])
+def _has_plausible_type(value: object, parameter: dict[str, Any]) -> bool:
+    default, kind = parameter["default"], str(parameter["kind"])
     if isinstance(default, bool):
         return isinstance(value, bool)
     if isinstance(default, int | float) and isinstance(value, str):

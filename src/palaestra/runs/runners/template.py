@@ -1,6 +1,6 @@
 """A runner to copy: any script that prints `@palaestra {...}` lines becomes a trainer of the run service.
 
-docs/runners.md explains it line by line. `palaestra runs start --runner script --script train.py steps=1000` then runs
+docs/runners.md explains it. `palaestra runs start --runner script --script train.py steps=1000` then runs
 `python train.py --steps=1000`.
 """
 
@@ -18,29 +18,29 @@ from palaestra.runs.spec import RunSpec
 __all__ = ["ScriptRunner"]
 
 KEYS = {"steps": int, "learning_rate": float}
-"""What the script can be told. A form is made of it, and everything else is refused before a launch."""
+"""Configuration keys of the script. Any other key is refused before a launch."""
 
 
 class ScriptRunner:
-    """Scripts of somebody's own."""
+    """Runs your own scripts."""
 
     name = "script"
-    # What is not claimed here is refused when somebody asks for it, so claim nothing that does not work.
+    # A request for a capability that is not declared here is refused.
     capabilities = RunnerCapabilities(title="A script of your own", runs_foreign_code=True)
 
     def config_schema(self, spec: RunSpec) -> dict[str, Any]:
-        """JSON Schema of the keys."""
-        kinds = {int: "integer", float: "number"}
-        return {"type": "object", "properties": {key: {"type": kinds[kind]} for key, kind in KEYS.items()}}
+        """JSON Schema of the configuration keys."""
+        types = {int: "integer", float: "number"}
+        return {"type": "object", "properties": {key: {"type": types[kind]} for key, kind in KEYS.items()}}
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
-        """Refuse here, with a remedy, what would fail later."""
-        script = _script(spec)
+        """Refuse what would fail later, with a remedy."""
+        script = _find_script(spec)
         if script is None:
             return [Finding("script", "refused", f"{spec.script} is not a file", "Use --script with a path")]
         for key, value in spec.config.items():
             if key not in KEYS:
-                return [Finding("flag", "refused", f"{key}: no such key", f"There are {', '.join(KEYS)}")]
+                return [Finding("flag", "refused", f"{key}: no such key", f"Known: {', '.join(KEYS)}")]
             if not isinstance(value, int | float) or isinstance(value, bool):
                 return [Finding("flag", "refused", f"{key} = {value!r}: is not a number", f"Write {key}=1")]
         try:
@@ -50,14 +50,14 @@ class ScriptRunner:
         return [Finding("script", "ok", str(script)), Finding("python", "ok", python.path)]
 
     def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
-        """The command, as it is shown and executed: a list of words, no shell."""
-        script = _script(spec)
+        """The command that the user sees and the service executes, without a shell."""
+        script = _find_script(spec)
         if script is None:
             raise ConfigError("script", spec.script, "is not a file", "Use --script with a path")
-        words = [f"--{key}={value}" for key, value in spec.config.items()]
+        flags = [f"--{key}={value}" for key, value in spec.config.items()]
         seed = [] if spec.seed is None else [f"--seed={spec.seed}"]
         return LaunchPlan(
-            argv=(choose_python(spec).path, str(script), *words, *seed),
+            argv=(choose_python(spec).path, str(script), *flags, *seed),
             environment=trainer_environment(spec, paths, machine),
             cwd=paths.work_dir,
             paths=paths,
@@ -66,10 +66,10 @@ class ScriptRunner:
             algorithm=script.stem,
             total_steps=spec.config.get("steps"),
             resolved=dict(spec.config),
-            script_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),  # a changed script asks for consent again
+            script_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),  # a changed script needs a new confirmation
         )
 
 
-def _script(spec: RunSpec) -> Path | None:
+def _find_script(spec: RunSpec) -> Path | None:
     path = spec.invoked_from / (spec.script or "")
     return path if path.is_file() else None

@@ -1,1 +1,1 @@
-"""Programs that run in interpreters of their own, by path: they import nothing of ours and do nothing on import."""
+"""Programs that other interpreters run by path. They do not import palaestra."""

@@ -1,9 +1,8 @@
-"""A trainer that learns nothing and can be told to misbehave: flood, hang, crash, fork, ignore TERM, fill the disk.
+"""A trainer for tests that learns nothing and can fail: flood, hang, crash, fork, ignore SIGTERM, fill the disk.
 
-It speaks what real trainers speak (our journal, marked lines on stdout, TensorBoard event files), and every number it
-says can be computed: metric `m<i>` at update u is u + i, episode e returned e. What it has said so far is in
-`echo.json` of its working directory when it ends by itself, so that nobody who checks a reader has to guess.
-Standard library only, Python 3.8 or later.
+It reports telemetry like real trainers (journal, marked lines on stdout, TensorBoard event files), and all numbers are
+predictable: metric `m<i>` at update u is u + i, episode e returns e. When it exits, it writes the totals to `echo.json`
+in its working directory, so that tests can verify a reader. Standard library only, Python 3.8 or later.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 ENV_STEPS = 10
 """Environment steps per update."""
 SPIKE = 1e6
-Said: TypeAlias = "tuple[str, dict[str, Any]]"
+EventData: TypeAlias = "tuple[str, dict[str, Any]]"
 """Kind and fields of an event."""
 
 
-class JournalVoice:
-    """Writes our journal: whole lines, one write each, one writer."""
+class JournalEmitter:
+    """Writes the journal: complete lines, one writer."""
 
     def __init__(self, path: str) -> None:
         self.seq = 0
@@ -42,69 +41,69 @@ class JournalVoice:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def say(self, *events: Said) -> None:
-        """Tell events."""
+    def emit(self, *events: EventData) -> None:
+        """Write events."""
         lines = []
         for kind, fields in events:
             self.seq += 1
             lines.append(json.dumps({"schema": 1, "kind": kind, "seq": self.seq, "time": time.time(), **fields}))
-        self.raw("\n".join(lines) + "\n")
+        self.write_raw("\n".join(lines) + "\n")
 
-    def raw(self, text: str) -> None:
-        """Write something that is no event."""
+    def write_raw(self, text: str) -> None:
+        """Write text that is not an event."""
         data = text.encode()
         while data:
             data = data[os.write(self._file, data) :]
 
 
-class StdoutVoice:
-    """Prints marked lines, as a trainer does that somebody adapted."""
+class StdoutEmitter:
+    """Prints marked lines, like a script with our template."""
 
     def __init__(self) -> None:
         self.seq = 0
 
-    def say(self, *events: Said) -> None:
-        """Tell events."""
+    def emit(self, *events: EventData) -> None:
+        """Write events."""
         for kind, fields in events:
             self.seq += 1
-            self.raw("@palaestra " + json.dumps({"kind": kind, **fields}) + "\n")
+            self.write_raw("@palaestra " + json.dumps({"kind": kind, **fields}) + "\n")
 
-    def raw(self, text: str) -> None:
-        """Write something that is no event."""
+    def write_raw(self, text: str) -> None:
+        """Write text that is not an event."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
-class EventFileVoice:
-    """Writes TensorBoard event files with CleanRL's tags; whatever has no number is not said."""
+class EventFileEmitter:
+    """Writes TensorBoard event files with CleanRL's tags; skips events without numbers."""
 
     def __init__(self, directory: str) -> None:
         os.makedirs(directory, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.0"
         self._file = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._table, self.seq = _crc_table(), 0
-        self._record(_bytes(3, b"brain.Event:2"))
+        self._write_record(_bytes(3, b"brain.Event:2"))
 
-    def say(self, *events: Said) -> None:
-        """Tell events."""
+    def emit(self, *events: EventData) -> None:
+        """Write events."""
         for kind, fields in events:
             if kind == "TrainingStep":
                 for name, value in fields["metrics"].items():
-                    self._scalar("losses/" + name, value, fields["env_step"])
+                    self._write_scalar("losses/" + name, value, fields["env_step"])
             elif kind == "EpisodeSummary":
-                self._scalar("charts/episodic_return", fields["episode_return"], fields["env_step"])
-                self._scalar("charts/episodic_length", fields["length"], fields["env_step"])
+                self._write_scalar("charts/episodic_return", fields["episode_return"], fields["env_step"])
+                self._write_scalar("charts/episodic_length", fields["length"], fields["env_step"])
 
-    def raw(self, text: str) -> None:
-        """Write something that is no event."""
+    def write_raw(self, text: str) -> None:
+        """Write text that is not an event."""
         os.write(self._file, text.encode())
 
-    def _scalar(self, tag: str, value: float, step: int) -> None:
+    def _write_scalar(self, tag: str, value: float, step: int) -> None:
         self.seq += 1
         point = _bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
-        self._record(b"\x10" + _varint(step) + _bytes(5, _bytes(1, point)))
+        self._write_record(b"\x10" + _varint(step) + _bytes(5, _bytes(1, point)))
 
-    def _record(self, fields: bytes) -> None:
+    def _write_record(self, fields: bytes) -> None:
         data = b"\x09" + struct.pack("<d", time.time()) + fields
         head = struct.pack("<Q", len(data))
         os.write(self._file, head + self._crc(head) + data + self._crc(data))
@@ -139,102 +138,102 @@ def _bytes(field: int, data: bytes) -> bytes:
 
 
 class Echo:
-    """One run."""
+    """One echo run."""
 
-    def __init__(self, wanted: argparse.Namespace) -> None:
-        self.wanted = wanted
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
         self.update, self.episodes, self.first, self.saved = 0, 0, 0, 0
         self.stopped = False
-        self.voice: JournalVoice | StdoutVoice | EventFileVoice
-        if wanted.speak == "journal":
-            self.voice = JournalVoice(wanted.journal)
+        self.emitter: JournalEmitter | StdoutEmitter | EventFileEmitter
+        if args.speak == "journal":
+            self.emitter = JournalEmitter(args.journal)
         else:
-            self.voice = StdoutVoice() if wanted.speak == "stdout" else EventFileVoice("runs/echo")
+            self.emitter = StdoutEmitter() if args.speak == "stdout" else EventFileEmitter("runs/echo")
 
     def run(self) -> int:
-        """From the first word to the exit code."""
-        if self.wanted.ignore_term:
+        """Run to the end; returns the exit code."""
+        if self.args.ignore_term:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
-            signal.signal(signal.SIGTERM, self._term)
-        if self.wanted.resume_from:
-            with open(self.wanted.resume_from) as file:
+            signal.signal(signal.SIGTERM, self._handle_sigterm)
+        if self.args.resume_from:
+            with open(self.args.resume_from) as file:
                 self.update = self.first = self.saved = json.load(file)["update"]
-            self.episodes = self.update // self.wanted.episodes_every if self.wanted.episodes_every else 0
-        self._wait_for(self.wanted.wait_for)
-        fork(self.wanted.fork)
-        self.voice.say(("PhaseChanged", {"phase": "running", "reason": "resumed" if self.first else "started"}))
-        sys.stdout.write(f"echo: {self.wanted.steps - self.update} updates to go\n")
+            self.episodes = self.update // self.args.episodes_every if self.args.episodes_every else 0
+        self._wait_for(self.args.wait_for)
+        fork(self.args.fork)
+        self.emitter.emit(("PhaseChanged", {"phase": "running", "reason": "resumed" if self.first else "started"}))
+        sys.stdout.write(f"echo: {self.args.steps - self.update} updates to go\n")
         sys.stdout.flush()
-        flood(self.wanted.flood)
-        self._updates()
-        self._wait_for(self.wanted.until)
+        flood(self.args.flood)
+        self._run_updates()
+        self._wait_for(self.args.until)
         if self.stopped:
-            return self._leave("stopped", "asked", 130)
-        return self._then(self.wanted.then)
+            return self._finish("stopped", "asked", 130)
+        return self._end(self.args.then)
 
-    def _term(self, number: int, frame: FrameType | None) -> None:
+    def _handle_sigterm(self, number: int, frame: FrameType | None) -> None:
         self.stopped = True
 
     def _wait_for(self, path: str) -> None:
         while path and not os.path.exists(path) and not self.stopped:
             time.sleep(0.005)
 
-    def _updates(self) -> None:
-        start, begun = time.monotonic(), self.update
-        middle = begun + (self.wanted.steps - begun) // 2
-        while self.update < self.wanted.steps and not self.stopped:
-            due = self.wanted.steps
-            if self.wanted.rate:
-                due = min(due, begun + 1 + int((time.monotonic() - start) * self.wanted.rate))
-            events: list[Said] = []
+    def _run_updates(self) -> None:
+        start, first = time.monotonic(), self.update
+        middle = first + (self.args.steps - first) // 2
+        while self.update < self.args.steps and not self.stopped:
+            due = self.args.steps
+            if self.args.rate:
+                due = min(due, first + 1 + int((time.monotonic() - start) * self.args.rate))
+            events: list[EventData] = []
             while self.update < due and len(events) < 1000:
-                events += self._one_update()
+                events += self._run_update()
                 if self.update == middle:
-                    self._middle()
-                if self._checkpoint_due():
+                    self._fail_midway()
+                if self._is_checkpoint_due():
                     break
             if events:
-                self.voice.say(*events)
-            if self._checkpoint_due():
+                self.emitter.emit(*events)
+            if self._is_checkpoint_due():
                 self._save()
-            if self.wanted.rate and self.update < self.wanted.steps:
-                time.sleep(max(0.0, start + (self.update - begun) / self.wanted.rate - time.monotonic()))
+            if self.args.rate and self.update < self.args.steps:
+                time.sleep(max(0.0, start + (self.update - first) / self.args.rate - time.monotonic()))
 
-    def _checkpoint_due(self) -> bool:
-        every = self.wanted.checkpoint_every
+    def _is_checkpoint_due(self) -> bool:
+        every = self.args.checkpoint_every
         return bool(every and self.update % every == 0 and self.update > self.saved)
 
-    def _one_update(self) -> list[Said]:
+    def _run_update(self) -> list[EventData]:
         self.update += 1
-        update, wanted = self.update, self.wanted
-        spike = SPIKE if wanted.spike_every and update % wanted.spike_every == 0 else 0.0
+        update, args = self.update, self.args
+        spike = SPIKE if args.spike_every and update % args.spike_every == 0 else 0.0
         env_step = update * ENV_STEPS
-        lost = float("nan") if wanted.nan_from and update >= wanted.nan_from else 0.0
-        metrics = {f"m{i}": update + i + spike + lost for i in range(wanted.metrics)}
-        events: list[Said] = [("TrainingStep", {"update": update, "env_step": env_step, "metrics": metrics})]
-        if wanted.episodes_every and update % wanted.episodes_every == 0:
+        nan = float("nan") if args.nan_from and update >= args.nan_from else 0.0
+        metrics = {f"m{i}": update + i + spike + nan for i in range(args.metrics)}
+        events: list[EventData] = [("TrainingStep", {"update": update, "env_step": env_step, "metrics": metrics})]
+        if args.episodes_every and update % args.episodes_every == 0:
             self.episodes += 1
-            length = wanted.episodes_every * ENV_STEPS
+            length = args.episodes_every * ENV_STEPS
             fields = {"env_step": env_step, "episode": self.episodes, "env_index": 0, "length": length}
             events.append(("EpisodeSummary", {**fields, "episode_return": float(self.episodes)}))
         return events
 
-    def _middle(self) -> None:
-        """What goes wrong while it runs."""
-        if self.wanted.corrupt_line == "middle":
-            mark = "@palaestra " if isinstance(self.voice, StdoutVoice) else ""
-            self.voice.raw(mark + '{"schema":1,"kind":"Traini\n')
-        if self.wanted.traceback_alive:
+    def _fail_midway(self) -> None:
+        """The failures that happen after half of the updates."""
+        if self.args.corrupt_line == "middle":
+            mark = "@palaestra " if isinstance(self.emitter, StdoutEmitter) else ""
+            self.emitter.write_raw(mark + '{"schema":1,"kind":"Traini\n')
+        if self.args.traceback_alive:
             try:
-                raise RuntimeError("told to, and alive")
+                raise RuntimeError("requested, and still running")
             except RuntimeError:
                 traceback.print_exc()
-        if self.wanted.fill_disk:
+        if self.args.fill_disk:
             fill_disk()
 
     def _save(self) -> None:
-        directory = os.path.join(os.path.dirname(self.wanted.journal), "checkpoints")
+        directory = os.path.join(os.path.dirname(self.args.journal), "checkpoints")
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, f"step_{self.update * ENV_STEPS}.json")
         write_json(path, {"update": self.update})
@@ -242,52 +241,57 @@ class Echo:
         with open(path, "rb") as file:
             sha256 = hashlib.sha256(file.read()).hexdigest()
         fields = {"update": self.update, "env_step": self.update * ENV_STEPS, "path": path, "sha256": sha256}
-        self.voice.say(("CheckpointSaved", {**fields, "best": False, "metric": None}))
+        self.emitter.emit(("CheckpointSaved", {**fields, "best": False, "metric": None}))
 
-    def _then(self, then: str) -> int:
+    def _end(self, then: str) -> int:
         word, _, detail = then.partition(":")
         if word == "exit":
             code = int(detail or 0)
             if code:
-                sys.stderr.write(f"echo: told to exit with {code}\n")
-            return self._leave("failed" if code else "succeeded", "done", code)
-        self._told()
+                sys.stderr.write(f"echo: exiting with {code} as requested\n")
+            return self._finish("failed" if code else "succeeded", "done", code)
+        self._write_totals()
         if word == "traceback":
-            raise RuntimeError("told to")
+            raise RuntimeError("requested by then=traceback")
         if word == "abort":
             os.abort()
         if word == "signal":
             os.kill(os.getpid(), getattr(signal, "SIG" + detail))
         if word == "oom":
-            eat_memory(detail)
+            exhaust_memory(detail)
         while not self.stopped:  # hang
             time.sleep(0.02)
-        return self._leave("stopped", "asked", 130)
+        return self._finish("stopped", "asked", 130)
 
-    def _leave(self, phase: str, reason: str, code: int) -> int:
-        if phase == "stopped" and self.wanted.checkpoint_every and self.update > self.saved:
+    def _finish(self, phase: str, reason: str, code: int) -> int:
+        if phase == "stopped" and self.args.checkpoint_every and self.update > self.saved:
             self._save()
-        self.voice.say(("PhaseChanged", {"phase": phase, "reason": reason}))
-        if self.wanted.corrupt_line == "end":
-            self.voice.raw('{"schema":1,"kind":"Traini')
-        self._told()
+        self.emitter.emit(("PhaseChanged", {"phase": phase, "reason": reason}))
+        if self.args.corrupt_line == "end":
+            self.emitter.write_raw('{"schema":1,"kind":"Traini')
+        self._write_totals()
         return code
 
-    def _told(self) -> None:
-        told = {"seq": self.voice.seq, "first_update": self.first, "updates": self.update, "episodes": self.episodes}
-        write_json("echo.json", told)
+    def _write_totals(self) -> None:
+        totals = {
+            "seq": self.emitter.seq,
+            "first_update": self.first,
+            "updates": self.update,
+            "episodes": self.episodes,
+        }
+        write_json("echo.json", totals)
 
 
 def write_json(path: str, data: dict[str, int]) -> None:
-    """Whole or not at all. Runs in any interpreter, so it cannot import `palaestra.files.atomic`."""
+    """Write a file atomically; `palaestra.files.atomic` cannot be imported here."""
     with open(path + ".tmp", "w") as file:
         json.dump(data, file)
     os.replace(path + ".tmp", path)
 
 
-def fork(wanted: str) -> None:
-    """Children that wait for ever; with `:setsid` orphans in a session of their own."""
-    count, _, how = (wanted or "0").partition(":")
+def fork(args: str) -> None:
+    """Start child processes that never exit; with `:setsid`, orphans in new sessions."""
+    count, _, how = (args or "0").partition(":")
     for _ in range(int(count)):
         if os.fork():
             continue
@@ -302,7 +306,7 @@ def fork(wanted: str) -> None:
 
 
 def flood(megabytes: int) -> None:
-    """Text on stdout, as fast as it goes."""
+    """Print text as fast as possible."""
     block = ("x" * 1023 + "\n") * 1024
     for _ in range(megabytes):
         sys.stdout.write(block)
@@ -310,7 +314,7 @@ def flood(megabytes: int) -> None:
 
 
 def fill_disk() -> None:
-    """Write until nothing more fits, and go on."""
+    """Fill the disk, and continue."""
     try:
         with open("filling", "wb", buffering=0) as file:
             while True:
@@ -319,16 +323,16 @@ def fill_disk() -> None:
         sys.stderr.write(f"echo: {error}\n")
 
 
-def eat_memory(how: str) -> None:
-    """Touch memory until something stops it; `cgroup` brings a limit of its own, which needs root."""
+def exhaust_memory(how: str) -> None:
+    """Allocate memory until the process is stopped; `cgroup` sets a limit first, which needs root."""
     if how == "cgroup":
         _enter_small_cgroup(64 << 20)
-    eaten = []
+    blocks = []
     for _ in range(512):
         block = bytearray(8 << 20)
         block[::4096] = b"\1" * len(block[::4096])
-        eaten.append(block)
-    raise RuntimeError("nothing stopped it at 4 GB: give it memory_mb")
+        blocks.append(block)
+    raise RuntimeError("4 GB were allocated without a limit: set memory_mb")
 
 
 def _enter_small_cgroup(limit: int) -> None:
@@ -343,19 +347,19 @@ def _enter_small_cgroup(limit: int) -> None:
             handle.write(str(value))
 
 
-def parse(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--journal", required=True, help="metrics.jsonl of the attempt")
     parser.add_argument("--speak", choices=("journal", "stdout", "tensorboard"), default="journal")
     parser.add_argument("--steps", type=int, default=100, help="updates")
-    parser.add_argument("--rate", type=float, default=0.0, help="updates per second; 0 is as fast as it goes")
+    parser.add_argument("--rate", type=float, default=0.0, help="updates per second (0: as fast as possible)")
     parser.add_argument("--metrics", type=int, default=2)
     parser.add_argument("--episodes-every", type=int, default=10)
     parser.add_argument("--checkpoint-every", type=int, default=0)
     parser.add_argument("--resume-from", default="")
-    parser.add_argument("--wait-for", default="", help="say nothing before this file exists")
-    parser.add_argument("--until", default="", help="after the updates, wait until this file exists")
+    parser.add_argument("--wait-for", default="", help="wait for this file before the first update")
+    parser.add_argument("--until", default="", help="wait for this file after the last update")
     parser.add_argument("--then", default="exit:0")
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--fork", default="")
@@ -369,4 +373,4 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(Echo(parse(sys.argv[1:])).run())
+    sys.exit(Echo(parse_args(sys.argv[1:])).run())

@@ -1,8 +1,8 @@
-"""Trains one algorithm of Stable-Baselines3 and says what happens as marked lines on stdout.
+"""Train one algorithm of Stable-Baselines3, and report events as marked lines on stdout.
 
-Run by path with an interpreter that has stable_baselines3; imports nothing of ours. Goes on from a checkpoint, or
-begins with the weights of one, without unpickling anything in it: parameters are read as weights, counters as JSON.
-SIGTERM saves and leaves.
+Runs by path in an interpreter that has stable_baselines3, and does not import palaestra. Resumes from a checkpoint, or
+starts from the weights of one, without unpickling: parameters are read as weights, counters as JSON. SIGTERM saves a
+checkpoint and exits.
 """
 
 from __future__ import annotations
@@ -19,109 +19,118 @@ import zipfile
 from types import FrameType
 from typing import Any
 
+VIDEO_EVERY = 10_000
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
 
 
-def say(kind: str, **fields: Any) -> None:
-    """One event."""
+def emit(kind: str, **fields: Any) -> None:
+    """Print an event."""
     sys.stdout.write("@palaestra " + json.dumps({"kind": kind, **fields}) + "\n")
     sys.stdout.flush()
 
 
-def plain(value: float) -> Any:
-    """JSON has no word for what is not finite."""
+def json_number(value: float) -> Any:
+    """The number, or a string if it is not finite, because JSON has no such numbers."""
     value = float(value)
     return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 class Training:
-    """One run."""
+    """One training run."""
 
-    def __init__(self, wanted: argparse.Namespace) -> None:
-        self.wanted = wanted
-        self.settings: dict[str, Any] = json.loads(wanted.config)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.settings: dict[str, Any] = json.loads(args.config)
         self.stopped = False
         self.episodes = 0
         self.saved = -1
-        self.model = self._model()
+        self.model = self._build_model()
 
     def run(self) -> int:
-        """From the first word to the exit code."""
-        signal.signal(signal.SIGTERM, self._term)
-        signal.signal(signal.SIGINT, self._term)
+        """Train; returns the exit code."""
+        signal.signal(signal.SIGTERM, self._handle_signal)
+        signal.signal(signal.SIGINT, self._handle_signal)
         model = self.model
-        begun = self._begin()
+        start = self._load_checkpoint()
         logger = importlib.import_module("stable_baselines3.common.logger")
-        # A bound method as a class attribute stays bound to this run: the writer needs no state of its own.
-        lines = type("Lines", (logger.KVWriter,), {"write": self._write, "close": lambda _: None})
-        model.set_logger(logger.Logger(folder=None, output_formats=[lines()]))
-        say("PhaseChanged", phase="running", reason="resumed" if begun else "started")
+        # A bound method as a class attribute stays bound to this run, so the writer needs no state.
+        writer = type("EventWriter", (logger.KVWriter,), {"write": self._write_metrics, "close": lambda _: None})
+        model.set_logger(logger.Logger(folder=None, output_formats=[writer()]))
+        emit("PhaseChanged", phase="running", reason="resumed" if start else "started")
         interval = self.settings.get("log_interval")
         model.learn(
-            max(0, self.wanted.total_timesteps - begun), callback=self._step, reset_num_timesteps=not begun,
+            max(0, self.args.total_timesteps - start),
+            callback=self._on_step,
+            reset_num_timesteps=not start,
             **({} if interval is None else {"log_interval": interval}),
-        )  # fmt: skip
+        )
         self._save()
         model.get_env().close()
-        say(
+        emit(
             "PhaseChanged", phase="stopped" if self.stopped else "succeeded", reason="asked" if self.stopped else "done"
         )
         return 130 if self.stopped else 0
 
-    def _model(self) -> Any:
-        """Algorithm and environments as the settings say."""
-        module, _, name = self.wanted.algorithm.partition(":")
+    def _build_model(self) -> Any:
+        """Build the algorithm and its environments."""
+        module, _, name = self.args.algorithm.partition(":")
         util = importlib.import_module("stable_baselines3.common.env_util")
-        named = dict(self.settings.get("env_kwargs") or {})
-        if self.wanted.video:
-            named["render_mode"] = "rgb_array"
+        env_kwargs = dict(self.settings.get("env_kwargs") or {})
+        if self.args.video:
+            env_kwargs["render_mode"] = "rgb_array"
         env = util.make_vec_env(
-            self.wanted.env, n_envs=self.settings.get("num_envs") or 1, seed=self.wanted.seed, env_kwargs=named
+            self.args.env, n_envs=self.settings.get("num_envs") or 1, seed=self.args.seed, env_kwargs=env_kwargs
         )
-        if self.wanted.video:
+        if self.args.video:
             vec_env = importlib.import_module("stable_baselines3.common.vec_env")
-            often = 10_000
-            env = vec_env.VecVideoRecorder(env, "videos", lambda step: step % often == 0, video_length=200)
+            env = vec_env.VecVideoRecorder(env, "videos", lambda step: step % VIDEO_EVERY == 0, video_length=200)
         algorithm = getattr(importlib.import_module(module), name)
         return algorithm(
-            self.settings.get("policy") or "MlpPolicy", env, seed=self.wanted.seed, device=self.wanted.device,
+            self.settings.get("policy") or "MlpPolicy",
+            env,
+            seed=self.args.seed,
+            device=self.args.device,
             **self.settings.get("algorithm", {}),
-        )  # fmt: skip
+        )
 
-    def _begin(self) -> int:
-        """Take weights, and when it is a resume counters, from a checkpoint; the steps already taken."""
-        path = self.wanted.resume or self.wanted.load
+    def _load_checkpoint(self) -> int:
+        """Load weights, and on a resume counters; returns the number of steps already taken."""
+        path = self.args.resume or self.args.load
         if not path:
             return 0
-        self.model.set_parameters(path, device=self.wanted.device)
-        if not self.wanted.resume:
+        self.model.set_parameters(path, device=self.args.device)
+        if not self.args.resume:
             return 0
         with zipfile.ZipFile(path) as archive:
-            told = json.loads(archive.read("data"))
+            data = json.loads(archive.read("data"))
         for name in COUNTERS:
-            if isinstance(told.get(name), int):
-                setattr(self.model, name, told[name])
+            if isinstance(data.get(name), int):
+                setattr(self.model, name, data[name])
         self.saved = self.model.num_timesteps
         return int(self.model.num_timesteps)
 
-    def _term(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         self.stopped = True
 
-    def _write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
-        metrics = {key: plain(value) for key, value in key_values.items() if hasattr(value, "__float__")}
+    def _write_metrics(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+        metrics = {key: json_number(value) for key, value in key_values.items() if hasattr(value, "__float__")}
         update = int(getattr(self.model, "_n_updates", 0))
-        say("TrainingStep", update=update, env_step=int(step), metrics=metrics)
+        emit("TrainingStep", update=update, env_step=int(step), metrics=metrics)
 
-    def _step(self, local: dict[str, Any], _: dict[str, Any]) -> bool:
+    def _on_step(self, local: dict[str, Any], _: dict[str, Any]) -> bool:
         now = int(self.model.num_timesteps)
         for index, info in enumerate(local.get("infos", ())):
             if "episode" in info:
                 self.episodes += 1
-                told = info["episode"]
-                say(
-                    "EpisodeSummary", env_step=now, episode=self.episodes, env_index=index,
-                    episode_return=plain(told["r"]), length=int(told["l"]),
-                )  # fmt: skip
+                summary = info["episode"]
+                emit(
+                    "EpisodeSummary",
+                    env_step=now,
+                    episode=self.episodes,
+                    env_index=index,
+                    episode_return=json_number(summary["r"]),
+                    length=int(summary["l"]),
+                )
         every = self.settings.get("checkpoint_every")
         if every and now - max(self.saved, 0) >= every:
             self._save()
@@ -131,21 +140,21 @@ class Training:
         now = int(self.model.num_timesteps)
         if now == self.saved:
             return
-        os.makedirs(self.wanted.out, exist_ok=True)
-        path = os.path.join(self.wanted.out, f"step_{now}.zip")
-        # Runs in an interpreter without palaestra, so it cannot import `palaestra.files.atomic`.
-        temporary = os.path.join(self.wanted.out, f".step_{now}.tmp.zip")
+        os.makedirs(self.args.out, exist_ok=True)
+        path = os.path.join(self.args.out, f"step_{now}.zip")
+        # `palaestra.files.atomic` cannot be imported here.
+        temporary = os.path.join(self.args.out, f".step_{now}.tmp.zip")
         self.model.save(temporary)
         os.replace(temporary, path)
         with open(path, "rb") as file:
             sha256 = hashlib.sha256(file.read()).hexdigest()
         update = int(getattr(self.model, "_n_updates", 0))
-        say("CheckpointSaved", update=update, env_step=now, path=path, sha256=sha256)
+        emit("CheckpointSaved", update=update, env_step=now, path=path, sha256=sha256)
         self.saved = now
 
 
-def parse(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("algorithm", help="stable_baselines3:PPO")
     parser.add_argument("--env", required=True)
@@ -154,13 +163,13 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--config", default="{}", help="JSON: algorithm, policy, num_envs, env_kwargs, checkpoint_every"
     )
-    parser.add_argument("--out", required=True, help="where checkpoints go")
+    parser.add_argument("--out", required=True, help="directory for checkpoints")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--load", default="", help="begin with the weights of this checkpoint")
-    parser.add_argument("--resume", default="", help="go on from this checkpoint")
+    parser.add_argument("--load", default="", help="start from the weights of this checkpoint")
+    parser.add_argument("--resume", default="", help="resume from this checkpoint")
     parser.add_argument("--video", action="store_true")
     return parser.parse_args(words)
 
 
 if __name__ == "__main__":
-    sys.exit(Training(parse(sys.argv[1:])).run())
+    sys.exit(Training(parse_args(sys.argv[1:])).run())
