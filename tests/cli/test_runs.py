@@ -100,7 +100,7 @@ def test_resume_goes_on_from_the_last_checkpoint(runs, home, started):
     assert "attempt    2\nearlier    attempt 1 stopped" in runs("show", run_id).out
     fresh = started("steps=2")
     said = runs("resume", fresh)
-    assert (said.code, "no checkpoint to go on from" in said.err) == (2, True), said
+    assert (said.code, "no checkpoint to resume from" in said.err) == (2, True), said
 
 
 def test_compare_shows_what_differs_and_the_last_numbers(runs, started):

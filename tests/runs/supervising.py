@@ -71,7 +71,7 @@ async def ends(supervisor, run_id):
     """Wait until a run has ended and nobody does anything for it any more; its row."""
     async for _ in supervisor.subscribe(run_id):
         pass
-    return supervisor.known(run_id)
+    return supervisor.get_run(run_id)
 
 
 def happenings(home, run_id):

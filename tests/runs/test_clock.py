@@ -29,7 +29,7 @@ def _with_a_jump(home, ahead, **spec):
             run_id = (await supervisor.submit(echo(steps=3, until=str(home.path / "go"), **spec))).run_id
             await reaches(supervisor, run_id, Phase.RUNNING)
             wall.ahead = ahead
-            looks = supervisor._runs[run_id]._watch._watch.last_sign
+            looks = supervisor._runs[run_id]._monitor._alarms._last_activity
             assert looks <= time.monotonic()
             (home.path / "go").touch()
             return await ends(supervisor, run_id)

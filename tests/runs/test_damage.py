@@ -189,7 +189,7 @@ def _left_dead(home):
 def _adopts_and_stops(home, run_id, trainer):
     async def body():
         async with supervising(home) as supervisor:
-            assert supervisor.report.adopted == (run_id,)
+            assert supervisor.report.adopted == [run_id]
             record = await reaches(supervisor, run_id, Phase.RUNNING)
             assert (record.trainer, record.attempt) == (trainer, 1)
             stopped = await within(supervisor.stop(run_id))
@@ -213,7 +213,7 @@ def test_an_attempt_that_ran_and_of_which_nothing_is_known_is_lost_and_not_run_a
 
     async def body():
         async with supervising(home) as supervisor:
-            assert supervisor.report.ended == (run_id,)
+            assert supervisor.report.ended == [run_id]
             return await ends(supervisor, run_id)
 
     record = asyncio.run(body())
@@ -222,7 +222,7 @@ def test_an_attempt_that_ran_and_of_which_nothing_is_known_is_lost_and_not_run_a
 
 
 def test_what_is_written_waits_for_a_registry_that_somebody_holds_and_says_so(home, caplog, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.supervisor.state_writer._TRY_AGAIN_S", 0.05)
+    monkeypatch.setattr("palaestra.runs.supervisor.state_writer._RETRY_S", 0.05)
     monkeypatch.setattr("palaestra.runs.store.database._BUSY_TIMEOUT_S", 0.05)
 
     async def body():
@@ -283,8 +283,8 @@ def test_the_attempt_of_a_damaged_life_that_ends_too_early_is_found(home):
         kept = next(number for number, line in enumerate(lines) if b'"resumed"' in line)
         life.write_bytes(b"".join(lines[:kept]) + b"garbage\n")
         async with supervising(home) as supervisor:
-            assert supervisor.report.adopted == (run_id,)
-            record = supervisor.known(run_id)
+            assert supervisor.report.adopted == [run_id]
+            record = supervisor.get_run(run_id)
             assert (record.attempt, record.trainer) == (2, trainer)
             await supervisor.stop(run_id)
 
@@ -407,7 +407,7 @@ def test_a_registry_that_is_removed_under_the_service_is_made_anew(home, caplog)
         async with supervising(home, scan_every_s=0.05) as supervisor:
             over = await ends(supervisor, (await supervisor.submit(echo(steps=5))).run_id)
             live = (await supervisor.submit(echo(steps=7, then="hang"))).run_id
-            await until(lambda: supervisor.known(live).env_step == 70, "the numbers")
+            await until(lambda: supervisor.get_run(live).env_step == 70, "the numbers")
             home.registry.unlink()
             await until(lambda: home.registry.exists(), "the registry")
             await until(lambda: {run.run_id for run in RunReader(home).runs()} == {over.run_id, live}, "the rows")

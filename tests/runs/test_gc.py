@@ -94,7 +94,7 @@ def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
                 own_checkpoint(checkpoints / f"update_{number}", env_step=number, seed=number)
             (home.path / "deployed").mkdir()
             _deployed_where_it_lies(home, checkpoints / "update_1")
-            supervisor._catalogue.recall(home, supervisor.known(run_id))
+            supervisor._catalogue.recall(home, supervisor.get_run(run_id))
             for put_away in (supervisor.archive, supervisor.delete):
                 with pytest.raises(
                     ConfigError, match=r"update_1 is deployed in CartPole-v1.*checkpoints deploy [0-9a-f]+"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.runs.supervisor.queue import Launch, Running, Slots, Waiting, never_fits, next_launches, why_waiting
+from palaestra.runs.supervisor.queue import Lease, QueuedRun, Slots, gpu_shortage, next_launches, waiting_reasons
 
 
 def _ids(*arguments, **options):
@@ -12,33 +12,38 @@ def _ids(*arguments, **options):
 
 
 def test_higher_priority_first_then_who_came_first():
-    waiting = [Waiting("late", 0, 3.0), Waiting("early", 0, 1.0), Waiting("urgent", 5, 9.0), Waiting("last", -1, 0.0)]
+    waiting = [
+        QueuedRun("late", 0, 3.0),
+        QueuedRun("early", 0, 1.0),
+        QueuedRun("urgent", 5, 9.0),
+        QueuedRun("last", -1, 0.0),
+    ]
     assert _ids(waiting, [], Slots(10)) == ["urgent", "early", "late", "last"]
 
 
 def test_no_more_than_the_limit_run_at_once():
-    waiting = [Waiting(str(number), since=number) for number in range(5)]
-    assert _ids(waiting, [Running("x")], Slots(3)) == ["0", "1"]
-    assert _ids(waiting, [Running(c) for c in "xyz"], Slots(3)) == []
+    waiting = [QueuedRun(str(number), since=number) for number in range(5)]
+    assert _ids(waiting, [Lease("x")], Slots(3)) == ["0", "1"]
+    assert _ids(waiting, [Lease(c) for c in "xyz"], Slots(3)) == []
     # A limit that was lowered ends nothing; it starts nothing either.
-    assert _ids(waiting, [Running(c) for c in "vwxyz"], Slots(3)) == []
+    assert _ids(waiting, [Lease(c) for c in "vwxyz"], Slots(3)) == []
 
 
 def test_nothing_starts_while_draining():
-    assert _ids([Waiting("a")], [], Slots(3), draining=True) == []
+    assert _ids([QueuedRun("a")], [], Slots(3), draining=True) == []
 
 
 def test_every_gpu_belongs_to_one_run():
-    waiting = [Waiting("two", since=1, gpus=2), Waiting("one", since=2, gpus=1)]
-    assert next_launches(waiting, [Running("x", ("1",))], Slots(9, ("0", "1", "2", "3"))) == [
-        Launch("two", ("0", "2")),
-        Launch("one", ("3",)),
+    waiting = [QueuedRun("two", since=1, gpus=2), QueuedRun("one", since=2, gpus=1)]
+    assert next_launches(waiting, [Lease("x", ("1",))], Slots(9, ("0", "1", "2", "3"))) == [
+        Lease("two", ("0", "2")),
+        Lease("one", ("3",)),
     ]
 
 
 def test_small_gpu_runs_do_not_starve_a_large_one_but_others_go_past():
-    waiting = [Waiting("large", since=1, gpus=2), Waiting("small", since=2, gpus=1), Waiting("none", since=3)]
-    assert _ids(waiting, [Running("x", ("1",))], Slots(9, ("0", "1"))) == ["none"]
+    waiting = [QueuedRun("large", since=1, gpus=2), QueuedRun("small", since=2, gpus=1), QueuedRun("none", since=3)]
+    assert _ids(waiting, [Lease("x", ("1",))], Slots(9, ("0", "1"))) == ["none"]
 
 
 @pytest.mark.parametrize(
@@ -51,11 +56,11 @@ def test_small_gpu_runs_do_not_starve_a_large_one_but_others_go_past():
     ],
 )
 def test_what_would_wait_for_ever_is_said(gpus, have, why):
-    assert never_fits(gpus, Slots(1, have)) == why
+    assert gpu_shortage(gpus, Slots(1, have)) == why
 
 
 _waiting = st.lists(
-    st.builds(Waiting, st.uuids().map(str), st.integers(-3, 3), st.floats(0, 9), st.integers(0, 3)), max_size=12
+    st.builds(QueuedRun, st.uuids().map(str), st.integers(-3, 3), st.floats(0, 9), st.integers(0, 3)), max_size=12
 )
 
 
@@ -72,17 +77,17 @@ def test_never_more_than_there_is_and_always_somebody_when_there_is_room(waiting
 
 
 def test_a_run_that_waits_is_told_what_for():
-    waiting = [Waiting("a", since=1), Waiting("b", since=2)]
-    assert why_waiting(waiting, [Running("x")], Slots(2)) == {"b": "waits for a slot (2 of 2 in use)"}
-    assert why_waiting(waiting, [], Slots(2)) == {}
-    assert set(why_waiting(waiting, [], Slots(2), draining=True).values()) == {
+    waiting = [QueuedRun("a", since=1), QueuedRun("b", since=2)]
+    assert waiting_reasons(waiting, [Lease("x")], Slots(2)) == {"b": "waits for a slot (2 of 2 in use)"}
+    assert waiting_reasons(waiting, [], Slots(2)) == {}
+    assert set(waiting_reasons(waiting, [], Slots(2), draining=True).values()) == {
         "the service is draining: palaestra runs drain --off"
     }
 
 
 def test_a_run_that_waits_for_gpus_is_told_how_many_are_free():
-    waiting = [Waiting("large", since=1, gpus=2), Waiting("small", since=2, gpus=1)]
-    assert why_waiting(waiting, [Running("x", ("0",))], Slots(9, ("0", "1"))) == {
+    waiting = [QueuedRun("large", since=1, gpus=2), QueuedRun("small", since=2, gpus=1)]
+    assert waiting_reasons(waiting, [Lease("x", ("0",))], Slots(9, ("0", "1"))) == {
         "large": "waits for 2 GPUs (1 of 2 free)",
         "small": "waits for 1 GPU (1 of 2 free, kept for a run before it)",
     }

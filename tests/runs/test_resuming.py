@@ -14,7 +14,7 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.state.event_log import RunEventLog, attempt_outcomes
 from palaestra.runs.store.rebuild import read_run
-from palaestra.runs.supervisor.resume import ResumeRequest, changed_spec
+from palaestra.runs.supervisor.resume import ResumeRequest, change_spec
 from palaestra.telemetry.event import TrainingStep
 
 
@@ -55,15 +55,15 @@ def test_a_damaged_checkpoint_that_is_wanted_is_refused_and_the_run_stays_succee
         async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
             damage(home, run_id, 300)
-            before = supervisor.known(run_id), happenings(home, run_id)
+            before = supervisor.get_run(run_id), happenings(home, run_id)
             for name in ("step_300.json", str(home.run(run_id).attempt(1).path / "checkpoints" / "step_300.json")):
                 with pytest.raises(LaunchRefused, match=f"differs.*palaestra runs resume {run_id} --checkpoint"):
                     await supervisor.resume(run_id, request=ResumeRequest(name, {"steps": 40}))
             for step in (100, 200):
                 damage(home, run_id, step)
-            with pytest.raises(LaunchRefused, match=r"none of its 3 checkpoints can be used .*Start it anew"):
+            with pytest.raises(LaunchRefused, match=r"none of its 3 checkpoints can be used .*Start a new run"):
                 await supervisor.resume(run_id, request=ResumeRequest(changes={"steps": 40}))
-            assert (supervisor.known(run_id), happenings(home, run_id)) == before
+            assert (supervisor.get_run(run_id), happenings(home, run_id)) == before
             return before[0].phase
 
     assert asyncio.run(body()) is Phase.SUCCEEDED
@@ -105,7 +105,7 @@ def test_a_succeeded_run_with_nothing_left_to_do_is_refused_with_the_command_tha
                 await supervisor.resume(run_id, request=ResumeRequest(changes={"steps": 20}))
             with pytest.raises(ConfigError, match="unknown key"):
                 await supervisor.resume(run_id, request=ResumeRequest(changes={"stepz": 60}))
-            assert supervisor.known(run_id).phase is Phase.SUCCEEDED
+            assert supervisor.get_run(run_id).phase is Phase.SUCCEEDED
             await supervisor.resume(run_id, request=ResumeRequest(changes={"steps": 60, "until": "go"}))
             await reaches(supervisor, run_id, Phase.RUNNING)
             await supervisor.stop(run_id)
@@ -141,7 +141,7 @@ def test_a_resume_that_never_begins_leaves_the_outcome_as_it_was(home, how):
     async def body():
         async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run_id = await done(supervisor)
-            before = supervisor.known(run_id)
+            before = supervisor.get_run(run_id)
             await supervisor.drain(True)
             await supervisor.resume(run_id, request=ResumeRequest("step_200.json", {"steps": 40}))
             if how == "damaged while it waits":
@@ -150,7 +150,7 @@ def test_a_resume_that_never_begins_leaves_the_outcome_as_it_was(home, how):
                 await ends(supervisor, run_id)
             else:
                 await supervisor.stop(run_id)
-            return before, supervisor.known(run_id)
+            return before, supervisor.get_run(run_id)
 
     before, after = asyncio.run(body())
     why = "stopped by the operator before it began" if how.startswith("stopped") else "its SHA-256 differs"
@@ -183,12 +183,12 @@ def test_an_attempt_that_fails_says_that_an_earlier_one_succeeded(home):
 
 def test_changes_reach_into_sections_and_refuse_what_is_no_key():
     spec = echo(steps=1)
-    assert changed_spec(spec, {"a.b": 2, "steps": 3}).config == {"steps": 3, "a": {"b": 2}}
+    assert change_spec(spec, {"a.b": 2, "steps": 3}).config == {"steps": 3, "a": {"b": 2}}
     for key in ("", "a.", ".b"):
         with pytest.raises(ConfigError, match="is not a key"):
-            changed_spec(spec, {key: 1})
+            change_spec(spec, {key: 1})
     with pytest.raises(ConfigError, match="'steps' holds 1, which has no keys"):
-        changed_spec(spec, {"steps.x": 1})
+        change_spec(spec, {"steps.x": 1})
     assert spec.config == {"steps": 1}
 
 

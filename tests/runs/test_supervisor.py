@@ -168,10 +168,10 @@ def test_a_run_that_waits_says_why_to_whoever_looks(home):
             running = await supervisor.submit(echo(steps=1, then="hang"))
             await reaches(supervisor, running.run_id, Phase.RUNNING)
             waiting = (await supervisor.submit(echo(steps=1))).run_id
-            for look in (supervisor.known, RunReader(home).run):
+            for look in (supervisor.get_run, RunReader(home).run):
                 assert look(waiting).reason == "waits for a slot (1 of 1 in use)"
             await supervisor.drain(True)
-            for look in (supervisor.known, RunReader(home).run):
+            for look in (supervisor.get_run, RunReader(home).run):
                 assert look(waiting).reason == "the service is draining: palaestra runs drain --off"
             assert supervisor.registry.get(waiting).reason == ""
             await supervisor.stop(running.run_id)
@@ -185,7 +185,7 @@ def test_a_run_that_waits_says_why_to_whoever_looks(home):
     async def next_service():
         async with supervising(home) as supervisor:
             assert supervisor.draining
-            assert supervisor.known(run_id).phase is Phase.QUEUED
+            assert supervisor.get_run(run_id).phase is Phase.QUEUED
             await supervisor.drain(False)
             assert (await ends(supervisor, run_id)).phase is Phase.SUCCEEDED
 
@@ -229,7 +229,7 @@ class _Fussy(EchoRunner):
 REFUSED = [
     ({"runner": "ecco"}, r"runner = 'ecco': no such runner\. Did you mean 'echo'\?"),
     ({"runner": "fussy", "script": "missing"}, r"preflight = 'script': missing is not there\. Write it"),
-    ({"runner": "fussy", "script": "broken"}, "failed while looking ahead .ZeroDivisionError: a bug of the runner"),
+    ({"runner": "fussy", "script": "broken"}, "failed in a preview .ZeroDivisionError: a bug of the runner"),
     ({"runner": "echo", "config": {"stepz": 1}}, "Did you mean 'steps'"),
     ({"runner": "echo", "video": True}, "runner echo cannot record video"),
     ({"runner": "echo", "track": "online"}, "runner echo cannot be tracked"),
@@ -255,7 +255,9 @@ def test_what_cannot_work_is_refused_before_anything_is_written(home, spec, told
 def test_a_disk_that_is_too_small_is_refused(home):
     async def body():
         async with supervising(home, min_free_disk_mb=10**9) as supervisor:
-            with pytest.raises(LaunchRefused, match=r"MB are free where runs are kept, and 1000000000 are the least"):
+            with pytest.raises(
+                LaunchRefused, match=r"MB are free where runs are stored, and at least 1000000000 MB are required"
+            ):
                 await supervisor.submit(echo())
 
     asyncio.run(body())
@@ -318,7 +320,7 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(home):
         async with supervising(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=1))).run_id
             await ends(supervisor, run_id)
-            with pytest.raises(LaunchRefused, match=r"has no checkpoint to go on from\. Start it anew"):
+            with pytest.raises(LaunchRefused, match=r"has no checkpoint to resume from\. Start a new run"):
                 await supervisor.resume(run_id)
             assert supervisor.registry.get(run_id).phase is Phase.SUCCEEDED
 
@@ -409,7 +411,7 @@ def test_the_life_of_all_runs_is_one_stream(home):
             heard = []
 
             async def listen():
-                async for run_id, record in supervisor.lives():
+                async for run_id, record in supervisor.stream_events():
                     heard.append((run_id, record.happening))
 
             listening = asyncio.ensure_future(listen())
@@ -439,9 +441,9 @@ def test_runs_outlive_a_service_and_are_adopted_by_the_next(home):
     async def second():
         await until(home.run(short).attempt(1).exit.exists)
         async with supervising(home) as supervisor:
-            assert supervisor.report.adopted == (hanging,)
-            assert supervisor.report.ended == (short,)
-            assert supervisor.report.queued == (waiting,)
+            assert supervisor.report.adopted == [hanging]
+            assert supervisor.report.ended == [short]
+            assert supervisor.report.queued == [waiting]
             assert supervisor.registry.get(hanging).phase is Phase.RUNNING
             await supervisor.drain(False)
             (home.path / "go").touch()
@@ -486,7 +488,7 @@ def test_a_launch_that_was_cut_short_is_made_again_under_the_same_number(home):
 
     async def second():
         async with supervising(home) as supervisor:
-            assert supervisor.report.again == (run_id,)
+            assert supervisor.report.relaunched == [run_id]
             return await ends(supervisor, run_id)
 
     record = asyncio.run(second())
@@ -611,7 +613,7 @@ def test_a_run_of_palaestra_train_is_known_from_its_first_moment(home):
             attempt = home.run("solo-1").attempt(1)
             attempt.path.mkdir(parents=True)
             write_json(home.run("solo-1").path / "resolved.json", {"env": {"id": "CartPole-v1"}})
-            assert supervisor.known("solo-1").env_id == "CartPole-v1"
+            assert supervisor.get_run("solo-1").env_id == "CartPole-v1"
             assert [item async for item in supervisor.subscribe("solo-1")] == []
 
     asyncio.run(body())
@@ -626,7 +628,7 @@ def test_one_change_of_a_run_at_a_time(home):
             first, *others = await asyncio.gather(*(change(run_id) for change in changes), return_exceptions=True)
             assert first.archived
             assert {str(other) for other in others} == {
-                f"{run_id} is being put away, brought back or resumed by somebody else"
+                f"{run_id} is being archived, deleted, restored or resumed by another request"
             }
             await supervisor.restore(run_id)
             assert (await supervisor.resume(run_id)).phase is Phase.QUEUED

@@ -22,9 +22,9 @@ from palaestra.runs.phase import Phase, determine_outcome
 from palaestra.runs.record import LASTING_ALARMS, RunEvent, RunRecord
 from palaestra.runs.state.attempt_status import read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog
-from palaestra.runs.state.queue_file import QueueFile, waiting_reason
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.registry import open_registry_read_only
+from palaestra.runs.supervisor.queue import QueueFile, waiting_reason
 
 if TYPE_CHECKING:
     from palaestra.runs.series import MetricPoint

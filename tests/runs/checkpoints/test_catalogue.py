@@ -38,8 +38,7 @@ def said(path, *, env_step=40, sha256="", best=False, metric=None, seq=1):
 
 def test_a_run_of_the_supervisor_has_its_checkpoints_catalogued(home):
     async def body():
-        async with supervising(home) as supervisor:
-            supervisor._catalogue = CheckpointCatalogue(supervisor.registry)
+        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
             run = await supervisor.submit(echo(steps=40, rate=0, episodes_every=1, checkpoint_every=10))
             await ends(supervisor, run.run_id)
             return supervisor.registry.checkpoints(run_id=run.run_id)
@@ -142,8 +141,7 @@ def test_rows_of_removed_checkpoints_go(home):
 
 def test_a_lost_registry_gets_the_checkpoints_of_its_runs_back(home):
     async def body():
-        async with supervising(home, runners={"echo": EchoRunner()}) as supervisor:
-            supervisor._catalogue = CheckpointCatalogue(supervisor.registry)
+        async with supervising(home, runners={"echo": EchoRunner()}, catalogue=CheckpointCatalogue) as supervisor:
             run = await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))
             await ends(supervisor, run.run_id)
             return run.run_id, supervisor.registry.checkpoints()

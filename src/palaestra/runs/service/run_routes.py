@@ -29,7 +29,7 @@ from palaestra.runs.service.schemas import (
     StopBody,
     describe_errors,
 )
-from palaestra.runs.supervisor.preflight import Preview
+from palaestra.runs.supervisor.launch_planner import Preview
 from palaestra.runs.supervisor.resume import ResumeRequest
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.wire import JsonObject, to_json
@@ -213,7 +213,7 @@ def _add_retention_routes(app: FastAPI, supervisor: Supervisor, reader: RunReade
     async def delete_run(run_id: RunId) -> JsonObject:
         """Move a run that has ended to the trash. It can be restored until the retention policy purges it."""
         full_id = await _full_id(reader, run_id)
-        record = supervisor.known(full_id)
+        record = supervisor.get_run(full_id)
         await supervisor.delete(full_id)
         return to_json(record)
 
@@ -229,7 +229,7 @@ async def _full_id(reader: RunReader, prefix: str) -> str:
 
 def _newest(supervisor: Supervisor, record: RunRecord) -> RunRecord:
     """The record in the supervisor's memory for a live run: its row in the registry is up to two seconds old."""
-    return record if supervisor.ring(record.run_id) is None else supervisor.known(record.run_id)
+    return record if supervisor.ring(record.run_id) is None else supervisor.get_run(record.run_id)
 
 
 def _launch_preview(preview: Preview) -> LaunchPreview:

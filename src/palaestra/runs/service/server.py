@@ -80,7 +80,9 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         registry = await asyncio.to_thread(open_registry, home)
         catalogue = CheckpointRecorder(CheckpointCatalogue(registry), home, registry)
         runners = registered_runners()
-        supervisor = Supervisor(home, registry, runners, config, catalogue=catalogue, installed=add_installed_runners)
+        supervisor = Supervisor(
+            home, registry, runners, config, catalogue=catalogue, add_installed=add_installed_runners
+        )
         tensorboards, closing = TensorBoards(home), asyncio.Event()
         catching_up: asyncio.Task[None] | None = None
         try:

@@ -104,7 +104,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, c
 
         The events have no ids, and the stream cannot be continued: list the runs, or read the stream of each run.
         """
-        return EventStream(_stream_all_runs(supervisor.lives(), closing))
+        return EventStream(_stream_all_runs(supervisor.stream_events(), closing))
 
 
 async def _stream_run(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:

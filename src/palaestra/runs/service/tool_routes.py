@@ -36,14 +36,14 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, ten
     @app.get("/runners", operation_id="runners", tags=["runners"], response_model=dict[str, RunnerCapabilities])
     async def runners() -> JsonObject:
         """The runners and their capabilities, including those of packages installed since the service started."""
-        await supervisor.refresh_runners()
-        return {name: to_json(runner.capabilities) for name, runner in supervisor.runners.items()}
+        await supervisor.planner.refresh_runners()
+        return {name: to_json(runner.capabilities) for name, runner in supervisor.planner.runners.items()}
 
     @app.get("/runners/{name}/schema", operation_id="runner_schema", tags=["runners"], responses=describe_errors(404))
     async def runner_schema(name: Annotated[str, Path(max_length=100)], script: FilterText = None) -> JsonObject:
         """JSON Schema of a runner's own keys; for some runners it depends on the script."""
         try:
-            runner = await supervisor.runner_named(name)
+            runner = await supervisor.planner.get_runner(name)
         except LaunchRefused as error:
             raise UnknownRun(error.place, error.value, error.reason, error.remedy) from None
         spec = parse_section(RunSpec, {"runner": name, "script": script}, place="spec")

@@ -13,9 +13,10 @@ from palaestra.processes.procfs import boot_id
 from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.record import RunEvent
 
-__all__ = ["RunEventLog", "attempt_outcomes", "current_phase", "duration_s"]
+__all__ = ["RunEventLog", "attempt_outcomes", "current_phase", "duration_s", "outcome_before_resume"]
 
 _SCHEMA = 1
+_END_KINDS = frozenset(PhaseEvent) - {PhaseEvent.RESUME_CANCELLED}
 
 
 class RunEventLog:
@@ -70,8 +71,19 @@ def current_phase(events: Iterable[RunEvent]) -> Phase:
 
 def attempt_outcomes(events: Iterable[RunEvent]) -> dict[int, RunEvent]:
     """The event that ended each attempt, by attempt number; a cancelled resume changes none of them."""
-    ends = frozenset(PhaseEvent) - {PhaseEvent.RESUME_CANCELLED}
-    return {event.attempt: event for event in events if event.happening in ends and event.phase.has_ended}
+    return {event.attempt: event for event in events if event.happening in _END_KINDS and event.phase.has_ended}
+
+
+def outcome_before_resume(events: Iterable[RunEvent]) -> RunEvent | None:
+    """How the run had ended when it was last resumed; None if it never was."""
+    last: RunEvent | None = None
+    before: RunEvent | None = None
+    for event in events:
+        if event.happening == PhaseEvent.RESUMED:
+            before = last
+        elif event.happening in _END_KINDS and event.phase.has_ended:
+            last = event
+    return before
 
 
 def duration_s(started: float | None, ended: float | None, now: float) -> float:

@@ -1,6 +1,6 @@
-"""Making room for a run: its directory with what was asked for, and an attempt's with what will be executed.
+"""Creates the directory of a run with its spec, and the directory of an attempt with its plan.
 
-Whatever appears under runs/ is complete: it is made under another name and renamed.
+A directory under runs/ is always complete: it is created under another name and renamed.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from palaestra.runs.spec import RunSpec, find_text_fault, find_value_fault
 from palaestra.runs.state.attempt_plan import AttemptPlan
 
 __all__ = [
-    "admit",
-    "first_row",
-    "free_disk",
-    "named",
-    "place_of",
-    "plan_fault",
+    "attempt_paths",
+    "create_run",
+    "find_plan_fault",
+    "free_disk_bytes",
+    "initial_record",
+    "plan_facts",
     "prepare_attempt",
     "read_spec",
 ]
 
-_LONGEST_NAME = 300
+_MAX_NAME_LENGTH = 300
 
 
-def place_of(run: RunDirectory, number: int, resume_from: str | None = None) -> AttemptPaths:
-    """Where an attempt will live."""
+def attempt_paths(run: RunDirectory, number: int, resume_from: str | None = None) -> AttemptPaths:
+    """The paths of an attempt, given to the runner before the directory exists."""
     attempt = run.attempt(number)
     return AttemptPaths(run.run_id, number, run.path, attempt.path, attempt.work, resume_from)
 
 
-def plan_fault(plan: LaunchPlan) -> str:
-    """Why what a runner planned cannot be put on record; empty when it can."""
+def find_plan_fault(plan: LaunchPlan) -> str:
+    """Why the plan of a runner cannot be stored; empty if it can."""
     for name, text in (("environment", plan.env_id), ("algorithm", plan.algorithm)):
-        fault = find_text_fault(text, _LONGEST_NAME)
+        fault = find_text_fault(text, _MAX_NAME_LENGTH)
         if fault:
             return f"its {name} {text!r} {fault}"
     if plan.total_steps is not None and not 0 <= plan.total_steps <= MAX_INTEGER:
-        return f"{plan.total_steps} steps are not a number of steps that can be counted"
+        return f"{plan.total_steps} is not a valid number of steps"
     fault = find_value_fault(dict(plan.resolved))
     return f"one of its values, {fault}" if fault else ""
 
 
-def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunDirectory:
-    """The directory of a new run, durable when this returns."""
-    if _is_taken(home, run_id):
-        raise LaunchRefused("run_id", run_id, "is another run's already", "Leave it out, or take that of a new preview")
+def create_run(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunDirectory:
+    """Create the directory of a new run. It is durable when this returns."""
+    archived = (home.archive / f"{run_id}.tar.gz").exists()
+    if archived or home.run(run_id).path.exists() or any(home.trash.glob(f"{run_id}.*")):
+        raise LaunchRefused("run_id", run_id, "is used by another run", "Omit it, or use the id of a new preview")
     try:
         return RunDirectory.create(
             home.runs, run_id, spec.given or None, dict(plan.resolved), spec.model_dump(mode="json")
@@ -63,8 +64,8 @@ def admit(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunDirect
         raise LaunchRefused("runs directory", str(home.runs), reason, "Free space, or set PALAESTRA_HOME") from None
 
 
-def first_row(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> RunRecord:
-    """The row of a run that was just admitted."""
+def initial_record(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> RunRecord:
+    """The row of a new run."""
     return RunRecord(
         run_id=run_id,
         runner=spec.runner,
@@ -79,13 +80,13 @@ def first_row(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> RunRe
     )
 
 
-def named(plan: LaunchPlan) -> dict[str, Any]:
-    """What the plan calls things, for a run that waits and has no attempt yet."""
+def plan_facts(plan: LaunchPlan) -> dict[str, Any]:
+    """Facts of the plan for the event log of a queued run, which has no attempt yet."""
     return {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
 
 
 def prepare_attempt(attempt: Attempt, plan: LaunchPlan, gpus: tuple[str, ...]) -> None:
-    """Everything an attempt needs before its warden starts. Harmless when repeated."""
+    """Write all files that an attempt needs before its watchdog starts. Idempotent."""
     attempt.work.mkdir(parents=True, exist_ok=True)
     for name, text in plan.files.items():
         path = attempt.path / name
@@ -101,22 +102,16 @@ def prepare_attempt(attempt: Attempt, plan: LaunchPlan, gpus: tuple[str, ...]) -
 
 
 def read_spec(run: RunDirectory) -> RunSpec:
-    """What was asked for. `ConfigError` when it cannot be read."""
+    """The stored spec of a run. `ConfigError` if it cannot be read."""
     try:
         return RunSpec.model_validate_json(run.spec.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError("spec", str(run.spec), f"cannot be read ({error})", "Start the run anew") from None
+        raise ConfigError("spec", str(run.spec), f"cannot be read ({error})", "Start a new run") from None
 
 
-def free_disk(home: Home) -> int:
-    """Bytes that are free where runs are kept, or will be."""
+def free_disk_bytes(home: Home) -> int:
+    """Free space on the disk of the state directory."""
     path = home.path
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
-
-
-def _is_taken(home: Home, run_id: str) -> bool:
-    """Whether a run has this id, wherever it was put."""
-    archived = (home.archive / f"{run_id}.tar.gz").exists()
-    return archived or home.run(run_id).path.exists() or any(home.trash.glob(f"{run_id}.*"))

@@ -1,11 +1,10 @@
-"""What an earlier service left: read from the run directories, with the registry put right where it fell behind."""
+"""Finds what an earlier service left in the run directories and corrects the registry where it is behind."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from palaestra.files.atomic import remove_stale_files
 from palaestra.files.home import Home
@@ -17,43 +16,38 @@ from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.store.rebuild import read_archived_run, read_run
 from palaestra.runs.store.registry import Registry
 
-__all__ = ["AdoptionReport", "Found", "found_on_disk", "remove_unfinished"]
+__all__ = ["AdoptionReport", "LiveRuns", "find_live_runs", "remove_unfinished"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class AdoptionReport:
     """What a service found when it started."""
 
-    adopted: tuple[str, ...] = ()
-    """Runs whose processes go on."""
-    queued: tuple[str, ...] = ()
-    again: tuple[str, ...] = ()
-    """Runs that were about to start, and start now."""
-    ended: tuple[str, ...] = ()
-    """Runs that ended while nobody looked."""
-    left_alone: tuple[str, ...] = ()
-    """Runs that could not be read or written; the log of the service says why."""
+    adopted: list[str] = field(default_factory=list)
+    """Runs whose processes are alive."""
+    queued: list[str] = field(default_factory=list)
+    relaunched: list[str] = field(default_factory=list)
+    """Runs that were about to be launched, and are launched now."""
+    ended: list[str] = field(default_factory=list)
+    """Runs that ended while no service was running."""
+    skipped: list[str] = field(default_factory=list)
+    """Runs that could not be read or written; the log of the service has the reason."""
     unsupervised: int = 0
-    """Runs of `palaestra train` alone."""
-
-    def adding(self, run_id: str, how: str) -> AdoptionReport:
-        """With one more."""
-        found: Any = {how: (*getattr(self, how), run_id)}
-        return replace(self, **found)
+    """Number of runs started with `palaestra train`."""
 
 
 @dataclass
-class Found:
-    """What there is to go on with, oldest first."""
+class LiveRuns:
+    """The runs that have not ended, oldest first."""
 
-    live: list[RunRecord] = field(default_factory=list)
+    records: list[RunRecord] = field(default_factory=list)
     unsupervised: int = 0
 
 
 def remove_unfinished(home: Home) -> None:
-    """Directories that a killed service was making or removing, and archives it was writing."""
+    """Remove directories and archives that a killed service was creating or removing."""
     for path in home.runs.glob(".*"):
         if path.is_dir() and path.suffix in (".new", ".restore", ".gone"):
             shutil.rmtree(path, ignore_errors=True)
@@ -62,47 +56,47 @@ def remove_unfinished(home: Home) -> None:
         path.unlink(missing_ok=True)
 
 
-def found_on_disk(home: Home, registry: Registry) -> Found:
-    """Every run that is not over, by its own life. Rows that say otherwise are corrected."""
+def find_live_runs(home: Home, registry: Registry) -> LiveRuns:
+    """Find every run that has not ended according to its event log, and correct rows that differ."""
     rows = {row.run_id: row for row in registry.runs()}
-    found = Found()
-    changed: list[RunRecord] = []
+    live = LiveRuns()
+    corrected: list[RunRecord] = []
     for path in home.runs.iterdir():
         if path.name.startswith("."):
             continue
         try:
-            _look_at(home.run(path.name), rows.pop(path.name, None), found, changed)
+            _check_run(home.run(path.name), rows.pop(path.name, None), live, corrected)
         except Exception as error:  # noqa: BLE001 - one directory must not keep the service from starting
             _log.warning("%s: left alone, because it cannot be read: %s: %s", path.name, type(error).__name__, error)
     for row in rows.values():
-        packed = read_archived_run(home.archive / f"{row.run_id}.json")
-        if packed is not None:
-            # Killed after it was packed and before that was written down.
-            changed.append(packed)
+        archived = read_archived_run(home.archive / f"{row.run_id}.json")
+        if archived is not None:
+            # The service was killed between packing the run and updating its row.
+            corrected.append(archived)
         elif not row.phase.has_ended:
-            changed.append(replace(row, phase=Phase.LOST, reason="its directory is gone", code="no_directory"))
-    registry.put_many(changed)
-    found.live.sort(key=lambda run: run.created)
-    return found
+            corrected.append(replace(row, phase=Phase.LOST, reason="its directory is gone", code="no_directory"))
+    registry.put_many(corrected)
+    live.records.sort(key=lambda run: run.created)
+    return live
 
 
-def _look_at(run: RunDirectory, row: RunRecord | None, found: Found, changed: list[RunRecord]) -> None:
+def _check_run(run: RunDirectory, row: RunRecord | None, live: LiveRuns, corrected: list[RunRecord]) -> None:
     if not run.spec.exists():
-        alone = read_run(run)
-        found.unsupervised += alone is not None
-        if alone is not None and alone != row:
-            changed.append(alone)
+        unsupervised = read_run(run)
+        live.unsupervised += unsupervised is not None
+        if unsupervised is not None and unsupervised != row:
+            corrected.append(unsupervised)
         return
     log = RunEventLog(run)
-    life = log.read()
-    phase = current_phase(life)
+    events = log.read()
+    phase = current_phase(events)
     if row is None or row.phase is not phase:
-        # Killed between the log and the index: the log is right.
-        told = read_run(run)
-        if told is None:
+        # The service was killed between the event log and the registry: the log is right.
+        stored = read_run(run)
+        if stored is None:
             return
-        row = replace(told, phase=phase)
-        changed.append(row)
-    # The end of one attempt is the last that a damaged log may tell, while the next one goes on.
-    if not phase.has_ended or (log.corrupt_lines and find_unrecorded_attempt(run, life) is not None):
-        found.live.append(row)
+        row = replace(stored, phase=phase)
+        corrected.append(row)
+    # A damaged log may end with the previous attempt while the next one is running.
+    if not phase.has_ended or (log.corrupt_lines and find_unrecorded_attempt(run, events) is not None):
+        live.records.append(row)

@@ -28,7 +28,7 @@ class AttemptMonitor:
     def __init__(
         self,
         state: RunStateWriter,
-        child: AttemptProcess,
+        process: AttemptProcess,
         progress: Callable[[], AttemptProgress | None],
         limits: AlarmLimits,
         *,
@@ -39,7 +39,7 @@ class AttemptMonitor:
         drift: str = "",
         on_stall: Callable[[], None] = lambda: None,
     ) -> None:
-        self._state, self._child, self._progress = state, child, progress
+        self._state, self._process, self._progress = state, process, progress
         self._poll_s, self._clock, self._monotonic = poll_s, clock, monotonic
         self._totals_before, self._on_stall = totals_before, on_stall
         self._alarms = AlarmMonitor(limits, monotonic(), drift=drift)
@@ -53,7 +53,7 @@ class AttemptMonitor:
 
     async def run(self) -> None:
         """Poll until no process of the attempt is left."""
-        ended = asyncio.ensure_future(self._child.wait())
+        ended = asyncio.ensure_future(self._process.wait())
         ended.add_done_callback(lambda _: self._wake_up.set())
         try:
             while not ended.done():
@@ -75,9 +75,9 @@ class AttemptMonitor:
             return
         now = self._monotonic()
         if self._state.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
-            await self._state.happened(PhaseEvent.FIRST_SIGN)
+            await self._state.advance(PhaseEvent.FIRST_SIGN)
         steps = self._totals_before.new_steps(progress)
-        self._alarms.update(progress, steps, now, watchdog_gone=self._child.watchdog_gone)
+        self._alarms.update(progress, steps, now, watchdog_gone=self._process.watchdog_gone)
         await self._update_alarms(now)
         if now - self._row_updated >= _ROW_INTERVAL_S:
             self._row_updated = now
@@ -93,9 +93,9 @@ class AttemptMonitor:
         await self._state.update(alarms=alarms)
         for alarm in alarms:
             if alarm.code not in earlier:
-                await self._state.noted("alarm", reason=alarm.text, code=alarm.code)
+                await self._state.note("alarm", reason=alarm.text, code=alarm.code)
         for alarm in before:
             if alarm.code not in codes:
-                await self._state.noted("alarm_over", reason=alarm.text, code=alarm.code)
+                await self._state.note("alarm_over", reason=alarm.text, code=alarm.code)
         if "stalled" in codes - earlier:
             self._on_stall()

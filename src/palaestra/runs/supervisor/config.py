@@ -1,4 +1,4 @@
-"""How a supervisor looks after runs, and whom it tells of checkpoints."""
+"""Settings of the supervisor."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["SupervisorConfig"]
 
 
 class SupervisorConfig(Section):
-    """How runs are looked after."""
+    """How runs are scheduled and monitored."""
 
     max_running: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1)
-    """So many at once; the others wait."""
+    """Maximum number of concurrent runs; further runs are queued."""
     poll_every_s: float = Field(default=0.05, gt=0)
-    """How often telemetry is read."""
+    """Seconds between two reads of telemetry."""
     alarm_every_s: float = Field(default=1.0, gt=0)
-    """How often every run is looked at."""
+    """Seconds between two checks of every run for alarms."""
     no_episode_steps: int = Field(default=50_000, ge=0)
-    """Steps without a finished episode that raise an alarm; 0 never."""
+    """Alarm if no episode finishes within this many steps (0: never)."""
     min_free_disk_mb: int = Field(default=512, ge=0)
-    """Below this nothing is launched."""
+    """Launches are refused below this much free disk space."""
     sample_every_s: float = Field(default=5.0, gt=0)
-    """How often processor, memory and GPUs of every run are looked at."""
+    """Seconds between two samples of CPU, memory and GPU usage of every run."""
     scan_every_s: float = Field(default=5.0, gt=0)
-    """How often runs of `palaestra train` alone are looked for."""
+    """Seconds between two searches for runs started with `palaestra train`."""
     retention: RetentionPolicy = RetentionPolicy()
-    """What `palaestra runs gc` does."""
+    """Retention policy of `palaestra runs gc`."""

@@ -1,11 +1,11 @@
-"""Runs of any trainer from within one Python process: no service, no HTTP, the same supervision.
+"""Launches and supervises runs from a Python process, without a service or HTTP.
 
     with TrainerOrchestrator() as orchestrator:
         run_id = orchestrator.launch("palaestra", {"env": {"id": "CartPole-v1"}})
         for record in orchestrator.stream(run_id):
             ...
 
-Holds the state directory's lock, so a service and an orchestrator never share one. Runs outlive it, like a service.
+Holds the lock of the state directory, so a service and an orchestrator never share one. Runs outlive it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class TrainerOrchestrator:
-    """Launches, stops and follows runs. A context; its methods block and may be called from any thread."""
+    """Launches, stops and follows runs. A context manager; its methods block and may be called from any thread."""
 
     def __init__(self, home: Home | Path | str | None = None, config: SupervisorConfig | None = None) -> None:
         if home is None:
@@ -67,7 +67,7 @@ class TrainerOrchestrator:
             stack.callback(catalogue.close)
             runners = self.registered_runners()
             supervisor = Supervisor(
-                self._home, registry, runners, self._config, catalogue=catalogue, installed=add_installed_runners
+                self._home, registry, runners, self._config, catalogue=catalogue, add_installed=add_installed_runners
             )
             stack.callback(lambda: self._wait(supervisor.close()))
             self._wait(supervisor.start())
@@ -84,56 +84,58 @@ class TrainerOrchestrator:
         self._loop = None
 
     def register_runner(self, name: str, factory: Callable[[], Runner]) -> None:
-        """Add a trainer of your own under a name; it may replace one of the same name."""
+        """Register a runner under a name; it replaces an existing one of the same name."""
         runner = factory()
         self._runners[name] = runner
         if self._supervisor is not None:
-            self._supervisor.runners[name] = runner
+            self._supervisor.planner.runners[name] = runner
 
     def registered_runners(self) -> dict[str, Runner]:
-        """Every runner by its name: built in, announced by packages, registered here."""
+        """All runners by name: built in, from installed packages, and registered here."""
         return {**registered_runners(), **self._runners}
 
     def launch(self, name: str, config: Mapping[str, Any], /, *, consent: bool = False, **spec: Any) -> str:
-        """Queue a run of the named runner and answer its id. `consent` agrees to a command that runs foreign code."""
-        wanted = parse_section(RunSpec, {"runner": name, "config": dict(config), **spec}, place="spec")
-        supervisor = self._started()
+        """Queue a run and return its id. `consent` agrees to a command that runs third-party code."""
+        parsed = parse_section(RunSpec, {"runner": name, "config": dict(config), **spec}, place="spec")
+        supervisor = self._require_started()
 
         async def submit() -> RunRecord:
-            plan = (await supervisor.preview(wanted)).plan if consent else None
+            plan = (await supervisor.preview(parsed)).plan if consent else None
             if plan is None:
-                return await supervisor.submit(wanted)
-            return await supervisor.submit(wanted, plan.digest(), plan.paths.run_id)
+                return await supervisor.submit(parsed)
+            return await supervisor.submit(parsed, plan.digest(), plan.paths.run_id)
 
         return self._wait(submit()).run_id
 
     def stop(self, run_id: str, *, grace_s: float | None = None) -> RunRecord:
-        """End a run. Returns when nothing of it lives."""
-        return self._wait(self._started().stop(run_id, grace_s=grace_s))
+        """Stop a run. Returns when none of its processes is left."""
+        return self._wait(self._require_started().stop(run_id, grace_s=grace_s))
 
     def stream(self, run_id: str) -> Iterator[Record]:
-        """Everything a run measures, from its first record to its last, as it comes; ends with the run."""
-        following = self._wait(self._subscribed(run_id))
+        """Iterate over the telemetry of a run from its first record on; ends with the run."""
+        items = self._wait(self._subscribe(run_id))
         try:
-            while (record := self._wait(_next_record(following))) is not None:
+            while (record := self._wait(_next_record(items))) is not None:
                 yield record
         finally:
-            self._wait(_closed(following))
+            self._wait(_close(items))
 
     def run(self, run_id: str) -> RunRecord:
-        """What a run is at the moment. `UnknownRun` when there is none."""
-        return self._started().known(run_id)
+        """The current row of a run. `UnknownRun` if there is none."""
+        return self._require_started().get_run(run_id)
 
     def resume(
         self, run_id: str, *, checkpoint: str | None = None, changes: Mapping[str, Any] | None = None
     ) -> RunRecord:
-        """Queue a run that has ended again: from its newest undamaged checkpoint or a given one, with changed keys."""
-        return self._wait(self._started().resume(run_id, request=ResumeRequest(checkpoint, dict(changes or {}))))
+        """Queue a run that has ended again, from its newest undamaged checkpoint or a given one, with changed keys."""
+        return self._wait(
+            self._require_started().resume(run_id, request=ResumeRequest(checkpoint, dict(changes or {})))
+        )
 
-    async def _subscribed(self, run_id: str) -> AsyncIterator[Any]:
-        return self._started().subscribe(run_id)
+    async def _subscribe(self, run_id: str) -> AsyncIterator[Any]:
+        return self._require_started().subscribe(run_id)
 
-    def _started(self) -> Supervisor:
+    def _require_started(self) -> Supervisor:
         if self._supervisor is None:
             raise RuntimeError("a TrainerOrchestrator works inside its `with` block")
         return self._supervisor
@@ -145,12 +147,12 @@ class TrainerOrchestrator:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-async def _next_record(following: AsyncIterator[Any]) -> Record | None:
-    async for item in following:
+async def _next_record(items: AsyncIterator[Any]) -> Record | None:
+    async for item in items:
         if isinstance(item.item, Record):
             return item.item
     return None
 
 
-async def _closed(following: AsyncIterator[Any]) -> None:
-    await following.aclose()  # type: ignore[attr-defined]
+async def _close(items: AsyncIterator[Any]) -> None:
+    await items.aclose()  # type: ignore[attr-defined]

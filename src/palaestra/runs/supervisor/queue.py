@@ -1,24 +1,49 @@
-"""Who starts next: priorities, a limit on how many run at once, and GPUs that belong to one run at a time. Pure."""
+"""The queue of runs: which run starts next on which GPUs, why the others wait, and the file that says so.
+
+The scheduling functions are pure. The queue file can be lost without harm: then queued runs are listed without a
+reason, and the service does not drain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-__all__ = ["Launch", "Running", "Slots", "Waiting", "never_fits", "next_launches", "why_waiting"]
+from palaestra.files.atomic import read_json, write_json
+from palaestra.files.home import Home
+from palaestra.processes.procfs import ProcessIdentity
+from palaestra.runs.record import RunRecord
+
+__all__ = [
+    "Lease",
+    "QueueFile",
+    "QueuedRun",
+    "Slots",
+    "gpu_shortage",
+    "next_launches",
+    "waiting_reason",
+    "waiting_reasons",
+]
+
+_NO_SERVICE = "waits for a service; palaestra serve starts one"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Slots:
-    """What there is to share out."""
+    """What the runs share: the number of concurrent runs, and the GPUs."""
 
     max_running: int
     gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A run in the queue."""
+class QueuedRun:
+    """A run that waits to be launched."""
 
     run_id: str
     priority: int = 0
@@ -27,73 +52,117 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Running:
-    """A run that takes a slot, and the GPUs it has for itself."""
-
-    run_id: str
-    gpus: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A run to start now, on these GPUs."""
+class Lease:
+    """A slot and the GPUs that are assigned to a run."""
 
     run_id: str
     gpus: tuple[str, ...] = ()
 
 
 def next_launches(
-    waiting: Sequence[Waiting], running: Sequence[Running], slots: Slots, draining: bool = False
-) -> list[Launch]:
-    """Which runs start now: highest priority first, then who came first.
+    queued: Sequence[QueuedRun], running: Sequence[Lease], slots: Slots, draining: bool = False
+) -> list[Lease]:
+    """The runs to launch now: highest priority first, then first come, first served.
 
-    Runs without GPUs go past one that waits for some. Others do not: it would wait for ever behind small ones.
+    Runs without GPUs may overtake one that waits for GPUs. Runs with GPUs may not: it could wait forever.
     """
     if draining:
         return []
     room = slots.max_running - len(running)
-    taken = {gpu for run in running for gpu in run.gpus}
-    free = [gpu for gpu in slots.gpus if gpu not in taken]
-    launches: list[Launch] = []
-    for run in sorted(waiting, key=lambda one: (-one.priority, one.since, one.run_id)):
+    leased = {gpu for lease in running for gpu in lease.gpus}
+    free = [gpu for gpu in slots.gpus if gpu not in leased]
+    launches: list[Lease] = []
+    for run in sorted(queued, key=lambda run: (-run.priority, run.since, run.run_id)):
         if len(launches) >= room:
             break
         if run.gpus > len(free):
-            # Whatever is free is kept together for this one.
+            # Reserve the free GPUs for this run.
             free = []
             continue
-        launches.append(Launch(run.run_id, tuple(free[: run.gpus])))
+        launches.append(Lease(run.run_id, tuple(free[: run.gpus])))
         free = free[run.gpus :]
     return launches
 
 
-def why_waiting(
-    waiting: Sequence[Waiting], running: Sequence[Running], slots: Slots, draining: bool = False
+def waiting_reasons(
+    queued: Sequence[QueuedRun], running: Sequence[Lease], slots: Slots, draining: bool = False
 ) -> dict[str, str]:
-    """Of every run that does not start now, what it waits for."""
+    """What each run that does not start now waits for, by run id."""
     if draining:
-        return {run.run_id: "the service is draining: palaestra runs drain --off" for run in waiting}
-    launches = next_launches(waiting, running, slots)
-    starting = {launch.run_id for launch in launches}
-    taken = len(running) + len(launches)
-    leased = sum(len(run.gpus) for run in running) + sum(len(launch.gpus) for launch in launches)
-    free = len(slots.gpus) - leased
+        return {run.run_id: "the service is draining: palaestra runs drain --off" for run in queued}
+    launches = next_launches(queued, running, slots)
+    starting = {lease.run_id for lease in launches}
+    leases = [*running, *launches]
+    free = len(slots.gpus) - sum(len(lease.gpus) for lease in leases)
     reasons = {}
-    for run in waiting:
+    for run in queued:
         if run.run_id in starting:
             continue
-        if taken >= slots.max_running:
-            reasons[run.run_id] = f"waits for a slot ({taken} of {slots.max_running} in use)"
+        if len(leases) >= slots.max_running:
+            reasons[run.run_id] = f"waits for a slot ({len(leases)} of {slots.max_running} in use)"
         else:
-            kept = ", kept for a run before it" if free >= run.gpus else ""
+            reserved = ", kept for a run before it" if free >= run.gpus else ""
             wanted = f"{run.gpus} GPU{'s' if run.gpus > 1 else ''}"
-            reasons[run.run_id] = f"waits for {wanted} ({free} of {len(slots.gpus)} free{kept})"
+            reasons[run.run_id] = f"waits for {wanted} ({free} of {len(slots.gpus)} free{reserved})"
     return reasons
 
 
-def never_fits(gpus: int, slots: Slots) -> str:
-    """Why a run that needs so many GPUs would wait for ever; empty when it would not."""
+def gpu_shortage(gpus: int, slots: Slots) -> str:
+    """Why a run that needs this many GPUs would wait forever; empty if it would not."""
     if gpus <= len(slots.gpus):
         return ""
     have = "none" if not slots.gpus else str(len(slots.gpus))
     return f"needs {gpus} GPU{'s' if gpus > 1 else ''} and this machine has {have}"
+
+
+def waiting_reason(row: RunRecord, why: str) -> str:
+    """The reason of a queued run: its recorded reason, if any, and what it waits for."""
+    return "; ".join(text for text in (row.reason, why) if text)
+
+
+class QueueFile:
+    """`service/queue.json`: why runs wait, and whether the service drains. One process writes, any may read."""
+
+    def __init__(self, home: Home) -> None:
+        self._path = home.service / "queue.json"
+        self._written: dict[str, Any] | None = None
+        self._version: tuple[int, int] | None = None
+        self._content: dict[str, Any] = {}
+
+    def write(self, draining: bool, reasons: Mapping[str, str]) -> None:
+        """Write the file if its content has changed."""
+        # Thousands of runs may wait for the same thing: store the most common reason once.
+        most_common = Counter(reasons.values()).most_common(1)
+        default = most_common[0][0] if most_common else ""
+        others = {run_id: reason for run_id, reason in reasons.items() if reason != default}
+        content = {"schema": 1, "draining": draining, "reason": default, "reasons": others}
+        if content == self._written:
+            return
+        writer = ProcessIdentity.of(os.getpid())
+        try:
+            self._path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+            write_json(self._path, {**content, "by": asdict(writer) if writer else None}, durable=False)
+        except OSError as error:
+            _log.warning("%s cannot be written: %s", self._path, error)
+            return
+        self._written = content
+
+    def is_draining(self) -> bool:
+        """Whether the last service that wrote the file was draining."""
+        return (read_json(self._path) or {}).get("draining") is True
+
+    def reason(self, run_id: str) -> str:
+        """Why a run waits; empty if the service has not recorded it."""
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return _NO_SERVICE
+        version = (stat.st_ino, stat.st_mtime_ns)
+        if version != self._version:
+            self._content, self._version = read_json(self._path) or {}, version
+        writer = ProcessIdentity.from_json(self._content.get("by"))
+        if writer is None or not writer.is_alive():
+            return _NO_SERVICE
+        reasons = self._content.get("reasons")
+        own = reasons.get(run_id) if isinstance(reasons, dict) else None
+        return str(own or self._content.get("reason") or "")

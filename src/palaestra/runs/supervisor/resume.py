@@ -1,8 +1,8 @@
 """Resuming a run that has ended: from which checkpoint, with which changes, and whether any work is left.
 
 Everything is checked before the run changes. A checkpoint with damaged bytes is skipped or refused, and a request that
-leaves no work to do is refused with a command that adds some. The decision is written into the life of the run, so a
-service that is killed in between continues with the same request.
+leaves no work to do is refused with a command that adds some. The decision is written to the event log of the run, so
+a service that is killed in between continues with the same request.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from palaestra.runs.supervisor.admission import read_spec
 __all__ = [
     "ResumePoint",
     "ResumeRequest",
-    "changed_columns",
-    "changed_spec",
+    "change_spec",
     "check_work_left",
     "find_resume_point",
-    "outcome_before",
-    "resumed_spec",
+    "read_current_spec",
+    "resume_columns",
 ]
 
 
@@ -48,14 +47,14 @@ class ResumeRequest:
     """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
 
     @classmethod
-    def pending(cls, life: Iterable[RunEvent]) -> ResumeRequest:
-        """The last request in the life of a run."""
-        facts = next((record.facts for record in reversed(list(life)) if record.happening == PhaseEvent.RESUMED), {})
+    def pending(cls, events: Iterable[RunEvent]) -> ResumeRequest:
+        """The last request in the event log of a run."""
+        facts = next((event.facts for event in reversed(list(events)) if event.happening == PhaseEvent.RESUMED), {})
         wanted = facts.get("checkpoint")
         return cls(wanted if isinstance(wanted, str) else None, _mapping(facts.get("changes")))
 
     def facts(self) -> dict[str, Any]:
-        """The request as it is written into the life of the run."""
+        """The request as stored in the event log."""
         return {"checkpoint": self.checkpoint, "changes": dict(self.changes)}
 
 
@@ -64,14 +63,14 @@ class ResumePoint:
     """The checkpoint that a resume continues from."""
 
     checkpoint: CheckpointRecord
-    passed_over: tuple[str, ...] = ()
-    """Newer ones that cannot be used, each with the reason."""
+    skipped: tuple[str, ...] = ()
+    """Newer checkpoints that cannot be used, each with the reason."""
 
     @property
     def description(self) -> str:
         """`resumes from checkpoint 07d57230162763d8 (step 4,096); skipped …`."""
         text = f"resumes from checkpoint {self.checkpoint.checkpoint_id} (step {self.checkpoint.shown_step})"
-        return f"{text}; skipped {'; '.join(self.passed_over)}" if self.passed_over else text
+        return f"{text}; skipped {'; '.join(self.skipped)}" if self.skipped else text
 
 
 def find_resume_point(
@@ -82,21 +81,21 @@ def find_resume_point(
     `rows` are the run's checkpoints in the registry; files that are not registered yet are considered as well.
     """
     known = {row.path: row for row in rows if Path(row.path).exists()}
-    lying = (row for attempt in run.attempts() for row in checkpoints_of(record, attempt, known))
-    found = [*known.values(), *lying]
-    found.sort(key=lambda row: (_is_checkpoint(row), row.attempt, row.created, row.path), reverse=True)
-    if not found:
-        raise LaunchRefused("run", run.run_id, "has no checkpoint to go on from", "Start it anew")
+    unregistered = (row for attempt in run.attempts() for row in checkpoints_of(record, attempt, known))
+    checkpoints = [*known.values(), *unregistered]
+    checkpoints.sort(key=lambda row: (_is_checkpoint(row), row.attempt, row.created, row.path), reverse=True)
+    if not checkpoints:
+        raise LaunchRefused("run", run.run_id, "has no checkpoint to resume from", "Start a new run")
     if wanted is not None:
-        return ResumePoint(_find_checkpoint(run.run_id, found, wanted))
-    passed_over: list[str] = []
-    for row in found:
+        return ResumePoint(_find_checkpoint(run.run_id, checkpoints, wanted))
+    skipped: list[str] = []
+    for row in checkpoints:
         problem = _problem(row)
         if not problem:
-            return ResumePoint(row, tuple(passed_over))
-        passed_over.append(f"{row.checkpoint_id} (step {row.shown_step}): {problem}")
-    reason = f"none of its {len(found)} checkpoints can be used ({passed_over[0]})"
-    raise LaunchRefused("run", run.run_id, reason, "Start it anew")
+            return ResumePoint(row, tuple(skipped))
+        skipped.append(f"{row.checkpoint_id} (step {row.shown_step}): {problem}")
+    reason = f"none of its {len(checkpoints)} checkpoints can be used ({skipped[0]})"
+    raise LaunchRefused("run", run.run_id, reason, "Start a new run")
 
 
 def check_work_left(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> None:
@@ -108,39 +107,39 @@ def check_work_left(record: RunRecord, request: ResumeRequest, point: ResumePoin
     step, total = point.checkpoint.env_step, plan.total_steps
     done = step is not None and total is not None and step >= total
     succeeded, unchanged = record.phase is Phase.SUCCEEDED, request.checkpoint is None and not request.changes
-    # A run that failed with all its steps taken may have failed at what comes after them, and goes on with that.
+    # A run that failed after its last step may still have work to do, such as saving.
     if not (succeeded and unchanged) and not (done and (succeeded or request.changes)):
         return
     reached = f"checkpoint {point.checkpoint.checkpoint_id} has taken {step:,} of {total:,} steps" if done else ""
-    reason = f"nothing is left to do: {reached or 'it has succeeded'}"
+    reason = f"no work is left: {reached or 'it has succeeded'}"
     raise LaunchRefused("run", run_id, reason, _how_to_train_further(run_id, plan, step))
 
 
-def changed_columns(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> dict[str, Any]:
+def resume_columns(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> dict[str, Any]:
     """Columns of the run's row that a resume changes immediately."""
     columns: dict[str, Any] = {"total_steps": plan.total_steps}
     step = point.checkpoint.env_step
-    if step is not None and (request.checkpoint is not None or point.passed_over):
-        # The run goes back to that step; later steps are taken and counted again.
+    if step is not None and (request.checkpoint is not None or point.skipped):
+        # The run goes back to that step and counts later steps again.
         kept = ("episodes", "episode_return", "tracking_url", "bytes_on_disk")
         columns |= {"env_step": step, **{name: getattr(record, name) for name in kept}}
     return columns
 
 
-def resumed_spec(run: RunDirectory, life: Iterable[RunEvent]) -> RunSpec:
-    """The spec of a run with the changes of every resume that began or waits. `ConfigError` if it cannot be read."""
-    spec, waiting = read_spec(run), dict[str, Any]()
-    for record in life:
-        if record.happening == PhaseEvent.RESUMED:
-            waiting = _mapping(record.facts.get("changes"))
-        elif record.happening == PhaseEvent.RESUME_CANCELLED:
-            waiting = {}
-        elif record.happening == PhaseEvent.LAUNCHED:
-            spec, waiting = changed_spec(spec, waiting), {}
-    return changed_spec(spec, waiting)
+def read_current_spec(run: RunDirectory, events: Iterable[RunEvent]) -> RunSpec:
+    """The spec of a run with the changes of all launched or pending resumes. `ConfigError` if it cannot be read."""
+    spec, pending = read_spec(run), dict[str, Any]()
+    for event in events:
+        if event.happening == PhaseEvent.RESUMED:
+            pending = _mapping(event.facts.get("changes"))
+        elif event.happening == PhaseEvent.RESUME_CANCELLED:
+            pending = {}
+        elif event.happening == PhaseEvent.LAUNCHED:
+            spec, pending = change_spec(spec, pending), {}
+    return change_spec(spec, pending)
 
 
-def changed_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
+def change_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
     """A spec with other values in the runner's configuration. `ConfigError` for a key inside a plain value."""
     if not changes:
         return spec
@@ -152,42 +151,30 @@ def changed_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
     return parse_section(RunSpec, {**spec.model_dump(), "config": config}, place="spec")
 
 
-def outcome_before(life: Iterable[RunEvent]) -> RunEvent | None:
-    """How the run had ended when it was last resumed; None for one that never was."""
-    outcome: RunEvent | None = None
-    found: RunEvent | None = None
-    for record in life:
-        if record.happening == PhaseEvent.RESUMED:
-            found = outcome
-        elif record.happening in frozenset(PhaseEvent) and record.phase.has_ended:
-            outcome = record if record.happening != PhaseEvent.RESUME_CANCELLED else outcome
-    return found
-
-
-def _find_checkpoint(run_id: str, found: list[CheckpointRecord], name: str) -> CheckpointRecord:
-    where = str(Path(name).resolve()) if "/" in name else name
+def _find_checkpoint(run_id: str, checkpoints: list[CheckpointRecord], name: str) -> CheckpointRecord:
+    path = str(Path(name).resolve()) if "/" in name else name
     matches = {
         row.sha256: row
-        for row in reversed(found)
-        if row.checkpoint_id.startswith(name) or where == row.path or Path(row.path).name == name
+        for row in reversed(checkpoints)
+        if row.checkpoint_id.startswith(name) or path == row.path or Path(row.path).name == name
     }
     if not matches:
-        few = ", ".join(f"{row.checkpoint_id} (step {row.shown_step})" for row in found[:5])
+        few = ", ".join(f"{row.checkpoint_id} (step {row.shown_step})" for row in checkpoints[:5])
         raise LaunchRefused("checkpoint", name, f"run {run_id} has no such checkpoint", f"It has {few}")
     if len(matches) > 1 and not any(Path(row.path).name == name for row in matches.values()):
         few = ", ".join(row.checkpoint_id for row in matches.values())
-        raise LaunchRefused("checkpoint", name, f"several begin so ({few})", "Write more of the id")
+        raise LaunchRefused("checkpoint", name, f"matches several checkpoints ({few})", "Give more digits of the id")
     row = next(reversed(matches.values()))
     problem = _problem(row)
     if problem:
-        good = next((other for other in found if other.sha256 != row.sha256 and not _problem(other)), None)
-        other = f"palaestra runs resume {run_id} --checkpoint {good.checkpoint_id}" if good else "Start the run anew"
+        good = next((other for other in checkpoints if other.sha256 != row.sha256 and not _problem(other)), None)
+        other = f"palaestra runs resume {run_id} --checkpoint {good.checkpoint_id}" if good else "Start a new run"
         raise LaunchRefused("checkpoint", row.checkpoint_id, problem, other)
     return row
 
 
 def _is_checkpoint(row: CheckpointRecord) -> bool:
-    """False for another file beside the checkpoints, such as a normaliser or a replay buffer."""
+    """False for other files beside the checkpoints, such as a normaliser or a replay buffer."""
     return row.format != "unknown" or row.step_source in ("announced", "name")
 
 

@@ -1,6 +1,7 @@
-"""One run's life and its row, kept in step: the log first, because it is the truth, then the index.
+"""Writes the state of a run: first the event log, which is authoritative, then the row of the registry.
 
-A disk that is full stops no run: what must be written is tried again every second until it fits.
+A full disk stops no run: a write that fails is retried every second until it succeeds. Subscribers of the event bus are
+notified after an event is on disk.
 """
 
 from __future__ import annotations
@@ -9,61 +10,90 @@ import asyncio
 import errno
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from palaestra.errors import PalaestraError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.phase import Phase, PhaseEvent, advance
 from palaestra.runs.record import RunEvent, RunRecord
-from palaestra.runs.state.event_log import RunEventLog
+from palaestra.runs.state.event_log import RunEventLog, outcome_before_resume
 from palaestra.runs.store.database import RegistryCorrupt
 from palaestra.runs.store.rebuild import read_run, rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.supervisor.resume import outcome_before
 
-__all__ = ["RunStateWriter", "Tell"]
+__all__ = ["EventBus", "RunStateWriter"]
 
 _log = logging.getLogger(__name__)
-_TRY_AGAIN_S = 1.0
+_RETRY_S = 1.0
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, None)
+_T = TypeVar("_T")
 
-Tell = Callable[[str, RunEvent], None]
-"""Given a run's id and what happened to it, after it is on disk."""
+
+class EventBus:
+    """Delivers the events of all runs to subscribers. Use from one event loop."""
+
+    def __init__(self) -> None:
+        self._subscribers: dict[object, Callable[[str, RunEvent], None]] = {}
+
+    def subscribe(self, callback: Callable[[str, RunEvent], None]) -> Callable[[], None]:
+        """Call `callback` with the run id and the event for every event from now on. Returns `unsubscribe`."""
+        key = object()
+        self._subscribers[key] = callback
+
+        def unsubscribe() -> None:
+            self._subscribers.pop(key, None)
+
+        return unsubscribe
+
+    def publish(self, run_id: str, event: RunEvent) -> None:
+        """Deliver an event to all subscribers."""
+        for callback in list(self._subscribers.values()):
+            callback(run_id, event)
+
+    async def stream(self) -> AsyncIterator[tuple[str, RunEvent]]:
+        """Iterate over all events from now on."""
+        events: asyncio.Queue[tuple[str, RunEvent]] = asyncio.Queue()
+        unsubscribe = self.subscribe(lambda run_id, event: events.put_nowait((run_id, event)))
+        try:
+            while True:
+                yield await events.get()
+        finally:
+            unsubscribe()
 
 
 class RunStateWriter:
-    """Who writes down what happens to one run, one thing at a time."""
+    """Writes the events and the row of one run, one at a time."""
 
     def __init__(
-        self, home: Home, registry: Registry, record: RunRecord, clock: Callable[[], float], tell: Tell
+        self, home: Home, registry: Registry, record: RunRecord, clock: Callable[[], float], bus: EventBus
     ) -> None:
         self._home, self._registry = home, registry
-        self._clock, self._tell = clock, tell
-        self._life = RunEventLog(home.run(record.run_id))
-        self._writing = asyncio.Lock()
+        self._clock, self._bus = clock, bus
+        self._log = RunEventLog(home.run(record.run_id))
+        self._lock = asyncio.Lock()
         self.record = record
 
     @property
     def run_id(self) -> str:
-        """Whose book it is."""
+        """The id of the run."""
         return self.record.run_id
 
     @property
     def paths(self) -> RunDirectory:
-        """Where the run is."""
+        """The directory of the run."""
         return self._home.run(self.record.run_id)
 
     @property
     def phase(self) -> Phase:
-        """Where the run is in its life."""
+        """The current phase."""
         return self.record.phase
 
-    async def happened(
+    async def advance(
         self,
-        happening: PhaseEvent,
+        event: PhaseEvent,
         *,
         reason: str = "",
         code: str = "",
@@ -71,58 +101,56 @@ class RunStateWriter:
         at: float | None = None,
         **columns: Any,
     ) -> RunRecord:
-        """Take the run to its next phase. `IllegalTransition` when that cannot happen to it."""
-        async with self._writing:
-            phase = advance(self.record.phase, happening)
+        """Record an event that changes the phase. `IllegalTransition` if it is impossible in the current phase."""
+        async with self._lock:
+            phase = advance(self.record.phase, event)
             row = replace(self.record, phase=phase, reason=reason, code=code, **columns)
-            await self._write(happening, row, reason, code, facts or {}, at)
+            await self._write(event, row, reason, code, facts or {}, at)
             return self.record
 
+    async def note(self, kind: str, *, reason: str = "", code: str = "", facts: dict[str, Any] | None = None) -> None:
+        """Record an event that changes no phase: `alarm`, `alarm_over`, `adopted`, `note`."""
+        async with self._lock:
+            await self._write(kind, self.record, reason, code, facts or {})
+
     async def cancel_resume(self, why: str) -> bool:
-        """Take a run that waits back to how it had ended before; False when it was never resumed."""
-        async with self._writing:
-            before = outcome_before(await asyncio.to_thread(self._life.read))
+        """Return a queued run to its outcome before the resume; False if it was never resumed."""
+        async with self._lock:
+            before = outcome_before_resume(await asyncio.to_thread(self._log.read))
             if self.record.phase is not Phase.QUEUED or before is None:
                 return False
             reason = f"{before.reason}; it was not resumed: {why}" if before.reason else f"it was not resumed: {why}"
             facts = {name: value for name, value in before.facts.items() if name != "last_lines"}
             facts.setdefault("ended", before.time)
-            happened = RunEvent(
-                0, self._clock(), before.attempt, str(PhaseEvent.RESUME_CANCELLED), before.phase, reason, before.code,
-                facts,
-            )  # fmt: skip
-            written = await self._patiently(lambda: self._life.append(happened))
-            # The directory tells the rest: when it began and ended, and how far it had come.
-            told = await asyncio.to_thread(read_run, self.paths)
-            self.record = told or replace(self.record, phase=before.phase, reason=reason, code=before.code)
-            await self._patiently(self._index)
-            self._tell(self.run_id, written)
+            kind = str(PhaseEvent.RESUME_CANCELLED)
+            event = RunEvent(0, self._clock(), before.attempt, kind, before.phase, reason, before.code, facts)
+            written = await self._retry(lambda: self._log.append(event))
+            # The directory holds the rest of the row: start, end and progress.
+            row = await asyncio.to_thread(read_run, self.paths)
+            self.record = row or replace(self.record, phase=before.phase, reason=reason, code=before.code)
+            await self._retry(self._write_row)
+            self._bus.publish(self.run_id, written)
             return True
 
-    async def noted(self, what: str, *, reason: str = "", code: str = "", facts: dict[str, Any] | None = None) -> None:
-        """Write down something that changes no phase: `alarm`, `alarm_over`, `adopted`, `note`."""
-        async with self._writing:
-            await self._write(what, self.record, reason, code, facts or {})
-
     async def update(self, **columns: Any) -> None:
-        """Change columns of the row that the life does not know."""
-        async with self._writing:
+        """Change columns of the row without an event."""
+        async with self._lock:
             row = replace(self.record, **columns)
             if row != self.record:
                 self.record = row
-                await self._patiently(self._index)
+                await self._retry(self._write_row)
 
     async def _write(
-        self, happening: str, row: RunRecord, reason: str, code: str, facts: dict[str, Any], at: float | None = None
+        self, kind: str, row: RunRecord, reason: str, code: str, facts: dict[str, Any], at: float | None = None
     ) -> None:
         now = self._clock() if at is None else at
-        record = RunEvent(0, now, row.attempt, str(happening), row.phase, reason, code, facts)
-        written = await self._patiently(lambda: self._life.append(record))
+        event = RunEvent(0, now, row.attempt, str(kind), row.phase, reason, code, facts)
+        written = await self._retry(lambda: self._log.append(event))
         self.record = row
-        await self._patiently(self._index)
-        self._tell(self.run_id, written)
+        await self._retry(self._write_row)
+        self._bus.publish(self.run_id, written)
 
-    def _index(self) -> None:
+    def _write_row(self) -> None:
         try:
             try:
                 self._registry.put(self.record)
@@ -132,23 +160,24 @@ class RunStateWriter:
         except sqlite3.OperationalError:
             raise
         except (sqlite3.Error, PalaestraError, ValueError, TypeError, OverflowError):
-            # An index is not worth a run: the life has it, and the next service reads it from there.
+            # The registry is an index: the event log has the state, and the next service reads it from there.
             _log.exception("%s: its row could not be written", self.run_id)
 
-    async def _patiently(self, write: Callable[[], Any]) -> Any:
-        told = False
+    async def _retry(self, write: Callable[[], _T]) -> _T:
+        """Run `write` in a thread, again every second while the disk is full or the registry is locked."""
+        warned = False
         while True:
             try:
                 return await asyncio.to_thread(write)
             except sqlite3.OperationalError as error:
-                problem = f"the registry cannot be written ({error}); it is tried again every second"
+                problem = f"the registry cannot be written ({error}); retrying every second"
                 if "locked" in str(error):
-                    problem = "the registry is held by another process; it is tried again every second"
+                    problem = "the registry is held by another process; retrying every second"
             except OSError as error:
                 if error.errno not in _NO_SPACE:
                     raise
-                problem = f"{error}; what is to be written waits for space"
-            if not told:
+                problem = f"{error}; retrying until there is space"
+            if not warned:
                 _log.warning("%s: %s", self.run_id, problem)
-                told = True
-            await asyncio.sleep(_TRY_AGAIN_S)
+                warned = True
+            await asyncio.sleep(_RETRY_S)

@@ -1,4 +1,4 @@
-"""One run in the hands of the supervisor: launched or adopted, watched, stopped, and its end written down."""
+"""One run under supervision: launches or adopts its attempt, monitors it, stops it, and records how it ended."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
 from palaestra.files.atomic import read_json
-from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
 from palaestra.redaction import Redactor
 from palaestra.runs.archive.packing import size_of
-from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.phase import AttemptOutcome, Phase, PhaseEvent, advance, determine_outcome
 from palaestra.runs.process.attempt_process import (
@@ -31,358 +29,359 @@ from palaestra.runs.process.attempt_process import (
     write_process_record,
 )
 from palaestra.runs.process.resource_usage import ResourceSampler
-from palaestra.runs.record import RunRecord
-from palaestra.runs.runner import AttemptPaths, LaunchPlan
+from palaestra.runs.record import Alarm, RunRecord
+from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.alarms import AlarmLimits, describe_missing_episodes, lasting_alarms, merge_alarms
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.attempt_status import AttemptStatus, read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog
-from palaestra.runs.state.progress import RunTotals
-from palaestra.runs.store.registry import Registry
+from palaestra.runs.state.progress import AttemptProgress, RunTotals
 from palaestra.runs.supervisor.admission import prepare_attempt
 from palaestra.runs.supervisor.attempt_monitor import AttemptMonitor
-from palaestra.runs.supervisor.preflight import Preview
-from palaestra.runs.supervisor.resume import resumed_spec
-from palaestra.runs.supervisor.script_drift import script_drift
+from palaestra.runs.supervisor.context import SupervisorContext
+from palaestra.runs.supervisor.launch_planner import find_script_change
+from palaestra.runs.supervisor.resume import read_current_spec
 from palaestra.runs.supervisor.state_writer import RunStateWriter
 from palaestra.telemetry.event import CheckpointSaved, Record
 
-__all__ = ["SupervisedRun", "SupervisorContext"]
+__all__ = ["SupervisedRun"]
 
 _DRAIN_S = 5.0
-"""How long an end waits for the last telemetry; what a full disk holds back longer comes later."""
+"""How long the end of a run waits for the last telemetry; what a full disk delays longer is read later."""
 
 _DRAIN_LATER_S = 24 * 3600.0
-_DISK_S = 2.0
-"""How long a stop waits for a disk that is full."""
+_FULL_DISK_WAIT_S = 2.0
+"""How long a stop waits until its event can be written to a full disk."""
 
-_TRY_AGAIN_S = 1.0
+_RETRY_S = 1.0
+_EXIT_FACTS = ("returncode", "signal", "leftovers", "duration_s", "max_rss_kb", "user_s", "system_s")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SupervisorContext:
-    """What a run needs of its supervisor."""
-
-    home: Home
-    registry: Registry
-    pump: Pump
-    clock: Callable[[], float]
-    alarm_every_s: float
-    sample_every_s: float
-    no_episode_steps: int
-    look_ahead: Callable[[RunSpec, AttemptPaths, tuple[str, ...]], Awaitable[Preview]]
-    place: Callable[[str, int], AttemptPaths]
-    spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
-    over: Callable[[str], None]
-    """Told that a run has ended and its slot is free."""
-    saved: Callable[[RunRecord, Attempt, list[Record]], None]
-    """Given every `CheckpointSaved`, and an empty list when the attempt has ended. Called in a thread: it may hash."""
 
 
 class SupervisedRun:
     """A run that has not ended."""
 
-    def __init__(self, book: RunStateWriter, around: SupervisorContext, spec: RunSpec | None = None) -> None:
-        self.book = book
+    def __init__(self, state: RunStateWriter, context: SupervisorContext, spec: RunSpec | None = None) -> None:
+        self.state = state
         self.ring = Ring()
-        self.gpus: tuple[str, ...] = ()
-        self.due = False
-        """A slot was given to it."""
         self.spec = spec
-        self._around = around
+        self.gpus: tuple[str, ...] = ()
+        self.has_slot = False
+        self._context = context
+        self._spawn = context.tasks.spawn
         self._lock = asyncio.Lock()
-        self._child: AttemptProcess | None = None
-        self._watch: AttemptMonitor | None = None
-        self._before = RunTotals()
-        self._heard: list[Record] = []
-        self._telling: asyncio.Task[Any] | None = None
-        self._ended = asyncio.Event()
+        self._process: AttemptProcess | None = None
+        self._monitor: AttemptMonitor | None = None
+        self._totals_before = RunTotals()
+        self._new_checkpoints: list[Record] = []
+        self._cataloguing: asyncio.Task[Any] | None = None
+        self._finished = asyncio.Event()
 
     @property
-    def waits(self) -> bool:
-        """Whether it is in the queue."""
-        return self.book.phase is Phase.QUEUED and not self.due
+    def is_queued(self) -> bool:
+        """Whether the run waits for a slot."""
+        return self.state.phase is Phase.QUEUED and not self.has_slot
 
     async def launch(self) -> None:
-        """Start the next attempt, unless somebody stopped it while it waited."""
+        """Start the next attempt, unless the run was stopped while it was queued."""
         async with self._lock:
-            if self.book.phase is Phase.QUEUED:
-                await self._start(await asyncio.to_thread(next_attempt, self.book.paths, self.book.record.attempt))
+            if self.state.phase is Phase.QUEUED:
+                await self._start(await asyncio.to_thread(next_attempt, self.state.paths, self.state.record.attempt))
 
     async def adopt(self) -> str:
-        """Go on where an earlier service was killed: `queued`, `adopted`, `again` or `ended`."""
+        """Continue where an earlier service was killed: `queued`, `adopted`, `relaunched` or `ended`."""
         async with self._lock:
-            await self._recall()
+            await self._record_unknown_attempt()
             try:
-                self.spec = await asyncio.to_thread(self._stored_spec)
+                self.spec = await asyncio.to_thread(self._read_spec)
             except ConfigError as error:
-                if self.book.phase is Phase.QUEUED:
+                if self.state.phase is Phase.QUEUED:
                     await self._refuse(str(error), "spec")
                     return "ended"
-                self.spec = RunSpec.model_validate({"runner": self.book.record.runner})
-            if self.book.phase is Phase.QUEUED:
+                self.spec = RunSpec.model_validate({"runner": self.state.record.runner})
+            if self.state.phase is Phase.QUEUED:
                 return "queued"
-            attempt = self.book.paths.attempt(self.book.record.attempt)
+            attempt = self.state.paths.attempt(self.state.record.attempt)
             plan = AttemptPlan.read(attempt) or AttemptPlan()
             self.gpus = plan.gpus
-            seen = await asyncio.to_thread(_observed, attempt)
-            # A warden that has written the end down may still be on its way out.
-            child = AttemptProcess.adopt(attempt) if seen.exit is None else None
-            if child is not None:
-                await self._take_over(child, plan)
+            status = await asyncio.to_thread(_find_status, attempt)
+            # A watchdog that has recorded the exit may not have exited yet itself.
+            process = AttemptProcess.adopt(attempt) if status.exit is None else None
+            if process is not None:
+                await self._adopt_process(process, plan)
                 return "adopted"
-            if seen.exit is None and seen.watchdog is None and seen.trainer is None and not has_run(attempt):
-                # It was killed between the decision and the deed: nothing has run, so this is not an end.
+            if status.exit is None and status.watchdog is None and status.trainer is None and not has_run(attempt):
+                # The service was killed before the launch: nothing has run, so the attempt is launched now.
                 await kill_all(str((read_json(attempt.launch) or {}).get("label", "")), None)
-                self._around.spawn(self._start_again(attempt.number))
-                return "again"
-            await kill_all(seen.label, None)
-            self._around.spawn(self._conclude(attempt, plan))
+                self._spawn(self._relaunch(attempt.number))
+                return "relaunched"
+            await kill_all(status.label, None)
+            self._spawn(self._conclude(attempt, plan))
             return "ended"
 
-    async def _recall(self) -> None:
-        """Put an attempt on record that ran or runs and that a damaged life knows nothing of."""
-        log = RunEventLog(self.book.paths)
-        life = await asyncio.to_thread(log.read)
-        found = await asyncio.to_thread(find_unrecorded_attempt, self.book.paths, life)
-        if found is None:
-            return
-        _log.warning("%s: attempt %d of it is not in its life, which is damaged", self.book.run_id, found.number)
-        reason = "found on the disk; the life of the run is damaged"
-        if self.book.phase.has_process:
-            await self.book.update(attempt=found.number)
-            await self.book.noted("note", reason=reason)
-            return
-        if self.book.phase.has_ended:
-            await self.book.happened(PhaseEvent.RESUMED, reason=reason, ended=None)
-        began = (await asyncio.to_thread(read_json, found.process) or {}).get("started")
-        at = float(began) if isinstance(began, int | float) else self._around.clock()
-        await self.book.happened(
-            PhaseEvent.LAUNCHED, reason=reason, at=at, attempt=found.number, started=at, ended=None
-        )
-
-    def _stored_spec(self) -> RunSpec:
-        return resumed_spec(self.book.paths, RunEventLog(self.book.paths).read())
-
     async def stop(self, reason: str, grace_s: float | None) -> RunRecord:
-        """End it; returns when nothing of it lives and its end is written down."""
+        """Stop the run. Returns when none of its processes is left and its end is recorded."""
         async with self._lock:
-            phase = self.book.phase
+            phase = self.state.phase
             if phase.has_ended:
-                raise IllegalTransition(f"{self.book.run_id} is {phase} and cannot be stopped")
+                raise IllegalTransition(f"{self.state.run_id} is {phase} and cannot be stopped")
             if phase is Phase.QUEUED:
-                await self._end_here(PhaseEvent.STOP_ASKED, "stopped by the operator before it began", reason)
-                return self.book.record
+                await self._end_without_process(
+                    PhaseEvent.STOP_ASKED, "stopped by the operator before it began", reason
+                )
+                return self.state.record
             words = "asked to stop" if reason == "operator" else f"asked to stop ({reason})"
-            asking = self._around.spawn(self.book.happened(PhaseEvent.STOP_ASKED, reason=words, code=reason))
-            # Who fills the disk must be stopped although nothing can be written down; that comes when it can.
-            await asyncio.wait({asking}, timeout=_DISK_S)
-            if asking.done() and (error := asking.exception()) is not None:
+            recording = self._spawn(self.state.advance(PhaseEvent.STOP_ASKED, reason=words, code=reason))
+            # A run that fills the disk must be stopped although the event cannot be written yet.
+            await asyncio.wait({recording}, timeout=_FULL_DISK_WAIT_S)
+            if recording.done() and (error := recording.exception()) is not None:
                 if isinstance(error, PalaestraError):
                     raise error
-                _log.error("%s: its stop could not be written down", self.book.run_id, exc_info=error)
-            child = self._child
-        if child is not None:
-            await child.stop(reason, self._grace(child.attempt) if grace_s is None else grace_s)
+                _log.error("%s: its stop could not be recorded", self.state.run_id, exc_info=error)
+            process = self._process
+        if process is not None:
+            if grace_s is None:
+                grace_s = self._spec.stop_grace_s
+            if grace_s is None:
+                grace_s = (AttemptPlan.read(process.attempt) or AttemptPlan()).stop_grace_s
+            await process.stop(reason, grace_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if asking.done() else _DISK_S):
-                await self._ended.wait()
-        return self.book.record
+            async with asyncio.timeout(None if recording.done() else _FULL_DISK_WAIT_S):
+                await self._finished.wait()
+        return self.state.record
 
-    async def left(self) -> None:
-        """Returns when nothing more is done for a run that has ended."""
-        await self._ended.wait()
+    async def wait_finished(self) -> None:
+        """Wait until everything about the end of the run is recorded."""
+        await self._finished.wait()
 
-    def heard(self, attempt: int, records: list[Record]) -> None:
-        """Telemetry came in."""
-        if self._watch is not None:
-            self._watch.wake()
-        self._heard += [record for record in records if isinstance(record.event, CheckpointSaved)]
-        if self._heard and (self._telling is None or self._telling.done()):
-            self._telling = self._around.spawn(self._tell_saved(attempt))
+    def on_telemetry(self, attempt: int, records: list[Record]) -> None:
+        """Process new telemetry: wake the monitor and catalogue announced checkpoints."""
+        if self._monitor is not None:
+            self._monitor.wake()
+        self._new_checkpoints += [record for record in records if isinstance(record.event, CheckpointSaved)]
+        if self._new_checkpoints and (self._cataloguing is None or self._cataloguing.done()):
+            self._cataloguing = self._spawn(self._catalogue_new(self.state.paths.attempt(attempt)))
 
-    def let_go(self) -> None:
-        """The service ends; the run goes on."""
-        if self._child is not None:
-            self._child.close()
+    def release(self) -> None:
+        """Release the descriptors of the process because the service ends; the run continues."""
+        if self._process is not None:
+            self._process.close()
 
     @property
     def _spec(self) -> RunSpec:
-        return self.spec if self.spec is not None else RunSpec.model_validate({"runner": self.book.record.runner})
+        return self.spec if self.spec is not None else RunSpec.model_validate({"runner": self.state.record.runner})
 
-    async def _start(self, number: int, *, again: bool = False) -> None:
-        """Whatever goes wrong, the run does not stay between two phases: it has begun, or it is refused."""
-        attempt = self.book.paths.attempt(number)
+    def _read_spec(self) -> RunSpec:
+        return read_current_spec(self.state.paths, RunEventLog(self.state.paths).read())
+
+    # Launching and adopting
+
+    async def _record_unknown_attempt(self) -> None:
+        """Record an attempt that ran or runs but is missing in a damaged event log."""
+        events = await asyncio.to_thread(RunEventLog(self.state.paths).read)
+        attempt = await asyncio.to_thread(find_unrecorded_attempt, self.state.paths, events)
+        if attempt is None:
+            return
+        number = attempt.number
+        _log.warning("%s: attempt %d is missing in its event log, which is damaged", self.state.run_id, number)
+        reason = "found on the disk; the event log of the run is damaged"
+        if self.state.phase.has_process:
+            await self.state.update(attempt=number)
+            await self.state.note("note", reason=reason)
+            return
+        if self.state.phase.has_ended:
+            await self.state.advance(PhaseEvent.RESUMED, reason=reason, ended=None)
+        started = (await asyncio.to_thread(read_json, attempt.process) or {}).get("started")
+        at = float(started) if isinstance(started, int | float) else self._context.clock()
+        await self.state.advance(PhaseEvent.LAUNCHED, reason=reason, at=at, attempt=number, started=at, ended=None)
+
+    async def _start(self, number: int, *, is_recorded: bool = False) -> None:
+        """Launch an attempt. On any failure the run is refused, so that it never stays between two phases."""
+        attempt = self.state.paths.attempt(number)
         try:
             plan = await self._plan(number)
             await asyncio.to_thread(prepare_attempt, attempt, plan, self.gpus)
-        except Exception as error:  # noqa: BLE001 - a runner may be anybody's
-            await self._refuse(self._told(error), "preflight")
+        except Exception as error:  # noqa: BLE001 - a runner is third-party code
+            await self._refuse(self._describe(error), "preflight")
             return
         spec = self._spec
         try:
-            if not again:
-                facts, now = {"digest": plan.digest(), "gpus": list(self.gpus)}, self._around.clock()
-                await self.book.happened(
+            if not is_recorded:
+                facts, now = {"digest": plan.digest(), "gpus": list(self.gpus)}, self._context.clock()
+                await self.state.advance(
                     PhaseEvent.LAUNCHED, facts=facts, at=now, attempt=number, started=now, ended=None
                 )
-            child = await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
-        except Exception as error:  # noqa: BLE001 - a slot must not be held by what never began
-            await self._end_survivors(attempt)
-            await self._refuse(self._told(error), "exec_failed")
+            process = await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
+        except Exception as error:  # noqa: BLE001 - a failed launch must release its slot
+            survivors = await asyncio.to_thread(find_survivors, attempt)
+            await kill_all(survivors.label, survivors.trainer)
+            await self._refuse(self._describe(error), "exec_failed")
             return
-        await self._follow(child, AttemptPlan.of(plan, self.gpus))
+        await self._supervise(process, AttemptPlan.of(plan, self.gpus))
 
-    def _told(self, error: Exception) -> str:
+    async def _relaunch(self, number: int) -> None:
+        async with self._lock:
+            if self.state.phase is Phase.STOPPING:
+                reason = "stopped by the operator before it began"
+                await self._end_without_process(PhaseEvent.STOPPED, reason, "operator")
+            else:
+                await self._start(number, is_recorded=True)
+
+    async def _plan(self, number: int) -> LaunchPlan:
+        await asyncio.to_thread(check_no_trainer, self.state.paths)
+        paths = await asyncio.to_thread(self._context.planner.plan_attempt_paths, self.state.record, number)
+        preview = await self._context.planner.preview(self._spec, paths, self.gpus)
+        if preview.plan is not None and number > 1:
+            # The request to resume is the consent.
+            return preview.require_plan(preview.plan.digest())
+        events = await asyncio.to_thread(RunEventLog(self.state.paths).read)
+        consent = next((str(event.facts["consent"]) for event in events if event.facts.get("consent")), None)
+        return preview.require_plan(consent)
+
+    def _describe(self, error: Exception) -> str:
         if isinstance(error, LaunchRefused) and error.place == "command":
             return error.reason
         if isinstance(error, PalaestraError | OSError):
             return str(error)
-        _log.error("%s: could not be started", self.book.run_id, exc_info=error)
+        _log.error("%s: could not be started", self.state.run_id, exc_info=error)
         return f"could not be started ({type(error).__name__}: {error})"
 
-    async def _end_survivors(self, attempt: Attempt) -> None:
-        found = await asyncio.to_thread(find_survivors, attempt)
-        await kill_all(found.label, found.trainer)
-
-    async def _start_again(self, number: int) -> None:
-        async with self._lock:
-            if self.book.phase is Phase.STOPPING:
-                await self._end_here(PhaseEvent.STOPPED, "stopped by the operator before it began", "operator")
-            else:
-                await self._start(number, again=True)
-
-    async def _plan(self, number: int) -> LaunchPlan:
-        await asyncio.to_thread(check_no_trainer, self.book.paths)
-        place = await asyncio.to_thread(self._around.place, self.book.run_id, number)
-        preview = await self._around.look_ahead(self._spec, place, self.gpus)
-        consent: str | None = None
-        if preview.plan is not None and number > 1:
-            # Who resumes a run has agreed to go on with it.
-            consent = preview.plan.digest()
-        else:
-            notes = await asyncio.to_thread(RunEventLog(self.book.paths).read)
-            consent = next((str(note.facts["consent"]) for note in notes if note.facts.get("consent")), None)
-        return preview.agreed(consent)
-
-    async def _take_over(self, child: AttemptProcess, plan: AttemptPlan) -> None:
-        facts = {"warden_lives": child.watchdog is not None and child.watchdog.is_alive()}
-        await self.book.noted("adopted", facts=facts)
-        await self._follow(child, plan)
-        if self.book.phase is Phase.STOPPING:
-            request = read_status(child.attempt).stop or {}
-            grace = float(request.get("grace_s", plan.stop_grace_s))
-            # The request may not have reached the warden; made again it can only shorten the grace.
+    async def _adopt_process(self, process: AttemptProcess, plan: AttemptPlan) -> None:
+        await self.state.note("adopted", facts={"warden_lives": process.watchdog_alive})
+        await self._supervise(process, plan)
+        if self.state.phase is Phase.STOPPING:
+            # The request may not have reached the watchdog; repeating it can only shorten the grace period.
+            request = read_status(process.attempt).stop or {}
             waited = max(0.0, time.time() - float(request.get("asked", time.time())))
-            left = max(0.0, grace - waited)
-            self._around.spawn(child.stop(str(request.get("reason", "operator")), left))
+            grace_s = max(0.0, float(request.get("grace_s", plan.stop_grace_s)) - waited)
+            self._spawn(process.stop(str(request.get("reason", "operator")), grace_s))
 
-    async def _follow(self, child: AttemptProcess, plan: AttemptPlan) -> None:
-        self._child = child
-        around, spec, record = self._around, self._spec, self.book.record
-        await self.book.update(warden=child.watchdog, trainer=child.trainer)
-        self._before = RunTotals.before_attempt(
-            await asyncio.to_thread(RunEventLog(self.book.paths).read), child.attempt.number
+    # Monitoring
+
+    async def _supervise(self, process: AttemptProcess, plan: AttemptPlan) -> None:
+        self._process = process
+        context, spec, record = self._context, self._spec, self.state.record
+        await self.state.update(warden=process.watchdog, trainer=process.trainer)
+        await self._start_ingestion(process.attempt, plan)
+        drift = await asyncio.to_thread(
+            find_script_change, context.home, context.registry, record.agent_id, record.run_id, plan.script_sha256
         )
-        around.pump.watch(self.book.run_id, child.attempt, plan.sources, spec.thin_every)
-        stalled = (lambda: None) if spec.stall_action == "tell" else self._stop_stalled
-        self._watch = AttemptMonitor(
-            self.book,
-            child,
-            lambda: around.pump.progress(self.book.run_id),
+        self._monitor = AttemptMonitor(
+            self.state,
+            process,
+            lambda: context.pump.progress(self.state.run_id),
             self._limits(),
-            poll_s=around.alarm_every_s,
-            clock=around.clock,
-            totals_before=self._before,
-            drift=await asyncio.to_thread(
-                script_drift, around.home, around.registry, record.agent_id, record.run_id, plan.script_sha256
-            ),
-            on_stall=stalled,
+            poll_s=context.config.alarm_every_s,
+            clock=context.clock,
+            totals_before=self._totals_before,
+            drift=drift,
+            on_stall=(lambda: None) if spec.stall_action == "tell" else self._stop_stalled,
         )
-        around.spawn(self._until_ended(child, plan))
+        self._spawn(self._watch_until_end(self._monitor, process, plan))
 
-    async def _until_ended(self, child: AttemptProcess, plan: AttemptPlan) -> None:
-        assert self._watch is not None
-        sampling = self._around.spawn(self._sample(child))
+    async def _start_ingestion(self, attempt: Attempt, plan: AttemptPlan) -> None:
+        events = await asyncio.to_thread(RunEventLog(self.state.paths).read)
+        self._totals_before = RunTotals.before_attempt(events, attempt.number)
+        self._context.pump.watch(self.state.run_id, attempt, plan.sources, self._spec.thin_every)
+
+    async def _watch_until_end(self, monitor: AttemptMonitor, process: AttemptProcess, plan: AttemptPlan) -> None:
+        sampling = self._spawn(self._sample_resources(process))
         try:
-            await self._persist(self._watch.run)
+            await self._retry(monitor.run)
         finally:
             sampling.cancel()
-        child.close()
-        await self._conclude(child.attempt, plan)
+        process.close()
+        await self._conclude(process.attempt, plan)
 
-    async def _persist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Whatever goes wrong in watching a run, it is watched to its end."""
+    async def _sample_resources(self, process: AttemptProcess) -> None:
+        root = process.watchdog if process.watchdog_alive else process.trainer
+        if root is None:
+            return
+        sampler = ResourceSampler(process.attempt, root, self.gpus, clock=self._context.clock)
+        while True:
+            await asyncio.to_thread(sampler.sample)
+            await asyncio.sleep(self._context.config.sample_every_s)
+
+    async def _retry(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeat `work` until it succeeds: an error of ours must not lose a run."""
         while True:
             try:
                 return await work()
-            except Exception:  # noqa: BLE001 - a fault of ours must not lose a run
-                _log.exception("%s: something went wrong while it was looked after", self.book.run_id)
-                await asyncio.sleep(_TRY_AGAIN_S)
+            except Exception:  # noqa: BLE001
+                _log.exception("%s: supervision failed and is retried", self.state.run_id)
+                await asyncio.sleep(_RETRY_S)
 
-    async def _sample(self, child: AttemptProcess) -> None:
-        root = child.watchdog if child.watchdog is not None and child.watchdog.is_alive() else child.trainer
-        if root is None:
+    def _stop_stalled(self) -> None:
+        self._spawn(self.stop("stalled", None))
+
+    def _limits(self) -> AlarmLimits:
+        steps = self._spec.no_episode_steps
+        return AlarmLimits(self._spec.stall_after_s, self._context.config.no_episode_steps if steps is None else steps)
+
+    # Checkpoints
+
+    async def _catalogue_new(self, attempt: Attempt) -> None:
+        while self._new_checkpoints:
+            records, self._new_checkpoints = self._new_checkpoints, []
+            await asyncio.to_thread(self._catalogue, attempt, records)
+
+    def _catalogue(self, attempt: Attempt, announced: list[Record] | None = None) -> None:
+        """Catalogue announced checkpoints or, without any, search the attempt for files. In a thread: it may hash."""
+        catalogue = self._context.catalogue
+        if catalogue is None:
             return
-        sampler = ResourceSampler(child.attempt, root, self.gpus, clock=self._around.clock)
-        while True:
-            await asyncio.to_thread(sampler.sample)
-            await asyncio.sleep(self._around.sample_every_s)
+        try:
+            if announced:
+                catalogue.seen(self.state.record, attempt, announced)
+            else:
+                plan = AttemptPlan.read(attempt) or AttemptPlan()
+                catalogue.scan(self.state.record, attempt, plan.checkpoints)
+        except (PalaestraError, OSError) as error:
+            _log.warning("%s: its checkpoints could not be catalogued: %s", self.state.run_id, error)
+
+    # The end
 
     async def _conclude(self, attempt: Attempt, plan: AttemptPlan) -> None:
-        await self._persist(lambda: self._write_end(attempt, plan))
+        await self._retry(lambda: self._record_end(attempt, plan))
 
-    async def _write_end(self, attempt: Attempt, plan: AttemptPlan) -> None:
-        if self.book.phase.has_ended:
-            self._over()
+    async def _record_end(self, attempt: Attempt, plan: AttemptPlan) -> None:
+        if self.state.phase.has_ended:
+            self._finish()
             return
-        around, run_id = self._around, self.book.run_id
-        if around.pump.progress(run_id) is None:
-            around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
-            self._before = RunTotals.before_attempt(
-                await asyncio.to_thread(RunEventLog(self.book.paths).read), attempt.number
-            )
-        progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_S)
-        while self._telling is not None and not self._telling.done():
-            await asyncio.wait({self._telling})
-        await self._tell_saved(attempt.number)
-        await asyncio.to_thread(around.saved, self.book.record, attempt, [])
-        redact = Redactor.from_environment(os.environ)
-        known = await asyncio.to_thread(read_exit_facts, attempt, redact)
-        size = await asyncio.to_thread(size_of, self.book.paths.path)
+        context, run_id = self._context, self.state.run_id
+        if context.pump.progress(run_id) is None:
+            await self._start_ingestion(attempt, plan)
+        progress = await asyncio.to_thread(context.pump.finish, run_id, _DRAIN_S)
+        while self._cataloguing is not None and not self._cataloguing.done():
+            await asyncio.wait({self._cataloguing})
+        await self._catalogue_new(attempt)
+        await asyncio.to_thread(self._catalogue, attempt)
+        facts = await asyncio.to_thread(read_exit_facts, attempt, Redactor.from_environment(os.environ))
+        size = await asyncio.to_thread(size_of, self.state.paths.path)
         exit_ = read_status(attempt).exit or {}
-        outcome = determine_outcome(known)
-        endless = describe_missing_episodes(self._before.new_steps(progress), progress.episodes, self._limits())
-        if endless and outcome.event is PhaseEvent.SUCCEEDED:
-            # Whoever trains in silence ends with code 0, too; the alarm may never have been seen.
-            outcome = replace(outcome, reason=endless, code="no_episodes")
-        alarms = merge_alarms(self.book.record.alarms, lasting_alarms(progress, around.clock()))
-        if alarms and outcome.event is PhaseEvent.SUCCEEDED and outcome.code == "exit":
-            outcome = replace(outcome, reason=alarms[0].text, code=alarms[0].code)
-        if self.book.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
-            # It was over before anybody looked.
-            await self.book.happened(PhaseEvent.FIRST_SIGN)
-        noted = {alarm.code for alarm in self.book.record.alarms}
+        alarms = merge_alarms(self.state.record.alarms, lasting_alarms(progress, context.clock()))
+        outcome = self._explain(determine_outcome(facts), progress, alarms)
+        if self.state.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
+            # The attempt ended before the monitor saw its output.
+            await self.state.advance(PhaseEvent.FIRST_SIGN)
+        noted = {alarm.code for alarm in self.state.record.alarms}
         for alarm in alarms:
             if alarm.code not in noted:
-                await self.book.noted("alarm", reason=alarm.text, code=alarm.code)
+                await self.state.note("alarm", reason=alarm.text, code=alarm.code)
         if outcome.event is not PhaseEvent.SUCCEEDED:
             outcome = replace(outcome, reason=outcome.reason + await asyncio.to_thread(self._earlier_success))
-        url = progress.tracking_url or self.book.record.tracking_url
-        columns = {**self._before.columns_with(progress), "tracking_url": url, "bytes_on_disk": size}
-        duration = exit_.get("duration_s")
-        started = self.book.record.started
-        # From a clock that nobody sets, where one was read: the length of a run must not depend on the wall's.
-        measured = isinstance(duration, int | float) and started is not None
-        ended = started + duration if measured and started is not None and duration is not None else self._unseen_end()
-        await self.book.happened(
+        url = progress.tracking_url or self.state.record.tracking_url
+        columns = {**self._totals_before.columns_with(progress), "tracking_url": url, "bytes_on_disk": size}
+        ended = self._end_time(exit_)
+        failed_output = outcome.event is not PhaseEvent.SUCCEEDED and facts.last_lines
+        await self.state.advance(
             outcome.event,
             reason=outcome.reason,
             code=outcome.code,
             facts={
-                **_facts(exit_, known.last_lines, outcome),
+                **{name: exit_[name] for name in _EXIT_FACTS if name in exit_},
+                **({"last_lines": facts.last_lines} if failed_output else {}),
                 **columns,
                 "ended": ended,
                 "alarms": [asdict(alarm) for alarm in alarms],
@@ -391,89 +390,77 @@ class SupervisedRun:
             alarms=alarms,
             **columns,
         )
-        self._over()
+        self._finish()
         if progress.problem:
-            around.spawn(self._drain_later(attempt, plan))
+            self._spawn(self._drain_later(attempt, plan))
 
-    def _earlier_success(self) -> str:
-        """What an attempt that failed does not undo."""
-        life = RunEventLog(self.book.paths).read()
-        done = [record.attempt for record in life if record.happening == PhaseEvent.SUCCEEDED]
-        return f"; attempt {done[-1]} succeeded" if done else ""
+    def _explain(self, outcome: AttemptOutcome, progress: AttemptProgress, alarms: tuple[Alarm, ...]) -> AttemptOutcome:
+        """Explain a success that deserves a look: no finished episode, or alarms about the metrics."""
+        if outcome.event is not PhaseEvent.SUCCEEDED:
+            return outcome
+        missing = describe_missing_episodes(self._totals_before.new_steps(progress), progress.episodes, self._limits())
+        if missing:
+            return replace(outcome, reason=missing, code="no_episodes")
+        if alarms and outcome.code == "exit":
+            return replace(outcome, reason=alarms[0].text, code=alarms[0].code)
+        return outcome
 
-    def _unseen_end(self) -> float:
-        """When an attempt ended that nobody saw exit: now, or, when that was before our time, at its last sign."""
-        now = self._around.clock()
-        if self._child is not None:
+    def _end_time(self, exit_: dict[str, Any]) -> float:
+        """When the attempt ended: by the watchdog's clock, else now, else at the last output before our time."""
+        duration, started, now = exit_.get("duration_s"), self.state.record.started, self._context.clock()
+        if isinstance(duration, int | float) and started is not None:
+            # Measured with a clock that is never set, so the duration does not depend on the wall clock.
+            return started + duration
+        if self._process is not None:
             return now
-        attempt, signs = self.book.paths.attempt(self.book.record.attempt), []
+        attempt, times = self.state.paths.attempt(self.state.record.attempt), [started or now]
         for path in (attempt.stdout, attempt.journal):
             with contextlib.suppress(OSError):
-                signs.append(path.stat().st_mtime)
-        return min(now, max([self.book.record.started or now, *signs]))
+                times.append(path.stat().st_mtime)
+        return min(now, max(times))
+
+    def _earlier_success(self) -> str:
+        """A note about an earlier attempt that succeeded."""
+        events = RunEventLog(self.state.paths).read()
+        succeeded = [event.attempt for event in events if event.happening == PhaseEvent.SUCCEEDED]
+        return f"; attempt {succeeded[-1]} succeeded" if succeeded else ""
 
     async def _drain_later(self, attempt: Attempt, plan: AttemptPlan) -> None:
-        """What did not fit on the disk when the run ended is taken in when it does."""
-        around, run_id = self._around, self.book.run_id
-        around.pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
-        progress = await asyncio.to_thread(around.pump.finish, run_id, _DRAIN_LATER_S)
-        await self.book.update(**self._before.columns_with(progress))
-        await asyncio.to_thread(around.saved, self.book.record, attempt, [])
-
-    async def _tell_saved(self, attempt: int) -> None:
-        while self._heard:
-            records, self._heard = self._heard, []
-            paths = self.book.paths.attempt(attempt)
-            await asyncio.to_thread(self._around.saved, self.book.record, paths, records)
+        """Read telemetry that did not fit on the disk at the end of the run once there is space."""
+        pump, run_id = self._context.pump, self.state.run_id
+        pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
+        progress = await asyncio.to_thread(pump.finish, run_id, _DRAIN_LATER_S)
+        await self.state.update(**self._totals_before.columns_with(progress))
+        await asyncio.to_thread(self._catalogue, attempt)
 
     async def _refuse(self, reason: str, code: str) -> None:
-        await self._end_here(PhaseEvent.LAUNCH_REFUSED, reason, code)
+        await self._end_without_process(PhaseEvent.LAUNCH_REFUSED, reason, code)
 
-    async def _end_here(self, happening: PhaseEvent, reason: str, code: str) -> None:
-        now = self._around.clock()
+    async def _end_without_process(self, event: PhaseEvent, reason: str, code: str) -> None:
+        """Record the end of a run whose attempt was not started."""
+        now = self._context.clock()
         try:
-            if not await self.book.cancel_resume(reason):
-                await self.book.happened(happening, reason=reason, code=code, ended=now)
+            if not await self.state.cancel_resume(reason):
+                await self.state.advance(event, reason=reason, code=code, ended=now)
         except OSError:
-            # Its directory cannot be written; the slot must be free all the same.
-            _log.exception("%s: its end could not be written down", self.book.run_id)
-            phase = advance(self.book.phase, happening)
-            await self.book.update(phase=phase, reason=reason, code=code, ended=now)
+            # The directory cannot be written; the slot is released all the same.
+            _log.exception("%s: its end could not be recorded", self.state.run_id)
+            phase = advance(self.state.phase, event)
+            await self.state.update(phase=phase, reason=reason, code=code, ended=now)
         finally:
-            self._over()
+            self._finish()
 
-    def _over(self) -> None:
-        self._ended.set()
-        self._around.over(self.book.run_id)
-
-    def _stop_stalled(self) -> None:
-        self._around.spawn(self.stop("stalled", None))
-
-    def _limits(self) -> AlarmLimits:
-        own = self._spec.no_episode_steps
-        return AlarmLimits(self._spec.stall_after_s, self._around.no_episode_steps if own is None else own)
-
-    def _grace(self, attempt: Attempt) -> float:
-        if self._spec.stop_grace_s is not None:
-            return self._spec.stop_grace_s
-        return (AttemptPlan.read(attempt) or AttemptPlan()).stop_grace_s
+    def _finish(self) -> None:
+        self._finished.set()
+        self._context.on_run_ended(self.state.run_id)
 
 
-def _observed(attempt: Attempt) -> AttemptStatus:
-    """What there is of an attempt. Who lives and is on record nowhere is put on record again."""
-    seen = read_status(attempt)
-    if seen.exit is None and seen.watchdog is None and not attempt.launch.exists():
-        found = find_survivors(attempt)
-        if found.alive:
-            write_process_record(attempt, found)
+def _find_status(attempt: Attempt) -> AttemptStatus:
+    """The status of an attempt; if process.json is lost, live processes are found and recorded again."""
+    status = read_status(attempt)
+    if status.exit is None and status.watchdog is None and not attempt.launch.exists():
+        survivors = find_survivors(attempt)
+        if survivors.alive:
+            write_process_record(attempt, survivors)
             return read_status(attempt)
-    return seen
-
-
-def _facts(exit_: dict[str, Any], last_lines: str, outcome: AttemptOutcome) -> dict[str, Any]:
-    """What is remembered of an end beside its numbers: its cost, and what it said when it failed."""
-    kept = ("returncode", "signal", "leftovers", "duration_s", "max_rss_kb", "user_s", "system_s")
-    facts: dict[str, Any] = {name: exit_[name] for name in kept if name in exit_}
-    if outcome.event is not PhaseEvent.SUCCEEDED and last_lines:
-        facts["last_lines"] = last_lines
-    return facts
+    return status

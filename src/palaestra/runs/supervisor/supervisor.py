@@ -1,7 +1,8 @@
-"""The acting part of the run service: takes requests, starts what is due, watches, stops, adopts and records.
+"""The supervisor: accepts requests, launches queued runs, and stops, resumes, adopts and archives runs.
 
-One event loop, one pump thread, no state that is not also on disk: killed at any moment, the next one goes on from the
-run directories. What is decided is decided elsewhere (`phase`, `queue`, `alarms`, `preflight`, `retention`).
+It uses one event loop and one ingestion thread, and all of its state is on disk: if it is killed at any moment, the
+next one continues from the run directories. Decisions are made in `phase`, `queue`, `alarms`, `launch_planner` and
+`retention`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.files.home import Home
-from palaestra.files.run_directory import Attempt, check_run_id, new_run_id
+from palaestra.files.run_directory import check_run_id, new_run_id
 from palaestra.runs.archive.retention import RetentionAction
 from palaestra.runs.archive.run_archive import RunArchive
 from palaestra.runs.checkpoints.catalogue import CheckpointIndex
@@ -30,35 +30,36 @@ from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.record import RunEvent, RunRecord
-from palaestra.runs.runner import AttemptPaths, Machine, Runner
-from palaestra.runs.runners.registry import runner_not_found
+from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog
-from palaestra.runs.state.queue_file import QueueFile, waiting_reason
 from palaestra.runs.state.unsupervised import find_journal_writer, read_unsupervised
 from palaestra.runs.store.rebuild import rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.supervisor.admission import admit, first_row, free_disk, named, place_of
-from palaestra.runs.supervisor.adoption import AdoptionReport, found_on_disk, remove_unfinished
+from palaestra.runs.supervisor.admission import attempt_paths, create_run, initial_record, plan_facts
+from palaestra.runs.supervisor.adoption import AdoptionReport, find_live_runs, remove_unfinished
 from palaestra.runs.supervisor.config import SupervisorConfig
-from palaestra.runs.supervisor.event_bus import EventBus
-from palaestra.runs.supervisor.preflight import Preview, preflight
-from palaestra.runs.supervisor.queue import Running as Slot
-from palaestra.runs.supervisor.queue import Slots, Waiting, next_launches, why_waiting
+from palaestra.runs.supervisor.context import BackgroundTasks, SupervisorContext
+from palaestra.runs.supervisor.launch_planner import LaunchPlanner, Preview
+from palaestra.runs.supervisor.queue import (
+    Lease,
+    QueuedRun,
+    QueueFile,
+    Slots,
+    next_launches,
+    waiting_reason,
+    waiting_reasons,
+)
 from palaestra.runs.supervisor.resume import (
     ResumePoint,
     ResumeRequest,
-    changed_columns,
-    changed_spec,
+    change_spec,
     check_work_left,
-    find_resume_point,
-    resumed_spec,
+    read_current_spec,
+    resume_columns,
 )
-from palaestra.runs.supervisor.script_drift import plan_drift
-from palaestra.runs.supervisor.state_writer import RunStateWriter
-from palaestra.runs.supervisor.supervised_run import SupervisedRun, SupervisorContext
-from palaestra.runs.supervisor.warm_start import looked_with_weights, named_in_full
+from palaestra.runs.supervisor.state_writer import EventBus, RunStateWriter
+from palaestra.runs.supervisor.supervised_run import SupervisedRun
 from palaestra.telemetry.event import Record
 
 __all__ = ["Supervisor", "SupervisorConfig"]
@@ -68,7 +69,7 @@ _T = TypeVar("_T")
 
 
 class Supervisor:
-    """Looks after all runs of one state directory. Use from one event loop, with the directory's lock held."""
+    """Supervises all runs of one state directory. Use from one event loop, with the lock of the directory held."""
 
     def __init__(
         self,
@@ -80,121 +81,133 @@ class Supervisor:
         clock: Callable[[], float] = time.time,
         new_id: Callable[[str], str] = new_run_id,
         catalogue: CheckpointIndex | None = None,
-        installed: Callable[[dict[str, Runner]], dict[str, str]] = lambda _: {},
+        add_installed: Callable[[dict[str, Runner]], dict[str, str]] = lambda _: {},
     ) -> None:
-        self.runners, self._add_installed = dict(runners), installed
         self._home, self._registry = home, registry
         self._config = config or SupervisorConfig()
         self._clock, self._new_id, self._catalogue = clock, new_id, catalogue
-        self._attic = RunArchive(home, registry, catalogue, self._config.retention, clock)
+        self.planner = LaunchPlanner(
+            home,
+            registry,
+            runners,
+            Slots(self._config.max_running),
+            min_free_disk_mb=self._config.min_free_disk_mb,
+            add_installed=add_installed,
+        )
+        self._archive = RunArchive(home, registry, catalogue, self._config.retention, clock)
         self._runs: dict[str, SupervisedRun] = {}
-        self._changing: set[str] = set()
+        self._reserved: set[str] = set()
         self._generation = registry.generation
-        self._slots = Slots(self._config.max_running)
         self._draining = False
-        self._queue = QueueFile(home)
-        self._why: dict[str, str] = {}
-        self._news = EventBus()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._pump: Pump | None = None
-        self._around: SupervisorContext | None = None
+        self._queue_file = QueueFile(home)
+        self._waiting_reasons: dict[str, str] = {}
+        self._bus = EventBus()
+        self._tasks = BackgroundTasks()
+        self._context: SupervisorContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def draining(self) -> bool:
-        """Whether nothing new is started."""
+        """Whether no new runs are launched."""
         return self._draining
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing waits."""
+        """Whether no run is running or queued."""
         return not self._runs
 
-    @property
-    def slots(self) -> Slots:
-        """What there is to share out."""
-        return self._slots
-
     async def start(self) -> AdoptionReport:
-        """Adopt what an earlier service left, then launch what waits."""
+        """Adopt the runs of an earlier service, then launch queued runs."""
         self._loop = asyncio.get_running_loop()
         gpus = await asyncio.to_thread(detect_gpus)
-        self._slots = Slots(self._config.max_running, tuple(gpu.index for gpu in gpus))
-        self._draining = self._queue.draining()
-        self._pump = Pump(self._publish, self._config.poll_every_s)
+        self.planner.slots = Slots(self._config.max_running, tuple(gpu.index for gpu in gpus))
+        self._draining = self._queue_file.is_draining()
+        self._context = SupervisorContext(
+            home=self._home,
+            registry=self._registry,
+            pump=Pump(self._publish_records, self._config.poll_every_s),
+            planner=self.planner,
+            catalogue=self._catalogue,
+            config=self._config,
+            tasks=self._tasks,
+            clock=self._clock,
+            on_run_ended=self._remove_run,
+        )
         self._home.runs.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(remove_unfinished, self._home)
-        found = await asyncio.to_thread(found_on_disk, self._home, self._registry)
-        report = AdoptionReport(unsupervised=found.unsupervised)
-        self._around = self._surroundings(self._pump)
-        for record in found.live:
-            report = report.adding(record.run_id, await self._adopted(self._take_in(record)))
-        self._spawn(self._scan())
-        self._kick()
+        live = await asyncio.to_thread(find_live_runs, self._home, self._registry)
+        report = AdoptionReport(unsupervised=live.unsupervised)
+        for record in live.records:
+            run = self._runs[record.run_id] = self._supervise(record)
+            try:
+                result = await run.adopt()
+            except Exception:  # noqa: BLE001 - one run must not keep the service from starting
+                _log.exception("%s: could not be adopted and is left alone", record.run_id)
+                self._runs.pop(record.run_id, None)
+                result = "skipped"
+            getattr(report, result).append(record.run_id)
+        self._tasks.spawn(self._scan_periodically())
+        self._launch_queued()
         return report
 
     async def close(self) -> None:
-        """Let go of everything. Runs go on."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Stop supervising. Runs continue."""
+        await self._tasks.cancel()
         for run in self._runs.values():
-            run.let_go()
+            run.release()
         self._runs.clear()
-        if self._pump is not None:
-            await asyncio.to_thread(self._pump.close)
-            self._pump = None
+        context, self._context = self._context, None
+        if context is not None:
+            await asyncio.to_thread(context.pump.close)
+
+    # Requests
 
     async def preview(self, spec: RunSpec) -> Preview:
-        """What a start of this would find and execute. Writes nothing."""
-        runner = await self.runner_named(spec.runner)
-        place = place_of(self._home.run(self._stem_id(spec)), 1)
-        return await self._look_ahead(spec, runner, place, self._slots.gpus)
+        """What a submit of this spec would find and execute. Writes nothing."""
+        return await self.planner.preview(spec, attempt_paths(self._home.run(self._generate_id(spec)), 1))
 
     async def submit(self, spec: RunSpec, consent: str | None = None, run_id: str | None = None) -> RunRecord:
-        """Queue a run, under the id of its preview if given. Refusals come before anything is written."""
-        runner = await self.runner_named(spec.runner)
-        run_id = check_run_id(run_id or self._stem_id(spec))
-        place = place_of(self._home.run(run_id), 1)
-        spec = await asyncio.to_thread(named_in_full, self._home, spec, runner)
-        plan = (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
-        paths = await asyncio.to_thread(admit, self._home, run_id, spec, plan)
+        """Queue a run, under the id of its preview if given. A refused request writes nothing."""
+        spec = await self.planner.pin_warm_start(spec)
+        run_id = check_run_id(run_id or self._generate_id(spec))
+        plan = (await self.planner.preview(spec, attempt_paths(self._home.run(run_id), 1))).require_plan(consent)
+        paths = await asyncio.to_thread(create_run, self._home, run_id, spec, plan)
         try:
-            run = self._made(first_row(run_id, spec, plan, self._clock()), spec)
-            facts = {"digest": plan.digest(), "consent": consent or "", **named(plan)}
-            await run.book.noted("note", reason="submitted", facts=facts)
+            run = self._supervise(initial_record(run_id, spec, plan, self._clock()), spec)
+            facts = {"digest": plan.digest(), "consent": consent or "", **plan_facts(plan)}
+            await run.state.note("note", reason="submitted", facts=facts)
         except Exception:
-            # Who is told that it failed must not find it running later.
+            # A request that was answered with an error must not run later.
             await asyncio.to_thread(shutil.rmtree, paths.path, ignore_errors=True)
             await asyncio.to_thread(self._registry.delete, run_id)
             raise
         self._runs[run_id] = run
-        self._kick()
-        return run.book.record
+        self._launch_queued()
+        return run.state.record
 
     async def stop(self, run_id: str, *, grace_s: float | None = None, reason: str = "operator") -> RunRecord:
-        """End a run. Returns when nothing of it lives."""
+        """Stop a run. Returns when none of its processes is left."""
         run = self._runs.get(check_run_id(run_id))
         if run is None:
-            record = self.known(run_id)
+            record = self.get_run(run_id)
             if not record.supervised and not record.phase.has_ended:
-                raise self._not_ours(record)
+                raise self._unsupervised_error(record)
             raise IllegalTransition(f"{run_id} is {record.phase} and cannot be stopped")
         return await run.stop(reason, grace_s)
 
     async def resume(self, run_id: str, consent: str | None = None, request: ResumeRequest | None = None) -> RunRecord:
-        """Queue a run that has ended once more. What is refused, for a damaged checkpoint too, changes nothing."""
+        """Queue a run that has ended again. A refused request, such as for a damaged checkpoint, changes nothing."""
         request = request or ResumeRequest()
-        with self._alone(check_run_id(run_id)):
-            await self._left(run_id)
-            record = self.known(run_id)
+        with self._reserve(check_run_id(run_id)):
+            await self._wait_finished(run_id)
+            record = self.get_run(run_id)
             if not record.phase.has_ended and record.supervised:
                 raise IllegalTransition(f"{run_id} is {record.phase} and cannot be resumed")
-            spec, point, columns = await self._resumable(record, consent, request)
-            # Written down before it is taken in: until then it has ended for everybody.
-            run = self._made(record, spec)
+            spec, point, columns = await self._plan_resume(record, consent, request)
+            # Record the resume before the run is supervised: until then the run has ended for everyone.
+            run = self._supervise(record, spec)
             facts = {**request.facts(), **columns}
-            await run.book.happened(
+            await run.state.advance(
                 PhaseEvent.RESUMED,
                 reason=point.description,
                 facts=facts,
@@ -204,303 +217,211 @@ class Supervisor:
                 **columns,
             )
             self._runs[run_id] = run
-        self._kick()
-        return run.book.record
+        self._launch_queued()
+        return run.state.record
 
-    async def _resumable(
+    async def _plan_resume(
         self, record: RunRecord, consent: str | None, request: ResumeRequest
     ) -> tuple[RunSpec, ResumePoint, dict[str, Any]]:
-        """What would be executed, from which checkpoint, and the columns of the row that change."""
+        """The spec of the new attempt, its checkpoint, and the columns of the row that change."""
         run_id = record.run_id
         if not record.supervised:
             remedy = f"palaestra train --resume {run_id}"
             raise LaunchRefused("run", run_id, "was not started by the service and cannot be resumed by it", remedy)
         if record.archived:
             raise LaunchRefused("run", run_id, "is archived", f"palaestra runs restore {run_id}")
-        if self._pump is not None and self._pump.progress(run_id) is not None:
+        if self._context is not None and self._context.pump.progress(run_id) is not None:
             raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
         paths = self._home.run(run_id)
         await asyncio.to_thread(check_no_trainer, paths)
-        spec = changed_spec(resumed_spec(paths, await asyncio.to_thread(RunEventLog(paths).read)), request.changes)
-        runner = await self.runner_named(spec.runner)
-        point = await asyncio.to_thread(self._resume_point, record, request.checkpoint)
-        place = place_of(paths, next_attempt(paths, record.attempt), point.checkpoint.path)
-        plan = (await self._look_ahead(spec, runner, place, self._slots.gpus)).agreed(consent)
+        spec = change_spec(read_current_spec(paths, await asyncio.to_thread(RunEventLog(paths).read)), request.changes)
+        await self.planner.get_runner(spec.runner)
+        point = await asyncio.to_thread(self.planner.find_resume_point, record, request.checkpoint)
+        attempt = attempt_paths(paths, next_attempt(paths, record.attempt), point.checkpoint.path)
+        plan = (await self.planner.preview(spec, attempt)).require_plan(consent)
         check_work_left(record, request, point, plan)
-        return spec, point, changed_columns(record, request, point, plan)
-
-    def _resume_point(self, record: RunRecord, wanted: str | None) -> ResumePoint:
-        rows = self._registry.checkpoints(run_id=record.run_id)
-        return find_resume_point(self._home.run(record.run_id), record, rows, wanted)
+        return spec, point, resume_columns(record, request, point, plan)
 
     async def drain(self, on: bool) -> None:
-        """Start nothing new, or start again; the next service keeps to it."""
+        """Stop or start launching new runs; the next service keeps this setting."""
         self._draining = on
-        self._kick()
+        self._launch_queued()
 
     async def archive(self, run_id: str) -> RunRecord:
         """Pack a run that has ended."""
-        return await self._put_away(run_id, self._attic.archive)
+        return await self._change_ended(run_id, self._archive.archive)
 
     async def restore(self, run_id: str) -> RunRecord:
-        """Unpack an archived run, or bring back a deleted one; the beginning of its id is enough."""
-        run_id = await asyncio.to_thread(self._attic.meant, run_id)
-        with self._alone(run_id):
-            return await asyncio.to_thread(self._attic.restore, run_id)
+        """Unpack an archived run, or restore a deleted one; a prefix of its id is enough."""
+        run_id = await asyncio.to_thread(self._archive.meant, run_id)
+        with self._reserve(run_id):
+            return await asyncio.to_thread(self._archive.restore, run_id)
 
     async def delete(self, run_id: str) -> None:
-        """Throw a run that has ended away; `restore` brings it back until it is purged."""
-        await self._put_away(run_id, self._attic.delete)
+        """Move a run that has ended to the trash; `restore` brings it back until it is purged."""
+        await self._change_ended(run_id, self._archive.delete)
 
     async def gc(self, *, dry_run: bool = True) -> list[RetentionAction]:
-        """What the retention policy does; done only when it is not a dry run, and one failure stops no other."""
-        plan = await asyncio.to_thread(self._attic.plan, frozenset(self._runs))
-        return plan if dry_run else [await self._carried_out(doom) for doom in plan]
+        """Apply the retention policy, or list what it would do. A failure does not stop the others."""
+        plan = await asyncio.to_thread(self._archive.plan, frozenset(self._runs))
+        return plan if dry_run else [await self._apply_retention(action) for action in plan]
 
-    async def _carried_out(self, doom: RetentionAction) -> RetentionAction:
+    async def _apply_retention(self, action: RetentionAction) -> RetentionAction:
         try:
-            if doom.action == "purge":  # there is no run any more
-                with self._alone(doom.run_id):
-                    await asyncio.to_thread(self._attic.purge, doom)
+            if action.action == "purge":  # the run has been deleted already
+                with self._reserve(action.run_id):
+                    await asyncio.to_thread(self._archive.purge, action)
             else:
-                await self._put_away(doom.run_id, partial(self._attic.carry_out, doom))
+                await self._change_ended(action.run_id, partial(self._archive.carry_out, action))
         except (PalaestraError, OSError) as error:
-            return replace(doom, failed=str(error))
-        return doom
+            return replace(action, failed=str(error))
+        return action
+
+    def get_run(self, run_id: str) -> RunRecord:
+        """The current row of a run. `UnknownRun` if there is none."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            record = run.state.record
+            if not run.is_queued:
+                return record
+            return replace(record, reason=waiting_reason(record, self._waiting_reasons.get(run_id, "")))
+        row = self._registry.get(check_run_id(run_id))
+        if row is None or not (row.supervised or row.phase.has_ended):
+            # Not supervised: it may have started before it got a row, or ended after its row was written.
+            row = read_unsupervised(self._home.run(run_id)) or row
+        if row is None:
+            close = self._registry.ids_with_prefix(run_id[:8])
+            raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
+        return row
+
+    # Streams
 
     def ring(self, run_id: str) -> Ring | None:
-        """The newest records of a run that is not over."""
+        """The newest records of a run that has not ended."""
         run = self._runs.get(run_id)
         return None if run is None else run.ring
 
     def subscribe(self, run_id: str, after: str = "") -> AsyncIterator[StreamItem]:
-        """Everything of a run behind a position, then what comes; ends with the run."""
-        self.known(check_run_id(run_id))
+        """Everything about a run after a position, then new items as they arrive; ends with the run."""
+        self.get_run(check_run_id(run_id))
 
-        def listen(wake: Callable[[], None]) -> Callable[[], None]:
-            return self._news.listen(lambda other, _: wake() if other == run_id else None)
+        def on_event(wake: Callable[[], None]) -> Callable[[], None]:
+            return self._bus.subscribe(lambda other, _: wake() if other == run_id else None)
 
-        return follow(self._home.run(run_id), after, lambda: self.ring(run_id), listen)
+        return follow(self._home.run(run_id), after, lambda: self.ring(run_id), on_event)
 
-    def lives(self) -> AsyncIterator[tuple[str, RunEvent]]:
-        """What happens to all runs, from now on."""
-        return self._news.all()
+    def stream_events(self) -> AsyncIterator[tuple[str, RunEvent]]:
+        """The events of all runs from now on."""
+        return self._bus.stream()
 
-    def _publish(self, run_id: str, attempt: int, records: list[Record]) -> None:
-        """In the pump's thread."""
+    def _publish_records(self, run_id: str, attempt: int, records: list[Record]) -> None:
+        """Called in the thread of the pump."""
         run, loop = self._runs.get(run_id), self._loop
         if run is None or loop is None:
             return
         run.ring.publish(attempt, records)
-        with contextlib.suppress(RuntimeError):  # the loop is gone; the next service reads it all from disk
-            loop.call_soon_threadsafe(run.heard, attempt, records)
+        with contextlib.suppress(RuntimeError):  # the loop is closed; the next service reads the records from disk
+            loop.call_soon_threadsafe(run.on_telemetry, attempt, records)
 
-    def _take_in(self, record: RunRecord, spec: RunSpec | None = None) -> SupervisedRun:
-        run = self._made(record, spec)
-        self._runs[record.run_id] = run
-        return run
+    # Scheduling
 
-    def _made(self, record: RunRecord, spec: RunSpec | None) -> SupervisedRun:
-        if self._around is None:
-            raise RuntimeError("start() comes first")
-        book = RunStateWriter(self._home, self._registry, record, self._clock, self._news.tell)
-        return SupervisedRun(book, self._around, spec)
+    def _supervise(self, record: RunRecord, spec: RunSpec | None = None) -> SupervisedRun:
+        if self._context is None:
+            raise RuntimeError("the supervisor is not started")
+        state = RunStateWriter(self._home, self._registry, record, self._clock, self._bus)
+        return SupervisedRun(state, self._context, spec)
 
-    def _surroundings(self, pump: Pump) -> SupervisorContext:
-        def over(run_id: str) -> None:
-            self._runs.pop(run_id, None)
-            self._kick()
+    def _remove_run(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+        self._launch_queued()
 
-        async def look(spec: RunSpec, place: AttemptPaths, gpus: tuple[str, ...]) -> Preview:
-            return await self._look_ahead(spec, await self.runner_named(spec.runner), place, gpus)
-
-        return SupervisorContext(
-            home=self._home,
-            registry=self._registry,
-            pump=pump,
-            clock=self._clock,
-            alarm_every_s=self._config.alarm_every_s,
-            sample_every_s=self._config.sample_every_s,
-            no_episode_steps=self._config.no_episode_steps,
-            look_ahead=look,
-            place=self._place,
-            spawn=self._spawn,
-            over=over,
-            saved=self._saved,
-        )
-
-    def _saved(self, record: RunRecord, attempt: Attempt, records: list[Record]) -> None:
-        """In a thread: checkpoints that a trainer announced, and at its end those that merely lie there."""
-        if self._catalogue is None:
+    def _launch_queued(self) -> None:
+        """Launch the queued runs that fit. Idempotent."""
+        if self._context is None:
             return
-        try:
-            if records:
-                self._catalogue.seen(record, attempt, records)
-            else:
-                plan = AttemptPlan.read(attempt) or AttemptPlan()
-                self._catalogue.scan(record, attempt, plan.checkpoints)
-        except (PalaestraError, OSError) as error:
-            _log.warning("%s: its checkpoints could not be catalogued: %s", record.run_id, error)
-
-    def _kick(self) -> None:
-        """Start whatever is due. Harmless when repeated."""
-        waiting, running = [], []
-        for run in self._runs.values():
-            if run.waits:
-                record = run.book.record
+        queued, running = [], []
+        for run_id, run in self._runs.items():
+            if run.is_queued:
                 gpus = run.spec.gpus if run.spec is not None else 0
-                waiting.append(Waiting(record.run_id, record.priority, record.created, gpus))
+                queued.append(QueuedRun(run_id, run.state.record.priority, run.state.record.created, gpus))
             else:
-                running.append(Slot(run.book.run_id, run.gpus))
-        if self._pump is None:
-            return
-        self._why = why_waiting(waiting, running, self._slots, self._draining)
-        self._queue.write(self._draining, self._why)
-        for launch in next_launches(waiting, running, self._slots, self._draining):
+                running.append(Lease(run_id, run.gpus))
+        self._waiting_reasons = waiting_reasons(queued, running, self.planner.slots, self._draining)
+        self._queue_file.write(self._draining, self._waiting_reasons)
+        for launch in next_launches(queued, running, self.planner.slots, self._draining):
             run = self._runs[launch.run_id]
-            run.gpus, run.due = launch.gpus, True
-            self._spawn(run.launch())
+            run.gpus, run.has_slot = launch.gpus, True
+            self._tasks.spawn(run.launch())
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._came_back)
-        return task
-
-    def _came_back(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            # One run's trouble must not end the watch over the others.
-            _log.error("something went wrong while looking after a run", exc_info=error)
-
-    async def _adopted(self, run: SupervisedRun) -> str:
-        try:
-            return await run.adopt()
-        except Exception:  # noqa: BLE001 - one run's trouble must not keep the service from starting
-            _log.exception("%s: could not be taken over and is left alone", run.book.run_id)
-            self._runs.pop(run.book.run_id, None)
-            return "left_alone"
-
-    async def _scan(self) -> None:
-        """Keep the rows of runs that were started without us true."""
+    async def _scan_periodically(self) -> None:
+        """Keep the registry complete and the rows of unsupervised runs up to date."""
         while True:
             await asyncio.sleep(self._config.scan_every_s)
             try:
-                await asyncio.to_thread(self._keep_registry)
-                await asyncio.to_thread(self._scan_once)
-            except Exception:  # noqa: BLE001 - looked at again in a moment
-                _log.exception("the runs on the disk could not be looked at")
+                await asyncio.to_thread(self._check_registry)
+                await asyncio.to_thread(self._scan_unsupervised)
+            except Exception:  # noqa: BLE001 - the next scan tries again
+                _log.exception("the run directories could not be scanned")
 
-    def _keep_registry(self) -> None:
-        """In a thread: a registry that somebody removed, or that was made anew, knows everything again."""
+    def _check_registry(self) -> None:
+        """In a thread: fill a registry that was removed or recreated."""
         if self._registry.was_replaced:
             rebuild_if_damaged(self._home, self._registry)
         if self._registry.generation == self._generation:
             return
         self._generation = self._registry.generation
-        self._registry.put_many([run.book.record for run in list(self._runs.values())])
+        self._registry.put_many([run.state.record for run in list(self._runs.values())])
         if self._catalogue is not None:
             self._catalogue.catch_up(self._home)
 
-    def _scan_once(self) -> None:
+    def _scan_unsupervised(self) -> None:
         for path in self._home.runs.iterdir():
             if path.name.startswith(".") or path.name in self._runs:
                 continue
-            known = self._registry.get(path.name)
-            if known is not None and (known.supervised or known.phase.has_ended):
+            row = self._registry.get(path.name)
+            if row is not None and (row.supervised or row.phase.has_ended):
                 continue
             try:
-                found = read_unsupervised(self._home.run(path.name))
+                current = read_unsupervised(self._home.run(path.name))
             except OSError:
-                continue  # no directory, or not ours to read
-            if found is not None and found != known:
-                self._registry.put(found)
+                continue  # not a directory, or not readable
+            if current is not None and current != row:
+                self._registry.put(current)
 
-    async def _look_ahead(self, spec: RunSpec, runner: Runner, place: AttemptPaths, gpus: tuple[str, ...]) -> Preview:
-        machine = Machine(environment=dict(os.environ), free_disk_bytes=free_disk(self._home), gpus=gpus)
+    # Changes of runs that have ended
 
-        def look(spec: RunSpec) -> Preview:
-            least, drift = self._config.min_free_disk_mb, partial(plan_drift, self._home, self._registry, runner.name)
-            return preflight(spec, runner, machine, place, slots=self._slots, min_free_disk_mb=least, drift=drift)
-
-        try:
-            return await asyncio.to_thread(looked_with_weights, self._home, spec, runner, place, look)
-        except PalaestraError:
-            raise
-        except Exception as error:
-            _log.exception("runner %s failed while looking ahead", runner.name)
-            reason = f"failed while looking ahead ({type(error).__name__}: {error})"
-            raise LaunchRefused("runner", runner.name, reason, "This is a fault of the runner; see the log") from error
-
-    def _place(self, run_id: str, number: int) -> AttemptPaths:
-        run = self._home.run(run_id)
-        if number == 1:
-            return place_of(run, number)
-        wanted = ResumeRequest.pending(RunEventLog(run).read()).checkpoint
-        return place_of(run, number, self._resume_point(self.known(run_id), wanted).checkpoint.path)
-
-    async def runner_named(self, name: str) -> Runner:
-        """One runner; one of a package that was installed meanwhile is loaded. `LaunchRefused` without it."""
-        broken = await self.refresh_runners() if name not in self.runners else {}
-        if name not in self.runners:
-            raise runner_not_found(name, self.runners, broken)
-        return self.runners[name]
-
-    async def refresh_runners(self) -> dict[str, str]:
-        """Look for runners that were installed meanwhile; why some cannot be loaded, by name."""
-        found = dict(self.runners)
-        broken = await asyncio.to_thread(self._add_installed, found)
-        self.runners |= found
-        return broken
-
-    def _stem_id(self, spec: RunSpec) -> str:
-        return self._new_id(spec.name or spec.env_id or spec.script or spec.runner)
-
-    def known(self, run_id: str) -> RunRecord:
-        """What a run is at the moment. `UnknownRun` when there is none."""
-        run = self._runs.get(run_id)
-        if run is not None:
-            told = run.book.record
-            return replace(told, reason=waiting_reason(told, self._why.get(run_id, ""))) if run.waits else told
-        record = self._registry.get(check_run_id(run_id))
-        if record is None or not (record.supervised or record.phase.has_ended):
-            # Started without us: a moment ago, so that it has no row, or ended a moment ago, so that the row is old.
-            record = read_unsupervised(self._home.run(run_id)) or record
-        if record is None:
-            close = self._registry.ids_with_prefix(run_id[:8])
-            raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
-        return record
-
-    async def _put_away(self, run_id: str, work: Callable[[RunRecord], _T]) -> _T:
-        with self._alone(run_id):
-            await self._left(run_id)
-            record = self.known(run_id)
+    async def _change_ended(self, run_id: str, change: Callable[[RunRecord], _T]) -> _T:
+        with self._reserve(run_id):
+            await self._wait_finished(run_id)
+            record = self.get_run(run_id)
             if not record.phase.has_ended:
                 if not record.supervised:
-                    raise self._not_ours(record)
-                text = f"{run_id} is {record.phase}: only a run that has ended can be put away"
+                    raise self._unsupervised_error(record)
+                text = f"{run_id} is {record.phase}: only a run that has ended can be archived or deleted"
                 raise IllegalTransition(f"{text}. Stop it with: palaestra runs stop {run_id}")
             await asyncio.to_thread(check_no_trainer, self._home.run(run_id))
-            return await asyncio.to_thread(work, record)
+            return await asyncio.to_thread(change, record)
 
-    async def _left(self, run_id: str) -> None:
-        """Returns when the last things about a run whose end is known are written."""
-        if (run := self._runs.get(run_id)) is not None and run.book.phase.has_ended:
-            await run.left()
+    async def _wait_finished(self, run_id: str) -> None:
+        """Wait until the end of a run that has ended is completely recorded."""
+        if (run := self._runs.get(run_id)) is not None and run.state.phase.has_ended:
+            await run.wait_finished()
 
     @contextlib.contextmanager
-    def _alone(self, run_id: str) -> Iterator[None]:
-        """While this lasts nobody else puts the run away, brings it back or resumes it."""
-        if run_id in self._changing:
-            raise IllegalTransition(f"{run_id} is being put away, brought back or resumed by somebody else")
-        self._changing.add(run_id)
+    def _reserve(self, run_id: str) -> Iterator[None]:
+        """Exclude concurrent requests that archive, delete, restore or resume the run."""
+        if run_id in self._reserved:
+            raise IllegalTransition(f"{run_id} is being archived, deleted, restored or resumed by another request")
+        self._reserved.add(run_id)
         try:
             yield
         finally:
-            self._changing.discard(run_id)
+            self._reserved.discard(run_id)
 
-    def _not_ours(self, record: RunRecord) -> IllegalTransition:
-        holder = find_journal_writer(self._home.run(record.run_id).attempt(record.attempt))
-        how = f"end it with kill {holder.pid}" if holder else "it is gone by now"
-        return IllegalTransition(f"{record.run_id} was started without the service and is not stopped by it; {how}")
+    def _unsupervised_error(self, record: RunRecord) -> IllegalTransition:
+        writer = find_journal_writer(self._home.run(record.run_id).attempt(record.attempt))
+        remedy = f"end it with kill {writer.pid}" if writer else "its process is gone by now"
+        return IllegalTransition(f"{record.run_id} was started without the service and is not stopped by it; {remedy}")
+
+    def _generate_id(self, spec: RunSpec) -> str:
+        return self._new_id(spec.name or spec.env_id or spec.script or spec.runner)

@@ -1,0 +1,269 @@
+"""Plans launches: finds the runner, runs the preflight, and builds the command that would be executed.
+
+One preview is both shown to the operator and used for the launch. The runner checks what concerns its trainer; disk,
+GPUs, capabilities, secrets, the warm start and changes of the script are checked here for all runners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused, PalaestraError
+from palaestra.files.home import Home
+from palaestra.redaction import Redactor, is_secret_key, redact_command
+from palaestra.runs.checkpoints.listing import get_checkpoint
+from palaestra.runs.record import CheckpointRecord, RunRecord
+from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, Runner
+from palaestra.runs.runners.registry import runner_not_found
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.event_log import RunEventLog
+from palaestra.runs.store.registry import Registry
+from palaestra.runs.supervisor.admission import attempt_paths, find_plan_fault, free_disk_bytes
+from palaestra.runs.supervisor.queue import Slots, gpu_shortage
+from palaestra.runs.supervisor.resume import ResumePoint, ResumeRequest, find_resume_point
+
+__all__ = ["LaunchPlanner", "Preview", "find_script_change"]
+
+_MB = 1 << 20
+_CHECKPOINT_ID = re.compile(r"[0-9a-f]{1,64}")
+_MAX_RUNS_COMPARED = 100
+"""Number of newest runs of a runner that are searched for an earlier version of the script."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The result of a preflight."""
+
+    findings: tuple[Finding, ...]
+    plan: LaunchPlan | None
+    """What would be executed; None if a finding refuses the launch."""
+    needs_consent: bool
+
+    @property
+    def refusal(self) -> Finding | None:
+        """The first finding that refuses the launch."""
+        return next((finding for finding in self.findings if finding.level == "refused"), None)
+
+    def require_plan(self, consent: str | None) -> LaunchPlan:
+        """The plan, if nothing refuses it and `consent` is its digest. `LaunchRefused`, `ConsentRequired`."""
+        refusal = self.refusal
+        if refusal is not None or self.plan is None:
+            refusal = refusal or Finding("plan", "refused", "there is no command to execute")
+            raise LaunchRefused("preflight", refusal.check, refusal.text.rstrip("."), refusal.remedy)
+        digest = self.plan.digest()
+        if self.needs_consent and consent != digest:
+            changed = " The command has changed since it was agreed to." if consent else ""
+            command = " ".join(redact_command(self.plan.argv))
+            text = f"this runs code that is not ours: {command}.{changed} Agree to it to have it run."
+            raise ConsentRequired(text, digest)
+        return self.plan
+
+
+class LaunchPlanner:
+    """Previews launches and keeps the table of runners."""
+
+    def __init__(
+        self,
+        home: Home,
+        registry: Registry,
+        runners: Mapping[str, Runner],
+        slots: Slots,
+        *,
+        min_free_disk_mb: int = 0,
+        add_installed: Callable[[dict[str, Runner]], dict[str, str]] = lambda _: {},
+    ) -> None:
+        self.runners = dict(runners)
+        self.slots = slots
+        self._home, self._registry = home, registry
+        self._min_free_disk_mb, self._add_installed = min_free_disk_mb, add_installed
+
+    async def get_runner(self, name: str) -> Runner:
+        """The runner of this name, even if its package was installed meanwhile. `LaunchRefused` without it."""
+        broken = await self.refresh_runners() if name not in self.runners else {}
+        if name not in self.runners:
+            raise runner_not_found(name, self.runners, broken)
+        return self.runners[name]
+
+    async def refresh_runners(self) -> dict[str, str]:
+        """Load runners installed meanwhile. Returns why some cannot be loaded, by name."""
+        runners = dict(self.runners)
+        broken = await asyncio.to_thread(self._add_installed, runners)
+        self.runners |= runners
+        return broken
+
+    async def pin_warm_start(self, spec: RunSpec) -> RunSpec:
+        """The spec with the full id of its warm-start checkpoint, so that a prefix keeps its meaning."""
+        runner = await self.get_runner(spec.runner)
+        try:
+            checkpoint = await asyncio.to_thread(self._find_warm_start, spec, runner)
+        except ConfigError:
+            return spec  # the preview refuses it
+        return spec if checkpoint is None else spec.model_copy(update={"warm_start": checkpoint.checkpoint_id})
+
+    async def preview(self, spec: RunSpec, paths: AttemptPaths, gpus: tuple[str, ...] | None = None) -> Preview:
+        """Run the preflight and plan the command. Writes nothing. `gpus`: those leased to the attempt."""
+        runner = await self.get_runner(spec.runner)
+        try:
+            return await asyncio.to_thread(
+                self._preview, spec, runner, paths, self.slots.gpus if gpus is None else gpus
+            )
+        except PalaestraError:
+            raise
+        except Exception as error:
+            _log.exception("runner %s failed in a preview", runner.name)
+            reason = f"failed in a preview ({type(error).__name__}: {error})"
+            raise LaunchRefused("runner", runner.name, reason, "This is a fault of the runner; see the log") from error
+
+    def plan_attempt_paths(self, record: RunRecord, number: int) -> AttemptPaths:
+        """The paths of an attempt, with the checkpoint that a resume continues from."""
+        run = self._home.run(record.run_id)
+        if number == 1:
+            return attempt_paths(run, number)
+        wanted = ResumeRequest.pending(RunEventLog(run).read()).checkpoint
+        return attempt_paths(run, number, self.find_resume_point(record, wanted).checkpoint.path)
+
+    def find_resume_point(self, record: RunRecord, wanted: str | None) -> ResumePoint:
+        """The checkpoint that a resume of the run continues from. `LaunchRefused` without one."""
+        rows = self._registry.checkpoints(run_id=record.run_id)
+        return find_resume_point(self._home.run(record.run_id), record, rows, wanted)
+
+    def _preview(self, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...]) -> Preview:
+        """Blocks: a runner may probe other interpreters."""
+        findings: list[Finding] = []
+        foreign_code = runner.capabilities.runs_foreign_code
+        if paths.resume_from is not None:
+            # A resume uses the checkpoint of the run; the one of its warm start may be gone.
+            spec = spec.model_copy(update={"warm_start": None})
+        try:
+            checkpoint = self._find_warm_start(spec, runner)
+        except ConfigError as error:
+            text = f"checkpoint {error.value}: {error.reason}"
+            return Preview((Finding("warm_start", "refused", text, error.remedy),), None, foreign_code)
+        if checkpoint is not None:
+            source = f"run {checkpoint.run_id}" if checkpoint.run_id else "no run of ours"
+            step = f"step {checkpoint.shown_step}, of {source}"
+            text = f"begins with {checkpoint.checkpoint_id}: {checkpoint.agent_id}, {step}"
+            findings.append(Finding("warm_start", "ok", text))
+            spec = spec.model_copy(update={"warm_start": checkpoint.path})
+        machine = Machine(environment=dict(os.environ), free_disk_bytes=free_disk_bytes(self._home), gpus=gpus)
+        findings += _check_capabilities(spec, runner, paths)
+        findings += _check_disk(machine, self._min_free_disk_mb)
+        findings += _check_gpus(spec, runner, self.slots)
+        findings += _check_secrets(spec)
+        if not _is_refused(findings):
+            findings += runner.preflight(spec, machine)
+        plan: LaunchPlan | None = None
+        if not _is_refused(findings):
+            try:
+                plan = runner.plan(spec, paths, machine)
+            except ConfigError as error:
+                text = f"{error.place} = {error.value!r}: {error.reason}"
+                findings.append(Finding("plan", "refused", text, error.remedy))
+        if plan is not None and (fault := find_plan_fault(plan)):
+            findings.append(Finding("plan", "refused", fault, "Give a value that can be stored"))
+            plan = None
+        if plan is not None and spec.video:
+            findings.append(_video_cost(plan))
+        if plan is not None:
+            agent_id = f"{runner.name}/{plan.algorithm}" if plan.algorithm else runner.name
+            changed = find_script_change(self._home, self._registry, agent_id, paths.run_id, plan.script_sha256)
+            if changed:
+                remedy = "Nothing to do if you changed it; `palaestra runs compare` shows both"
+                findings.append(Finding("drift", "warning", changed, remedy))
+        return Preview(tuple(findings), plan, foreign_code)
+
+    def _find_warm_start(self, spec: RunSpec, runner: Runner) -> CheckpointRecord | None:
+        """The checkpoint whose id the spec gives; None without a warm start, for a path, or an incapable runner."""
+        name = spec.warm_start
+        if name is None or not runner.capabilities.warm_start or not _CHECKPOINT_ID.fullmatch(name):
+            return None
+        return None if (spec.invoked_from / name).exists() else get_checkpoint(self._home, name)
+
+
+def find_script_change(home: Home, registry: Registry, agent_id: str, run_id: str, sha256: str) -> str:
+    """A warning if the last run of the same agent used another version of the script; else empty."""
+    if not sha256:
+        return ""
+    for other in registry.runs(runner=agent_id.partition("/")[0], limit=_MAX_RUNS_COMPARED):
+        if other.run_id == run_id or other.agent_id != agent_id:
+            continue
+        attempts = home.run(other.run_id).attempts()
+        earlier = AttemptPlan.read(attempts[-1]) if attempts else None
+        if earlier is not None and earlier.script_sha256:
+            return "" if earlier.script_sha256 == sha256 else f"its script is not the one that {other.run_id} ran"
+    return ""
+
+
+def _is_refused(findings: list[Finding]) -> bool:
+    return any(finding.level == "refused" for finding in findings)
+
+
+def _check_capabilities(spec: RunSpec, runner: Runner, paths: AttemptPaths) -> Iterator[Finding]:
+    can = runner.capabilities
+    checks = (
+        ("record video", spec.video, can.video, "Leave --video out"),
+        ("be tracked with W&B", spec.track != "off", can.tracking, "Leave --track out"),
+        ("begin with another's weights", spec.warm_start is not None, can.warm_start, "Leave --warm-start out"),
+        ("resume from a checkpoint", paths.resume_from is not None, can.resume, "Start a new run"),
+    )
+    for what, wanted, able, remedy in checks:
+        if wanted and not able:
+            yield Finding("capability", "refused", f"runner {runner.name} cannot {what}", remedy)
+
+
+def _check_disk(machine: Machine, min_free_disk_mb: int) -> Iterator[Finding]:
+    free = machine.free_disk_bytes // _MB
+    if free < min_free_disk_mb:
+        text = f"{free} MB are free where runs are stored, and at least {min_free_disk_mb} MB are required"
+        yield Finding("disk", "refused", text, "palaestra runs gc, or set PALAESTRA_HOME to a larger disk")
+    else:
+        yield Finding("disk", "ok", f"{free:,} MB free")
+
+
+def _check_gpus(spec: RunSpec, runner: Runner, slots: Slots) -> Iterator[Finding]:
+    wanted = max(spec.gpus, 1 if runner.capabilities.needs_gpu else 0)
+    shortage = gpu_shortage(wanted, slots)
+    if shortage:
+        yield Finding("gpu", "refused", shortage, "Request fewer with --gpus, or use a machine that has them")
+    elif runner.capabilities.needs_gpu and not spec.gpus:
+        yield Finding("gpu", "refused", f"runner {runner.name} needs a GPU and none is requested", "Add --gpus 1")
+    elif wanted:
+        yield Finding("gpu", "ok", f"{wanted} of {len(slots.gpus)} GPUs")
+
+
+def _check_secrets(spec: RunSpec) -> Iterator[Finding]:
+    redact = Redactor()
+    remedy = "Export it where the service starts, and leave it out here"
+    for place, text in _list_texts(spec.config, "config"):
+        if redact(text) != text or (text and is_secret_key(place)):
+            yield Finding("secret", "refused", f"{place} looks like a token and would be stored", remedy)
+            return
+    if redact(spec.given) != spec.given:
+        yield Finding("secret", "refused", "the configuration file holds a token and would be stored", remedy)
+
+
+def _list_texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _list_texts(item, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _list_texts(item, f"{place}[{number}]")
+
+
+def _video_cost(plan: LaunchPlan) -> Finding:
+    if plan.film:
+        text = "every new checkpoint is recorded beside the training, on idle CPU time"
+    else:
+        text = "recording slows the trainer down; `palaestra runs videos` shows by how much"
+    return Finding("video", "warning", text, "Leave --video out and record a checkpoint: runs videos RUN --record")
