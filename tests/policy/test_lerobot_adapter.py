@@ -155,7 +155,7 @@ def test_a_policy_of_lerobot_keeps_every_rule_of_a_model(action, policy):
 def test_pixels_become_fractions_with_channels_first_and_state_is_normalised():
     model = _built(stats=STATS).model
     seen = _seen()
-    batch = model._batch(as_tensordict(seen))
+    batch = model._build_batch(as_tensordict(seen))
     assert torch.allclose(batch["observation.images.rgb"], seen["rgb"].permute(0, 3, 1, 2) / 255)
     assert torch.allclose(batch["observation.state"], (seen["proprio"] - 1.0) / 2.0)
     assert torch.equal(batch["observation.language.attention_mask"], seen["language"] != 0)
@@ -220,7 +220,7 @@ def test_a_frozen_backbone_gets_no_gradient_and_everything_else_does():
         ({"policy": "actt"}, r"model_config.policy = 'actt': LeRobot has no such policy"),
         ({"policy": "a.b"}, "is not a name"),
         ({"config": {"dim_modl": 3}}, "config.dim_modl = 3: Config has no such field. Did you mean 'dim_model'"),
-        ({"config": {"n_obs_steps": 2}}, "remembers earlier observations"),
+        ({"config": {"n_obs_steps": 2}}, "uses earlier observations"),
         ({"config": {"temporal_ensemble_coeff": 0.01}}, "averaging over earlier chunks.*Set it to null"),
         ({"config": {"chunk_size": 2}}, "chunk_size = 2: env.action_chunk executes 3 actions. Set env.action_chunk=2"),
         ({"keys": {"observation.state": "propio"}}, "the environment shows no such key. Did you mean 'proprio'"),

@@ -14,7 +14,7 @@ from torch import nn
 import palaestra.policy
 from palaestra.errors import ConfigError
 from palaestra.policy.vla.loading import fit_weights, read_weights
-from palaestra.policy.vla.policy import under
+from palaestra.policy.vla.policy import match_prefix
 
 
 class Small(nn.Module):
@@ -220,7 +220,7 @@ def test_weights_that_are_not_finite_are_refused_by_name():
 
 
 def test_a_prefix_ends_where_a_dot_is_and_the_longest_counts():
-    assert under("encoder.layer.weight", ("encoder", "encoder.layer")) == "encoder.layer"
-    assert under("encoder2.weight", ("encoder",)) is None
-    assert under("encoder.weight", ("encoder.",)) == "encoder."
-    assert under("log_std", ("log_std",)) == "log_std"
+    assert match_prefix("encoder.layer.weight", ("encoder", "encoder.layer")) == "encoder.layer"
+    assert match_prefix("encoder2.weight", ("encoder",)) is None
+    assert match_prefix("encoder.weight", ("encoder.",)) == "encoder."
+    assert match_prefix("log_std", ("log_std",)) == "log_std"

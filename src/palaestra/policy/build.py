@@ -15,7 +15,7 @@ from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device, choose_device, move_to
 from palaestra.policy.vla.conformance import check_vla_model
 from palaestra.policy.vla.loading import load_vla_model
-from palaestra.policy.vla.policy import VLAPolicy, checked_box
+from palaestra.policy.vla.policy import VLAPolicy, check_action_space
 
 __all__ = ["build_policy"]
 
@@ -74,7 +74,7 @@ def _vla_policy(
 ) -> VLAPolicy:
     """The model, in the interface of a policy, after every rule it has to keep was tried on it."""
     assert config.vla_config is not None
-    box = checked_box(action_space, config.action_dim)
+    box = check_action_space(action_space, config.action_dim)
     notices: list[str] = []
     model = load_vla_model(
         config.vla_config,

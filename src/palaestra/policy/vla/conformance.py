@@ -1,8 +1,7 @@
-"""The rules of `VLAModelInterface`, executable: run `check_vla_model` on your model before you train it.
+"""Conformance checks of `VLAModelInterface`: run `check_vla_model` on a model before you train it.
 
-Each rule is one sentence; a broken one is raised as a `ConfigError` that says what to change. The model sees a few
-random observations of the space it will be trained on, in eval mode, and is left as it was found. `build_policy` runs
-this before a run is launched.
+A violated rule raises a `ConfigError` that says what to change. The model receives a few random observations of its
+observation space, in eval mode, and is not changed. `build_policy` runs the checks before a run starts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
 from palaestra.policy.network import eval_mode
-from palaestra.policy.vla.policy import as_tensordict, draw
+from palaestra.policy.vla.policy import as_tensordict, sample_actions
 
 __all__ = ["check_vla_model", "random_observations"]
 
@@ -42,28 +41,28 @@ def check_vla_model(
     seed: int = 0,
     place: str = "policy.vla_config.model_class",
 ) -> None:
-    """Raise `ConfigError` with the first broken rule. `action` is the action space, or how many numbers an action has.
+    """Raise `ConfigError` for the first violated rule. `action` is the action space, or the size of an action.
 
     An action space of two axes `[k, d]` means chunks of k actions.
     """
     shape = (action,) if isinstance(action, int) else tuple(action.shape)
     if isinstance(action, int) and chunk != 1:
         shape = (chunk, action)
-    trial = _Trial(model, observation_space, shape, seed, place)
+    check = _ModelCheck(model, observation_space, shape, seed, place)
     with eval_mode(model), torch.random.fork_rng(devices=[]):
-        for rule in _RULES:
-            rule(trial)
+        for rule in _CHECKS:
+            rule(check)
 
 
 def random_observations(space: gymnasium.Space[Any], size: int, *, seed: int = 0) -> dict[str, Tensor]:
-    """A batch of observations as rollouts store them: images as bytes, other numbers as float32, choices as int64."""
+    """Random observations as rollouts store them: images as bytes, other numbers as float32, choices as int64."""
     parts: dict[str, Tensor] = {}
     for index, (name, part) in enumerate(_leaves(space, "")):
-        drawn = copy.deepcopy(part)
-        drawn.seed(seed + index)
-        rows = np.stack([np.asarray(drawn.sample()) for _ in range(size)])
+        seeded = copy.deepcopy(part)
+        seeded.seed(seed + index)
+        rows = np.stack([np.asarray(seeded.sample()) for _ in range(size)])
         if isinstance(part, spaces.Box) and part.dtype != np.uint8:
-            # Bounds of a float space are often "anything"; no network is meant to see 1e38.
+            # Float spaces are often unbounded; keep the numbers in a realistic range.
             rows = np.clip(np.clip(rows, -10, 10), part.low, part.high).astype(np.float32)
         elif isinstance(part, spaces.MultiBinary):
             rows = rows.astype(np.float32)
@@ -74,14 +73,14 @@ def random_observations(space: gymnasium.Space[Any], size: int, *, seed: int = 0
 def _leaves(space: gymnasium.Space[Any], name: str) -> list[tuple[str, gymnasium.Space[Any]]]:
     if not isinstance(space, spaces.Dict):
         return [(name or "observation", space)]
-    found = []
+    leaves = []
     for key, part in space.spaces.items():
-        found += _leaves(part, f"{name}/{key}" if name else key)
-    return found
+        leaves += _leaves(part, f"{name}/{key}" if name else key)
+    return leaves
 
 
-class _Trial:
-    """The model under test, what it is shown, and what it answered."""
+class _ModelCheck:
+    """The model under test, its observations, and the actions it sampled."""
 
     def __init__(
         self, model: nn.Module, space: gymnasium.Space[Any], shape: tuple[int, ...], seed: int, place: str
@@ -91,14 +90,14 @@ class _Trial:
         self.chunked = len(shape) == 2
         parameters = list(model.parameters())
         if not parameters:
-            raise self.broken("it has no parameters", "Hold the networks as attributes of the module")
+            raise self.violation("it has no parameters", "Hold the networks as attributes of the module")
         self.device = parameters[0].device
         self.trained = [p for p in parameters if p.requires_grad]
-        drawn = random_observations(space, BATCH, seed=seed)
-        self.parts = {name: part.to(self.device) for name, part in drawn.items()}
+        parts = random_observations(space, BATCH, seed=seed)
+        self.parts = {name: part.to(self.device) for name, part in parts.items()}
         self.action = torch.empty(0)
 
-    def broken(self, reason: str, remedy: str) -> ConfigError:
+    def violation(self, reason: str, remedy: str) -> ConfigError:
         return ConfigError(self.place, type(self.model).__qualname__, reason, remedy)
 
     def observations(self, rows: list[int] | None = None) -> Any:
@@ -108,41 +107,43 @@ class _Trial:
         return as_tensordict({name: part.index_select(0, chosen) for name, part in self.parts.items()})
 
     def call(self, name: str, *arguments: Any, gradients: bool = False) -> Any:
-        return self.told(name, lambda: getattr(self.model, name)(*arguments), gradients=gradients)
+        return self.run(name, lambda: getattr(self.model, name)(*arguments), gradients=gradients)
 
-    def drawn(
+    def sample(
         self, seed: int, *, deterministic: bool = False, rows: list[int] | None = None, by: str = "forward"
     ) -> Any:
         method, observations = getattr(self.model, by), self.observations(rows)
-        return self.told(by, lambda: draw(method, observations, seed=seed, deterministic=deterministic))
+        return self.run(by, lambda: sample_actions(method, observations, seed=seed, deterministic=deterministic))
 
-    def told(self, name: str, answer: Callable[[], Any], *, gradients: bool = False) -> Any:
-        """What the model answers; its own failure is told with the keys it was given."""
+    def run(self, name: str, function: Callable[[], Any], *, gradients: bool = False) -> Any:
+        """Call the model; its exceptions become violations that list the observation keys."""
         try:
             with torch.set_grad_enabled(gradients):
-                return answer()
+                return function()
         except _FAILURES as error:
             keys = ", ".join(f"{name} {tuple(part.shape)}" for name, part in self.parts.items())
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise self.broken(
-                f"its {name} failed on {BATCH} observations ({said[:200]})", f"It was given {keys}"
+            message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise self.violation(
+                f"its {name} failed on {BATCH} observations ({message})", f"It was given {keys}"
             ) from error
 
-    def must_be(self, what: str, tensor: Any, shape: tuple[int, ...], axes: str) -> None:
-        """Tensor of this shape, floating, on the model's device, finite."""
+    def check_tensor(self, what: str, tensor: Any, shape: tuple[int, ...], axes: str) -> None:
+        """Require a finite floating-point tensor of this shape on the model's device."""
         if not isinstance(tensor, Tensor):
-            raise self.broken(f"{what} is a {type(tensor).__name__}, not a tensor", f"Return a tensor {axes}")
+            raise self.violation(f"{what} is a {type(tensor).__name__}, not a tensor", f"Return a tensor {axes}")
         if tuple(tensor.shape) != shape:
-            raise self.broken(
+            raise self.violation(
                 f"{what} has shape {tuple(tensor.shape)} for {shape[0]} observations, {shape} is needed",
                 f"Return {axes}" + self._hint(what, tensor),
             )
         if not tensor.is_floating_point():
-            raise self.broken(f"{what} is {str(tensor.dtype).removeprefix('torch.')}", "Return floating-point numbers")
+            raise self.violation(
+                f"{what} is {str(tensor.dtype).removeprefix('torch.')}", "Return floating-point numbers"
+            )
         if tensor.device != self.device:
-            raise self.broken(f"{what} is on {tensor.device}, the weights are on {self.device}", "Keep it there")
+            raise self.violation(f"{what} is on {tensor.device}, the weights are on {self.device}", "Keep it there")
         if not bool(torch.isfinite(tensor).all()):
-            raise self.broken(
+            raise self.violation(
                 f"{what} is not finite",
                 "Check the weights and how observations are scaled (uint8 pixels: divide by 255)",
             )
@@ -159,109 +160,111 @@ class _Trial:
         return ""
 
 
-def _it_has_the_methods(trial: _Trial) -> None:
+def _check_methods(check: _ModelCheck) -> None:
     for name, signature in METHODS.items():
-        method = getattr(type(trial.model), name, None)
+        method = getattr(type(check.model), name, None)
         if method is None or method is nn.Module.forward:
-            raise trial.broken(f"it has no method {name}", f"Add {signature}")
-    if not trial.trained:
-        raise trial.broken("none of its parameters requires a gradient", "Leave requires_grad on for what should learn")
+            raise check.violation(f"it has no method {name}", f"Add {signature}")
+    if not check.trained:
+        raise check.violation(
+            "none of its parameters requires a gradient", "Leave requires_grad on for what should learn"
+        )
 
 
-def _forward_gives_actions(trial: _Trial) -> None:
-    axes = "[B, chunk, action_dim]" if trial.chunked else "[B, action_dim]"
-    trial.action = trial.drawn(1)
-    trial.must_be("what forward returned", trial.action, (BATCH, *trial.shape), axes)
+def _check_forward(check: _ModelCheck) -> None:
+    axes = "[B, chunk, action_dim]" if check.chunked else "[B, action_dim]"
+    check.action = check.sample(1)
+    check.check_tensor("what forward returned", check.action, (BATCH, *check.shape), axes)
 
 
-def _draws_follow_the_random_numbers_given(trial: _Trial) -> None:
-    if not torch.equal(trial.action, trial.drawn(1)):
-        raise trial.broken(
+def _check_reproducible_samples(check: _ModelCheck) -> None:
+    if not torch.equal(check.action, check.sample(1)):
+        raise check.violation(
             "forward gives other actions for the same random numbers",
             "Draw from the generator it is handed, or from torch's global one",
         )
 
 
-def _forward_explores(trial: _Trial) -> None:
-    if any(not torch.equal(trial.action, trial.drawn(seed)) for seed in (2, 3, 4)):
+def _check_exploration(check: _ModelCheck) -> None:
+    if any(not torch.equal(check.action, check.sample(seed)) for seed in (2, 3, 4)):
         return
-    raise trial.broken(
+    raise check.violation(
         "forward gives the same actions whatever the random numbers", "Draw a sample (GaussianHead adds normal noise)"
     )
 
 
-def _deterministic_means_it(trial: _Trial) -> None:
-    if torch.equal(trial.drawn(1, deterministic=True), trial.drawn(1, deterministic=False)):
-        return  # it takes no such keyword, or every draw is the same
-    if not torch.equal(trial.drawn(1, deterministic=True), trial.drawn(2, deterministic=True)):
-        raise trial.broken("forward(deterministic=True) depends on random numbers", "Return the mean or the mode")
+def _check_deterministic(check: _ModelCheck) -> None:
+    if torch.equal(check.sample(1, deterministic=True), check.sample(1, deterministic=False)):
+        return  # it takes no such keyword, or all samples are equal
+    if not torch.equal(check.sample(1, deterministic=True), check.sample(2, deterministic=True)):
+        raise check.violation("forward(deterministic=True) depends on random numbers", "Return the mean or the mode")
 
 
-def _value_is_one_number_per_row(trial: _Trial) -> None:
-    value = trial.call("get_value", trial.observations())
-    trial.must_be("what get_value returned", value, (BATCH, 1), "[B, 1]")
+def _check_value(check: _ModelCheck) -> None:
+    value = check.call("get_value", check.observations())
+    check.check_tensor("what get_value returned", value, (BATCH, 1), "[B, 1]")
 
 
-def _evaluation_is_one_number_per_action(trial: _Trial) -> None:
-    pair = trial.call("evaluate_actions", trial.observations(), trial.action)
+def _check_evaluation(check: _ModelCheck) -> None:
+    pair = check.call("evaluate_actions", check.observations(), check.action)
     if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise trial.broken(f"evaluate_actions returned a {type(pair).__name__}", "Return (log_prob, entropy)")
-    shape = (BATCH, trial.shape[0]) if trial.chunked else (BATCH,)
-    axes = "[B, chunk], one per action" if trial.chunked else "[B], summed over the numbers of the action"
+        raise check.violation(f"evaluate_actions returned a {type(pair).__name__}", "Return (log_prob, entropy)")
+    shape = (BATCH, check.shape[0]) if check.chunked else (BATCH,)
+    axes = "[B, chunk], one per action" if check.chunked else "[B], summed over the numbers of the action"
     for name, tensor in zip(("log_prob", "entropy"), pair, strict=True):
-        trial.must_be(f"the {name} of evaluate_actions", tensor, shape, axes)
+        check.check_tensor(f"the {name} of evaluate_actions", tensor, shape, axes)
 
 
-def _evaluation_repeats_itself(trial: _Trial) -> None:
-    first, second = (trial.call("evaluate_actions", trial.observations(), trial.action) for _ in range(2))
-    values = [trial.call("get_value", trial.observations()) for _ in range(2)]
+def _check_reproducible_evaluation(check: _ModelCheck) -> None:
+    first, second = (check.call("evaluate_actions", check.observations(), check.action) for _ in range(2))
+    values = [check.call("get_value", check.observations()) for _ in range(2)]
     for name, one, two in (
         ("the log_prob of evaluate_actions", first[0], second[0]),
         ("the entropy of evaluate_actions", first[1], second[1]),
         ("what get_value returned", *values),
     ):
         if not torch.allclose(one, two, rtol=1e-5, atol=1e-6):
-            raise trial.broken(
+            raise check.violation(
                 f"{name} differs between two calls with the same input",
                 "Switch dropout off in eval mode (F.dropout needs training=self.training), and draw nothing there",
             )
 
 
-def _rows_do_not_see_each_other(trial: _Trial) -> None:
-    whole = trial.call("evaluate_actions", trial.observations(), trial.action)[0]
-    alone = trial.call("evaluate_actions", trial.observations([0]), trial.action[:1])[0]
-    values = trial.call("get_value", trial.observations()), trial.call("get_value", trial.observations([0]))
+def _check_independent_rows(check: _ModelCheck) -> None:
+    whole = check.call("evaluate_actions", check.observations(), check.action)[0]
+    alone = check.call("evaluate_actions", check.observations([0]), check.action[:1])[0]
+    values = check.call("get_value", check.observations()), check.call("get_value", check.observations([0]))
     for name, one, two in (("log_prob", whole[:1], alone), ("value", values[0][:1], values[1])):
         if not _close(one, two):
-            raise trial.broken(
+            raise check.violation(
                 f"the {name} of the first of {BATCH} rows is not that of the row by itself",
                 "Normalise within a row, not over the batch, and never reshape rows into each other",
             )
 
 
-def _input_stays_as_it_is(trial: _Trial) -> None:
-    before = {name: part.clone() for name, part in trial.parts.items()}
-    actions = trial.action.clone()
-    given = trial.observations()
+def _check_input_unchanged(check: _ModelCheck) -> None:
+    before = {name: part.clone() for name, part in check.parts.items()}
+    actions = check.action.clone()
+    given = check.observations()
     keys = set(given.keys(True, True))
-    for name, arguments in (("forward", ()), ("get_value", ()), ("evaluate_actions", (trial.action,))):
-        trial.call(name, given, *arguments)
-        changed = [key for key, part in trial.parts.items() if not _same(part, before[key])]
-        if not _same(trial.action, actions):
+    for name, arguments in (("forward", ()), ("get_value", ()), ("evaluate_actions", (check.action,))):
+        check.call(name, given, *arguments)
+        changed = [key for key, part in check.parts.items() if not _same(part, before[key])]
+        if not _same(check.action, actions):
             changed.append("actions")
         if set(given.keys(True, True)) != keys:
             changed.append("the set of keys")
         if changed:
             for key, part in before.items():
-                trial.parts[key].copy_(part)
-            raise trial.broken(
+                check.parts[key].copy_(part)
+            raise check.violation(
                 f"{name} changed its input ({', '.join(changed)})",
                 "Work on copies: observations are the memory the rollout is stored in",
             )
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    # Rows of a batch and single rows take different routes through a matrix product; more than that is a mistake.
+    # A matrix product rounds differently for a batch and for a single row.
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
@@ -269,97 +272,97 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
-def _gradients_arrive(trial: _Trial) -> None:
-    log_prob = trial.call("evaluate_actions", trial.observations(), trial.action, gradients=True)[0]
-    value = trial.call("get_value", trial.observations(), gradients=True)
+def _check_gradients(check: _ModelCheck) -> None:
+    log_prob = check.call("evaluate_actions", check.observations(), check.action, gradients=True)[0]
+    value = check.call("get_value", check.observations(), gradients=True)
     for name, tensor in (("the log_prob of evaluate_actions", log_prob), ("what get_value returned", value)):
         reached = []
         if tensor.requires_grad:
-            found = torch.autograd.grad(tensor.sum(), trial.trained, allow_unused=True)
-            reached = [g for g in found if g is not None and bool(g.abs().max() > 0)]
+            gradients = torch.autograd.grad(tensor.sum(), check.trained, allow_unused=True)
+            reached = [g for g in gradients if g is not None and bool(g.abs().max() > 0)]
         if not reached:
-            raise trial.broken(
+            raise check.violation(
                 f"no gradient of {name} reaches a trainable parameter",
                 "Compute it without torch.no_grad, detach or .item(), from parameters that are not frozen",
             )
         if not all(bool(torch.isfinite(g).all()) for g in reached):
-            raise trial.broken(
+            raise check.violation(
                 f"the gradient of {name} is not finite", "Bound what is divided by and what goes into log"
             )
 
 
-def _log_prob_is_that_of_the_draws(trial: _Trial) -> None:
-    """Gibbs' inequality: on average no shifted copy of a density is larger on its own draws than the density itself."""
+def _check_log_prob_of_samples(check: _ModelCheck) -> None:
+    """Gibbs' inequality: on its own samples the average log-density is at least that of a shifted copy."""
     rows = [0] * DRAWS
-    actions = trial.drawn(5, rows=rows)
+    actions = check.sample(5, rows=rows)
     step = 2.0 * actions.std(0, keepdim=True)
-    seen = trial.observations(rows)
-    here, above, below = (trial.call("evaluate_actions", seen, actions + s)[0] for s in (0.0, step, -step))
+    observations = check.observations(rows)
+    here, above, below = (check.call("evaluate_actions", observations, actions + s)[0] for s in (0.0, step, -step))
     if torch.equal(here, above) and torch.equal(here, below):
-        raise trial.broken(
+        raise check.violation(
             "the log_prob of evaluate_actions does not depend on the actions", "Evaluate those it is given"
         )
     for moved in (above, below):
         if bool(torch.isfinite(moved).all()) and float(moved.sum()) > float(here.sum()):
-            raise trial.broken(
+            raise check.violation(
                 "the log_prob of evaluate_actions is higher beside what forward drew than there",
                 "Evaluate the distribution that forward draws from (is the sign right, the log taken?)",
             )
 
 
-def _later_actions_do_not_count_for_earlier_ones(trial: _Trial) -> None:
-    if not trial.chunked or trial.shape[0] == 1:
+def _check_causal_chunks(check: _ModelCheck) -> None:
+    if not check.chunked or check.shape[0] == 1:
         return
-    other = trial.action.clone()
+    other = check.action.clone()
     other[:, -1] += 0.5
-    one, two = (trial.call("evaluate_actions", trial.observations(), a)[0] for a in (trial.action, other))
+    one, two = (check.call("evaluate_actions", check.observations(), a)[0] for a in (check.action, other))
     if not _close(one[:, :-1], two[:, :-1]):
-        raise trial.broken(
+        raise check.violation(
             "the log_prob of an action depends on a later one of its chunk",
             "Let each depend on earlier ones only: a chunk may be cut short, and what was not executed does not count",
         )
 
 
-def _shortcuts_give_the_same_numbers(trial: _Trial) -> None:
-    seen, model = trial.observations(), trial.model
+def _check_shortcuts(check: _ModelCheck) -> None:
+    observations, model = check.observations(), check.model
     if hasattr(model, "evaluate"):
-        _must_agree(trial, "evaluate", trial.call("evaluate", seen, trial.action), trial.action)
+        _check_agreement(check, "evaluate", check.call("evaluate", observations, check.action), check.action)
     if hasattr(model, "act"):
-        acted = trial.drawn(1, by="act")
-        if not (isinstance(acted, tuple) and len(acted) == 3):
-            raise trial.broken("act returned something else", "Return (actions, log_prob, value)")
-        trial.must_be("the action of act", acted[0], (BATCH, *trial.shape), "the actions as forward does")
-        _must_agree(trial, "act", (acted[1], None, acted[2]), acted[0])
+        result = check.sample(1, by="act")
+        if not (isinstance(result, tuple) and len(result) == 3):
+            raise check.violation("act returned something else", "Return (actions, log_prob, value)")
+        check.check_tensor("the action of act", result[0], (BATCH, *check.shape), "the actions as forward does")
+        _check_agreement(check, "act", (result[1], None, result[2]), result[0])
 
 
-def _must_agree(trial: _Trial, method: str, found: Any, action: Tensor) -> None:
-    if not (isinstance(found, tuple) and len(found) == 3):
-        raise trial.broken(f"{method} returned something else", "Return (log_prob, entropy, value)")
-    seen = trial.observations()
-    wanted = (*trial.call("evaluate_actions", seen, action), trial.call("get_value", seen))
-    for name, one, two in zip(("log_prob", "entropy", "value"), found, wanted, strict=True):
+def _check_agreement(check: _ModelCheck, method: str, result: Any, action: Tensor) -> None:
+    if not (isinstance(result, tuple) and len(result) == 3):
+        raise check.violation(f"{method} returned something else", "Return (log_prob, entropy, value)")
+    observations = check.observations()
+    wanted = (*check.call("evaluate_actions", observations, action), check.call("get_value", observations))
+    for name, one, two in zip(("log_prob", "entropy", "value"), result, wanted, strict=True):
         if one is None:
             continue
         if not _close(one, two):
-            raise trial.broken(
+            raise check.violation(
                 f"the {name} of {method} is not that of evaluate_actions and get_value",
                 f"Compute both alike, or leave {method} out",
             )
 
 
-_RULES = (
-    _it_has_the_methods,
-    _forward_gives_actions,
-    _value_is_one_number_per_row,
-    _evaluation_is_one_number_per_action,
-    _input_stays_as_it_is,
-    _evaluation_repeats_itself,
-    _draws_follow_the_random_numbers_given,
-    _forward_explores,
-    _deterministic_means_it,
-    _gradients_arrive,
-    _rows_do_not_see_each_other,
-    _log_prob_is_that_of_the_draws,
-    _later_actions_do_not_count_for_earlier_ones,
-    _shortcuts_give_the_same_numbers,
+_CHECKS = (
+    _check_methods,
+    _check_forward,
+    _check_value,
+    _check_evaluation,
+    _check_input_unchanged,
+    _check_reproducible_evaluation,
+    _check_reproducible_samples,
+    _check_exploration,
+    _check_deterministic,
+    _check_gradients,
+    _check_independent_rows,
+    _check_log_prob_of_samples,
+    _check_causal_chunks,
+    _check_shortcuts,
 )

@@ -1,11 +1,11 @@
 """Policies of the LeRobot library as models to train: `model_class: palaestra.policy.vla.lerobot:LeRobotModel`.
 
-Such a policy answers an observation with one chunk of actions and no probability. Two parts are added to make it
-learnable by reward: a normal distribution around the chunk, with a learned width, and a value head on what the action
-head sees. A policy that generates actions from noise (flow matching) always starts from zero noise here, so that its
-answer is a function of the observation; exploration is the normal distribution's alone.
+Such a policy predicts one chunk of actions, without a probability. The adapter adds what reinforcement learning needs:
+a normal distribution around the chunk, with a learned width, and a value head on the input of the action head. A
+policy that generates actions from noise (flow matching) always starts from zero noise, so that its prediction is a
+function of the observation; only the normal distribution explores.
 
-LeRobot is imported by name when a model is made, never before: it brings dozens of packages.
+LeRobot is imported when a model is built, not before: it brings dozens of packages.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = ["LeRobotModel"]
 PLACE = "policy.vla_config.model_config"
 ACTION, STATE, ENVIRONMENT = "action", "observation.state", "observation.environment_state"
 IMAGE = "observation.image"
-"""How the name of an image begins: `observation.image`, or `observation.images.top`."""
+"""Prefix of image names, such as `observation.image` or `observation.images.top`."""
 TOKENS, TOKENS_MASK = "observation.language.tokens", "observation.language.attention_mask"
 HEADS = {"act": "model.action_head", "smolvla": "model.action_out_proj", "pi0": "model.action_out_proj"}
-"""The last layer of each policy we know; its input is what the value head reads."""
+"""The last layer of each known policy; its input is also the input of the value head."""
 BOUNDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 
 
@@ -61,30 +61,30 @@ class LeRobotModel(nn.Module):
         value_hidden: int = 256,
         log_std_init: float = -1.0,
     ) -> None:
-        """Make the policy and what is added to it.
+        """Build the policy, the Gaussian head and the value head.
 
         Args:
-            policy: LeRobot's name of it: `act`, `smolvla`, …
-            observation_space: What the environment shows.
-            action_dim: Numbers in one action.
-            chunk: Actions executed per decision, at most as many as the policy predicts.
+            policy: LeRobot's name of the policy: `act`, `smolvla`, …
+            observation_space: Observation space of the environment.
+            action_dim: Size of one action.
+            chunk: Actions executed per decision, at most the number that the policy predicts.
             config: Fields of LeRobot's configuration class; input and output features follow from the spaces.
-            keys: LeRobot's name of an input to the environment's, e.g. `{observation.images.top: rgb}`.
-            stats: Normalisation by LeRobot's names, e.g. `{observation.state: {mean: […], std: […]}}`.
-            features: Path of the policy's last layer, for policies this module does not know.
+            keys: Map of LeRobot's input names to the environment's keys, e.g. `{observation.images.top: rgb}`.
+            stats: Normalisation statistics by LeRobot's names, e.g. `{observation.state: {mean: […], std: […]}}`.
+            features: Path of the last layer, for policies that are not in `HEADS`.
             value_hidden: Width of the value head.
-            log_std_init: Logarithm of the standard deviation at the start, in units of normalised actions.
+            log_std_init: Initial logarithm of the standard deviation, in units of normalised actions.
         """
         super().__init__()
         shown = {name: part[0] for name, part in random_observations(observation_space, 1).items()}
         fields = dict(config or {})
-        self._keys = _matched_keys(fields.get("input_features"), keys, shown)
+        self._keys = _match_keys(fields.get("input_features"), keys, shown)
         cls = _policy_class(policy)
         self._chunked = chunk != 1
         self._chunk = chunk
         settings = _settings(cls.config_class, fields, self._keys, shown, action_dim, chunk)
         self.policy = cls(settings)
-        self._refuse_what_cannot_be_trained(policy, settings, action_dim)
+        self._check_trainable(policy, settings, action_dim)
         self.normalization = _Normalization(settings, stats or {})
         self._head = features or HEADS.get(policy, "")
         width = self._last_layer(policy).in_features
@@ -93,27 +93,25 @@ class LeRobotModel(nn.Module):
         with torch.no_grad():
             self.gaussian.log_std.add_(self.normalization.scale_of(ACTION, action_dim).log())
 
-    # -------------------------------------------------------------------------------------------- files of LeRobot
-
     @classmethod
     def checkpoint_config(cls, path: str) -> dict[str, Any]:
-        """Policy, its configuration and its statistics, from the files `save_pretrained` wrote."""
+        """Policy name, configuration and statistics from the files that `save_pretrained` wrote."""
         from palaestra.policy.vla.loading import read_weights
 
         place = Path(path).expanduser()
         directory = place if place.is_dir() else place.parent
-        described = directory / "config.json"
-        if not described.is_file():
+        config_file = directory / "config.json"
+        if not config_file.is_file():
             return {}
         try:
-            fields = dict(json.loads(described.read_text(encoding="utf-8")))
+            fields = dict(json.loads(config_file.read_text(encoding="utf-8")))
             policy = str(fields.pop("type"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"its config.json is not LeRobot's ({type(error).__name__}: {error})"
             remedy = "Name a directory that LeRobot's save_pretrained wrote"
             raise ConfigError("policy.vla_config.model_path", path, reason, remedy) from None
         if "pretrained_backbone_weights" in fields:
-            fields["pretrained_backbone_weights"] = None  # the file brings every weight, nothing is downloaded
+            fields["pretrained_backbone_weights"] = None  # the file contains all weights; download nothing
         stats: dict[str, dict[str, Any]] = {}
         for file in sorted(directory.glob("*normalizer_processor.safetensors")):
             for name, tensor in read_weights(file).items():
@@ -122,55 +120,54 @@ class LeRobotModel(nn.Module):
         return {"policy": policy, "config": fields, **({"stats": stats} if stats else {})}
 
     def checkpoint_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """LeRobot's names, below `policy`."""
+        """LeRobot's tensors under the prefix `policy`."""
         return {f"policy.{name}": value for name, value in tensors.items()}
-
-    # -------------------------------------------------------------------------------------------- VLAModelInterface
 
     def forward(
         self, observations: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Actions drawn around the policy's."""
-        mean, _ = self._answer(observations)
+        """Sample actions around the policy's prediction."""
+        mean, _ = self._predict(observations)
         return self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
 
     def get_value(self, observations: TensorDict) -> Tensor:
         """Values `[B, 1]`."""
-        return self._answer(observations)[1]
+        return self._predict(observations)[1]
 
     def evaluate_actions(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-density and entropy."""
-        return self.gaussian.evaluate(self._answer(observations)[0], actions)
+        """Log-density and entropy of actions."""
+        return self.gaussian.evaluate(self._predict(observations)[0], actions)
 
     def act(
         self, observations: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Action, log-density and value in one pass."""
-        mean, value = self._answer(observations)
+        mean, value = self._predict(observations)
         actions = self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
         return actions, self.gaussian.evaluate(mean, actions)[0], value
 
     def evaluate(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-density, entropy and value in one pass."""
-        mean, value = self._answer(observations)
+        mean, value = self._predict(observations)
         return *self.gaussian.evaluate(mean, actions), value
 
-    def _answer(self, observations: TensorDict) -> tuple[Tensor, Tensor]:
-        """The policy's actions in the environment's units, and the value of what its last layer saw."""
-        seen: list[Tensor] = []
-        # The hook lives for one call: a module that keeps a function cannot be sent to another process.
-        watch = self.policy.get_submodule(self._head).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    def _predict(self, observations: TensorDict) -> tuple[Tensor, Tensor]:
+        """The policy's actions in the environment's units, and the values."""
+        inputs: list[Tensor] = []
+        # The hook exists for one call: a module that keeps a function cannot be sent to another process.
+        layer = self.policy.get_submodule(self._head)
+        hook = layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
         try:
-            chunk = self._predicted(self._batch(observations))
+            chunk = self._predict_chunk(self._build_batch(observations))
         finally:
-            watch.remove()
-        features = seen[-1].float()
+            hook.remove()
+        features = inputs[-1].float()
         value: Tensor = self.value_head(features.flatten(1, -2).mean(1) if features.ndim > 2 else features)
-        chunk = self.normalization.undone(ACTION, chunk.float())
+        chunk = self.normalization.denormalize(ACTION, chunk.float())
         return (chunk[:, : self._chunk] if self._chunked else chunk[:, 0]), value
 
-    def _predicted(self, batch: dict[str, Tensor]) -> Tensor:
-        # LeRobot decorates it with no_grad; what is inside differentiates.
+    def _predict_chunk(self, batch: dict[str, Tensor]) -> Tensor:
+        # LeRobot decorates the method with no_grad; the wrapped function is differentiable.
         predict = inspect.unwrap(type(self.policy).predict_action_chunk)
         keywords = {}
         if "noise" in inspect.signature(predict).parameters:
@@ -180,7 +177,7 @@ class LeRobotModel(nn.Module):
         chunk: Tensor = predict(self.policy, batch, **keywords)
         return chunk
 
-    def _batch(self, observations: TensorDict) -> dict[str, Tensor]:
+    def _build_batch(self, observations: TensorDict) -> dict[str, Tensor]:
         batch: dict[str, Tensor] = {}
         for name, key in self._keys.items():
             part = observations[tuple(key.split("/"))]
@@ -190,33 +187,27 @@ class LeRobotModel(nn.Module):
                 batch[TOKENS_MASK] = part != 0
             else:
                 part = part.reshape(len(part), -1).float()
-            batch[name] = self.normalization.applied(name, part)
+            batch[name] = self.normalization.normalize(name, part)
         return batch
 
-    # -------------------------------------------------------------------------------------------- refusals
-
-    def _refuse_what_cannot_be_trained(self, policy: str, settings: Any, action_dim: int) -> None:
+    def _check_trainable(self, policy: str, settings: Any, action_dim: int) -> None:
         if not hasattr(type(self.policy), "predict_action_chunk") or getattr(settings, "n_obs_steps", 1) != 1:
-            raise ConfigError(
-                f"{PLACE}.policy", policy, "it remembers earlier observations, a stored step holds one",
-                "Use a policy with n_obs_steps=1 that predicts chunks, such as act",
-            )  # fmt: skip
+            reason = "it uses earlier observations, a stored step holds one"
+            remedy = "Use a policy with n_obs_steps=1 that predicts chunks, such as act"
+            raise ConfigError(f"{PLACE}.policy", policy, reason, remedy)
         if getattr(settings, "temporal_ensemble_coeff", None) is not None:
-            raise ConfigError(
-                f"{PLACE}.config.temporal_ensemble_coeff", settings.temporal_ensemble_coeff,
-                "averaging over earlier chunks makes an action depend on more than its observation", "Set it to null",
-            )  # fmt: skip
-        found = tuple(settings.output_features[ACTION].shape)
-        if found != (action_dim,):
-            raise ConfigError(
-                f"{PLACE}.config.output_features", f"{ACTION} {found}", f"the environment's have {action_dim} numbers",
-                "Use an environment with the robot the policy was trained for",
-            )  # fmt: skip
+            place, value = f"{PLACE}.config.temporal_ensemble_coeff", settings.temporal_ensemble_coeff
+            reason = "averaging over earlier chunks makes an action depend on more than its observation"
+            raise ConfigError(place, value, reason, "Set it to null")
+        shape = tuple(settings.output_features[ACTION].shape)
+        if shape != (action_dim,):
+            reason = f"the environment's have {action_dim} numbers"
+            remedy = "Use an environment with the robot the policy was trained for"
+            raise ConfigError(f"{PLACE}.config.output_features", f"{ACTION} {shape}", reason, remedy)
         if self._chunk > settings.chunk_size:
-            raise ConfigError(
-                f"{PLACE}.config.chunk_size", settings.chunk_size, f"env.action_chunk executes {self._chunk} actions",
-                f"Set env.action_chunk={settings.chunk_size} or less",
-            )  # fmt: skip
+            reason = f"env.action_chunk executes {self._chunk} actions"
+            remedy = f"Set env.action_chunk={settings.chunk_size} or less"
+            raise ConfigError(f"{PLACE}.config.chunk_size", settings.chunk_size, reason, remedy)
 
     def _last_layer(self, policy: str) -> nn.Linear:
         try:
@@ -225,10 +216,8 @@ class LeRobotModel(nn.Module):
             layer = None
         if not isinstance(layer, nn.Linear):
             linear = [name for name, module in self.policy.named_modules() if isinstance(module, nn.Linear)]
-            raise ConfigError(
-                f"{PLACE}.features", self._head or None, f"is no linear layer of {policy}",
-                f"Name the one that gives the actions, e.g. {', '.join(linear[-3:])}",
-            )  # fmt: skip
+            remedy = f"Name the one that gives the actions, e.g. {', '.join(linear[-3:])}"
+            raise ConfigError(f"{PLACE}.features", self._head or None, f"is no linear layer of {policy}", remedy)
         return layer
 
 
@@ -240,47 +229,43 @@ class _Normalization(nn.Module):
         kinds = {
             name: feature.type for name, feature in {**settings.input_features, **settings.output_features}.items()
         }
-        modes = {_word(kind): _word(mode) for kind, mode in settings.normalization_mapping.items()}
+        modes = {_name(kind): _name(mode) for kind, mode in settings.normalization_mapping.items()}
         for name, kind in kinds.items():
-            mode = modes.get(_word(kind), "IDENTITY")
+            mode = modes.get(_name(kind), "IDENTITY")
             if name in stats and mode != "IDENTITY":
                 offset, scale = _offset_and_scale(name, mode, stats[name])
-                self.register_buffer(_flat(name) + "_offset", offset)
-                self.register_buffer(_flat(name) + "_scale", scale)
+                self.register_buffer(_buffer_name(name) + "_offset", offset)
+                self.register_buffer(_buffer_name(name) + "_scale", scale)
 
-    def applied(self, name: str, value: Tensor) -> Tensor:
+    def normalize(self, name: str, value: Tensor) -> Tensor:
         buffers = dict(self.named_buffers())
-        if _flat(name) + "_scale" not in buffers:
+        if _buffer_name(name) + "_scale" not in buffers:
             return value
-        return (value - buffers[_flat(name) + "_offset"]) / buffers[_flat(name) + "_scale"]
+        return (value - buffers[_buffer_name(name) + "_offset"]) / buffers[_buffer_name(name) + "_scale"]
 
-    def undone(self, name: str, value: Tensor) -> Tensor:
+    def denormalize(self, name: str, value: Tensor) -> Tensor:
         buffers = dict(self.named_buffers())
-        if _flat(name) + "_scale" not in buffers:
+        if _buffer_name(name) + "_scale" not in buffers:
             return value
-        return value * buffers[_flat(name) + "_scale"] + buffers[_flat(name) + "_offset"]
+        return value * buffers[_buffer_name(name) + "_scale"] + buffers[_buffer_name(name) + "_offset"]
 
     def scale_of(self, name: str, size: int) -> Tensor:
-        return dict(self.named_buffers()).get(_flat(name) + "_scale", torch.ones(size))
+        return dict(self.named_buffers()).get(_buffer_name(name) + "_scale", torch.ones(size))
 
 
-def _word(member: Any) -> str:
+def _name(member: Any) -> str:
     return str(getattr(member, "value", member))
 
 
-def _flat(name: str) -> str:
+def _buffer_name(name: str) -> str:
     return name.replace(".", "_")
 
 
 def _offset_and_scale(name: str, mode: str, stats: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     wanted = ("mean", "std") if mode == "MEAN_STD" else BOUNDS[mode]
     if any(statistic not in stats for statistic in wanted):
-        raise ConfigError(
-            f"{PLACE}.stats.{name}",
-            sorted(stats),
-            f"{mode} needs {' and '.join(wanted)}",
-            "Give both, or no statistics",
-        )
+        reason = f"{mode} needs {' and '.join(wanted)}"
+        raise ConfigError(f"{PLACE}.stats.{name}", sorted(stats), reason, "Give both, or no statistics")
     one, two = (torch.as_tensor(stats[statistic], dtype=torch.float32) for statistic in wanted)
     if mode == "MEAN_STD":
         return one, two + 1e-8
@@ -290,19 +275,14 @@ def _offset_and_scale(name: str, mode: str, stats: Mapping[str, Any]) -> tuple[T
     return one + half, half
 
 
-# ------------------------------------------------------------------------------------------------------- LeRobot itself
-
-
 def _policy_class(policy: str) -> Any:
     if not policy.isidentifier():
         raise ConfigError(f"{PLACE}.policy", policy, "is not a name", "Write policy: act")
     try:
         importlib.import_module("lerobot.policies")
     except ImportError as error:
-        raise ConfigError(
-            f"{PLACE}.policy", policy, f"LeRobot cannot be imported ({error})",
-            "Install it: pip install 'palaestra[lerobot]'",
-        ) from error  # fmt: skip
+        reason, remedy = f"LeRobot cannot be imported ({error})", "Install it: pip install 'palaestra[lerobot]'"
+        raise ConfigError(f"{PLACE}.policy", policy, reason, remedy) from error
     try:
         module = importlib.import_module(f"lerobot.policies.{policy}.modeling_{policy}")
     except ModuleNotFoundError as error:
@@ -311,9 +291,9 @@ def _policy_class(policy: str) -> Any:
         else:
             reason, remedy = "LeRobot has no such policy", "Write policy: act"
         raise ConfigError(f"{PLACE}.policy", policy, reason, remedy) from error
-    for found in vars(module).values():
-        if isinstance(found, type) and issubclass(found, nn.Module) and getattr(found, "name", None) == policy:
-            return found
+    for cls in vars(module).values():
+        if isinstance(cls, type) and issubclass(cls, nn.Module) and getattr(cls, "name", None) == policy:
+            return cls
     raise ConfigError(f"{PLACE}.policy", policy, f"{module.__name__} holds no policy of that name", "Write policy: act")
 
 
@@ -325,10 +305,10 @@ def _settings(
     size: int,
     chunk: int,
 ) -> Any:
-    """LeRobot's configuration object: what was given, and features that follow from the spaces."""
+    """LeRobot's configuration object: the given fields, and features that follow from the spaces."""
     types = importlib.import_module("lerobot.configs.types")
     known = {field.name for field in dataclasses.fields(config_class)}
-    values: dict[str, Any] = {**fields, "device": "cpu"}  # whoever owns the model moves it
+    values: dict[str, Any] = {**fields, "device": "cpu"}  # the owner of the model moves it
     for feature_set in ("input_features", "output_features"):
         if fields.get(feature_set):
             values[feature_set] = {
@@ -354,10 +334,8 @@ def _settings(
         values.setdefault("pretrained_backbone_weights", None)  # the default would be downloaded
     for name in values.keys() - known:
         close = closest_names(name, known, count=1)
-        raise ConfigError(
-            f"{PLACE}.config.{name}", values[name], f"{config_class.__name__} has no such field",
-            f"Did you mean {close[0]!r}?" if close else f"Its fields: {', '.join(sorted(known))}",
-        )  # fmt: skip
+        remedy = f"Did you mean {close[0]!r}?" if close else f"Its fields: {', '.join(sorted(known))}"
+        raise ConfigError(f"{PLACE}.config.{name}", values[name], f"{config_class.__name__} has no such field", remedy)
     return config_class(**values)
 
 
@@ -374,10 +352,10 @@ def _shape(name: str, part: Tensor) -> tuple[int, ...]:
     return (part.numel(),)
 
 
-def _matched_keys(
+def _match_keys(
     wanted: Mapping[str, Any] | None, given: Mapping[str, str] | None, shown: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """LeRobot's name of every input to the environment's key."""
+    """Map LeRobot's input names to keys of the environment."""
     images = [key for key, part in shown.items() if part.ndim == 3 and part.shape[-1] in (1, 3)]
     if given is None:
         matched = {f"{IMAGE}s.{key.replace('/', '.')}": key for key in images}
@@ -396,11 +374,9 @@ def _matched_keys(
     if missing or not given:
         first = (missing or [STATE])[0]
         fitting = [key for key in shown if (key in images) == first.startswith(IMAGE)] or list(shown)
-        raise ConfigError(
-            f"{PLACE}.keys", dict(given), f"the policy needs {', '.join(missing) or 'an input'}",
-            f"Say where it comes from, e.g. {{{first}: {fitting[0]}}}; "
-            f"the environment shows {', '.join(shown)}",
-        )  # fmt: skip
+        reason = f"the policy needs {', '.join(missing) or 'an input'}"
+        example = f"{{{first}: {fitting[0]}}}; the environment shows {', '.join(shown)}"
+        raise ConfigError(f"{PLACE}.keys", dict(given), reason, f"Say where it comes from, e.g. {example}")
     return dict(given)
 
 
@@ -409,6 +385,6 @@ def _usual_names(key: str) -> tuple[str, ...]:
         return (STATE,)
     if key in ("environment_state", "object_state"):
         return (ENVIRONMENT,)
-    if key == "observation":  # an environment without keys: all it shows is state, and some policies read it twice
+    if key == "observation":  # no keys: the observation is the state, which some policies read twice
         return (STATE, ENVIRONMENT)
     return (TOKENS,) if key == "language" else ()

@@ -1,6 +1,7 @@
-"""A normal distribution around a model's action: what turns a model that says one action into one that can explore.
+"""Reference models that implement `VLAModelInterface`, and the Gaussian head that makes a regression model explore.
 
-Works on single actions `[B, d]` and on chunks `[B, k, d]`; log-probabilities and entropies lose the last axis.
+`LinearVLA` is the smallest possible model, for tests. `SmallVLA` has the parts of large models under their usual names
+and trains on a laptop.
 """
 
 from __future__ import annotations
@@ -28,21 +29,24 @@ _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class GaussianHead(nn.Module):
-    """Independent normals with one learned standard deviation per number of the action."""
+    """Independent normal distributions around a model's action, with one learned standard deviation per dimension.
+
+    Works on single actions `[B, d]` and on chunks `[B, k, d]`; log-probabilities and entropies lose the last axis.
+    """
 
     def __init__(self, action_dim: int, log_std_init: float = -1.0) -> None:
         super().__init__()
         self.log_std = nn.Parameter(torch.full((action_dim,), float(log_std_init)))
 
     def sample(self, mean: Tensor, *, deterministic: bool = False, generator: torch.Generator | None = None) -> Tensor:
-        """The mean, or a draw around it."""
+        """Sample around the mean; `deterministic` returns the mean."""
         if deterministic:
             return mean
         noise = torch.empty_like(mean).normal_(generator=generator)
         return mean + self.log_std.exp() * noise
 
     def evaluate(self, mean: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-density and entropy, one per action."""
+        """Log-density and entropy of each action."""
         z = (actions - mean) * (-self.log_std).exp()
         log_prob = (-0.5 * z * z - self.log_std - _LOG_SQRT_2PI).sum(-1)
         entropy = (self.log_std + (0.5 + _LOG_SQRT_2PI)).sum().expand_as(log_prob)
@@ -50,7 +54,7 @@ class GaussianHead(nn.Module):
 
 
 class LinearVLA(nn.Module):
-    """Every number of every observation, through one layer, into actions and a value."""
+    """One hidden layer over all numbers of an observation, with linear heads for action and value."""
 
     def __init__(
         self, observation_space: gymnasium.Space[Any], action_dim: int, chunk: int = 1, hidden: int = 8
@@ -73,7 +77,7 @@ class LinearVLA(nn.Module):
     def forward(
         self, observations: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Actions drawn around the head's output."""
+        """Sample actions around the head's output."""
         return self.gaussian.sample(self._mean(observations), deterministic=deterministic, generator=generator)
 
     def get_value(self, observations: TensorDict) -> Tensor:
@@ -82,7 +86,7 @@ class LinearVLA(nn.Module):
         return value
 
     def evaluate_actions(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-density and entropy."""
+        """Log-density and entropy of actions."""
         return self.gaussian.evaluate(self._mean(observations), actions)
 
 
@@ -98,11 +102,16 @@ def _leaves(observations: TensorDict) -> list[Tensor]:
 
 
 _PATCH = 4
-"""Pixels of the picture per cell of the grid, along each axis."""
+"""Side of a grid cell in pixels."""
 
 
 class SmallVLA(nn.Module):
-    """Pictures, words and proprioception to actions `[B, action_dim]`, or chunks of them `[B, chunk, action_dim]`."""
+    """Images, words and proprioception to actions `[B, action_dim]`, or chunks of them `[B, chunk, action_dim]`.
+
+    `vision_encoder` turns the image into a grid of features, `language_encoder` the instruction into a vector, which
+    scales and shifts the features (FiLM). Attention maps over the result locate the objects. Positions, words and
+    proprioception are the input of `action_head` (the mean of a normal distribution) and `value_head`.
+    """
 
     def __init__(
         self,
@@ -119,27 +128,26 @@ class SmallVLA(nn.Module):
         log_std_init: float = -1.0,
         freeze_vision_encoder: bool = False,
     ) -> None:
-        """Every size is a keyword, so that a configuration can name it.
+        """All sizes are keywords, so that a configuration can set them.
 
         Args:
-            action_dim: Numbers in one action.
+            action_dim: Size of one action.
             chunk: Actions per decision.
-            image_size: Side of the square picture in pixels, a multiple of 4.
-            depth: Also look at `depth`, as a fourth colour.
-            proprio: Numbers in `proprio`.
-            vocabulary: Word numbers are below this.
-            channels: Features per cell of the grid.
-            maps: Attention maps, hence places the model can keep track of at once.
-            width: Of the hidden layers.
-            log_std_init: Logarithm of the standard deviation of actions at the start.
-            freeze_vision_encoder: Keep `vision_encoder` as it is loaded.
+            image_size: Side of the square image in pixels, a multiple of 4.
+            depth: Use `depth` as a fourth channel.
+            proprio: Size of `proprio`.
+            vocabulary: Number of word ids.
+            channels: Features per grid cell.
+            maps: Number of attention maps, hence of positions the model can track.
+            width: Width of the hidden layers.
+            log_std_init: Initial logarithm of the standard deviation.
+            freeze_vision_encoder: Do not train `vision_encoder`.
         """
         super().__init__()
         if image_size % _PATCH or image_size < 4 * _PATCH:
-            raise ConfigError(
-                "model_config.image_size", image_size, f"the grid has cells of {_PATCH} pixels",
-                f"Use a multiple of {_PATCH}, at least {4 * _PATCH}",
-            )  # fmt: skip
+            remedy = f"Use a multiple of {_PATCH}, at least {4 * _PATCH}"
+            reason = f"the grid has cells of {_PATCH} pixels"
+            raise ConfigError("model_config.image_size", image_size, reason, remedy)
         self._depth, self._image_size = depth, image_size
         self._shape = (action_dim,) if chunk == 1 else (chunk, action_dim)
         self.vision_encoder = _VisionEncoder(4 if depth else 3, channels)
@@ -158,61 +166,61 @@ class SmallVLA(nn.Module):
     def forward(
         self, observations: Observations, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Actions drawn from the policy, or its mean."""
-        mean = self._mean(self._fused(observations))
+        """Sample actions; `deterministic` returns their mean."""
+        mean = self._mean(self._fuse(observations))
         return self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
 
     def get_value(self, observations: Observations) -> Tensor:
         """Values `[B, 1]`."""
-        value: Tensor = self.value_head(self._fused(observations))
+        value: Tensor = self.value_head(self._fuse(observations))
         return value
 
     def evaluate_actions(self, observations: Observations, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-density and entropy `[B]`, or `[B, chunk]`: one per action, so that only executed ones need count."""
-        return self.gaussian.evaluate(self._mean(self._fused(observations)), actions)
+        """Log-density and entropy `[B]`, or `[B, chunk]`, one per action."""
+        return self.gaussian.evaluate(self._mean(self._fuse(observations)), actions)
 
     def act(
         self, observations: Observations, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions, their log-density and the values, in one pass."""
-        fused = self._fused(observations)
+        """Actions, their log-density and values, in one pass."""
+        fused = self._fuse(observations)
         mean = self._mean(fused)
         actions = self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
         return actions, self.gaussian.evaluate(mean, actions)[0], self.value_head(fused)
 
     def evaluate(self, observations: Observations, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-density, entropy and values, in one pass."""
-        fused = self._fused(observations)
+        fused = self._fuse(observations)
         return *self.gaussian.evaluate(self._mean(fused), actions), self.value_head(fused)
 
     def _mean(self, fused: Tensor) -> Tensor:
         mean: Tensor = self.action_head(fused)
         return mean.view(-1, *self._shape)
 
-    def _fused(self, observations: Observations) -> Tensor:
-        """Everything the heads see: places, what is there, the words, and the robot itself."""
+    def _fuse(self, observations: Observations) -> Tensor:
+        """The input of the heads: positions, image features, words and proprioception."""
         words = self.language_encoder(observations["language"])
         grid = self.vision_encoder(self._picture(observations))
         scale, shift = self.film(words).unsqueeze(1).chunk(2, -1)
         grid = torch.addcmul(grid + shift, grid, scale).relu_()
         where = self.attention(grid).transpose(1, 2).softmax(-1)
-        # The centre of mass of each map, in the coordinates of the picture: finer than a cell of the grid.
-        places = where @ self.get_buffer("_places")
-        return torch.cat((places.flatten(1), grid.mean(1), words, observations["proprio"]), -1)
+        # The centre of mass of each map in image coordinates, which is finer than a grid cell.
+        positions = where @ self.get_buffer("_places")
+        return torch.cat((positions.flatten(1), grid.mean(1), words, observations["proprio"]), -1)
 
     def _picture(self, observations: Observations) -> Tensor:
-        """Colours (and heights) from 0 to 255, channels first."""
+        """Colours (and depth) from 0 to 255, channels first."""
         rgb: Tensor = observations["rgb"].permute(0, 3, 1, 2)
-        # Rearranged while still bytes; channels-last is the order CPU convolutions like best.
+        # Rearranged while still bytes; channels-last is the fastest layout for CPU convolutions.
         picture = rgb.contiguous(memory_format=torch.channels_last).float()
         if self._depth:
-            # Heights are below a fifth of the table's side; times 255 * 4 they are as large as the colours.
+            # Depths are below a fifth of the table's side; times 255 * 4 they are as large as the colours.
             picture = torch.cat((picture, observations["depth"].unsqueeze(1) * 1020.0), 1)
         return picture
 
 
 class _VisionEncoder(nn.Module):
-    """Features of each cell of the grid, `[B, cells, channels]`."""
+    """Features of each grid cell, `[B, cells, channels]`."""
 
     def __init__(self, colours: int, channels: int) -> None:
         super().__init__()
@@ -220,7 +228,7 @@ class _VisionEncoder(nn.Module):
         self.mix = nn.Linear(channels, channels)
 
     def forward(self, picture: Tensor) -> Tensor:
-        # 1/255 goes into the weights: they are smaller than the batch.
+        # Scale the weights by 1/255 instead of the pixels: they are smaller than the batch.
         weight = self.patches.weight * (1.0 / 255.0)
         patches = nn.functional.conv2d(picture, weight, self.patches.bias, self.patches.stride)
         mixed: Tensor = self.mix(patches.permute(0, 2, 3, 1).flatten(1, 2).relu())
@@ -228,7 +236,7 @@ class _VisionEncoder(nn.Module):
 
 
 class _WordBag(nn.Module):
-    """The mean of the words' vectors, then a layer: instructions differ in their words, never in the order alone."""
+    """Mean of the word embeddings, then a layer; the order of the words does not matter."""
 
     def __init__(self, vocabulary: int, size: int) -> None:
         super().__init__()
@@ -244,6 +252,6 @@ class _WordBag(nn.Module):
 def _head(inputs: int, width: int, outputs: int) -> nn.Sequential:
     last = nn.Linear(width, outputs)
     with torch.no_grad():
-        last.weight.mul_(0.1)  # nothing is preferred at the start
+        last.weight.mul_(0.1)  # start near zero
         last.bias.zero_()
     return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), last)
