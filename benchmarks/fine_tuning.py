@@ -25,7 +25,7 @@ HELD_OUT = 5_000_000
 """Scenes from this seed on; training draws from others."""
 
 
-def solved(trainer, config, episodes: int) -> int:
+def count_solved(trainer, config, episodes: int) -> int:
     env = make_env(config.env.model_copy(update={"num_envs": 20, "vectorization": "in_process"}))
     try:
         found = evaluate(trainer.policy, env, episodes=episodes, seed=HELD_OUT)
@@ -39,11 +39,11 @@ def measure(name: str, seed: int, settings: list[str], episodes: int) -> dict[st
     config = load_config(ROOT / "configs" / "vla" / f"{name}.yaml", settings, seed=seed)
     trainer = build_trainer(config)
     try:
-        before = solved(trainer, config, episodes)
+        before = count_solved(trainer, config, episodes)
         began = time.perf_counter()
         history = trainer.train(config.total_timesteps, config.rollout_length)
         seconds = time.perf_counter() - began
-        after = solved(trainer, config, episodes)
+        after = count_solved(trainer, config, episodes)
     finally:
         trainer.env.close()
     staleness = float(np.mean([metrics["staleness"] for metrics in history]))

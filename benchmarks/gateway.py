@@ -101,7 +101,7 @@ class Way:
     """One way to a session: the requests of one step of an agent, and how long each took."""
 
     def __init__(self, name: str, port: int, opened: str, prefix: str, token: str) -> None:
-        self.name, self._port, self._id, self._prefix, self._token = name, port, opened, prefix, token
+        self.name, self._port, self._id, self._prefix, self._token = name, port, open_session, prefix, token
         self.seconds: dict[str, list[float]] = {"progress": [], "act": [], "screenshot": []}
         self._step = 0
 
@@ -140,7 +140,7 @@ def quantiles_ms(seconds: list[float]) -> dict[str, float]:
     }
 
 
-async def opened(port: int, *, token: str = "") -> str:
+async def open_session(port: int, *, token: str = "") -> str:
     connection = await Connection.open(port)
     status, body = await connection.ask(request("POST", "/sessions", {} if not token else {"ttl_s": 60}, token=token))
     assert status == 201, body
@@ -150,9 +150,11 @@ async def opened(port: int, *, token: str = "") -> str:
 
 async def compare(server_port: int, gateway_port: int, *, steps: int, concurrency: int) -> dict[str, Any]:
     """Steps straight and through the gateway, in turns; at a concurrency of n, n agents at once on either way."""
-    straight = [Way("straight", server_port, await opened(server_port), "/sessions", "") for _ in range(concurrency)]
+    straight = [
+        Way("straight", server_port, await open_session(server_port), "/sessions", "") for _ in range(concurrency)
+    ]
     through = [
-        Way("through", gateway_port, await opened(gateway_port, token=TOKEN), "/proxy", TOKEN)
+        Way("through", gateway_port, await open_session(gateway_port, token=TOKEN), "/proxy", TOKEN)
         for _ in range(concurrency)
     ]
     await asyncio.gather(*(way.begin() for way in (*straight, *through)))
@@ -208,7 +210,7 @@ def markdown(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-async def measured(options: argparse.Namespace) -> dict[str, Any]:
+async def run_benchmark(options: argparse.Namespace) -> dict[str, Any]:
     machine = facts()
     with tempfile.TemporaryDirectory() as state:
         settings = ["port=0", "servers=1", "warm=0", f"state_dir={state}", f"server_command={json.dumps(FAKE)}"]
@@ -235,7 +237,7 @@ def main() -> None:
     parser.add_argument("--openings", type=int, default=300)
     parser.add_argument("--dry", action="store_true", help="print the tables and write nothing")
     options = parser.parse_args()
-    result = asyncio.run(measured(options))
+    result = asyncio.run(run_benchmark(options))
     if not options.dry:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "gateway.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -85,7 +85,7 @@ class Gateway:
         return time.perf_counter() - begin
 
     async def spares(self, wanted: int) -> None:
-        """Wait until so many pods wait."""
+        """Wait until this many spare pods are ready."""
         assert self._client is not None
         while True:
             async with self._client.get(f"{self.url}/metrics") as response:
@@ -112,7 +112,7 @@ class Gateway:
             closed.append(await self.close(session_id))
             await _silent(address)
             silent.append(time.perf_counter() - begin)
-        return {"open_s": _rounded(opened), "close_s": _rounded(closed), "silent_s": _rounded(silent)}
+        return {"open_s": _round_all(opened), "close_s": _round_all(closed), "silent_s": _round_all(silent)}
 
     async def parallel(self, number: int) -> dict[str, Any]:
         """Sessions opened at once and closed at once, and what each pod holds while all are open on a page."""
@@ -125,7 +125,7 @@ class Gateway:
         begin = time.perf_counter()
         await asyncio.gather(*(self.close(session_id) for session_id, _ in opened))
         return {
-            "number": number, "open_s": _rounded([seconds for _, seconds in opened]), "all_open_s": round(all_s, 3),
+            "number": number, "open_s": _round_all([seconds for _, seconds in opened]), "all_open_s": round(all_s, 3),
             "all_closed_s": round(time.perf_counter() - begin, 3), "memory_mb": memory,
         }  # fmt: skip
 
@@ -159,11 +159,11 @@ class Gateway:
         pod = (self.pod(session_id)["status"]["podIP"], 8000)
         ways = {
             "through": (
-                await _connected(host, int(port)),
+                await _connect(host, int(port)),
                 f"/proxy/{session_id}/act",
                 {"token": self._token, "session_token": self._session_tokens[session_id]},
             ),
-            "straight": (await _connected(*pod), "/act", {}),
+            "straight": (await _connect(*pod), "/act", {}),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         number, before = 0, b""
@@ -183,7 +183,7 @@ class Gateway:
         for connection, _, _ in ways.values():
             await connection.close()
         await self.close(session_id)
-        return {f"{name}_ms": _rounded([1000 * one for one in found]) for name, found in seconds.items()}
+        return {f"{name}_ms": _round_all([1000 * one for one in found]) for name, found in seconds.items()}
 
     async def episodes(self) -> list[dict[str, Any]]:
         """One solved episode of each task, played through the gateway's client."""
@@ -195,7 +195,7 @@ class Gateway:
                 ("miniwob/click-button", {}),
             ):  # fmt: skip
                 session = await client.open()
-                progress, steps = await _solved(session, TaskRequest(task, 3, params))
+                progress, steps = await _solve_task(session, TaskRequest(task, 3, params))
                 await session.close()
                 assert progress.success, (task, progress)
                 found.append({"task": task, "steps": steps, "reward": progress.reward, "success": progress.success})
@@ -204,23 +204,23 @@ class Gateway:
         return found
 
 
-async def _connected(host: str, port: int) -> Connection:
+async def _connect(host: str, port: int) -> Connection:
     return Connection(*await asyncio.open_connection(host, port, limit=1 << 20))
 
 
 async def _silent(address: str) -> None:
-    """Wait until nobody listens there: the cluster forgets a pod sooner than the node ends it."""
+    """Wait until nothing listens there: the cluster forgets a pod before the node ends it."""
     while True:
         try:
             async with asyncio.timeout(0.2):
-                connection = await _connected(address, 8000)
+                connection = await _connect(address, 8000)
             await connection.close()
         except OSError:
             return
         await asyncio.sleep(0.02)
 
 
-async def _solved(session: SessionClient, task: TaskRequest) -> tuple[Progress, int]:
+async def _solve_task(session: SessionClient, task: TaskRequest) -> tuple[Progress, int]:
     spec = await session.reset(task)
     actions = _actions(task, spec.instruction)
     for number, action in enumerate(actions, start=1):
@@ -249,7 +249,7 @@ def _actions(task: TaskRequest, told: str) -> list[UiAction]:
     return actions
 
 
-def _rounded(seconds: list[float]) -> list[float]:
+def _round_all(seconds: list[float]) -> list[float]:
     return [round(one, 3) for one in seconds]
 
 
@@ -267,8 +267,8 @@ async def _outside(options: argparse.Namespace, *, warm: int) -> AsyncIterator[G
         yield gateway
 
 
-async def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything, one after the other."""
+async def run_benchmark(options: argparse.Namespace) -> dict[str, Any]:
+    """Run all measurements, one after the other."""
     node = kubectl("get", "nodes", "--output", "json")["items"][0]["status"]
     result: dict[str, Any] = {
         "machine": facts(),
@@ -296,7 +296,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write what was found."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image", required=True, help="the session image, as the nodes know it")
     parser.add_argument("--namespace", default="palaestra")
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--dry", action="store_true", help="print the tables and write nothing")
     options = parser.parse_args()
-    result = asyncio.run(measured(options))
+    result = asyncio.run(run_benchmark(options))
     if not options.dry:
         (RESULTS / "kubernetes.json").write_text(json.dumps(result) + "\n")
         (RESULTS / "kubernetes.md").write_text(markdown(result))

@@ -88,7 +88,7 @@ def run_once(config: RunConfig, steps: int, score: str) -> dict[str, Any]:
         began, worked = time.perf_counter(), time.process_time()
         trainer.train(steps, config.rollout_length, callback=note)
         seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - worked
-        final = _evaluated(trainer, config) if score == "evaluation" else list(trainer.episode_rewards)
+        final = _evaluate_policy(trainer, config) if score == "evaluation" else list(trainer.episode_rewards)
     finally:
         trainer.env.close()
     return {
@@ -97,11 +97,11 @@ def run_once(config: RunConfig, steps: int, score: str) -> dict[str, Any]:
         "training_return": curve[-1][1],
         "seconds": round(seconds, 2),
         "cpu_seconds": round(cpu_seconds, 2),
-        "curve": [[at, round(value, 3)] for at, value in _thinned(curve)],
+        "curve": [[at, round(value, 3)] for at, value in _decimate(curve)],
     }
 
 
-def _evaluated(trainer: Trainer, config: RunConfig) -> tuple[float, ...]:
+def _evaluate_policy(trainer: Trainer, config: RunConfig) -> tuple[float, ...]:
     env = make_env(config.env.model_copy(update={"num_envs": 10, "vectorization": "in_process"}))
     try:
         return evaluate(trainer.policy, env, episodes=EPISODES, seed=config.trainer.seed + EVAL_SEED).returns
@@ -109,7 +109,7 @@ def _evaluated(trainer: Trainer, config: RunConfig) -> tuple[float, ...]:
         env.close()
 
 
-def _thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _decimate(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
     stride = max(1, math.ceil(len(curve) / CURVE_POINTS))
     return curve[::-1][::stride][::-1]  # the last point always stays
 

@@ -29,7 +29,7 @@ def facts() -> dict[str, Any]:
 
 
 def load() -> float:
-    """Processes that wanted a core over the last minute; above 0.3 before a run, timings are shared with somebody."""
+    """Processes that wanted a core over the last minute; above 0.3 before a run, timings are disturbed by other processes."""
     return round(os.getloadavg()[0], 2)
 
 

@@ -57,8 +57,8 @@ class Run:
     steps: int
 
 
-def timed(trainer: Trainer, updates: int, rollout_length: int) -> Run:
-    """Train for so many updates and look at the clock after each."""
+def time_training(trainer: Trainer, updates: int, rollout_length: int) -> Run:
+    """Train for a number of updates and record the time after each."""
     moments: list[float] = []
     parts: list[tuple[float, float]] = []
 
@@ -84,7 +84,7 @@ def in_turns(
     found: dict[str, list[Run]] = {name: [] for name in make}
     for turn in range(rounds):
         for name in list(make)[:: 1 if turn % 2 == 0 else -1]:
-            found[name].append(timed(make[name](), updates, rollout_length))
+            found[name].append(time_training(make[name](), updates, rollout_length))
     return found
 
 
@@ -116,7 +116,7 @@ def row(found: dict[str, list[Run]], **about: Any) -> dict[str, Any]:
 @functools.cache
 def computed_per_minibatch(num_envs: int) -> float:
     """Seconds that a minibatch takes beyond its sleep: what it really computes."""
-    run = timed(slow_trainer(0.02, 0.0, num_envs=num_envs, background=False), 6, STEPS)
+    run = time_training(slow_trainer(0.02, 0.0, num_envs=num_envs, background=False), 6, STEPS)
     return run.learn / EPOCHS
 
 
@@ -150,7 +150,7 @@ def slow(rounds: int) -> list[dict[str, Any]]:
 
 
 def batch(rounds: int) -> list[dict[str, Any]]:
-    """One environment, then four behind the same inference; a minibatch takes as long whatever its rows."""
+    """One environment, then four behind the same inference; a minibatch takes the same time for any number of rows."""
     return [
         row(in_turns(_slow_pair(0.1, 1.0, num_envs), 5, STEPS, rounds), seconds=0.1, num_envs=num_envs)
         for num_envs in (1, 4)
@@ -173,7 +173,7 @@ def busy(rounds: int) -> list[dict[str, Any]]:
             for name, collector in (("sync", None), ("thread", "thread"), ("process", "process"))
         }
         length = load_config(ROOT / "configs" / f"{config}.yaml", list(settings)).rollout_length
-        timed(makers["sync"](), 2, length)  # kernels compile once, for nobody's account
+        time_training(makers["sync"](), 2, length)  # compile the kernels before measuring
         load = machine.load()
         found.append(row(in_turns(makers, 12, length, rounds), title=title, load=load))
     return found

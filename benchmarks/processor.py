@@ -28,7 +28,7 @@ class ProcessorTime:
     def __init__(self) -> None:
         self._before, self._busy = _own(), _busy_s()
 
-    def used(self) -> Used:
+    def read(self) -> Used:
         now, busy = _own(), _busy_s() - self._busy
         spent = {"browsers": 0.0, "ours": 0.0}
         for pid, (kind, seconds) in now.items():

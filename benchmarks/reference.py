@@ -298,13 +298,13 @@ def configuration_page() -> str:
 def _table(section: type[Section]) -> str:
     rows = ["| key | default | what it does |", "| --- | --- | --- |"]
     for name, field in section.model_fields.items():
-        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        default = "required" if field.is_required() else _format_default(field.get_default(call_default_factory=True))
         text = " ".join((field.description or "").split()).replace("|", "\\|")
         rows.append(f"| `{name}` | {default} | {text} |")
     return "\n".join(rows) + "\n"
 
 
-def _shown(value: object) -> str:
+def _format_default(value: object) -> str:
     plain = {None: "null", True: "true", False: "false"}
     if isinstance(value, tuple):
         value = list(value)

@@ -110,7 +110,7 @@ async def _stream(home: Home, seconds: float) -> dict[str, Any]:
         followers = [asyncio.create_task(follow(supervisor, run_id)) for run_id in runs]
         for run_id in runs:
             await reaches(supervisor, run_id, Phase.STARTING)
-        # All of them wait for it: nobody is late because another was still being launched.
+        # All of them wait for it, so that none is late because another was still being launched.
         start.touch()
         await asyncio.gather(*followers)
     late.sort()

@@ -72,7 +72,7 @@ def load(place: Path, speak: str, seconds: float) -> dict[str, Any]:
         with lock:
             late.extend(now - record.time for record in records)
 
-    # Each tenth update ends an episode. In an event file every number is an event of its own.
+    # Each tenth update ends an episode. In an event file every number is a separate event.
     rate = PER_SECOND / (4.2 if speak == "tensorboard" else 1.1)
     updates = int(seconds * rate)
     attempts = {f"{speak}{i}": Attempt(place / f"{speak}{i}" / "attempt_1") for i in range(RUNS)}

@@ -1,4 +1,4 @@
-"""Who runs when: every contender is a process of its own, round robin, so that a slow minute hits everybody alike.
+"""Order of the runs: every contender is a separate process, round robin, so that a slow minute affects all of them.
 
 Two lanes. "one core": pinned to a single core with one thread. "two cores": free to use two; there SB3 runs with one
 and with two torch threads, ours too where the network is large enough to gain by it, and the better result counts.
@@ -76,7 +76,7 @@ class Bench:
             if w.name == "cartpole":
                 yield Entry("ours", lane, "global")
             for rival in w.rivals:
-                # A smoke run asks whether everybody still runs; once is enough for that.
+                # A smoke run only checks that every contender runs, so once is enough.
                 if rival not in self.missing and (rival == "sb3" or lane == self.lanes[0] or not self.quick):
                     yield Entry(rival, lane)
                 if rival == "sb3" and lane == "two cores" and rival not in self.missing:
@@ -108,7 +108,7 @@ class Bench:
         # The scratch directory is where simulators leave their logs.
         environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads))
         environment |= {"XDG_CACHE_HOME": str(scratch), "PYTHONPATH": str(self.root), "PYTHONWARNINGS": "ignore"}
-        # XLA has thread pools of its own, which the pinned lane confines to one core.
+        # XLA has its own thread pools, which the pinned lane confines to one core.
         environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}
         try:
             done = subprocess.run(

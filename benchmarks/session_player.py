@@ -18,30 +18,30 @@ from palaestra.sessions.session import Session
 from palaestra.sessions.suites import make_task
 from palaestra.sessions.task import TaskRequest, TaskSpec
 
-__all__ = ["asked", "expected", "play"]
+__all__ = ["expected_outcome", "play", "task_request"]
 
 _PICTURES = ("miniwob/click-test", "miniwob/focus-text")
 _STAGE = (3, 52, 157, 207)
-"""Where MiniWoB's pages put what is to be clicked: below the instruction, inside the frame."""
+"""Where MiniWoB pages have the elements to click: below the instruction, inside the frame."""
 
 
-def asked(episode: int) -> TaskRequest:
+def task_request(episode: int) -> TaskRequest:
     """The task of an episode: in turn two of MiniWoB's and the rungs of the ladder."""
     if episode % 4 in (1, 3):
         return TaskRequest(_PICTURES[episode % 4 // 2], episode)
     return TaskRequest("click_target/button", episode, {"difficulty": 1 + episode // 4 % 8})
 
 
-def expected(episode: int) -> str:
+def expected_outcome(episode: int) -> str:
     """What must come of it; one episode in ten is given up."""
     return "failed" if episode % 10 == 9 else "solved"
 
 
 async def play(session: Session, episode: int) -> str:
     """One episode to its end; `solved` or `failed` by the verifier's word."""
-    spec = await session.reset(asked(episode))
+    spec = await session.reset(task_request(episode))
     at = _target(spec, await session.screenshot())
-    last: UiAction = Terminate(success=False) if expected(episode) == "failed" else Click(at)
+    last: UiAction = Terminate(success=False) if expected_outcome(episode) == "failed" else Click(at)
     await session.act(Move(Point(1, 1)), step=1)
     step = await session.act(last, step=2)
     if not step.progress.done:

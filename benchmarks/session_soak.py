@@ -33,7 +33,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks import machine, session_watch
-from benchmarks.session_player import expected, play
+from benchmarks.session_player import expected_outcome, play
 from palaestra.errors import SessionFailed
 from palaestra.gateway.config import TOKEN_VARIABLE
 from palaestra.sessions.gateway_client import GatewayClient
@@ -104,7 +104,7 @@ class Soak:
             self._kill_when_due(sum(map(len, self.ledger.outcomes.values())), rng)
 
     async def _attempt(self, episode: int) -> str | None:
-        """The verifier's word; None when the environment failed, which is nobody's result."""
+        """The result of the verifier; None if the session failed."""
         try:
             session = await self.client.open()
         except SessionFailed as failure:
@@ -149,7 +149,7 @@ class Soak:
 
 
 @contextlib.asynccontextmanager
-async def started(plan: Plan, directory: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def start_gateway(plan: Plan, directory: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     settings = {
         "port": 0, "servers": plan.servers, "warm": plan.warm, "max_sessions": plan.concurrent,
         "state_dir": str(directory / "state"), "stop_with_stdin": True,
@@ -179,7 +179,7 @@ async def counts(url: str) -> dict[str, int]:
     return {name: int(value) for name, value in found}
 
 
-async def settled(soak: Soak, url: str, within_s: float) -> session_watch.Below:
+async def wait_until_settled(soak: Soak, url: str, within_s: float) -> session_watch.Below:
     """What runs once every server and every browser's reserve is back, and everything else is gone."""
     end = time.monotonic() + within_s
     while True:
@@ -192,20 +192,20 @@ async def settled(soak: Soak, url: str, within_s: float) -> session_watch.Below:
 
 
 FRESH_RENDERERS = 2
-"""Of a browser that nobody is in: the page it was started with, and one context in reserve."""
+"""Pages and contexts of an idle browser: its first page and one spare context."""
 
 
-async def soaked(plan: Plan) -> dict[str, Any]:
+async def run_soak(plan: Plan) -> dict[str, Any]:
     """The whole of it, and the checks."""
     directory = Path(tempfile.mkdtemp(prefix="palaestra-soak-"))
     begin = time.monotonic()
     try:
-        async with started(plan, directory) as (gateway, url):
+        async with start_gateway(plan, directory) as (gateway, url):
             soak = Soak(plan, gateway, GatewayClient(url, token=TOKEN, rng=random.Random(plan.seed)))
             try:
                 await soak.run()
                 took = time.monotonic() - begin
-                found = await settled(soak, url, 60.0)
+                found = await wait_until_settled(soak, url, 60.0)
                 still_open = [name for server in found.servers for name in session_watch.sessions_on(server)]
                 totals = await counts(url)
             finally:
@@ -228,7 +228,7 @@ async def soaked(plan: Plan) -> dict[str, Any]:
         "renderers_of_idle_browsers": found.renderers_by_browser(), "processes_seen": len(soak.seen),
     }  # fmt: skip
     checks = {
-        "every episode came to exactly one end, the one foretold": _accounted(soak.ledger, plan),
+        "every episode came to exactly one end, the one foretold": _has_all_outcomes(soak.ledger, plan),
         "the gateway opened as many sessions as the players were given": totals["sessions_created_total"]
         == soak.ledger.opened,
         "each was closed by its player or lost with its server, none forgotten": totals["sessions_reaped_total"] == 0
@@ -247,8 +247,8 @@ async def soaked(plan: Plan) -> dict[str, Any]:
     return facts | {"checks": checks, "failed_checks": [name for name, passed in checks.items() if not passed]}
 
 
-def _accounted(ledger: Ledger, plan: Plan) -> bool:
-    return ledger.outcomes == {episode: [expected(episode)] for episode in range(plan.episodes)}
+def _has_all_outcomes(ledger: Ledger, plan: Plan) -> bool:
+    return ledger.outcomes == {episode: [expected_outcome(episode)] for episode in range(plan.episodes)}
 
 
 def due(plan: Plan) -> Counter[str]:
@@ -269,7 +269,7 @@ def thirds(samples: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def flat(memory: dict[str, list[float]]) -> bool:
-    """Whether nobody grew by more than a tenth and 10 MB from the first third to the last."""
+    """Whether no process grew by more than 10 % and 10 MB from the first third to the last."""
     return all(last <= first * 1.1 + 10 for first, _, last in memory.values())
 
 
@@ -302,7 +302,7 @@ def main() -> int:
     options = vars(parser.parse_args())
     dry = options.pop("dry")
     facts = machine.facts()
-    found = {"machine": facts, **asyncio.run(soaked(Plan(**options))), "load_at_end": machine.load()}
+    found = {"machine": facts, **asyncio.run(run_soak(Plan(**options))), "load_at_end": machine.load()}
     print(markdown(found))
     if not dry:
         (RESULTS / "session_soak.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """What a gateway has running below it, seen from outside: processes, memory, open sessions, contexts, directories.
 
-Contexts are counted by their renderers, since every context has a process of its own.
+Contexts are counted by their renderers, since every context has its own process.
 """
 
 from __future__ import annotations

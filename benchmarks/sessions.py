@@ -2,7 +2,7 @@
 
     python -m benchmarks.sessions [--rounds 5] [--seconds 3] [--agents 1 4 16] [--chromium PATH]
 
-Contenders take turns, each with processes and browsers of its own that are started for the turn and ended after it:
+Contenders take turns, each with its own processes and browsers, started for the turn and ended after it:
 raw CDP (`benchmarks.sessions_raw_cdp`), which takes the picture at once; the same with page time passing before it, as
 sessions let it pass; `BrowserSession` in the player's process, session servers over HTTP, and the
 gateway before them. All have as many browsers, one for a single agent, otherwise one per core. Every agent ticks the
@@ -57,19 +57,19 @@ async def play(acts: list[Act], seconds: float) -> dict[str, Any]:
     async def agent(act: Act) -> None:
         before = b""
         number = 0
-        while (asked := time.perf_counter()) < end:
+        while (task_request := time.perf_counter()) < end:
             number += 1
             picture = await act(number)
             if picture == before:
                 raise SystemExit(f"act {number}: the picture is the one before it")
             before = picture
-            took.append(time.perf_counter() - asked)
+            took.append(time.perf_counter() - task_request)
 
     await asyncio.gather(*(agent(act) for act in acts))
     return {"steps": len(took), "seconds": time.perf_counter() - begin, "step_seconds": took}
 
 
-def asked(number: int) -> TaskRequest:
+def task_request(number: int) -> TaskRequest:
     return TaskRequest(TASK, SEED + number, {"step_limit": 10**9})
 
 
@@ -114,7 +114,7 @@ def raw(agents: int, browsers: int, options: argparse.Namespace) -> Any:
     return children("benchmarks.sessions_raw_cdp", agents, browsers, options)
 
 
-def settled(agents: int, browsers: int, options: argparse.Namespace) -> Any:
+def raw_settled(agents: int, browsers: int, options: argparse.Namespace) -> Any:
     return children("benchmarks.sessions_raw_cdp", agents, browsers, options, "--settle")
 
 
@@ -129,8 +129,8 @@ class Wired:
         self._connection, self._prefix, self._token = connection, prefix, token
 
     async def ask(self, method: str, what: str, document: Any = None, accept: str = "application/json") -> bytes:
-        asked = request(method, f"{self._prefix}/{what}", document, accept=accept, token=self._token)
-        status, body = await self._connection.ask(asked)
+        task_request = request(method, f"{self._prefix}/{what}", document, accept=accept, token=self._token)
+        status, body = await self._connection.ask(task_request)
         if status not in (200, 201):
             raise SystemExit(f"{method} {what}: {status} {body[:300]!r}")
         return body
@@ -140,7 +140,7 @@ class Wired:
         return await self.ask("POST", "act", {"step": number, "action": action}, accept="image/png")
 
     async def reset(self, number: int) -> None:
-        wanted = asked(number)
+        wanted = task_request(number)
         await self.ask("POST", "reset", {"task": wanted.task, "seed": wanted.seed, "params": dict(wanted.params)})
 
 
@@ -170,7 +170,7 @@ async def _all_ready(port: int, servers: int) -> None:
     await connection.close()
 
 
-async def begun(ports: list[int], agents: int, *, gateway: bool) -> list[Wired]:
+async def start_agents(ports: list[int], agents: int, *, gateway: bool) -> list[Wired]:
     """Agents with a session each, spread over the ports, its task begun."""
     wired = []
     for number in range(agents):
@@ -186,17 +186,17 @@ async def begun(ports: list[int], agents: int, *, gateway: bool) -> list[Wired]:
 
 
 @contextlib.asynccontextmanager
-async def served(agents: int, browsers: int, options: argparse.Namespace) -> AsyncIterator[Any]:
+async def session_servers(agents: int, browsers: int, options: argparse.Namespace) -> AsyncIterator[Any]:
     async with contextlib.AsyncExitStack() as stack:
         told = [await stack.enter_async_context(child(*server_command(options))) for _ in range(browsers)]
-        wired = await begun([one["port"] for one in told], agents, gateway=False)
+        wired = await start_agents([one["port"] for one in told], agents, gateway=False)
         yield lambda: play([agent.act for agent in wired], options.seconds)
 
 
 @contextlib.asynccontextmanager
 async def gateway(agents: int, browsers: int, options: argparse.Namespace) -> AsyncIterator[Any]:
     async with gateway_process(browsers, options) as gate:
-        wired = await begun([gate["port"]], agents, gateway=True)
+        wired = await start_agents([gate["port"]], agents, gateway=True)
         yield lambda: play([agent.act for agent in wired], options.seconds)
 
 
@@ -204,7 +204,7 @@ async def gateway(agents: int, browsers: int, options: argparse.Namespace) -> As
 async def client(agents: int, browsers: int, options: argparse.Namespace) -> AsyncIterator[Any]:
     """The gateway as an actor uses it: with the client that checks, retries and renews."""
     async with gateway_process(browsers, options) as gate:
-        wired = await begun([gate["port"]], agents, gateway=True)
+        wired = await start_agents([gate["port"]], agents, gateway=True)
         sessions = [SessionClient(f"http://127.0.0.1:{gate['port']}{one._prefix}", token=TOKEN) for one in wired]
 
         def act(one: SessionClient) -> Act:
@@ -218,7 +218,7 @@ async def client(agents: int, browsers: int, options: argparse.Namespace) -> Asy
 
 
 CONTENDERS = {
-    "raw": raw, "settled": settled, "session": session, "server": served, "gateway": gateway, "client": client,
+    "raw": raw, "settled": raw_settled, "session": session, "server": session_servers, "gateway": gateway, "client": client,
 }  # fmt: skip
 
 
@@ -227,7 +227,7 @@ async def steps_round(name: str, agents: int, options: argparse.Namespace) -> di
     async with CONTENDERS[name](agents, browsers, options) as go:
         processor = ProcessorTime()
         found = await go()
-        used = processor.used()
+        used = processor.read()
     steps = max(1, found["steps"])
     return {
         "contender": name, "agents": agents, "browsers": browsers, "steps": found["steps"],
@@ -316,7 +316,7 @@ async def navigation(task: str, options: argparse.Namespace) -> list[float]:
     return seconds[3:]
 
 
-def openings_told(rounds: list[dict[str, Any]], task: str) -> list[dict[str, Any]]:
+def summarize_openings(rounds: list[dict[str, Any]], task: str) -> list[dict[str, Any]]:
     told = []
     for way in ("session", "server", "gateway"):
         lines = [line for one in rounds if one["way"] == way and one["task"] == task for line in one["lines"]]
@@ -364,12 +364,12 @@ def _ratio(rounds: list[dict[str, Any]], mine: list[dict[str, Any]], agents: int
 
 
 def _cpu_ms(rounds: Iterable[dict[str, Any]]) -> float:
-    """Processor per step, browsers and all: the least of the rounds, since strangers on the machine only add to it."""
+    """CPU time per step, including browsers: the minimum over rounds, since other processes only add to it."""
     return min(one["browser_cpu_ms"] + one["our_cpu_ms"] for one in rounds)
 
 
-async def measured(options: argparse.Namespace, told: Callable[[dict[str, Any]], None]) -> None:
-    """Round after round; `told` hears after each what is known by then."""
+async def run_benchmark(options: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -> None:
+    """Round after round; `report` is called with the results after each round."""
     machine, chromium = facts(), find_chromium(options.chromium).path
     openings: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
@@ -383,9 +383,9 @@ async def measured(options: argparse.Namespace, told: Callable[[dict[str, Any]],
         for task in ("click_target/button", "miniwob/click-button") if options.openings else ():
             openings += await openings_round(task, options)
             loads.setdefault(task, []).extend(await navigation(task, options))
-        told({
+        report({
             "machine": machine, "chromium": chromium, "load_at_end": load(),
-            "openings": [line for task in loads for line in openings_told(openings, task)],
+            "openings": [line for task in loads for line in summarize_openings(openings, task)],
             "navigation": {task: quantiles_ms(seconds) for task, seconds in loads.items()},
             "steps": best_and_median(steps), "rounds": steps,
         })  # fmt: skip
@@ -404,13 +404,13 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print the tables and write nothing")
     options = parser.parse_args()
 
-    def told(result: dict[str, Any]) -> None:
+    def report(result: dict[str, Any]) -> None:
         if not options.dry:
             (RESULTS / f"{options.name}.json").write_text(json.dumps(result, indent=1) + "\n")
             (RESULTS / f"{options.name}.md").write_text(markdown(result))
         print(markdown(result), flush=True)
 
-    asyncio.run(measured(options, told))
+    asyncio.run(run_benchmark(options, report))
 
 
 if __name__ == "__main__":

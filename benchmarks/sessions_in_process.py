@@ -35,7 +35,7 @@ async def _main(options: argparse.Namespace) -> None:
         await asyncio.to_thread(sys.stdin.readline)
         found = await play([acting(session, options.points) for session in sessions], options.seconds)
         print(json.dumps(found), flush=True)
-        await asyncio.to_thread(sys.stdin.read)  # whoever counts processor time wants everything still there
+        await asyncio.to_thread(sys.stdin.read)  # stay alive, so that the parent can measure the CPU time
     finally:
         await shared.stop()
 

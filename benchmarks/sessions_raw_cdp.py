@@ -36,7 +36,7 @@ Errand = Generator[list[int], list[dict[str, Any]], None]
 
 
 class Wire:
-    """The pipe to one browser: calls are numbered and written; whoever waits for them goes on when all are answered."""
+    """The pipe to one browser: calls are numbered, and a waiting task continues when all its calls are answered."""
 
     def __init__(self, chromium: Chromium) -> None:
         self._to_it, self._from_it = chromium.to_it, chromium.from_it
@@ -76,7 +76,7 @@ class Wire:
         self._wait(errand, next(errand))
 
     def turn(self) -> None:
-        """Read once, and let whoever has all its answers go on."""
+        """Read once, and continue the tasks that have all their answers."""
         piece = os.read(self._from_it, 1 << 18)
         if not piece:
             raise SystemExit("the browser is gone")
@@ -283,7 +283,7 @@ async def _main(options: argparse.Namespace) -> None:
     chromium = await Chromium.start(installed)
     try:
         print(json.dumps(run(chromium, installed, options)), flush=True)
-        sys.stdin.read()  # whoever counts processor time wants everything still there
+        sys.stdin.read()  # stay alive, so that the parent can measure the CPU time
     finally:
         os.close(chromium.to_it)
         os.close(chromium.from_it)

@@ -41,7 +41,7 @@ from palaestra.train.trainer import Trainer
 NUM_ENVS, LENGTH = 4, 64
 STEP_TIMEOUT = 3.0
 STALL_S = 90.0
-"""Without an update for so long it is a deadlock: starting a process, noticing a hang and killing it take far less."""
+"""Without an update for this long there is a deadlock: starting, detecting a hang and killing take far less."""
 BETWEEN_BLOWS = (2.0, 12.0)
 FROZEN = 0.25
 """Share of the blows that freeze instead of kill."""
@@ -72,7 +72,7 @@ class Counted(gymnasium.Wrapper):
         return result
 
 
-def taken_in(folder: str) -> int:
+def count_steps_in(folder: str) -> int:
     """Steps that all environments of training took."""
     files = [path for path in Path(folder).iterdir() if path.name.startswith("used")]
     return sum(int(np.fromfile(path, np.int64)[0]) for path in files if path.stat().st_size)
@@ -170,7 +170,7 @@ class Murderer:
                 self.kills_of_starting += starting
 
     def _strike(self, number: signal.Signals) -> bool:
-        """Through a descriptor of the process: its number may by then be somebody else's."""
+        """Through a descriptor of the process: its pid may have been reused by then."""
         try:
             pid = self._filler.pid
             if pid is None:
@@ -199,7 +199,7 @@ def soak(
     learn_seconds: float = 0.003,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Train for so long under attack; what was counted, and which checks failed."""
+    """Train for some time under attack; returns the counts and the failed checks."""
     children_before = children()
     with tempfile.TemporaryDirectory() as folder:
         env = EnvConfig(
@@ -235,7 +235,7 @@ def soak(
         finally:
             watch.done.set()
             vector.close()
-        return _findings(trainer, watch, murderer, taken_in(folder), children() - children_before) | {
+        return _findings(trainer, watch, murderer, count_steps_in(folder), children() - children_before) | {
             "collector": collector, "overflow": overflow, "seconds": seconds,
         }  # fmt: skip
 
@@ -248,7 +248,7 @@ def _findings(
     unread = len(ring) * LENGTH * NUM_ENVS
     accounted = trainer.learned_steps + ring.dropped_steps + unread
     restarts = len(source.failures)
-    # A collector that is struck down in the middle of a step has taken it in some environments, and told nobody yet.
+    # A collector that is struck down in the middle of a step has taken it in some environments without reporting it.
     in_flight = NUM_ENVS * (restarts + 1)
     rss = thirds(watch.rss)
     descriptors, threads = thirds(watch.descriptors), thirds(watch.threads)

@@ -45,7 +45,7 @@ def main() -> None:
     arguments = _arguments()
     console = Console()
     if not console.is_terminal:
-        console = Console(width=170)  # into a file: nobody gains by narrow columns
+        console = Console(width=170)  # wide, because it is written to a file
     if arguments.render:
         found = json.loads((arguments.results / "speed.json").read_text())
         report.show(found, console)

@@ -1,6 +1,6 @@
 """Does it learn as well from what older weights did? Synchronous beside exact staleness 1 to 8, corrected or not.
 
-Every asynchronous run is `reproducible`: its experience is exactly `max_staleness` updates old whatever the timing, so
+Every asynchronous run is `reproducible`: its experience is exactly `max_staleness` updates old at any timing, so
 it repeats bit for bit. One line per run is appended to `results/staleness.jsonl`; a stored run is not repeated. A
 second part, `--slow`, trains behind a policy and a learner that wait, where overlap saves time. `--render` writes
 `results/staleness.md` and the pictures. Run it as `python -m benchmarks.staleness`.
@@ -145,7 +145,7 @@ def run_slow(mode: Mode, seed: int) -> dict[str, Any]:
     return observer.record(trainer) | {"updates": trainer.n_updates}
 
 
-def stored() -> list[dict[str, Any]]:
+def load_stored_runs() -> list[dict[str, Any]]:
     """Every run so far; a line that was cut off by a kill counts as not run."""
     found = []
     for line in STORED.read_text().splitlines() if STORED.exists() else []:
@@ -156,7 +156,7 @@ def stored() -> list[dict[str, Any]]:
     return found
 
 
-def _wanted(arguments: argparse.Namespace) -> Iterator[tuple[str, Mode, int]]:
+def _list_runs(arguments: argparse.Namespace) -> Iterator[tuple[str, Mode, int]]:
     """Seed by seed within each cell, the synchronous and the default ones first: stopping early loses the least."""
     if arguments.slow:
         yield from (("slow", mode, seed) for seed in range(arguments.seeds) for mode in (Mode(), Mode(1, "decoupled")))
@@ -178,8 +178,8 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="only write the tables and the pictures again")
     arguments = parser.parse_args()
     if not arguments.render:
-        done = {(run["task"], run["staleness_wanted"], run["correction"], run["seed"]) for run in stored()}
-        for name, mode, seed in _wanted(arguments):
+        done = {(run["task"], run["staleness_wanted"], run["correction"], run["seed"]) for run in load_stored_runs()}
+        for name, mode, seed in _list_runs(arguments):
             key = {"task": name, "staleness_wanted": mode.staleness, "correction": mode.correction, "seed": seed}
             if tuple(key.values()) in done:
                 continue
@@ -190,7 +190,7 @@ def main() -> None:
             print(f"{name} s={mode.staleness} {mode.correction} seed {seed}: {run['training']:.2f}", flush=True)
     from benchmarks.staleness_report import write
 
-    write(stored())
+    write(load_stored_runs())
 
 
 if __name__ == "__main__":

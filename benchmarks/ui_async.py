@@ -1,7 +1,7 @@
 """Playing while learning against playing and learning in turn, on screens, at equal episodes: time and success.
 
 `python -m benchmarks.ui_async` trains the built-in tiny model with PPO and with GRPO on four tasks, in turn and in the
-background with its sampler in a process of its own, rounds alternating. The clock runs from the first to the last
+background with its sampler in a separate process, rounds alternating. The clock runs from the first to the last
 update, so that loading and starting browsers, which both do once, stay out. Ends are played on held-out seeds. Writes
 benchmarks/results/ui_async.{json,md}.
 """
@@ -29,7 +29,7 @@ LANES = {
 ALGORITHMS = {"grpo": {"name": "grpo", "group_size": 8}, "ppo": {"name": "ppo"}}
 
 
-def configured(lane: str, algorithm: str, updates: int) -> dict:
+def build_config(lane: str, algorithm: str, updates: int) -> dict:
     """The configuration of one run."""
     base = ui_learning.CONFIG
     trainer = base["trainer"] | LANES[lane]["trainer"] | {"num_training_steps": updates, "decay_updates": updates}
@@ -57,10 +57,10 @@ def main() -> None:
         for number in range(1, asked.rounds + 1):
             for algorithm in ALGORITHMS:
                 for lane in LANES:
-                    run = ui_learning.trained(configured(lane, algorithm, asked.updates), number, home)
+                    run = ui_learning.train_model(build_config(lane, algorithm, asked.updates), number, home)
                     kept = sorted(run.attempts()[-1].checkpoints.glob("update_*"))
                     took, stale = seconds(run)
-                    after = ui_learning.total(ui_learning.solved(kept[-1], asked.episodes, home))
+                    after = ui_learning.total(ui_learning.evaluate_held_out(kept[-1], asked.episodes, home))
                     one = {"algorithm": algorithm, "lane": lane, "seed": number, "seconds": took, "staleness": stale,
                            "solved": after, "load": load()}  # fmt: skip
                     found["runs"].append(one)
@@ -86,7 +86,7 @@ def table(runs: list[dict]) -> str:
             ratio = medians["in turn"] / medians[lane]
             lines.append(
                 f"| {algorithm} | {lane} | {medians[lane]:.0f} | {ratio:.2f}x | {stale:.2f} | "
-                f"{ui_learning.shown(pooled)} |"
+                f"{ui_learning.format_share(pooled)} |"
             )
     return "\n".join(lines) + "\n"
 

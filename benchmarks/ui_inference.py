@@ -2,7 +2,7 @@
 
 `python -m benchmarks.ui_inference` asks the built-in tiny model about first screens of MiniWoB++ tasks, as sixteen
 actors do: all on different screens, and in two groups of eight that share one. What the model remembers of pictures is
-forgotten before every round, because an actor asks about a screen that nobody saw before. Lanes take turns. Writes
+forgotten before every round, because an actor asks about new screens. Lanes take turns. Writes
 benchmarks/results/ui_inference.{json,md}.
 """
 
@@ -43,7 +43,7 @@ def prompts(policy: VLMPolicy, config) -> list[Prompt]:
     return found
 
 
-def timed(policy: VLMPolicy, requests: list[SampleRequest], batch: int) -> tuple[float, float]:
+def time_answers(policy: VLMPolicy, requests: list[SampleRequest], batch: int) -> tuple[float, float]:
     """Seconds by the clock and of the processor for all answers, `batch` at a time."""
     policy.learner.feature_cache.clear()
     policy.learner.preprocessor.cache.clear()
@@ -72,7 +72,7 @@ def main() -> None:
         for lane, own in lanes.items():
             requests = [SampleRequest(prompt, 1000 * number + place) for place, prompt in enumerate(own)]
             for batch in (1, ACTORS):
-                clock, worked = timed(policy, requests, batch)
+                clock, worked = time_answers(policy, requests, batch)
                 if number:  # the first round warms up
                     found["rounds"].append({"lane": lane, "batch": batch, "clock_s": clock, "processor_s": worked})
     found["load_at_end"] = load()

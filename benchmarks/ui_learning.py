@@ -1,9 +1,9 @@
 """A vision-language model on screens: rejection sampling, GRPO and PPO from one start, at equal episodes.
 
 `python -m benchmarks.ui_learning` trains the built-in tiny model on `click_target` and three MiniWoB++ tasks at once,
-with each algorithm and several seeds, in real browsers. Every update plays the same number of episodes, whatever an
-algorithm makes of them. Start and ends are played on held-out seeds, answers drawn as in training. Each run is a
-process of its own. Writes benchmarks/results/ui_learning.json after every run; `--report` makes the table and the
+with each algorithm and several seeds, in real browsers. Every update plays the same number of episodes for every
+algorithm. Start and ends are played on held-out seeds, answers drawn as in training. Each run is a
+separate process. Writes benchmarks/results/ui_learning.json after every run; `--report` makes the table and the
 curves of what is there.
 """
 
@@ -47,8 +47,8 @@ ALGORITHMS = {
 COLOURS = {"rejection_sampling": "#8e44ad", "grpo": "#2980b9", "ppo": "#d35400"}
 
 
-def trained(config: dict, seed: int, home: Path) -> RunDirectory:
-    """A run, in a process of its own."""
+def train_model(config: dict, seed: int, home: Path) -> RunDirectory:
+    """Train in a separate process."""
     file = home / "config.json"
     file.write_text(json.dumps(config))
     command = [sys.executable, "-m", "palaestra", "train", str(file), f"trainer.seed={seed}", "--quiet", "--json"]
@@ -58,7 +58,7 @@ def trained(config: dict, seed: int, home: Path) -> RunDirectory:
     return RunDirectory.find(json.loads(done.stdout)["run_id"], home / "var" / "training" / "runs")
 
 
-def solved(checkpoint: Path, episodes: int, home: Path) -> dict[str, list[int]]:
+def evaluate_held_out(checkpoint: Path, episodes: int, home: Path) -> dict[str, list[int]]:
     """Successes and episodes on held-out seeds, by task."""
     command = [
         sys.executable, "-m", "palaestra", "eval", str(checkpoint), "--episodes", str(episodes), "--sample", "--json"
@@ -87,16 +87,16 @@ def measure(seeds: int, episodes: int) -> None:
             for algorithm in ALGORITHMS:
                 if any((run["algorithm"], run["seed"]) == (algorithm, seed) for run in found["runs"]):
                     continue
-                run = trained(CONFIG | {"algorithm": ALGORITHMS[algorithm]}, seed, home)
+                run = train_model(CONFIG | {"algorithm": ALGORITHMS[algorithm]}, seed, home)
                 kept = sorted(run.attempts()[-1].checkpoints.glob("update_*"))
                 if not found["start"]:
-                    found["start"] = solved(kept[0], episodes, home)
-                after = solved(kept[-1], episodes, home)
+                    found["start"] = evaluate_held_out(kept[0], episodes, home)
+                after = evaluate_held_out(kept[-1], episodes, home)
                 found["runs"].append(
                     {"algorithm": algorithm, "seed": seed, "after": after, "curve": curve(run), "load": load()}
                 )
                 told.write_text(json.dumps(found, indent=1) + "\n")
-                print(algorithm, seed, shown(total(after)), flush=True)
+                print(algorithm, seed, format_share(total(after)), flush=True)
 
 
 def total(by_task: dict[str, list[int]]) -> tuple[int, int]:
@@ -105,7 +105,7 @@ def total(by_task: dict[str, list[int]]) -> tuple[int, int]:
     return int(successes), int(episodes)
 
 
-def shown(counted: tuple[int, int]) -> str:
+def format_share(counted: tuple[int, int]) -> str:
     """A share with its interval."""
     low, high = wilson_interval(*counted)
     return f"{100 * counted[0] / counted[1]:.0f} ({100 * low:.0f} to {100 * high:.0f})"
@@ -118,7 +118,9 @@ def report() -> None:
     heads = ["", "all four", *(f"`{task}`" for task in start), "single seeds"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     lines.append(
-        "| before | " + " | ".join([shown(total(start)), *(shown(tuple(n)) for n in start.values()), ""]) + " |"
+        "| before | "
+        + " | ".join([format_share(total(start)), *(format_share(tuple(n)) for n in start.values()), ""])
+        + " |"
     )
     for algorithm in ALGORITHMS:
         own = [run["after"] for run in runs if run["algorithm"] == algorithm]
@@ -126,7 +128,7 @@ def report() -> None:
             continue
         pooled = {task: [int(n) for n in np.sum([one[task] for one in own], axis=0)] for task in start}
         single = ", ".join(f"{100 * total(one)[0] / total(one)[1]:.0f}" for one in own)
-        cells = [shown(total(pooled)), *(shown(tuple(n)) for n in pooled.values()), single]
+        cells = [format_share(total(pooled)), *(format_share(tuple(n)) for n in pooled.values()), single]
         lines.append(f"| {algorithm} | " + " | ".join(cells) + " |")
     (RESULTS / "ui_learning.md").write_text("\n".join(lines) + "\n")
     draw(runs, total(start))

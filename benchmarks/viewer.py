@@ -116,7 +116,7 @@ async def measure(path, last):
             start, before = time.perf_counter(), cpu_s(browser.pid)
             await ask(doing)
             await until(done)
-            await ask("document.body.offsetHeight")  # laid out, whatever the change was
+            await ask("document.body.offsetHeight")  # force a layout after the change
             found |= {f"{name}_s": time.perf_counter() - start, f"{name}_cpu_s": cpu_s(browser.pid) - before}
         return found
     finally:

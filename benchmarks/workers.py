@@ -4,7 +4,7 @@
     python -m benchmarks.workers --rounds 10 --print  quick, nothing is written
 
 Each contender steps for short blocks, one after the other, for many rounds. *median* is over all blocks: what this
-machine gives with whatever else runs on it. *best* is the best block: what free cores give.
+machine gives under its current load. *best* is the best block: what free cores give.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Contender:
         self.rates.append(count * self.env.num_envs / (now - began))
 
 
-def compared(configs: dict[str, EnvConfig], rounds: int, block_s: float) -> dict[str, dict[str, float]]:
+def compare_configs(configs: dict[str, EnvConfig], rounds: int, block_s: float) -> dict[str, dict[str, float]]:
     """Rates of every configuration, measured in turns."""
     contenders = {name: Contender(make_env(config)) for name, config in configs.items()}
     try:
@@ -80,7 +80,7 @@ def compared(configs: dict[str, EnvConfig], rounds: int, block_s: float) -> dict
     }
 
 
-def measured(rounds: int, processes: int) -> list[dict[str, Any]]:
+def measure_rows(rounds: int, processes: int) -> list[dict[str, Any]]:
     """Every row of the table."""
     rows = []
     for name, n in COMPUTING:
@@ -90,12 +90,14 @@ def measured(rounds: int, processes: int) -> list[dict[str, Any]]:
             "one": EnvConfig(id=name, num_envs=n, vectorization="in_process"),
             "shared": EnvConfig(id=name, num_envs=n, vectorization="workers", num_workers=processes),
         }
-        rows.append({"env": name, "num_envs": n, "processes": processes, **compared(configs, rounds, BLOCK_S)})
+        rows.append({"env": name, "num_envs": n, "processes": processes, **compare_configs(configs, rounds, BLOCK_S)})
     waiting = {
         "one": EnvConfig(id="benchmarks.workers:Waiting", num_envs=8, vectorization="in_process"),
         "shared": EnvConfig(id="benchmarks.workers:Waiting", num_envs=8),
     }
-    rows.append({"env": "waits 37 ms", "num_envs": 8, "processes": 8, **compared(waiting, max(3, rounds // 10), 0.5)})
+    rows.append(
+        {"env": "waits 37 ms", "num_envs": 8, "processes": 8, **compare_configs(waiting, max(3, rounds // 10), 0.5)}
+    )
     return rows
 
 
@@ -124,7 +126,7 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="Write nothing.")
     options = parser.parse_args()
     about = facts()
-    rows = measured(options.rounds, options.processes)
+    rows = measure_rows(options.rounds, options.processes)
     print(table(rows))
     if not options.print:
         RESULTS.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")

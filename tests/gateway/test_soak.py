@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from benchmarks.session_soak import Plan, due, flat, soaked, thirds
+from benchmarks.session_soak import Plan, due, flat, run_soak, thirds
 
 from palaestra.errors import ConfigError
 from palaestra.sessions.chromium import find_chromium
@@ -19,7 +19,7 @@ def test_sixty_episodes_outlive_two_browsers_and_a_server_and_leave_nothing_behi
         pytest.skip("the miniwob package is not installed")
     plan = Plan(episodes=60, concurrent=4, browser_every=25, server_every=40, warm=0)
 
-    found = asyncio.run(soaked(plan))
+    found = asyncio.run(run_soak(plan))
 
     assert found["failed_checks"] == []
     assert found["outcomes"] == {"solved": 54, "failed": 6}

@@ -64,7 +64,7 @@ def redraws(stream):
 
 def test_pace_tells_the_share_the_rate_and_the_time_left():
     pace = ProgressRate(1000, now=0.0)
-    assert pace.remaining(0.0) is None
+    assert pace.remaining_seconds(0.0) is None
 
     pace.advance(100, now=10.0)
     assert pace.rate(10.0) is None
@@ -72,8 +72,8 @@ def test_pace_tells_the_share_the_rate_and_the_time_left():
 
     assert pace.fraction() == 0.3
     assert pace.rate(20.0) == 20.0  # 200 steps in 10 s
-    assert pace.remaining(20.0) == 35.0  # 700 steps at 20 a second
-    assert pace.elapsed(20.0) == 20.0
+    assert pace.remaining_seconds(20.0) == 35.0  # 700 steps at 20 a second
+    assert pace.elapsed_seconds(20.0) == 20.0
 
 
 def test_a_resumed_run_is_judged_by_what_this_attempt_did():
@@ -81,7 +81,7 @@ def test_a_resumed_run_is_judged_by_what_this_attempt_did():
     pace.advance(800, now=1.0)
     pace.advance(810, now=2.0)
 
-    assert pace.remaining(2.0) == 19.0  # 190 steps at 10 a second
+    assert pace.remaining_seconds(2.0) == 19.0  # 190 steps at 10 a second
 
 
 def test_more_steps_than_planned_is_still_a_hundred_percent():
@@ -90,7 +90,7 @@ def test_more_steps_than_planned_is_still_a_hundred_percent():
 
     assert pace.fraction() == 1.0
     pace.reported_rate = 10.0
-    assert pace.remaining(1.0) == 0.0
+    assert pace.remaining_seconds(1.0) == 0.0
 
 
 def test_a_run_of_no_steps_is_refused():

@@ -58,7 +58,7 @@ def inspect_env(
 
 
 def _count_sleeps() -> int:
-    """How often this process has sleeps_before (voluntary context switches)."""
+    """How often this process has slept (voluntary context switches)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 

@@ -92,7 +92,7 @@ class ProgressRate:
         """The completed fraction, from 0 to 1."""
         return min(1.0, self.env_step / self.total)
 
-    def elapsed(self, now: float) -> float:
+    def elapsed_seconds(self, now: float) -> float:
         """Seconds since the start."""
         return max(0.0, now - self._start_time)
 
@@ -104,7 +104,7 @@ class ProgressRate:
                 return steps / seconds
         return self.reported_rate
 
-    def remaining(self, now: float) -> float | None:
+    def remaining_seconds(self, now: float) -> float | None:
         """Remaining seconds; None if unknown."""
         rate = self.rate(now)
         if not rate or not math.isfinite(rate):
@@ -254,13 +254,13 @@ class ProgressSink:
         return "  ".join(parts)
 
     def _format_timing(self, now: float) -> list[str]:
-        rate, remaining = self._rate.reported_rate or self._rate.rate(now), self._rate.remaining(now)
+        rate, remaining = self._rate.reported_rate or self._rate.rate(now), self._rate.remaining_seconds(now)
         if self._unit == "updates":
             episode_rate = self._value("episodes_per_second")
             parts = [] if episode_rate is None else [f"{episode_rate:.1f} episodes/s"]
         else:
             parts = [f"{_format_count(rate)} steps/s"] if rate and math.isfinite(rate) else []
-        parts.append(f"{_format_duration(self._rate.elapsed(now))} elapsed")
+        parts.append(f"{_format_duration(self._rate.elapsed_seconds(now))} elapsed")
         if remaining is not None and not self._closed and remaining > 0:
             parts.append(f"{_format_duration(remaining)} left")
         return parts
