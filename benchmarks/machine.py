@@ -29,7 +29,7 @@ def facts() -> dict[str, Any]:
 
 
 def load() -> float:
-    """Processes that wanted a core over the last minute; above 0.3 before a run, timings are disturbed by other processes."""
+    """Load average of the last minute; above 0.3 before a run, other processes disturb the timings."""
     return round(os.getloadavg()[0], 2)
 
 

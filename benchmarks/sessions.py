@@ -218,8 +218,13 @@ async def client(agents: int, browsers: int, options: argparse.Namespace) -> Asy
 
 
 CONTENDERS = {
-    "raw": raw, "settled": raw_settled, "session": session, "server": session_servers, "gateway": gateway, "client": client,
-}  # fmt: skip
+    "raw": raw,
+    "settled": raw_settled,
+    "session": session,
+    "server": session_servers,
+    "gateway": gateway,
+    "client": client,
+}
 
 
 async def steps_round(name: str, agents: int, options: argparse.Namespace) -> dict[str, Any]:
