@@ -27,7 +27,6 @@ def test_a_lost_member_is_not_waited_for():
     groups = Groups(3)
     groups.add(episode(name="a1", group="a"))
     assert groups.lose("a") == []
-    assert groups.losses() == {"a": 1}
     assert names(groups.add(episode(name="a2", group="a"))) == ["a1", "a2"]
 
 
@@ -75,18 +74,6 @@ def test_every_trajectory_leaves_exactly_once(size, events):
         left += names(rest)
     assert sorted(left) == sorted(entered)
     assert len(groups) == 0
-
-
-def test_groups_that_wait_survive_a_checkpoint_with_their_losses():
-    groups, again = Groups(3), Groups(3)
-    groups.add(episode(name="a1", group="a"))
-    groups.add(episode(name="b1", group="b"))
-    groups.lose("b")
-    groups.lose("c", 2)
-    again.restore(groups.waiting(), groups.losses())
-    assert again.add(episode(name="a2", group="a")) == []
-    assert names(again.add(episode(name="b2", group="b"))) == ["b1", "b2"]
-    assert names(again.add(episode(name="c1", group="c"))) == ["c1"]
 
 
 def test_a_batch_is_made_of_whole_groups():

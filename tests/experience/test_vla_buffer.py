@@ -152,12 +152,12 @@ def test_a_gap_ends_what_is_read_at_once_because_advantages_must_not_cross_it():
 
 
 def test_reading_an_empty_ring_says_what_to_ask_first():
-    with pytest.raises(ExperienceError, match=r"no segment is whole yet. Ask is_full"):
+    with pytest.raises(ExperienceError, match=r"no segment is complete yet. Check is_full"):
         _ring(4).get()
 
 
 def test_a_segment_without_a_reward_is_refused():
-    with pytest.raises(ExperienceError, match="no reward given"):
+    with pytest.raises(ExperienceError, match="reward is missing"):
         _ring(4).add({"action": np.zeros(1)})
 
 

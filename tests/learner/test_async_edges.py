@@ -270,7 +270,7 @@ def test_methods_of_environments_that_a_background_collector_has_are_refused():
     trainer = _trainer(f"{__name__}:Adjustable")
     trainer.env.set_difficulty(2)  # nobody collects yet
     with pytest.raises(
-        EnvironmentContractError, match=r"env.set_difficulty: a collector in the background has the environm"
+        EnvironmentContractError, match=r"env.set_difficulty: the asynchronous collector has the environm"
     ):
         trainer.train(1000, 16, callback=lambda trainer, metrics: trainer.env.set_difficulty(3))
     trainer.env.set_difficulty(3)

@@ -1,4 +1,4 @@
-"""What was experienced: rollouts, the buffers they are collected in, and how they are combined and kept on disk."""
+"""Experience: rollouts and their buffers, trajectories and their archive."""
 
 from typing import TYPE_CHECKING
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["ArraySpec", "Columns", "Rollout", "RolloutBuffer", "VLABuffer", "combine_rollouts"]
 
-# tensordict takes over a second to import; a run that stays on the compiled path never needs it.
+# Importing tensordict takes over a second; compiled runs do not need it.
 __getattr__, __dir__ = lazy_attributes(__name__, {"Rollout": "rollout", "combine_rollouts": "rollout"})

@@ -1,8 +1,8 @@
-"""Preallocated storage for one rollout: flat `[T, N, ...]` arrays that a collector fills row by row.
+"""`RolloutBuffer`: preallocated `[T, N, ...]` arrays for one rollout, filled row by row.
 
-Arrays and tensors share memory; nothing is allocated or wrapped per step. `get` hands out one TensorDict view of the
-whole. Row `T` of the observations (and masks) is where the next rollout continues. What `get` returned stays valid
-until `reset` and the next fill overwrite it: take a `clone()` to keep it, or use a buffer per rollout.
+Arrays and tensors share memory; nothing is allocated per step. `get` returns a TensorDict view of the buffer, which is
+valid until the buffer is reset and filled again: clone it to keep it. Row `T` of observations and masks is the start of
+the next rollout.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "RolloutBuffer"]
 
 _RECORDED = ("action", "log_prob", "value", "next_value", "reward", "terminated", "truncated")
-"""Columns with an array of their own in every buffer."""
+"""Columns with an array in every buffer."""
 
 Memory: TypeAlias = Callable[[tuple[int, ...], Any], NDArray[Any]]
-"""Gives a zeroed array of a shape and type: `numpy.zeros`, or one that lies in shared memory."""
+"""Allocates a zeroed array of a shape and type: `numpy.zeros`, or in shared memory."""
 
 
 class RolloutBuffer:
@@ -48,7 +48,7 @@ class RolloutBuffer:
         chunk: int = 1,
         memory: Memory = np.zeros,
     ) -> None:
-        """`chunk`: actions per decision; above 1 each has its log-probability, and `duration` counts those executed."""
+        """`chunk`: actions per decision. Above 1, `chunk_log_prob` and `duration` (executed actions) are recorded."""
         T, N = num_steps, num_envs
         step = {"num_envs": N, "observation": observation, "action": action, "mask_size": mask_size, "chunk": chunk}
         if memory is np.zeros:
@@ -57,7 +57,7 @@ class RolloutBuffer:
             check_fits_in_memory("num_steps", T, {f"a rollout of {T:,} steps x {N} environments": needed}, remedy)
         self.num_steps, self.num_envs = T, N
         self.made_for: dict[str, Any] = step
-        """The arguments of one step, to tell whether it fits another environment or policy."""
+        """Arguments that describe one step, to compare buffers."""
         self.observation = _allocate(observation, (T + 1, N), memory)
         self.action: NDArray[Any] = memory((T, N, *action.shape), action.dtype)
         self.log_prob = memory((T, N), np.float32)
@@ -72,7 +72,7 @@ class RolloutBuffer:
         self.duration = memory((T, N), np.int32) if chunk > 1 else None
         self.policy_version = memory((T,), np.int64)
         self.policy_fingerprint = memory((T,), np.int64)
-        if memory is np.zeros:  # shared memory may hold steps that another process has yet to read
+        if memory is np.zeros:  # shared memory may hold unread steps of another process
             self.valid[:] = True
             if self.action_mask is not None:
                 self.action_mask[:] = True
@@ -84,7 +84,7 @@ class RolloutBuffer:
 
     @classmethod
     def bytes_needed(cls, num_steps: int, *args: Any, **kwargs: Any) -> int:
-        """The size of such a buffer, computed without allocating it."""
+        """Size of such a buffer in bytes, without allocating it."""
         sizes: list[int] = []
 
         def count_bytes(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -95,7 +95,7 @@ class RolloutBuffer:
         return sum(sizes)
 
     def add(self, transition: Mapping[str, Any] | TensorDict) -> None:
-        """Append one step `[N, ...]`, or as many as given `[t, N, ...]`, by key; only `reward` must be there."""
+        """Append one step `[N, ...]`, or several `[t, N, ...]`, by key; only `reward` is required."""
         if self.is_full():
             raise ExperienceError(
                 f"RolloutBuffer.add: all {self.num_steps} steps are filled. Call get() and reset() before adding more."
@@ -130,7 +130,7 @@ class RolloutBuffer:
         self.position += steps
 
     def append(self, other: RolloutBuffer) -> None:
-        """Append the filled steps of another buffer that was made for the same."""
+        """Append the filled steps of another buffer for the same environment and policy."""
         if other.made_for != self.made_for or self.position + other.position > self.num_steps:
             raise ExperienceError(
                 f"RolloutBuffer.append: {other.position} steps of {other.made_for} do not fit into the "
@@ -147,7 +147,7 @@ class RolloutBuffer:
         return nested + [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
     def _clear(self, rows: slice) -> None:
-        """What a step does not mention must not be what an earlier rollout left behind."""
+        """Reset rows to defaults, so that columns missing in `add` hold no old data."""
         for array in self._arrays():
             array[rows] = 0
         self.valid[rows] = True
@@ -157,7 +157,7 @@ class RolloutBuffer:
             self.duration[rows] = self.chunk
 
     def reset(self) -> None:
-        """Forget the contents; memory is kept and will be overwritten."""
+        """Start again at the first step, keeping the memory."""
         self.position = 0
         self.valid[:] = True
 
@@ -172,7 +172,7 @@ class RolloutBuffer:
         columns: Columns = {"observation": _tensors(self.observation, t)}
         for name in _RECORDED:
             columns[name] = tensor(arrays[name][:t])
-        # The same number along an axis, or counted along it: views that cost no memory.
+        # Expanded views, which cost no memory.
         columns["policy_version"] = tensor(self.policy_version[:t]).unsqueeze(1).expand(t, n)
         columns["policy_fingerprint"] = tensor(self.policy_fingerprint[:t]).unsqueeze(1).expand(t, n)
         columns["reward_scale"] = torch.tensor(self.reward_scale, dtype=torch.float32).expand(t, n)
@@ -188,17 +188,17 @@ class RolloutBuffer:
 
     def get(self, flatten: bool = False) -> Rollout | TensorDict:
         """The filled steps as a `Rollout` `[T, N]` that shares this buffer's memory; `flatten` gives `[T * N]`."""
-        from palaestra.experience.rollout import Rollout  # importing tensordict costs a second: only when asked for
+        from palaestra.experience.rollout import Rollout  # importing tensordict takes a second
 
         rollout = Rollout.from_columns(self.columns())
         return rollout.reshape(-1) if flatten else rollout
 
 
 def read_steps(transition: Any, place: str) -> tuple[dict[str, Any], int]:
-    """A transition by key, and how many steps it holds."""
+    """A transition by key, and its number of steps."""
     given = {str(key): transition[key] for key in transition.keys()}
     if "reward" not in given:
-        raise ExperienceError(f"{place}: no reward given, and it tells how many steps there are.")
+        raise ExperienceError(f"{place}: reward is missing; it determines the number of steps.")
     shape = _array(given["reward"]).shape
     return given, shape[0] if len(shape) == 2 else 1
 
@@ -210,7 +210,7 @@ def _allocate(spec: ObservationSpec, leading: tuple[int, int], memory: Memory) -
 
 
 def _per_step(key: str, value: Any, steps: int) -> NDArray[Any]:
-    """One number per step, however many environments it was given for: they act on one set of weights."""
+    """One number per step: all environments act with the same weights."""
     numbers = _array(value)
     if numbers.dtype.kind not in "iu" or numbers.size % steps or not numbers.size:
         raise ExperienceError(
@@ -241,10 +241,10 @@ def _write(column: NDArray[Any], rows: slice, value: Any, key: str) -> None:
             f"RolloutBuffer.add: {key} has shape {array.shape}, expected {target.shape[1:]} for each of the "
             f"{len(target)} steps."
         )
-    flags = column.dtype == np.bool_ and array.dtype.kind in "iu"
-    if not (flags or np.can_cast(array.dtype, column.dtype, "same_kind")):
+    is_flag = column.dtype == np.bool_ and array.dtype.kind in "iu"
+    if not (is_flag or np.can_cast(array.dtype, column.dtype, "same_kind")):
         raise ExperienceError(
-            f"RolloutBuffer.add: {key} is {array.dtype}, and as {column.dtype} it would become something else. "
+            f"RolloutBuffer.add: {key} is {array.dtype}, which cannot be stored as {column.dtype} without loss. "
             "Convert it."
         )
     target[:] = array

@@ -1,9 +1,7 @@
-"""The columns of a rollout: what they are called, what they look like, and whether a policy can learn from them.
+"""The columns of a rollout: names, shapes and types, and their validation.
 
-Compiled kernels check no bounds, so an observation that is too wide or an action that does not exist would be read from
-(and written to) memory that belongs to something else. `check_columns` refuses every column, shape, type and number
-that does not fit before a kernel reads it. It costs a few passes over memory per rollout, knows the spaces as a
-`RolloutSpec` and nothing of policies, and changes nothing.
+Compiled kernels check no bounds: an observation of the wrong shape or an invalid action would access other memory.
+`check_columns` validates every column before a kernel reads it, at the cost of a few passes over memory per rollout.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ Columns: TypeAlias = dict[str, Any]
 """A rollout as plain tensors `[T, N, ...]`, by the keys of a `Rollout`; `observation` may be a dict of tensors."""
 
 NO_FINGERPRINT = 0
-"""The `policy_fingerprint` of a step for which none was recorded."""
+"""The `policy_fingerprint` of a step without one."""
 
 UNKNOWN_VERSION = -1
-"""The `policy_version` of a step that came without one; it counts as a step of the present weights."""
+"""The `policy_version` of a step without one; it counts as fresh."""
 
 PLURALS = {
     **{f"{name}s": name for name in ("observation", "action", "reward", "value", "next_value", "log_prob")},
     **{"action_masks": "action_mask", "dones": "done", "advantages": "advantage", "returns": "target"},
 }
-"""How other libraries call the columns; a `Rollout` is read by these names as well, and stores none of them."""
+"""Names of the columns in other libraries, accepted when a rollout is read."""
 
 REQUIRED = "observation action log_prob value next_value reward terminated truncated policy_version".split()
 
@@ -53,7 +51,7 @@ _NUMBERS = (*(key for key, dtype in _TYPES.items() if dtype is torch.float32), "
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape (of one step of one environment) and type of an array."""
+    """Shape and type of one step of one environment."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -64,24 +62,24 @@ ObservationSpec: TypeAlias = ArraySpec | Mapping[str, ArraySpec]
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What the columns of a rollout look like for one policy in one environment."""
+    """Shapes, types and ranges of the columns for one policy and environment."""
 
     observation: ObservationSpec
     action: ArraySpec
     choices: tuple[int, ...] | None = None
-    """How many values each number of an action can take, counted from 0; None: any finite number."""
+    """Number of values of each discrete action; None for continuous actions."""
     mask_size: int = 0
-    """Length of an action mask; 0: these actions cannot be masked."""
+    """Length of an action mask; 0: actions cannot be masked."""
     needs_mask: bool = False
-    """Whether the environment masks actions, so that a rollout without masks is incomplete."""
+    """Whether the environment masks actions."""
     chunk: int = 1
     """Actions per decision."""
     bounds: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
-    """Lowest and highest value of discrete observations, by column ("observation" or "observation/key")."""
+    """Lowest and highest value of discrete observations, by column."""
 
 
 def check_columns(columns: Columns, spec: RolloutSpec) -> None:
-    """Raise `ExperienceError` (or `NonFiniteError`) about the first column that does not fit."""
+    """Raise `ExperienceError` or `NonFiniteError` for the first invalid column."""
     shape = _leading_shape(columns)
     for key, dtype in _TYPES.items():
         if key in columns or key in REQUIRED:
@@ -117,7 +115,7 @@ def _leading_shape(columns: Columns) -> tuple[int, int]:
 
 
 def _check_type(key: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse what is not a dense tensor of this shape and type."""
+    """Raise unless `value` is a dense tensor of this shape and type."""
     _check_dense(key, value, dtype)
     if value.shape != shape:
         raise ExperienceError(
@@ -130,7 +128,7 @@ def _check_type(key: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _check_dense(key: str, value: Any, dtype: torch.dtype) -> None:
-    """Refuse nested, sparse and meta tensors first: some of them have no shape to ask for."""
+    """Raise for nested, sparse and meta tensors, some of which have no shape."""
     if not isinstance(value, Tensor):
         raise ExperienceError(f"learn: {key} is a {type(value).__name__}. Every column must be a torch.Tensor.")
     if value.is_nested or value.is_meta or value.layout is not torch.strided:
@@ -145,7 +143,7 @@ def _kind(value: Tensor) -> str:
 
 
 def _observation_parts(observation: Any, spec: RolloutSpec) -> list[tuple[str, Any, ArraySpec]]:
-    """Name, value and description of each part of an observation, of which there is one unless it is nested."""
+    """Name, value and spec of each part of an observation; a plain observation has one part."""
     if isinstance(spec.observation, ArraySpec):
         if isinstance(observation, Mapping):
             raise ExperienceError(
@@ -167,7 +165,7 @@ def _check_ranges(columns: Columns, parts: list[tuple[str, Any, ArraySpec]], spe
     if spec.choices is None:
         return
     action = _array(columns["action"])
-    # As unsigned numbers negative ones are huge, so one comparison does for the usual case.
+    # Fast check: as unsigned integers, negative numbers are huge.
     if action.dtype != np.int64 or int(action.view(np.uint64).max()) >= min(spec.choices):
         high = np.array(spec.choices).reshape(spec.action.shape) - 1
         _check_range("action", action, np.zeros_like(high), high)
@@ -200,8 +198,8 @@ def _check_mask(columns: Columns, spec: RolloutSpec, shape: tuple[int, int]) -> 
 
 
 def possible_actions(mask: NDArray[np.bool_], choices: tuple[int, ...] | None) -> NDArray[np.bool_]:
-    """Where the masks `[..., k]` leave at least one value for each of the choices of an action."""
-    if choices is None or sum(choices) != mask.shape[-1]:  # switches, which may all be off
+    """Where the masks `[..., k]` allow at least one value for each choice of an action."""
+    if choices is None or sum(choices) != mask.shape[-1]:  # binary actions, which may all be off
         return np.ones(mask.shape[:-1], np.bool_)
     each: NDArray[np.bool_] = np.logical_or.reduceat(mask, np.cumsum([0, *choices[:-1]]), axis=-1)
     return np.asarray(each.all(-1))
@@ -222,7 +220,7 @@ def _check_duration(columns: Columns, spec: RolloutSpec, shape: tuple[int, int])
 def _check_finite(key: str, tensor: Tensor) -> None:
     if tensor.is_cpu:
         array = tensor.numpy()
-        # The sum of squares is finite only if every number is; overflow aside, which the exact search then rules out.
+        # Fast check: a finite sum of squares has finite terms. One that overflows is checked exactly below.
         finite = math.isfinite(np.vdot(array, array))
     else:
         finite = bool(torch.isfinite(tensor).all())
@@ -245,7 +243,7 @@ def _check_range(key: str, array: NDArray[Any], low: NDArray[Any], high: NDArray
 
 
 def _find_first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
-    """The position of the first True; empty when there is none."""
+    """The index of the first True; empty if there is none."""
     return next((tuple(int(i) for i in at) for at in np.argwhere(wrong)), ())
 
 

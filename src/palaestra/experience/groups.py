@@ -1,8 +1,8 @@
-"""Episodes that belong together: which have the same start, groups that are collected until they are complete.
+"""Groups of episodes with the same start, and their storage in checkpoints.
 
-`Groups` is pure bookkeeping: a trajectory comes in once and leaves once. Members arrive in any order from any actor;
-one that will never come is declared lost, so that a broken session does not hold the others back. One that comes after
-its group has left (it was declared lost, or is one too many) leaves alone, at once.
+`Groups` collects trajectories until their group is complete. Members arrive in any order; a member that will not arrive
+is declared lost, so that a failed session does not block its group. A member that arrives after its group was released
+is released alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = [
     "whole_groups",
 ]
 
-REMEMBERED = 10_000
-"""Groups that left and are still known, so that a latecomer is not mistaken for the first of a new group."""
+MAX_RELEASED = 10_000
+"""Number of released groups that are remembered, to recognise late members."""
 
 
 def task_name(trajectory: Trajectory) -> str:
@@ -39,18 +39,18 @@ def task_name(trajectory: Trajectory) -> str:
 
 
 def task_key(trajectory: Trajectory) -> str:
-    """Task, params and seed: equal for episodes that began on the same screen with the same instruction."""
+    """Task, params and seed: equal for episodes with the same start."""
     params = json.dumps(dict(trajectory.task.get("params", {})), sort_keys=True, default=str)
     return f"{task_name(trajectory)} {params} {trajectory.task.get('seed')}"
 
 
 def group_name(trajectory: Trajectory) -> str:
-    """The group it was sampled for; episodes that name none are compared with those of the same start."""
+    """The group of a trajectory; without one, its start."""
     return trajectory.group or task_key(trajectory)
 
 
 def group_positions(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """The positions of the members of each group, groups and members in the order they came."""
+    """Indices of the members of each group, in order of appearance."""
     groups: dict[str, list[int]] = {}
     for position, trajectory in enumerate(trajectories):
         groups.setdefault(group_name(trajectory), []).append(position)
@@ -58,14 +58,14 @@ def group_positions(trajectories: Sequence[Trajectory]) -> list[list[int]]:
 
 
 def split_groups(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """The same trajectories by group, in the same order."""
+    """The trajectories by group, in order of appearance."""
     return [[trajectories[position] for position in group] for group in group_positions(trajectories)]
 
 
 def whole_groups(trajectories: Sequence[Trajectory], size: int) -> tuple[list[Trajectory], list[Trajectory]]:
-    """The first groups that together have at least `size` members, and the rest. No group is cut in two.
+    """The first groups that together have at least `size` members, and the rest. No group is split.
 
-    Half a group has another mean than the whole: its advantages would compare each episode with other ones.
+    Advantages depend on the mean of the whole group.
     """
     batch: list[Trajectory] = []
     rest: list[Trajectory] = []
@@ -75,7 +75,7 @@ def whole_groups(trajectories: Sequence[Trajectory], size: int) -> tuple[list[Tr
 
 
 class Groups:
-    """Collects groups of `size` episodes."""
+    """Collects trajectories into groups of `size`."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -83,64 +83,53 @@ class Groups:
         self.size = size
         self._waiting: dict[str, list[Trajectory]] = {}
         self._lost: Counter[str] = Counter()
-        self._left: OrderedDict[str, None] = OrderedDict()
+        self._released: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """Trajectories that wait for the rest of their group."""
+        """Number of trajectories in incomplete groups."""
         return sum(map(len, self._waiting.values()))
 
     def add(self, trajectory: Trajectory) -> list[Trajectory]:
-        """Take one in; the whole group when it is complete now, else nothing."""
+        """Add a trajectory; returns its group if it is complete now, else nothing."""
         name = group_name(trajectory)
-        if self.size == 1 or name in self._left:
+        if self.size == 1 or name in self._released:
             return [trajectory]
         self._waiting.setdefault(name, []).append(trajectory)
         return self._release_if_complete(name)
 
-    def lose(self, group: str, count: int = 1) -> list[Trajectory]:
-        """`count` members of this group will not come; the others when they are complete now."""
-        if self.size == 1 or group in self._left:
+    def lose(self, group: str) -> list[Trajectory]:
+        """Declare a member of a group lost; returns the others if the group is complete now."""
+        if self.size == 1 or group in self._released:
             return []
         self._waiting.setdefault(group, [])
-        self._lost[group] += count
+        self._lost[group] += 1
         return self._release_if_complete(group)
 
     def drain(self) -> list[list[Trajectory]]:
-        """Everything that still waits, as the incomplete groups it is in; nothing waits afterwards."""
+        """Remove and return the incomplete groups."""
         groups = [members for members in self._waiting.values() if members]
-        self.restore([], {})
+        self._waiting, self._lost = {}, Counter()
         return groups
 
     def waiting(self) -> list[Trajectory]:
-        """What waits, in the order it came in within each group; it goes on waiting. For a checkpoint."""
+        """The trajectories of incomplete groups, for a checkpoint."""
         return [member for members in self._waiting.values() for member in members]
-
-    def losses(self) -> dict[str, int]:
-        """How many members of each incomplete group are known to be lost. For a checkpoint."""
-        return {name: self._lost[name] for name in self._waiting if self._lost[name]}
-
-    def restore(self, waiting: Sequence[Trajectory], losses: Mapping[str, int]) -> None:
-        """Wait for the same members as when `waiting` and `losses` were taken."""
-        self._waiting = {name: [] for name in (*map(group_name, waiting), *losses)}
-        self._lost = Counter({name: int(count) for name, count in losses.items()})
-        for trajectory in waiting:
-            self._waiting[group_name(trajectory)].append(trajectory)
 
     def _release_if_complete(self, name: str) -> list[Trajectory]:
         if len(self._waiting[name]) + self._lost[name] < self.size:
             return []
         members = self._waiting.pop(name)
         del self._lost[name]
-        # Without a name of its own it was collected by its start, which may well be played again.
+        # A group without a name is identified by its start, which may be played again.
         if all(member.group for member in members):
-            self._left[name] = None
-        if len(self._left) > REMEMBERED:
-            self._left.popitem(last=False)
+            self._released[name] = None
+        if len(self._released) > MAX_RELEASED:
+            self._released.popitem(last=False)
         return members
 
 
 def pack_trajectories(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, Tensor]:
-    """One tensor of bytes for each, under names that keep their order, to travel in a checkpoint unpickled."""
+    """One tensor of bytes per trajectory, under names that keep their order, for a checkpoint."""
     return {
         f"{prefix}.{number:06d}": torch.frombuffer(bytearray(one.to_bytes()), dtype=torch.uint8)
         for number, one in enumerate(trajectories)
@@ -148,6 +137,6 @@ def pack_trajectories(trajectories: Sequence[Trajectory], prefix: str) -> dict[s
 
 
 def unpack_trajectories(tensors: Mapping[str, Tensor], prefix: str) -> list[Trajectory]:
-    """The trajectories under that prefix, in their order; each is checked against its digest."""
+    """The trajectories stored under a prefix, in order, with their digests verified."""
     names = sorted(name for name in tensors if name.startswith(f"{prefix}."))
     return [Trajectory.from_bytes(tensors[name].numpy().tobytes(), place=f"checkpoint, {name}") for name in names]

@@ -1,8 +1,8 @@
-"""`Rollout`: a stretch of experience, `[T, N]`, that an actor writes and everybody else reads.
+"""`Rollout`: `[T, N]` steps of experience as a TensorDict, time first.
 
-A TensorDict: time first, then environment. Nobody edits what was recorded: `reward` is what the environment paid,
-advantages are added at learn time on a copy. Each column of N is one environment's unbroken stream, named by
-`stream` and counted by `env_step`, so that `combine_rollouts` knows what follows on what.
+Recorded columns are never modified; advantages are added to a copy when learning. Each of the N columns is one
+environment's unbroken stream, identified by `stream` and counted by `env_step`, so that `combine_rollouts` can join
+consecutive rollouts.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from palaestra.files.atomic import write_bytes
 __all__ = ["Rollout", "combine_rollouts"]
 
 SCHEMA = 1
-FEWEST_STEPS_TO_COMPARE = 16
-"""Rollouts with fewer steps than this may well be equal by chance."""
+MIN_STEPS_TO_COMPARE = 16
+"""Rollouts with fewer steps may be equal by chance."""
 _COMPARED = ("observation", "action", "reward")
 
 
 class Rollout(TensorDict):  # type: ignore[no-untyped-call]
     """T steps of N environments; every entry is `[T, N, ...]`.
 
-    observation     what the policy saw; a nested TensorDict for Dict spaces
-    action          as drawn (a Gaussian before clipping)
+    observation     input of the policy; a nested TensorDict for Dict spaces
+    action          as sampled (a Gaussian before clipping)
     log_prob        under the weights that acted
     value           of `observation`, under the weights that acted
-    next_value      of what came next: 0 after termination, the value of the last observation after truncation
-    reward          as the environment paid it
-    terminated      the task ended: the future is worth nothing
-    truncated       we stopped watching: the future is worth `next_value`
-    policy_version  which weights acted, counted in updates
-    policy_fingerprint  which weights acted, by their numbers (0 or missing: not recorded, as in older files)
-    reward_scale    by how much rewards are multiplied before learning (1 without reward normalisation)
-    stream          which environment, unique within one process
-    env_step        how many steps that environment had taken before this one
-    action_mask     which actions were allowed (only with masks)
-    duration        how many actions of the chunk were executed (only with action chunks)
-    valid           False where the environment ignored the action (only when there are such steps)
+    next_value      of the next observation: 0 after termination, of the last observation after truncation
+    reward          as returned by the environment
+    terminated      the task ended
+    truncated       the episode was cut off, for example by a time limit
+    policy_version  version of the acting weights, counted in updates
+    policy_fingerprint  hash of the acting weights (0 or missing: not recorded, as in older files)
+    reward_scale    factor for rewards in learning (1 without reward normalisation)
+    stream          id of the environment, unique within one process
+    env_step        number of steps that the environment had taken before
+    action_mask     allowed actions (only with masks)
+    duration        number of executed actions of the chunk (only with action chunks)
+    valid           False where the environment ignored the action (only if there are such steps)
 
-    Read by key, the plural of a column is that column: `rollout["observations"]`, `"actions" in rollout`.
+    Plural keys are accepted as well: `rollout["observations"]`, `"actions" in rollout`.
     """
 
     def __getitem__(self, index: Any) -> Any:
@@ -82,11 +82,11 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
         return _rebuild, (self.to_dict(), tuple(self.batch_size))
 
     def total_reward(self) -> float:
-        """Everything the environments paid."""
+        """Sum of all rewards."""
         return float(self.get("reward").double().sum())
 
     def save(self, path: str | os.PathLike[str]) -> Path:  # type: ignore[override]
-        """Write one safetensors file, atomically, with a schema version and a SHA-256 of its contents."""
+        """Write one safetensors file atomically, with a schema version and a SHA-256."""
         from safetensors.torch import save as to_bytes
 
         flat = self._leaves()
@@ -103,7 +103,7 @@ class Rollout(TensorDict):  # type: ignore[no-untyped-call]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Rollout:  # type: ignore[override]
-        """Read what `save` wrote; refuses what is truncated, altered or newer than this version knows."""
+        """Read a saved rollout; `CheckpointError` if the file is truncated, altered or too new."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -128,7 +128,7 @@ def _rebuild(entries: dict[str, Any], shape: tuple[int, ...]) -> Rollout:
     return Rollout(entries, batch_size=shape)
 
 
-# What `torch.save` wrote of a rollout loads in the restricted mode of `torch.load`, which calls listed functions only.
+# Allow rollouts written by `torch.save` in `torch.load(weights_only=True)`.
 torch.serialization.add_safe_globals([_rebuild])
 
 
@@ -142,10 +142,10 @@ def _fingerprint(flat: dict[str, Tensor], shape: str = "") -> str:
 
 
 def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
-    """Join rollouts without mixing streams: along time where they continue each other, else side by side.
+    """Join rollouts without mixing streams.
 
-    Rollouts of the same environments that follow on one another become one long rollout, exactly as if it had been
-    collected in one go. Otherwise they are set side by side as further environments, which needs equal lengths.
+    Consecutive rollouts of the same environments are joined along time, exactly as if collected at once. Other rollouts
+    are joined as further environments, which requires equal lengths.
     """
     if not rollouts:
         raise ExperienceError("combine_rollouts: an empty list. Collect at least one rollout.")
@@ -163,7 +163,7 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     lengths = sorted({rollout.batch_size[0] for rollout in rollouts})
     if len(lengths) > 1:
         raise ExperienceError(
-            f"combine_rollouts: lengths {lengths} from different environments cannot stand side by side. "
+            f"combine_rollouts: rollouts of different environments have different lengths {lengths}. "
             "Collect the same n_steps from each, or pass the list to learn() as it is."
         )
     _warn_about_copies(rollouts)
@@ -176,7 +176,7 @@ def _join(rollouts: Sequence[Rollout], dim: int) -> Rollout:
 
 
 def _fill_missing(rollout: Rollout, keys: Sequence[str]) -> Rollout:
-    """The rollout with what others beside it have: all steps valid, no fingerprint recorded."""
+    """Add missing columns: all steps valid, no fingerprint."""
     shape, missing = tuple(rollout.batch_size), [key for key in keys if key not in rollout.keys()]
     if not missing:
         return rollout
@@ -187,17 +187,17 @@ def _fill_missing(rollout: Rollout, keys: Sequence[str]) -> Rollout:
 
 
 def _warn_about_copies(rollouts: Sequence[Rollout]) -> None:
-    """Collectors with one seed play the same episodes: side by side they count twice and add nothing."""
+    """Warn about identical rollouts, which collectors with the same seed produce."""
     seen: dict[str, int] = {}
     for number, rollout in enumerate(rollouts):
-        if rollout.numel() < FEWEST_STEPS_TO_COMPARE:
+        if rollout.numel() < MIN_STEPS_TO_COMPARE:
             continue
         compared = [item for item in rollout._leaves().items() if item[0].split("/")[0] in _COMPARED]
         first = seen.setdefault(_fingerprint(dict(compared)), number)
         if first != number:
             warnings.warn(
                 f"combine_rollouts: rollouts {first} and {number} are the same, step by step, so they count twice and "
-                "add nothing. If two trainers collected them, give each a seed of its own: Trainer(..., seed=1).",
+                "add nothing. If two trainers collected them, give each its own seed: Trainer(..., seed=1).",
                 stacklevel=3,
             )
             return

@@ -1,11 +1,10 @@
-"""`Trajectory`: one episode of a model that operates a screen, with proof of where every token came from.
+"""`Trajectory`: one recorded episode of a model that operates a screen.
 
-A turn is one look and one answer: the pictures it was shown (by their SHA-256), the exact prompt token ids, the tokens
-it sampled, the log-probability and the policy version of each. What is recorded cannot be edited: arrays are read-only,
-and a digest over everything is kept in the file.
+A turn holds the pictures of the prompt (by SHA-256), the exact prompt tokens, the sampled tokens, and the
+log-probability and policy version of each. Arrays are read-only, and the file contains a digest of everything.
 
-The policy and the learner stand in different layers and meet here: the learner asks about a recorded turn
-(`TurnInput`), the policy answers for exactly its tokens (`TokenLogProbs`, `ParsedReply`). Nothing is re-tokenised.
+The learner and the policy are in different layers and share these types: the learner passes recorded turns
+(`TurnInput`), and the policy scores exactly their tokens (`TokenLogProbs`, `ParsedReply`) without re-tokenising.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Outcome", "ParsedReply", "TokenLogProbs", "Trajectory", "Turn", "TurnInput", "turn_inputs"]
 
 SCHEMA = 2
-"""2: turns name the weights they were drawn from, and rewards are what the environment paid and nothing else."""
+"""Since 2, turns record the fingerprint of the weights, and rewards are those of the environment."""
 READABLE = (1, 2)
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -45,39 +44,39 @@ class Outcome(StrEnum):
 
     SUCCESS = "success"
     FAILURE = "failure"
-    """Over, and not solved: the verifier's word, or the model gave up."""
+    """Not solved: by the verifier, or the model gave up."""
     TRUNCATED = "truncated"
     """The step limit was reached."""
     UNREADABLE = "unreadable"
-    """The model's text could not be read as an action too many times."""
+    """Too many unreadable replies in a row."""
     ENVIRONMENT_FAILED = "environment_failed"
-    """The screen broke. Nothing can be learned from it, and it is no reward."""
+    """The session failed. The episode is not learned from."""
 
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One look at the screen and one answer to it."""
+    """One screen and one reply."""
 
     pictures: tuple[str, ...]
-    """SHA-256 of the pictures in the prompt, in its order; the last one is the screen as it was."""
+    """SHA-256 of the pictures in the prompt, in order; the last is the current screen."""
     image_sizes: tuple[tuple[int, int], ...]
-    """Width and height at which the model saw each of them."""
+    """Width and height of each picture in the prompt."""
     prompt_ids: Ints
     token_ids: Ints
-    """What was sampled, the end token included."""
+    """The sampled tokens, including the end token."""
     log_probs: Floats
-    """Of each sampled token, under the distribution it was drawn from."""
+    """Of each sampled token, under the distribution it was sampled from."""
     versions: Ints
-    """Which weights each of them was drawn from."""
+    """Policy version of each sampled token."""
     text: str
     action: Mapping[str, Any] | None
-    """What the text was understood as, in screen pixels; None when it could not be read."""
+    """The action read from the text, in screen pixels; None if unreadable."""
     unreadable: str = ""
-    """Why it could not be read."""
+    """Why it is unreadable."""
     reward: float = 0.0
-    """What the environment paid for this turn, never edited; 0 for a reply that was not performed."""
+    """Reward of the environment for this turn; 0 for a reply that was not performed."""
     weights: str = ""
-    """Fingerprint of the weights that the tokens were drawn from; empty when it was not recorded."""
+    """Fingerprint of the weights that sampled the tokens; empty if not recorded."""
 
     def __post_init__(self) -> None:
         for name, kind in ARRAYS.items():
@@ -106,48 +105,48 @@ class Trajectory:
 
     episode_id: str
     task: Mapping[str, Any]
-    """The task with everything decided (`TaskSpec.facts()`): name, seed, params, instruction, step limit, screen."""
+    """The resolved task (`TaskSpec.facts()`): name, seed, params, instruction, step limit, screen."""
     turns: tuple[Turn, ...]
     outcome: Outcome
     pictures: Mapping[str, bytes] = field(repr=False)
-    """Every picture once, encoded as it came from the screen, by its SHA-256."""
+    """Encoded pictures by SHA-256."""
     reason: str = ""
-    """Why it ended so, when there is more to say than the outcome."""
+    """Further explanation of the outcome."""
     group: str = ""
     """Episodes of one group share task, params and seed, and are compared with each other."""
     attempt: int = 0
-    """How many sessions broke under this episode before this one."""
+    """Number of failed sessions of this episode before this one."""
     session_id: str = ""
     temperature: float = 1.0
-    """What the tokens were sampled at; log-probabilities are of that distribution."""
+    """Sampling temperature; log-probabilities include it."""
     codec: str = ""
     last_picture: str = ""
     """The screen after the last action."""
     started_at: float = 0.0
     seconds: float = 0.0
     detail: Mapping[str, Any] = field(default_factory=dict)
-    """What the verifier had to say in the end."""
+    """Final details of the verifier."""
 
     def __len__(self) -> int:
         return len(self.turns)
 
     def total_reward(self) -> float:
-        """Everything the environment paid."""
+        """Sum of the rewards."""
         return float(sum(turn.reward for turn in self.turns))
 
     @property
     def success(self) -> bool:
-        """Whether the verifier said so."""
+        """Whether the task was solved, by the verifier."""
         return self.outcome is Outcome.SUCCESS
 
     @property
     def learnable(self) -> bool:
-        """Whether anything can be learned from it: the screen held, and the model said something."""
+        """Whether it can be learned from: no environment failure, and at least one turn."""
         return self.outcome is not Outcome.ENVIRONMENT_FAILED and bool(self.turns)
 
     @property
     def versions(self) -> tuple[int, int]:
-        """The oldest and the newest weights that acted; (-1, -1) when none did."""
+        """Oldest and newest policy version; (-1, -1) without tokens."""
         versions = [int(version) for turn in self.turns for version in turn.versions]
         return min(versions, default=-1), max(versions, default=-1)
 
@@ -157,7 +156,7 @@ class Trajectory:
         return facts | {"task": dict(self.task), "detail": dict(self.detail), "outcome": self.outcome.value}
 
     def to_bytes(self) -> bytes:
-        """One self-contained document: tensors and JSON, no code."""
+        """Serialise to safetensors bytes with JSON metadata."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name in ARRAYS:
             parts = [getattr(turn, name) for turn in self.turns]
@@ -170,7 +169,7 @@ class Trajectory:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, place: str = "a trajectory") -> Trajectory:
-        """The trajectory in these bytes; `ExperienceError` when it is not what was written."""
+        """Deserialise; `ExperienceError` if the bytes are invalid or altered."""
         try:
             length = int.from_bytes(data[:8], "little")
             head = json.loads(data[8 : 8 + length])["__metadata__"]
@@ -188,14 +187,14 @@ class Trajectory:
         return _rebuild(facts, arrays)
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Not synced: there are thousands, and a torn one is found out by its digest.
+        # Not synced to disk: there are thousands of files, and the digest detects torn ones.
         write_bytes(path, self.to_bytes(), durable=False)
 
     @classmethod
     def load(cls, path: Path) -> Trajectory:
-        """Read it back."""
+        """Read a file."""
         return cls.from_bytes(path.read_bytes(), place=str(path))
 
 
@@ -215,7 +214,7 @@ def _rebuild(facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
     turns, prompt, token = [], 0, 0
     for turn in facts["turns"]:
         if facts["schema"] == 1 and turn["action"] is None:
-            # Schema 1 wrote the learner's penalty for an unreadable reply where the environment's reward belongs.
+            # Schema 1 stored the learner's penalty for an unreadable reply as the reward.
             turn["reward"] = 0.0
         rows = {"prompt_ids": slice(prompt, prompt + turn.pop("prompt"))}
         rows |= dict.fromkeys(("token_ids", "log_probs", "versions"), slice(token, token + turn.pop("tokens")))
@@ -233,39 +232,39 @@ def _rebuild(facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
 
 @dataclass(frozen=True, eq=False)
 class TurnInput:
-    """One recorded turn with everything needed to compute its log-probabilities again."""
+    """A recorded turn with everything needed to score it."""
 
     turn: Turn
     pictures: Mapping[str, bytes] = field(repr=False)
-    """Encoded pictures by SHA-256; at least those that the turn names."""
+    """Encoded pictures by SHA-256, including those of the turn."""
     temperature: float = 1.0
-    """What the tokens were sampled at."""
+    """Sampling temperature."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLogProbs:
-    """What a policy says about the sampled tokens of B turns, the longest of which has G."""
+    """A policy's scores of the sampled tokens of B turns of at most G tokens."""
 
     log_probs: Tensor
-    """`[B, G]` of the recorded token ids, at the temperature they were sampled at; 0 where padded."""
+    """`[B, G]` of the recorded tokens at their sampling temperature; 0 where padded."""
     mask: Tensor
     """`[B, G]` bool: True where there is a token, from the left."""
     entropy: Tensor | None = None
-    """`[B, G]` nats, of the distribution each token was drawn from; 0 where padded. None unless asked for."""
+    """`[B, G]` entropy in nats of each token's distribution; 0 where padded. None unless requested."""
     values: Tensor | None = None
-    """`[B]`, read at the last prompt token. None unless asked for."""
+    """`[B]`, at the last prompt token. None unless requested."""
 
 
 class ParsedReply(NamedTuple):
-    """What the tokens of a recorded turn mean to a policy."""
+    """The tokens of a recorded turn, decoded by a policy."""
 
     text: str
     action: Mapping[str, Any] | None
-    """As `Turn.action`; None when the text is no action."""
+    """As `Turn.action`; None if unreadable."""
     image_size: tuple[int, int]
-    """Width and height at which this model sees the screen that the turn answers."""
+    """Width and height of the current screen in the prompt of this model."""
 
 
 def turn_inputs(trajectory: Trajectory) -> list[TurnInput]:
-    """The turns of an episode, in order, each with the pictures of the whole."""
+    """The turns of an episode as inputs for a policy."""
     return [TurnInput(turn, trajectory.pictures, trajectory.temperature) for turn in trajectory.turns]

@@ -1,13 +1,13 @@
-"""`VLABuffer`: a ring of whole, time-ordered segments between a collector that never stops and a learner.
+"""`VLABuffer`: a ring of complete, time-ordered segments between a collector and a learner.
 
-Used step by step in one thread it is a circular buffer: `add` overwrites the oldest step once it is full, and `get`
-gives the steps it holds, oldest first. A collector in the background fills longer segments and waits for the reader.
+Used step by step in one thread it is a circular buffer: `add` overwrites the oldest step when it is full, and `get`
+returns the stored steps, oldest first. An asynchronous collector fills longer segments and waits for the reader.
 
-All memory is allocated at the start. A segment is `[segment_length, num_envs]`, each column one environment's unbroken
-stream, so advantages never cross environments or the seam of the ring. Each segment lies in a slot, which goes free ->
-filling -> full -> reading -> free. What is being read is never overwritten: a full ring makes the writer wait
-(`block`), or lose the oldest unread segment, counted in `dropped_steps` (`overwrite_oldest`). Threads may share it; two
-processes share its memory, and one of them keeps the books.
+All memory is preallocated. A segment is `[segment_length, num_envs]`; each column is one environment's unbroken stream,
+so advantages never cross environments or segments. The slot of a segment goes free -> filling -> full -> reading ->
+free. A segment being read is never overwritten: if the ring is full, the writer waits (`block`) or the oldest unread
+segment is dropped and counted in `dropped_steps` (`overwrite_oldest`). It is thread-safe; between processes, memory is
+shared and only one process tracks the slots.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["Overflow", "VLABuffer", "check_whole_segments"]
 
 Overflow: TypeAlias = Literal["block", "overwrite_oldest"]
-"""What happens when a new segment finds no room: wait for the reader, or lose the oldest unread one (counted)."""
+"""If the ring is full: wait for the reader, or drop the oldest unread segment."""
 
 SlotState: TypeAlias = Literal["free", "filling", "full", "reading"]
 
 
 class VLABuffer:
-    """Room for `buffer_size` steps of `num_envs` environments, in segments of `segment_length`."""
+    """A ring of `buffer_size` steps of `num_envs` environments, in segments of `segment_length`."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class VLABuffer:
         chunk: int = 1,
         memory: Memory = np.zeros,
     ) -> None:
-        """`segment_length`: how many steps are overwritten and read together.
+        """`segment_length`: number of steps that are overwritten and read together.
 
-        `overflow="block"` makes `add` wait for a reader in another thread instead of overwriting.
+        With `overflow="block"`, `add` waits for a reader in another thread instead of overwriting.
         """
         _check_sizes(buffer_size, segment_length, num_envs, overflow)
         self.segment_length, self.num_envs = segment_length, num_envs
@@ -73,37 +73,37 @@ class VLABuffer:
         self.overflow: Overflow = overflow
         self.states: list[SlotState] = ["free"] * count
         self.full: deque[int] = deque()
-        """Slots that wait to be read, oldest first."""
-        self._free = list(range(count))  # a heap: the lowest number is filled first
+        """Unread slots, oldest first."""
+        self._free = list(range(count))  # a heap: the lowest slot is filled first
         self.changed = threading.Condition()
-        """Held while the books are read or changed, and notified after; waits end when a slot changes hands."""
+        """Guards the slot states; notified after every change."""
         self.dropped_steps = 0
-        """Steps over all environments that were recorded and never read: overwritten, too old, or unfinished."""
+        """Recorded steps over all environments that were never read: overwritten, too stale, or unfinished."""
         self._filling: int | None = None
         self._added = 0
 
     @property
     def buffer_size(self) -> int:
-        """Steps per environment that fit."""
+        """Capacity in steps per environment."""
         return self.segment_length * len(self.segments)
 
     @property
     def unread_steps(self) -> int:
-        """Steps over all environments that wait to be read."""
+        """Unread steps over all environments."""
         return len(self) * self.segment_length * self.num_envs
 
     @property
     def num_busy(self) -> int:
-        """How many slots are not free."""
+        """Number of slots that are not free."""
         return len(self.segments) - len(self._free)
 
     def __len__(self) -> int:
-        """Whole segments that wait to be read."""
+        """Number of unread segments."""
         with self.changed:
             return len(self.full)
 
     def is_full(self) -> bool:
-        """Whether every segment is whole and unread."""
+        """Whether every segment is unread."""
         return len(self) == len(self.segments)
 
     # ------------------------------------------------------------------ step by step, for one writer
@@ -111,7 +111,7 @@ class VLABuffer:
     def add(self, transition: Mapping[str, Any] | TensorDict, *, timeout: float | None = None) -> None:
         """Append one step `[N, ...]` or several `[t, N, ...]`, by key.
 
-        On a full ring that blocks, waits until a reader makes room: for ever, or `timeout` seconds.
+        If the ring is full and blocks, waits for a reader, at most `timeout` seconds.
         """
         given, steps = read_steps(transition, "VLABuffer.add")
         done = 0
@@ -139,17 +139,14 @@ class VLABuffer:
         return slot
 
     def get(self, flatten: bool = False) -> Rollout | TensorDict:
-        """Everything whole and unread that follows on without a gap, oldest first, copied out; frees its room.
-
-        `[T, N]`, or `[T * N]` with `flatten`.
-        """
+        """Copy and free the oldest consecutive unread segments, as `[T, N]`, or `[T * N]` with `flatten`."""
         taken: list[int] = []
         expected: int | None = None
         while (slot := self.take(expected)) is not None:
             taken.append(slot)
             expected = self.segments[slot].first_env_step + self.segment_length
         if not taken:
-            raise ExperienceError("VLABuffer.get: no segment is whole yet. Ask is_full() or len() first.")
+            raise ExperienceError("VLABuffer.get: no segment is complete yet. Check is_full() or len() first.")
         first = self.segments[taken[0]]
         whole = RolloutBuffer(len(taken) * self.segment_length, **first.made_for)
         whole.first_stream, whole.first_env_step = first.first_stream, first.first_env_step
@@ -160,7 +157,7 @@ class VLABuffer:
         columns["reward_scale"] = scales.repeat_interleave(self.segment_length).unsqueeze(1).expand(-1, self.num_envs)
         for slot in taken:
             self.release(slot)
-        from palaestra.experience.rollout import Rollout  # importing tensordict costs a second: only when asked for
+        from palaestra.experience.rollout import Rollout  # importing tensordict takes a second
 
         rollout = Rollout.from_columns(columns)
         return rollout.reshape(-1) if flatten else rollout
@@ -168,9 +165,9 @@ class VLABuffer:
     # ------------------------------------------------------------------ segment by segment, for a collector
 
     def claim(self, timeout: float | None = 0.0) -> int | None:
-        """A slot to fill; None when there is none within `timeout` seconds (None waits for ever)."""
+        """A slot to fill; None if there is none within `timeout` seconds (None: no limit)."""
         with self.changed:
-            if timeout != 0.0:  # even the shortest wait lets go of the lock, which a caller may hold for a reason
+            if timeout != 0.0:  # even the shortest wait releases the lock, which a caller may hold
                 self.changed.wait_for(lambda: self._free or (self.full and self.overflow != "block"), timeout)
             if self._free:
                 slot = heapq.heappop(self._free)
@@ -183,19 +180,19 @@ class VLABuffer:
             return slot
 
     def commit(self, slot: int) -> None:
-        """The segment is whole; a reader may take it."""
+        """Mark a segment as complete and readable."""
         with self.changed:
             self._move(slot, "filling", "full")
             self.full.append(slot)
 
     def abandon(self, slot: int, steps: int) -> None:
-        """The segment will not be finished: its `steps` (over all environments) are counted as dropped."""
+        """Free an unfinished segment; its `steps` over all environments count as dropped."""
         with self.changed:
             self._move(slot, "filling", "free")
             self.dropped_steps += steps
 
     def take(self, first_env_step: int | None = None) -> int | None:
-        """The oldest whole segment's slot, protected until `release`; None if there is none (starting there)."""
+        """The slot of the oldest unread segment, reserved until `release`; None if there is none (at that step)."""
         with self.changed:
             if not self.full or first_env_step not in (None, self.segments[self.full[0]].first_env_step):
                 return None
@@ -204,14 +201,14 @@ class VLABuffer:
             return slot
 
     def release(self, slot: int, *, dropped: bool = False) -> None:
-        """The reader has done with the segment, or (`dropped`) has no use for it: then it is counted."""
+        """Free a segment after reading; with `dropped` its steps count as dropped."""
         with self.changed:
             self._move(slot, "reading", "free")
             if dropped:
                 self.dropped_steps += self.segment_length * self.num_envs
 
     def requeue(self, slot: int) -> None:
-        """The reader did not get to use the segment: it is unread again, and the oldest."""
+        """Make a segment the oldest unread one again."""
         with self.changed:
             self._move(slot, "reading", "full")
             self.full.appendleft(slot)
@@ -229,9 +226,9 @@ class VLABuffer:
 
 
 def check_whole_segments(buffer_size: int, length: int, *, place: str) -> None:
-    """Refuse a ring that does not hold segments of `length` steps, at least one and no part of one."""
+    """Raise `ConfigError` unless the ring holds a whole number of segments of `length` steps."""
     if buffer_size < length:
-        remedy = f"Give at least {length}; {2 * length} lets collecting go on while learning"
+        remedy = f"Give at least {length}; {2 * length} lets collection continue during learning"
         raise ConfigError(place, buffer_size, f"is smaller than one segment of {length} steps", remedy)
     if buffer_size % length:
         below = buffer_size // length * length
