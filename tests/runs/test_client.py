@@ -104,7 +104,7 @@ def test_the_start_of_an_id_is_enough_when_it_is_the_only_one(trainer):
     trainer.wait(run_id, timeout_s=30)
     assert trainer.run("alp").run_id == run_id
     trainer.wait(trainer.start_run({"steps": 1}, runner="echo", name="alps"), timeout_s=30)
-    with pytest.raises(UnknownRun, match="several runs begin so"):
+    with pytest.raises(UnknownRun, match="is a prefix of several runs"):
         trainer.run("alp")
 
 

@@ -577,7 +577,7 @@ def test_archive_restore_delete_and_gc(home):
             for put_away in (supervisor.archive, supervisor.delete):
                 with pytest.raises(IllegalTransition, match="only a run that has ended"):
                     await put_away(live)
-            assert [doom.run_id for doom in await supervisor.gc()] == [ids[0]]
+            assert [action.run_id for action in await supervisor.gc()] == [ids[0]]
             assert home.run(ids[0]).path.exists()
             await supervisor.gc(dry_run=False)
             assert not home.run(ids[0]).path.exists()

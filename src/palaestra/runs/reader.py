@@ -303,4 +303,4 @@ def _tells(row: RunRecord, words: Collection[str]) -> bool:
 
 
 def _several(prefix: str, ids: list[str]) -> UnknownRun:
-    return UnknownRun("run", prefix, "several runs begin so", f"Which of {', '.join(ids)}?")
+    return UnknownRun("run", prefix, "is a prefix of several runs", f"Which of {', '.join(ids)}?")

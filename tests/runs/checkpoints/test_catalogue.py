@@ -309,10 +309,10 @@ def test_surplus_checkpoints_go_when_the_policy_says_so(home):
             await supervisor.gc(dry_run=False)
             return before, told, kept, [row.path for row in supervisor.registry.checkpoints()]
 
-    before, (doom,), kept, left = asyncio.run(body())
+    before, (action,), kept, left = asyncio.run(body())
 
     assert len(before) == len(kept) == 3
-    assert (doom.action, doom.why) == ("prune", "2 checkpoints beyond the newest 1 and the best")
-    assert sorted(doom.paths) == sorted(path for _, path in before[:2])
+    assert (action.action, action.why) == ("prune", "2 checkpoints beyond the newest 1 and the best")
+    assert sorted(action.paths) == sorted(path for _, path in before[:2])
     assert left == [before[2][1]]
     assert [Path(path).exists() for _, path in before] == [False, False, True]

@@ -1,7 +1,7 @@
-"""One run as one file: what a package holds, that it can be unpacked, and whether a directory holds all of it.
+"""The package of an archived run: one tar file, checked before the directory is removed.
 
-Directories and files are in the package. Links are beside it, because unpacking makes none that lead elsewhere; they
-are never followed. Pipes, sockets and devices hold nothing and are left out, by name.
+Directories and regular files are in the package. Symbolic links are recorded beside it and never followed, because
+extraction refuses links that lead outside. Pipes, sockets and devices hold no data; they are left out, and listed.
 """
 
 from __future__ import annotations
@@ -19,76 +19,84 @@ from typing import IO, Any
 from palaestra.errors import ConfigError
 
 __all__ = [
-    "UNREADABLE",
-    "Contents",
-    "contents_of",
-    "links_beside",
-    "missing_from",
-    "read_back",
-    "unpack_into",
-    "write",
+    "PACKAGE_ERRORS",
+    "DirectoryContents",
+    "directory_size",
+    "extract_package",
+    "find_missing",
+    "list_contents",
+    "read_links",
+    "verify_package",
+    "write_package",
 ]
 
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
-"""What reading a package that is damaged, or was made to do harm, can raise."""
-_BLOCK = 1 << 20
+PACKAGE_ERRORS = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
+"""What reading a damaged or malicious package can raise."""
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What lies in a directory, by paths relative to it."""
+class DirectoryContents:
+    """The contents of a directory, by relative path."""
 
     directories: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
-    """Where each points, as it is written in the link."""
+    """Target of each symbolic link, as stored in the link."""
     left_out: list[str] = field(default_factory=list)
     """Pipes, sockets and devices."""
 
-    def note(self) -> dict[str, Any]:
-        """What is written beside a package: the things that are not in it."""
-        return {"links": self.links, "left_out": self.left_out}
 
-
-def contents_of(directory: Path) -> Contents:
+def list_contents(directory: Path) -> DirectoryContents:
     """Everything below a directory. `OSError` when something cannot be listed."""
-    found = Contents()
-    _look(directory, "", found)
-    return found
+    contents = DirectoryContents()
+    _add_contents(directory, "", contents)
+    return contents
 
 
-def write(package: Path, directory: Path) -> Contents:
+def directory_size(directory: Path) -> int:
+    """Size in bytes of all files below a directory; files that disappear meanwhile are skipped."""
+    total = 0
+    for base, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(base, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def write_package(package: Path, directory: Path) -> DirectoryContents:
     """Pack a directory under its own name."""
-    found = contents_of(directory)
+    contents = list_contents(directory)
     with tarfile.open(package, "w:gz", compresslevel=6) as tar:
-        for name in ["", *found.directories, *found.files]:
+        for name in ["", *contents.directories, *contents.files]:
             path = directory / name
             member = tar.gettarinfo(path, arcname=f"{directory.name}/{name}".rstrip("/"))
             if member.isdir():
                 tar.addfile(member)
                 continue
-            # A second name of the same file is a file of its own, so that each can be unpacked alone.
+            # A second hard link is stored as a file, so that each file can be extracted alone.
             member.type, member.linkname = tarfile.REGTYPE, ""
             with open(path, "rb") as file:
                 member.size = os.fstat(file.fileno()).st_size
                 tar.addfile(member, file)
-    return found
+    return contents
 
 
-def read_back(package: Path, directory: Path) -> None:
-    """Make sure that unpacking would give the directory again. `ConfigError` when it would not."""
-    left, packed = "The run was left as it is", set[str]()
-    wrong = _first_missing(directory, package, packed)
-    if wrong:
-        raise ConfigError("archive", wrong, "was packed wrongly", left)
-    here = contents_of(directory).files
-    if not packed.issuperset(f"{directory.name}/{name}" for name in here):
-        raise ConfigError("archive", str(package), f"holds {len(packed)} of {len(here)} files", left)
+def verify_package(package: Path, directory: Path) -> None:
+    """Check that extraction would restore the directory. `ConfigError` when it would not."""
+    remedy = "The run was not changed"
+    missing, packed = _compare(directory, package)
+    if missing:
+        raise ConfigError("archive", missing, "was packed wrongly", remedy)
+    files = list_contents(directory).files
+    if not packed.issuperset(f"{directory.name}/{name}" for name in files):
+        raise ConfigError("archive", str(package), f"holds {len(packed)} of {len(files)} files", remedy)
 
 
-def missing_from(directory: Path, package: Path, links: Mapping[str, str]) -> str:
-    """The first file or link of a package that a directory does not hold as it was packed; empty when it holds all."""
-    missing = _first_missing(directory, package, set())
+def find_missing(directory: Path, package: Path, links: Mapping[str, str]) -> str:
+    """The first file or link of a package that a directory lacks or holds differently; empty when there is none."""
+    missing, _ = _compare(directory, package)
     if missing:
         return missing
     for name, target in links.items():
@@ -97,71 +105,75 @@ def missing_from(directory: Path, package: Path, links: Mapping[str, str]) -> st
     return ""
 
 
-def unpack_into(directory: Path, package: Path, name: str, links: Mapping[str, str]) -> Path:
-    """Unpack below a directory, and make the links again; where it is now. Raises one of `UNREADABLE`."""
-    found = dict(links)
+def extract_package(package: Path, into: Path, name: str, links: Mapping[str, str]) -> Path:
+    """Extract the package of the run `name` and create its links; the path of the run. Raises `PACKAGE_ERRORS`."""
+    all_links = dict(links)
 
-    def plain(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    def select_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         for member in tar:
             if member.isdir() or member.isfile() or member.islnk():
                 yield member
             elif member.issym():
-                # Packages once held links, those that lead out included.
-                found.setdefault(str(PurePosixPath(member.name).relative_to(name)), member.linkname)
+                # Packages of earlier versions hold symbolic links, including those that lead outside.
+                all_links.setdefault(str(PurePosixPath(member.name).relative_to(name)), member.linkname)
 
     with tarfile.open(package, "r:gz") as tar:
-        tar.extractall(directory, members=plain(tar), filter="data")
-    made = directory / name
-    for path, target in found.items():
-        link = made / path
-        # Nothing is made below a link, wherever the note beside a package says that it should be.
-        if not link.parent.resolve().is_relative_to(made.resolve()):
+        tar.extractall(into, members=select_members(tar), filter="data")
+    run = into / name
+    for path, target in all_links.items():
+        link = run / path
+        # Nothing is created through a link, whatever the note beside the package says.
+        if not link.parent.resolve().is_relative_to(run.resolve()):
             raise tarfile.OutsideDestinationError(tarfile.TarInfo(path), str(link.parent.resolve()))
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
-    return made
+    return run
 
 
-def links_beside(note: Mapping[str, Any] | None) -> dict[str, str]:
-    """The links that are written down beside a package."""
+def read_links(note: Mapping[str, Any] | None) -> dict[str, str]:
+    """The symbolic links in the note beside a package."""
     links = (note or {}).get("links")
     return {str(path): str(target) for path, target in links.items()} if isinstance(links, dict) else {}
 
 
-def _look(directory: Path, below: str, found: Contents) -> None:
+def _add_contents(directory: Path, prefix: str, contents: DirectoryContents) -> None:
     with os.scandir(directory) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
-        name = below + entry.name
+        name = prefix + entry.name
         if entry.is_symlink():
-            found.links[name] = os.readlink(entry.path)
+            contents.links[name] = os.readlink(entry.path)
         elif entry.is_dir(follow_symlinks=False):
-            found.directories.append(name)
-            _look(Path(entry.path), f"{name}/", found)
+            contents.directories.append(name)
+            _add_contents(Path(entry.path), f"{name}/", contents)
         elif entry.is_file(follow_symlinks=False):
-            found.files.append(name)
+            contents.files.append(name)
         else:
-            found.left_out.append(name)
+            contents.left_out.append(name)
 
 
-def _first_missing(directory: Path, package: Path, seen: set[str]) -> str:
-    """Reads a package to its end, as unpacking would; the names of its files are added to `seen`."""
+def _compare(directory: Path, package: Path) -> tuple[str, set[str]]:
+    """The first file of a package that the directory lacks or holds differently, and the files read until then.
+
+    Reads the package to its end, as extraction would.
+    """
+    packed: set[str] = set()
     with tarfile.open(package, "r:gz") as tar:
         for member in tar:
             if not member.isfile():
                 continue
             tarfile.data_filter(member, str(directory.parent))
-            seen.add(member.name)
-            packed, here = tar.extractfile(member), directory.parent / member.name
-            if packed is None or not _is_file(here):
-                return member.name
-            with packed, open(here, "rb") as file:
-                if _digest(packed) != _digest(file):
-                    return member.name
-    return ""
+            packed.add(member.name)
+            content, path = tar.extractfile(member), directory.parent / member.name
+            if content is None or not _is_regular_file(path):
+                return member.name, packed
+            with content, open(path, "rb") as file:
+                if _digest(content) != _digest(file):
+                    return member.name, packed
+    return "", packed
 
 
-def _is_file(path: Path) -> bool:
+def _is_regular_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -169,7 +181,4 @@ def _is_file(path: Path) -> bool:
 
 
 def _digest(file: IO[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    while block := file.read(_BLOCK):
-        digest.update(block)
-    return digest.digest()
+    return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, Pala
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.redaction import Redactor
-from palaestra.runs.archive.packing import size_of
+from palaestra.runs.archive.package import directory_size
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.phase import AttemptOutcome, Phase, PhaseEvent, advance, determine_outcome
 from palaestra.runs.process.attempt_process import (
@@ -358,7 +358,7 @@ class SupervisedRun:
         await self._catalogue_new(attempt)
         await asyncio.to_thread(self._catalogue, attempt)
         facts = await asyncio.to_thread(read_exit_facts, attempt, Redactor.from_environment(os.environ))
-        size = await asyncio.to_thread(size_of, self.state.paths.path)
+        size = await asyncio.to_thread(directory_size, self.state.paths.path)
         exit_ = read_status(attempt).exit or {}
         alarms = merge_alarms(self.state.record.alarms, lasting_alarms(progress, context.clock()))
         outcome = self._explain(determine_outcome(facts), progress, alarms)

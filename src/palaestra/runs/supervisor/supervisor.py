@@ -253,7 +253,7 @@ class Supervisor:
 
     async def restore(self, run_id: str) -> RunRecord:
         """Unpack an archived run, or restore a deleted one; a prefix of its id is enough."""
-        run_id = await asyncio.to_thread(self._archive.meant, run_id)
+        run_id = await asyncio.to_thread(self._archive.resolve_id, run_id)
         with self._reserve(run_id):
             return await asyncio.to_thread(self._archive.restore, run_id)
 
@@ -272,7 +272,7 @@ class Supervisor:
                 with self._reserve(action.run_id):
                     await asyncio.to_thread(self._archive.purge, action)
             else:
-                await self._change_ended(action.run_id, partial(self._archive.carry_out, action))
+                await self._change_ended(action.run_id, partial(self._archive.apply, action))
         except (PalaestraError, OSError) as error:
             return replace(action, failed=str(error))
         return action
