@@ -56,9 +56,7 @@ def test_a_prefix_of_a_run_id_lists_its_checkpoints_and_any_other_is_refused(hom
     (home.runs / "cartpole-20" / "resolved.json").write_text('{"env": {"id": "CartPole-v1"}}')
 
     assert [row["env_step"] for row in answer("list", "--run", "cartpole-2")] == [512]
-    with pytest.raises(
-        UnknownRun, match=r"is a prefix of several runs\. Which of cartpole-1, cartpole-20\?"
-    ):
+    with pytest.raises(UnknownRun, match=r"is a prefix of several runs\. Which of cartpole-1, cartpole-20\?"):
         typed("list", "--run", "cart")
     with pytest.raises(UnknownRun, match="run = 'another': no such run"):
         typed("list", "--run", "another")
