@@ -1,4 +1,4 @@
-# One word per thing a person wants; CI runs the same words.
+# One target per task; CI runs the same targets.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -47,20 +47,20 @@ check: setup    ## format, lint, types, import direction
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-fmt: setup      ## rewrite the code into house format
+fmt: setup      ## format the code and fix lint findings
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup    ## speed beside the rivals, in one run, as ratios
+bench: setup    ## training speed compared with other libraries, as ratios
 	$(BIN)/python -m benchmarks.speed
 
-bench-async: setup  ## what collecting in the background gains, costs and survives (hours)
+bench-async: setup  ## asynchronous collection: speed, learning quality and robustness (hours)
 	$(BIN)/python -m benchmarks.overlap
 	$(BIN)/python -m benchmarks.staleness
 	$(BIN)/python -m benchmarks.staleness --slow
 	$(BIN)/python -m benchmarks.soak
 
-bench-ui: setup browser  ## learning on screens: three algorithms, playing while learning, batched answers (an hour)
+bench-ui: setup browser  ## learning on screens: three algorithms, asynchronous training, batched inference (an hour)
 	$(BIN)/python -m benchmarks.ui_inference
 	$(BIN)/python -m benchmarks.ui_learning
 	$(BIN)/python -m benchmarks.ui_async
@@ -71,10 +71,10 @@ bench-runs: setup   ## the run service under load: latency, ten million points, 
 soak: setup browser ## 5,000 episodes of UI sessions while browsers and servers are killed (half an hour)
 	$(BIN)/python -m benchmarks.session_soak
 
-screenshots: setup  ## pictures of what a person sees
+screenshots: setup  ## images of the terminal output for docs/
 	$(BIN)/python -m benchmarks.screenshots
 
-docs: setup     ## regenerate the parts of docs/ that come from code
+docs: setup     ## regenerate the pages of docs/ that come from code
 	$(BIN)/python -m benchmarks.reference
 	$(BIN)/python -m benchmarks.api_reference
 

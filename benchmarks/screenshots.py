@@ -1,4 +1,4 @@
-"""Pictures of what a person sees in a terminal: the progress display, `--help`, an error. Written to docs/images/."""
+"""Images of the terminal output: the progress display, `--help`, an error. Written to docs/images/."""
 
 from __future__ import annotations
 
