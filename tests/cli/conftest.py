@@ -1,4 +1,4 @@
-"""The `palaestra` command, called as a person would but within the test's process and an empty directory."""
+"""The `palaestra` command, called in the process of the test and in an empty directory."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from palaestra.files.home import Home
 from palaestra.runs import TrainerService
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -31,10 +31,10 @@ def palaestra(tmp_path, monkeypatch, capsys):
         try:
             main()
             code = 0
-        except SystemExit as left:
-            code = left.code or 0
-        heard = capsys.readouterr()
-        return Said(code, heard.out, heard.err)
+        except SystemExit as error:
+            code = error.code or 0
+        captured = capsys.readouterr()
+        return CommandResult(code, captured.out, captured.err)
 
     return call
 
@@ -58,7 +58,7 @@ def home(tmp_path):
 
 @pytest.fixture
 def runs(palaestra, home):
-    """`palaestra runs …` against a service in the same process; what still goes on at the end is stopped."""
+    """`palaestra runs …` with a service in the same process; running runs are stopped at the end."""
     with service_thread(home):
         yield lambda *words: palaestra("runs", *words)
         trainer = TrainerService(home)
@@ -70,14 +70,14 @@ def runs(palaestra, home):
 
 @pytest.fixture
 def started(runs, home):
-    """Starts an echo run with these words and, unless told otherwise, waits for its end; its id."""
+    """Starts an echo run with these arguments and waits for its end by default; returns its id."""
     return partial(start_echo, runs, home)
 
 
 def start_echo(runs, home, *words, wait=True):
-    said = runs("start", "--runner", "echo", "--json", *words)
-    assert said.code == 0, said
-    run_id = json.loads(said.out)["run_id"]
+    result = runs("start", "--runner", "echo", "--json", *words)
+    assert result.code == 0, result
+    run_id = json.loads(result.out)["run_id"]
     if wait:
         TrainerService(home).wait(run_id, timeout_s=60)
     return run_id

@@ -58,11 +58,11 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_refused_in_one_line_and_nothing_is_written(palaestra, config, case):
     words, reason = REFUSED[case]
-    said = palaestra("train", config, *words)
-    assert said.code == 2, said
-    assert reason in said.err
-    assert said.err.startswith("error: ")
-    assert len(said.err.strip().splitlines()) == 1
+    result = palaestra("train", config, *words)
+    assert result.code == 2, result
+    assert reason in result.err
+    assert result.err.startswith("error: ")
+    assert len(result.err.strip().splitlines()) == 1
     assert not Path("var").exists()
 
 
@@ -83,15 +83,15 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(palaestra, conf
 )
 def test_a_file_that_is_no_configuration_is_refused(palaestra, tmp_path, name, content, reason):
     (tmp_path / name).write_bytes(content)
-    said = palaestra("train", name)
-    assert (said.code, reason in said.err) == (2, True), said
+    result = palaestra("train", name)
+    assert (result.code, reason in result.err) == (2, True), result
     assert not Path("var").exists()
 
 
 def test_a_missing_file_is_refused_and_its_neighbours_named(palaestra, config):
-    said = palaestra("train", "smal.yaml")
-    assert said.code == 2
-    assert "small.yaml" in said.err
+    result = palaestra("train", "smal.yaml")
+    assert result.code == 2
+    assert "small.yaml" in result.err
 
 
 def test_a_damaged_checkpoint_is_refused_by_eval_and_by_resume(palaestra, config):
@@ -100,27 +100,27 @@ def test_a_damaged_checkpoint_is_refused_by_eval_and_by_resume(palaestra, config
     whole = policy.read_bytes()
     for damaged, reason in ((whole[:-40], "truncated"), (whole[:-1] + b"\x01", "corrupt")):
         policy.write_bytes(damaged)
-        said = palaestra("eval", document["checkpoint"], "--episodes", 1)
-        assert (said.code, reason in said.err) == (2, True), said
-        said = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
-        assert (said.code, reason in said.err) == (2, True), said
-        assert "newest intact one: palaestra train --resume" in said.err
+        result = palaestra("eval", document["checkpoint"], "--episodes", 1)
+        assert (result.code, reason in result.err) == (2, True), result
+        result = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
+        assert (result.code, reason in result.err) == (2, True), result
+        assert "newest intact one: palaestra train --resume" in result.err
         said_by_eval = palaestra("eval", document["run_id"], "--episodes", 1, "--checkpoint", "latest")
         assert said_by_eval.code == 2
         intact_one = said_by_eval.err.strip().rstrip(".").partition("The newest intact one is ")[2]
         assert palaestra("eval", intact_one, "--episodes", 1).code == 0
     assert not (Path(document["run_dir"]) / "attempt_2").exists()
-    command = said.err.strip().rstrip(".").partition("newest intact one: palaestra ")[2].split()
-    said = palaestra(*command, "trainer.total_timesteps=512", "--json")
-    assert (said.code, json.loads(said.out)["run_id"]) == (0, document["run_id"])
+    command = result.err.strip().rstrip(".").partition("newest intact one: palaestra ")[2].split()
+    result = palaestra(*command, "trainer.total_timesteps=512", "--json")
+    assert (result.code, json.loads(result.out)["run_id"]) == (0, document["run_id"])
 
 
 def test_a_run_without_any_intact_checkpoint_says_to_start_again(palaestra, config):
     document = json.loads(palaestra("train", config, "--json").out)
     for file in Path(document["run_dir"]).glob("attempt_1/checkpoints/*/state.json"):
         file.write_text("{}")
-    said = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
-    assert (said.code, "No checkpoint of the run is intact: start it again" in said.err) == (2, True), said
+    result = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
+    assert (result.code, "No checkpoint of the run is intact: start it again" in result.err) == (2, True), result
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_run_without_any_intact_checkpoint_says_to_start_again(palaestra, conf
     ],
 )
 def test_an_option_that_cannot_be_read_is_refused_in_one_line(palaestra, config, words, message):
-    said = palaestra("train", config, *words)
-    assert (said.code, message in said.err) == (2, True), said
-    assert len(said.err.strip().splitlines()) == 1
+    result = palaestra("train", config, *words)
+    assert (result.code, message in result.err) == (2, True), result
+    assert len(result.err.strip().splitlines()) == 1
     assert not Path("var").exists()
 
 
@@ -149,29 +149,29 @@ def test_a_command_that_does_not_exist_is_refused_with_the_nearest_one(palaestra
 
 def test_a_checkpoint_of_another_shape_is_refused(palaestra, config):
     document = json.loads(palaestra("train", config, "--json").out)
-    said = palaestra("train", "--resume", document["run_id"], "policy.hidden=[32]", "trainer.total_timesteps=512")
-    assert said.code == 2
-    assert "this policy has" in said.err
+    result = palaestra("train", "--resume", document["run_id"], "policy.hidden=[32]", "trainer.total_timesteps=512")
+    assert result.code == 2
+    assert "this policy has" in result.err
 
 
 def test_a_finished_run_says_how_to_train_on(palaestra, config):
     document = json.loads(palaestra("train", config, "--json").out)
-    said = palaestra("train", "--resume", document["run_id"])
-    assert said.code == 2
-    assert "trainer.total_timesteps=512" in said.err
+    result = palaestra("train", "--resume", document["run_id"])
+    assert result.code == 2
+    assert "trainer.total_timesteps=512" in result.err
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_eval_refuses_a_seed_that_is_none(palaestra, config, seed):
-    said = palaestra("eval", "any", "--seed", seed)
-    assert (said.code, "--seed" in said.err) == (2, True), said
+    result = palaestra("eval", "any", "--seed", seed)
+    assert (result.code, "--seed" in result.err) == (2, True), result
 
 
 def test_a_place_where_no_run_can_be_written_is_refused(palaestra, config, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "file"))
-    said = palaestra("train", config)
-    assert (said.code, "Set PALAESTRA_HOME elsewhere" in said.err) == (2, True), said
+    result = palaestra("train", config)
+    assert (result.code, "Set PALAESTRA_HOME elsewhere" in result.err) == (2, True), result
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ def test_a_machine_that_is_full_is_one_message_and_exit_code_1(palaestra, config
         raise broken
 
     monkeypatch.setattr("palaestra.train.train", fail)
-    said = palaestra("train", config)
-    assert said.code == 1
-    assert reason in said.err
-    assert len(said.err.strip().splitlines()) == 1
+    result = palaestra("train", config)
+    assert result.code == 1
+    assert reason in result.err
+    assert len(result.err.strip().splitlines()) == 1
 
 
 def test_a_damaged_file_of_a_run_is_refused_by_name(palaestra, config):
@@ -198,20 +198,20 @@ def test_a_damaged_file_of_a_run_is_refused_by_name(palaestra, config):
     (attempt / "resolved.json").write_text("{")
     (attempt / "checkpoints" / "best.json").write_text("{")
     for words, name in ((["train", "--resume"], "resolved.json"), (["eval"], "best.json")):
-        said = palaestra(*words, document["run_id"])
-        assert (said.code, name in said.err) == (2, True), said
+        result = palaestra(*words, document["run_id"])
+        assert (result.code, name in result.err) == (2, True), result
 
 
 def test_an_exception_of_several_lines_is_told_in_one(palaestra, config, tmp_path, monkeypatch):
     (tmp_path / "talkative.py").write_text("def make():\n    raise RuntimeError('first\\nsecond')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    said = palaestra("train", config, "env.id=talkative:make")
-    assert said.code == 2
-    assert "first" in said.err
-    assert len(said.err.strip().splitlines()) == 1
+    result = palaestra("train", config, "env.id=talkative:make")
+    assert result.code == 2
+    assert "first" in result.err
+    assert len(result.err.strip().splitlines()) == 1
 
 
 def test_an_unknown_run_is_refused(palaestra):
-    said = palaestra("eval", "nothing-like-it")
-    assert said.code == 2
-    assert "no such run" in said.err
+    result = palaestra("eval", "nothing-like-it")
+    assert result.code == 2
+    assert "no such run" in result.err

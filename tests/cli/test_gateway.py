@@ -1,4 +1,4 @@
-"""The gateway from the command line: a token of its own, and refusals in one line."""
+"""`palaestra gateway`: its token, and one-line errors."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`palaestra runners`, called on its own: which commands there are is decided elsewhere."""
+"""`palaestra runners`."""
 
 import json
 
@@ -36,10 +36,10 @@ def test_one_line_per_runner_with_what_it_can_do(runners):
 
 
 def test_programs_get_a_document(runners):
-    said = json.loads(runners("--json"))
+    result = json.loads(runners("--json"))
 
-    assert said["broken"] == {}
-    assert said["runners"]["cleanrl"]["runs_foreign_code"] is True
+    assert result["broken"] == {}
+    assert result["runners"]["cleanrl"]["runs_foreign_code"] is True
 
 
 def test_a_schema_is_printed_by_name_and_a_wrong_name_refused_with_the_nearest(runners):

@@ -1,4 +1,4 @@
-"""`palaestra runs` as a person types it, against a service in the same process."""
+"""`palaestra runs` with a service in the same process."""
 
 import json
 import os
@@ -16,10 +16,10 @@ from palaestra.runs.store.registry import Registry
 
 
 def test_a_run_is_started_listed_shown_and_its_output_printed(runs, home):
-    said = runs("start", "--runner", "echo", "--name", "hello", "--tag", "first", "--seed", 3, "steps=20")
-    assert said.code == 0
-    run_id = said.out.split()[0]
-    assert said.out == f"{run_id} queued\n"
+    result = runs("start", "--runner", "echo", "--name", "hello", "--tag", "first", "--seed", 3, "steps=20")
+    assert result.code == 0
+    run_id = result.out.split()[0]
+    assert result.out == f"{run_id} queued\n"
     assert run_id.startswith("hello-")
     TrainerService(home).wait(run_id, timeout_s=30)
     title, row = runs("list").out.splitlines()
@@ -57,24 +57,24 @@ def test_list_finds_by_phase_runner_environment_and_tag(runs, started):
 
 
 def test_following_shows_how_it_goes_and_the_exit_code_says_how_it_ended(runs, home):
-    said = runs("start", "--runner", "echo", "--follow", "steps=5")
-    assert said.code == 0
-    assert " succeeded after 0:00:0" in said.out
-    assert "  launched\n" in said.err
-    said = runs("start", "--runner", "echo", "--follow", "steps=5", "then=exit:4")
-    assert said.code == 1
-    assert " failed (exit code 4" in said.out
-    said = runs("watch", said.out.split()[0])
-    assert (said.code, "  failed: exit code 4" in said.err) == (1, True)
+    result = runs("start", "--runner", "echo", "--follow", "steps=5")
+    assert result.code == 0
+    assert " succeeded after 0:00:0" in result.out
+    assert "  launched\n" in result.err
+    result = runs("start", "--runner", "echo", "--follow", "steps=5", "then=exit:4")
+    assert result.code == 1
+    assert " failed (exit code 4" in result.out
+    result = runs("watch", result.out.split()[0])
+    assert (result.code, "  failed: exit code 4" in result.err) == (1, True)
 
 
 def test_stop_takes_several_and_says_what_became_of_them(runs, started):
     ids = [started("steps=1", "then=hang", wait=False) for _ in range(2)]
-    said = runs("stop", *ids, "--grace", "0.2")
-    assert said.code == 0, said
-    assert [line.split()[:2] for line in said.out.splitlines()] == [[run_id, "stopped"] for run_id in ids]
-    said = runs("stop", ids[0])
-    assert (said.code, said.err) == (1, f"error: {ids[0]} is stopped and cannot be stopped\n")
+    result = runs("stop", *ids, "--grace", "0.2")
+    assert result.code == 0, result
+    assert [line.split()[:2] for line in result.out.splitlines()] == [[run_id, "stopped"] for run_id in ids]
+    result = runs("stop", ids[0])
+    assert (result.code, result.err) == (1, f"error: {ids[0]} is stopped and cannot be stopped\n")
     # All names are looked up before anything is done to one.
     other = started("steps=1", "then=hang", wait=False)
     assert runs("stop", other, "nobody").code == 2
@@ -90,25 +90,27 @@ def test_resume_goes_on_from_the_last_checkpoint(runs, home, started):
             break
     runs("stop", run_id)
     gate.touch()
-    said = runs("resume", run_id)
-    assert said.code == 0, said
+    result = runs("resume", run_id)
+    assert result.code == 0, result
     # Twenty updates of ten steps each; stopping saved the last.
-    assert re.fullmatch(rf"{run_id} queued, attempt 2: resumes from checkpoint [0-9a-f]{{16}} \(step 200\)\n", said.out)
+    assert re.fullmatch(
+        rf"{run_id} queued, attempt 2: resumes from checkpoint [0-9a-f]{{16}} \(step 200\)\n", result.out
+    )
     assert trainer.wait(run_id, timeout_s=30).attempt == 2
     steps = [point.step for point in trainer.metrics(run_id, "m0")]
     assert steps == [10 * update for update in range(1, 21)]
     assert "attempt    2\nearlier    attempt 1 stopped" in runs("show", run_id).out
     fresh = started("steps=2")
-    said = runs("resume", fresh)
-    assert (said.code, "no checkpoint to resume from" in said.err) == (2, True), said
+    result = runs("resume", fresh)
+    assert (result.code, "no checkpoint to resume from" in result.err) == (2, True), result
 
 
 def test_compare_shows_what_differs_and_the_last_numbers(runs, started):
     first = started("steps=10", "--seed", 1)
     second = started("steps=20", "--seed", 2)
-    said = runs("compare", first, second)
-    assert said.code == 0
-    rows = {line.split()[0]: line.split()[1:] for line in said.out.splitlines() if line.strip()}
+    result = runs("compare", first, second)
+    assert result.code == 0
+    rows = {line.split()[0]: line.split()[1:] for line in result.out.splitlines() if line.strip()}
     assert rows["seed"] == ["1", "2"]
     assert rows["steps"] == ["10", "20"]
     assert rows["m0"] == ["5.5", "15.5"]
@@ -125,13 +127,13 @@ def test_archive_restore_delete_and_back(runs, home, started):
     assert not home.run(run_id).path.exists()
     assert [row["run_id"] for row in json.loads(runs("list", "--archived", "--json").out)] == [run_id]
     assert json.loads(runs("list", "--json").out) == []
-    said = runs("logs", run_id)
-    assert (said.code, f"palaestra runs restore {run_id}" in said.err) == (2, True)
+    result = runs("logs", run_id)
+    assert (result.code, f"palaestra runs restore {run_id}" in result.err) == (2, True)
     assert f"palaestra runs restore {run_id}" in runs("show", run_id).out
     assert runs("restore", run_id).out == f"{run_id} restored\n"
     assert runs("logs", run_id).out == "echo: 3 updates to go\n"
-    said = runs("delete", run_id)
-    assert (said.code, "Add --yes" in said.err) == (2, True), said
+    result = runs("delete", run_id)
+    assert (result.code, "Add --yes" in result.err) == (2, True), result
     assert runs("delete", run_id, "--yes").out == f"{run_id} deleted\n"
     assert runs("show", run_id).code == 2
     assert runs("restore", run_id).out == f"{run_id} restored\n"
@@ -145,9 +147,9 @@ def test_gc_says_what_it_would_do_and_does_it_when_told(palaestra, home):
             return palaestra("runs", *words)
 
         old, new = start_echo(runs, home, "steps=1"), start_echo(runs, home, "steps=1")
-        said = runs("gc")
-        assert "Nothing was changed; use --yes to apply." in said.out
-        assert said.out.startswith(f"archive  {old}")
+        result = runs("gc")
+        assert "Nothing was changed; use --yes to apply." in result.out
+        assert result.out.startswith(f"archive  {old}")
         assert home.run(old).path.exists()
         assert runs("gc", "--yes").code == 0
         assert [home.run(run_id).path.exists() for run_id in (old, new)] == [False, True]
@@ -174,10 +176,10 @@ def test_a_drained_service_starts_nothing_until_it_is_told_to(runs, home, starte
 
 
 def test_a_dry_run_shows_the_command_and_writes_nothing(runs, home):
-    said = runs("start", "--runner", "echo", "--dry-run", "steps=7")
-    assert said.code == 0
-    assert "command  " in said.out
-    assert "echo_program.py" in said.out
+    result = runs("start", "--runner", "echo", "--dry-run", "steps=7")
+    assert result.code == 0
+    assert "command  " in result.out
+    assert "echo_program.py" in result.out
     document = json.loads(runs("start", "--runner", "echo", "--dry-run", "--json", "steps=7").out)
     assert document["command"]["digest"] == document["digest"]
     assert not os.listdir(home.runs)
@@ -233,9 +235,9 @@ def test_a_damaged_registry_is_rebuilt_before_it_is_read(palaestra, home):
     from tests.runs.serving import end_service
 
     try:
-        said = palaestra("runs", "list", "--json")
-        assert [row["run_id"] for row in json.loads(said.out)] == [run_id]
-        assert "it is being rebuilt" in said.err
+        result = palaestra("runs", "list", "--json")
+        assert [row["run_id"] for row in json.loads(result.out)] == [run_id]
+        assert "it is being rebuilt" in result.err
     finally:
         end_service(home)
 
@@ -246,9 +248,9 @@ def test_resume_takes_a_checkpoint_and_more_steps(runs, home, started):
     assert refused.code == 2
     assert f"Give it more: palaestra runs resume {run_id} steps=60" in refused.err
 
-    said = runs("resume", run_id, "steps=40", "--checkpoint", "step_100.json", "--json")
-    assert said.code == 0, said
-    assert json.loads(said.out)["env_step"] == 100
+    result = runs("resume", run_id, "steps=40", "--checkpoint", "step_100.json", "--json")
+    assert result.code == 0, result
+    assert json.loads(result.out)["env_step"] == 100
     record = TrainerService(home).wait(run_id, timeout_s=30)
     assert (record.phase, record.env_step, record.total_steps) == (Phase.SUCCEEDED, 400, 400)
     assert "earlier    attempt 1 succeeded" in runs("show", run_id).out

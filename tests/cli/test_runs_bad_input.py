@@ -1,4 +1,4 @@
-"""What cannot be run is refused in one line, with the remedy, before anything is launched or written."""
+"""Invalid runs are refused on one line with a remedy, before anything is launched or written."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from palaestra.runs import TrainerService
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """One service for all: none of these leaves anything behind."""
+    """One service for all tests, because none of them leaves state behind."""
     home = Home(tmp_path_factory.mktemp("refused").resolve() / "var" / "training")
     with service_thread(home):
         yield home
@@ -60,18 +60,18 @@ REFUSED = {
     "a number that JSON cannot hold": (["--runner", "echo", "steps=.nan"], "at steps: is not a finite number"),
     "weights without a name": (["--runner", "echo", "--warm-start", ""], "checkpoint = '': is empty"),
     "a word that is no override": (["--runner", "echo", "steps=1", "fast"], "is not key=value"),
-    "a checkpoint that is none": (["env.id=CartPole-v1", "--warm-start", "nothing"], "is not a checkpoint"),
+    "a checkpoint that is none": (["env.id=CartPole-v1", "--warm-start", "nothing"], "is not a palaestra checkpoint"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_refused_in_one_line_and_nothing_is_written(start, home, case):
     words, reason = REFUSED[case]
-    said = start(*words)
-    assert said.code == 2, said
-    assert said.err.startswith("error: ")
-    assert reason in said.err
-    assert len(said.err.strip().splitlines()) == 1
+    result = start(*words)
+    assert result.code == 2, result
+    assert result.err.startswith("error: ")
+    assert reason in result.err
+    assert len(result.err.strip().splitlines()) == 1
     assert os.listdir(home.runs) == []
 
 
@@ -94,37 +94,37 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(start, home, ca
 )
 def test_a_run_that_is_none_is_named_in_one_line(palaestra, home, monkeypatch, words, code, reason):
     monkeypatch.setenv("PALAESTRA_HOME", str(home.base))
-    said = palaestra("runs", *words)
-    assert (said.code, reason in said.err) == (code, True), said
-    assert len(said.err.strip().splitlines()) == 1
+    result = palaestra("runs", *words)
+    assert (result.code, reason in result.err) == (code, True), result
+    assert len(result.err.strip().splitlines()) == 1
 
 
 def test_a_disk_that_is_too_small_is_refused_with_what_helps(palaestra, tmp_path):
     home = Home(tmp_path / "var" / "training")
     with service_thread(home, min_free_disk_mb=10**9):
-        said = palaestra("runs", "start", "--runner", "echo")
-        assert (said.code, "palaestra runs gc" in said.err) == (2, True), said
+        result = palaestra("runs", "start", "--runner", "echo")
+        assert (result.code, "palaestra runs gc" in result.err) == (2, True), result
         assert os.listdir(home.runs) == []
 
 
 def test_a_bad_setting_of_the_service_is_refused_with_the_nearest(palaestra):
-    said = palaestra("serve", "max_runing=3")
-    assert (said.code, "Did you mean 'max_running'?" in said.err) == (2, True), said
-    said = palaestra("serve", "port=70000")
-    assert (said.code, "service.port = 70000" in said.err) == (2, True), said
+    result = palaestra("serve", "max_runing=3")
+    assert (result.code, "Did you mean 'max_running'?" in result.err) == (2, True), result
+    result = palaestra("serve", "port=70000")
+    assert (result.code, "service.port = 70000" in result.err) == (2, True), result
 
 
 def test_who_serves_others_is_warned_on_the_terminal(palaestra, monkeypatch):
     facts = {"url": "http://127.0.0.1:1", "pid": 1, "warning": "the service listens without encryption"}
     monkeypatch.setattr("palaestra.runs.service.server.run_service", lambda config, home, told: told(facts))
     for words in ((), ("--json",)):
-        said = palaestra("serve", "host=0.0.0.0", *words)
-        assert said.err.startswith("warning: the service listens without encryption.\n")
-    assert json.loads(said.out)["warning"] == facts["warning"]
+        result = palaestra("serve", "host=0.0.0.0", *words)
+        assert result.err.startswith("warning: the service listens without encryption.\n")
+    assert json.loads(result.out)["warning"] == facts["warning"]
 
 
 def test_listing_imports_no_web_server_no_numbers_and_no_models(tmp_path):
-    """`runs list` answers in a moment because it loads next to nothing."""
+    """`runs list` is fast because it imports little."""
     home = Home(tmp_path / "var" / "training")
     code = (
         "import sys\nsys.argv = ['palaestra', 'runs', 'list']\nfrom palaestra.cli import main\n"
@@ -151,10 +151,10 @@ def test_a_foreign_script_needs_consent_which_nobody_can_be_asked_for(start, tmp
         f'if __name__ == "__main__":\n    args = tyro.cli(Args)\n    open({str(canary)!r}, "w").close()\n'
     )
     words = ["--runner", "cleanrl", "--script", "mine", "--env", "CartPole-v1", f"checkout={checkout}"]
-    said = start(*words)
-    assert said.code == 2, said
-    assert "Add --yes to confirm" in said.err
-    assert "mine.py" in said.err  # the command is shown before anybody is asked
+    result = start(*words)
+    assert result.code == 2, result
+    assert "Add --yes to confirm" in result.err
+    assert "mine.py" in result.err  # the command is shown before anybody is asked
     assert not canary.exists()
     assert start(*words, "--dry-run").code == 0
     assert not canary.exists()

@@ -1,4 +1,4 @@
-"""A run whose numbers were NaN at the end, or partly unreadable, says so wherever it is looked at."""
+"""NaN metrics and unreadable telemetry of a run are visible in every command."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`palaestra runs gc` when something cannot be done."""
+"""`palaestra runs gc` when a change fails."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ def test_what_cannot_be_done_is_named_the_rest_is_done_and_the_exit_code_is_1(pa
     with service_thread(home, retention={"archive_after_days": 0}):
         ids = []
         for name in ("a", "longer-name"):
-            said = palaestra("runs", "start", "--runner", "echo", "--name", name, "--json", "steps=1")
-            ids.append(json.loads(said.out)["run_id"])
+            result = palaestra("runs", "start", "--runner", "echo", "--name", name, "--json", "steps=1")
+            ids.append(json.loads(result.out)["run_id"])
             TrainerService(home).wait(ids[-1], timeout_s=30)
         shutil.rmtree(home.run(ids[0]).path)
 

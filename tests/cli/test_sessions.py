@@ -1,4 +1,4 @@
-"""Tasks by name, and a session in a person's own hands."""
+"""`palaestra tasks` and `palaestra sessions try`."""
 
 import json
 import subprocess
@@ -93,10 +93,14 @@ def _browser():
 def test_a_task_is_opened_shown_and_played_from_a_file_of_actions(tmp_path):
     done = _palaestra("sessions", "try", "click_target/button", "--json", given="wait 0.01\n\ngive-up\n", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert [step["action"]["kind"] for step in said["steps"]] == ["wait", "terminate"]
-    assert (said["progress"]["done"], said["progress"]["success"], said["progress"]["reward"]) == (True, False, 0.0)
-    assert said["instruction"] in done.stderr
+    result = json.loads(done.stdout)
+    assert [step["action"]["kind"] for step in result["steps"]] == ["wait", "terminate"]
+    assert (result["progress"]["done"], result["progress"]["success"], result["progress"]["reward"]) == (
+        True,
+        False,
+        0.0,
+    )
+    assert result["instruction"] in done.stderr
     assert Screenshot.of((tmp_path / "screen.png").read_bytes()).size == Size(160, 210)
 
 

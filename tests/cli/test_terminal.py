@@ -1,4 +1,4 @@
-"""What a trainer says is drawn by a terminal and does nothing to it; JSON is JSON."""
+"""Output of trainers cannot control the terminal, and JSON output is valid JSON."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def home(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("result", "shown"),
     [
         (f"a{TITLE}b{CLEAR}c", "abc"),
         (f"a{BACKWARDS}b", "a\\u202eb"),
@@ -35,8 +35,8 @@ def home(tmp_path):
         ("grün … 漢字", "grün … 漢字"),
     ],
 )
-def test_a_line_is_only_drawn(said, shown):
-    assert sanitize_line(said) == shown
+def test_a_line_is_only_drawn(result, shown):
+    assert sanitize_line(result) == shown
 
 
 def test_output_keeps_its_lines_tabs_and_colours():
@@ -62,7 +62,7 @@ def test_what_happened_is_not_said_twice():
 
 
 def _odd_run(home):
-    """A run whose output and whose reason are full of what terminals obey."""
+    """A run whose output contains control sequences."""
     with service_thread(home):
         trainer = TrainerService(home)
         run_id = trainer.start_run({"steps": 2, "then": "exit:3"}, runner="echo")
@@ -101,9 +101,9 @@ def test_numbers_that_are_none_and_names_that_are_too_long_spoil_neither_json_no
     document = json.loads(palaestra("runs", "show", "solo-1", "--json").out, parse_constant=refuse)
     assert "Infinity" in document["metrics"].values()
     for words in (["show", "solo-1"], ["compare", "solo-1", "solo-2"]):
-        said = palaestra("runs", *words).out
-        assert "\x1b" not in said
-        assert f"{'m' * 29}…{'m' * 27}end " in said
+        result = palaestra("runs", *words).out
+        assert "\x1b" not in result
+        assert f"{'m' * 29}…{'m' * 27}end " in result
 
 
 def test_who_is_in_a_directory_that_is_gone_is_told_so(tmp_path):
@@ -111,15 +111,15 @@ def test_who_is_in_a_directory_that_is_gone_is_told_so(tmp_path):
     gone.mkdir()
     script = f"rmdir {gone}; exec {sys.executable} -m palaestra runs start --runner echo steps=1"
     environment = {**os.environ, "PALAESTRA_HOME": str(tmp_path / "home")}
-    told = subprocess.run(["sh", "-c", script], cwd=gone, env=environment, capture_output=True, text=True)
-    assert told.returncode == 1
-    assert told.stderr.startswith("error: working directory = ")
-    assert told.stderr.endswith("was removed. Change to an existing directory, for example with: cd ~.\n")
+    process = subprocess.run(["sh", "-c", script], cwd=gone, env=environment, capture_output=True, text=True)
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: working directory = ")
+    assert process.stderr.endswith("was removed. Change to an existing directory, for example with: cd ~.\n")
 
 
 def test_a_closed_standard_output_is_no_fault(home, palaestra):
     run_id = _odd_run(home)
     script = f"exec {sys.executable} -m palaestra runs logs {run_id} >&-"
     environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
-    told = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)
-    assert (told.returncode, told.stderr) == (0, "")
+    process = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The command line from a configuration to a score."""
+"""`palaestra train` and `palaestra eval`."""
 
 import json
 import signal
@@ -33,9 +33,9 @@ SPECIFICATION_003 = """{
 
 
 def test_a_run_leaves_its_configuration_its_journal_and_its_checkpoints(palaestra, config, tmp_path):
-    said = palaestra("train", config, "algorithm.learning_rate=1e-3", "--json")
-    assert said.code == 0
-    document = json.loads(said.out)
+    result = palaestra("train", config, "algorithm.learning_rate=1e-3", "--json")
+    assert result.code == 0
+    document = json.loads(result.out)
     run = tmp_path / "var" / "training" / "runs" / document["run_id"]
     assert document["run_dir"] == str(run)
     assert document["steps"] == 256
@@ -66,17 +66,17 @@ def test_options_win_over_overrides_of_the_same_key(palaestra, config):
 
 
 def test_two_configurations_are_refused(palaestra, config):
-    said = palaestra("train", "--config", config, "--config", config)
-    assert said.code == 2
-    assert "was given already. Give one of them" in said.err
+    result = palaestra("train", "--config", config, "--config", config)
+    assert result.code == 2
+    assert "was given already. Give one of them" in result.err
 
 
 def test_a_warm_start_of_a_resumed_run_is_refused(palaestra, config):
     half = json.loads(palaestra("train", config, "trainer.total_timesteps=128", "--json").out)
-    said = palaestra("train", "--resume", half["run_id"], "--warm-start", half["checkpoint"])
-    assert said.code == 2
-    assert "--warm-start" in said.err
-    assert "a resumed run has the weights of its own checkpoint" in said.err
+    result = palaestra("train", "--resume", half["run_id"], "--warm-start", half["checkpoint"])
+    assert result.code == 2
+    assert "--warm-start" in result.err
+    assert "a resumed run has the weights of its own checkpoint" in result.err
 
 
 def test_a_resume_goes_on_from_the_checkpoint_that_is_named(palaestra, config):
@@ -111,9 +111,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(palaestra,
 
 def test_eval_plays_exactly_the_episodes_asked_for(palaestra, config):
     run = json.loads(palaestra("train", config, "--json").out)["run_id"]
-    said = palaestra("eval", run, "--episodes", 7, "--json")
-    assert said.code == 0
-    report = json.loads(said.out)
+    result = palaestra("eval", run, "--episodes", 7, "--json")
+    assert result.code == 0
+    report = json.loads(result.out)
     assert report["episodes"] == 7
     assert report["ci95"][0] <= report["mean_return"] <= report["ci95"][1]
     again = json.loads(palaestra("eval", run, "--episodes", 7, "--device", "cpu", "--json").out)
@@ -134,14 +134,14 @@ def test_the_configuration_of_the_specification_trains_once_an_environment_is_na
     refused = palaestra("train", path)
     assert refused.code == 2
     assert "env.id=CartPole-v1" in refused.err
-    said = palaestra("train", path, "env.id=CartPole-v1", "env.num_envs=1", "trainer.iterations=1", "--json")
-    assert json.loads(said.out)["steps"] == 2048
+    result = palaestra("train", path, "env.id=CartPole-v1", "env.num_envs=1", "trainer.iterations=1", "--json")
+    assert json.loads(result.out)["steps"] == 2048
 
 
 def test_progress_goes_to_stderr_and_json_alone_to_stdout(palaestra, config):
-    said = palaestra("train", config, "--json")
-    json.loads(said.out)
-    assert "256/256 steps" in said.err
+    result = palaestra("train", config, "--json")
+    json.loads(result.out)
+    assert "256/256 steps" in result.err
 
 
 def test_schema_explains_every_key(palaestra):
@@ -189,7 +189,7 @@ def test_an_interruption_saves_a_checkpoint_and_says_how_to_resume(config, tmp_p
 
 
 def _wait_for_training(folder, child):
-    """Until the journal shows an update; the journal itself is what we wait on."""
+    """Wait until the journal contains an update."""
     while child.poll() is None:
         for journal in folder.glob("var/training/runs/*/attempt_1/metrics.jsonl"):
             if any(isinstance(record.event, TrainingStep) for record in JournalReader(journal).read()):

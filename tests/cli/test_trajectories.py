@@ -1,4 +1,4 @@
-"""`palaestra trajectories`: what was played, listed, shown, scored and handed on."""
+"""`palaestra trajectories`: list, view, report and export."""
 
 import json
 
@@ -51,14 +51,14 @@ def test_a_run_lists_the_episodes_of_all_its_attempts(palaestra, run):
     ],
 )  # fmt: skip
 def test_the_list_is_filtered(palaestra, run, filters, expected):
-    said = palaestra("trajectories", "list", run, *filters, "--json")
-    assert [entry["episode_id"] for entry in json.loads(said.out)] == expected
+    result = palaestra("trajectories", "list", run, *filters, "--json")
+    assert [entry["episode_id"] for entry in json.loads(result.out)] == expected
 
 
 def test_a_page_is_written_where_it_was_asked_for(palaestra, run, tmp_path):
-    said = palaestra("trajectories", "view", run, "--output", "out/page.html", "--outcome", "success", "--json")
-    assert said.code == 0, said.err
-    facts = json.loads(said.out)
+    result = palaestra("trajectories", "view", run, "--output", "out/page.html", "--outcome", "success", "--json")
+    assert result.code == 0, result.err
+    facts = json.loads(result.out)
     assert (facts["trajectories"], facts["pictures"], facts["picture_directory"]) == (2, 1, None)
     assert (tmp_path / "out" / "page.html").stat().st_size == facts["bytes"]
     plain = palaestra("trajectories", "view", run, "--max-megabytes", "0")
@@ -83,8 +83,8 @@ def test_recorded_episodes_are_scored_and_compared(palaestra, run, tmp_path):
     alone = json.loads(palaestra("trajectories", "report", run, "--json").out)
     assert (alone["episodes"], alone["successes"], alone["environment_failed"]) == (3, 2, 1)
     assert list(alone["per_task"]) == ["suite/a", "suite/b"]
-    said = palaestra("trajectories", "report", run, "--against", tmp_path / "other", "--output", "r.html", "--json")
-    both = json.loads(said.out)
+    result = palaestra("trajectories", "report", run, "--against", tmp_path / "other", "--output", "r.html", "--json")
+    both = json.loads(result.out)
     # Seeds 0 and 1 of suite/a meet; seed 2 of suite/b, and 2 and 3 of the other's suite/a, have no partner.
     assert {key: both["comparison"][key] for key in ("pairs", "only_a", "neither", "unpaired_a", "unpaired_b")} == {
         "pairs": 2, "only_a": 1, "neither": 1, "unpaired_a": 1, "unpaired_b": 2,
@@ -96,8 +96,8 @@ def test_recorded_episodes_are_scored_and_compared(palaestra, run, tmp_path):
 
 
 def test_an_export_is_lines_of_json_and_pictures(palaestra, run, tmp_path):
-    said = palaestra("trajectories", "export", run, "--output", "out", "--json")
-    assert json.loads(said.out) == {"path": "out", "trajectories": 4}
+    result = palaestra("trajectories", "export", run, "--output", "out", "--json")
+    assert json.loads(result.out) == {"path": "out", "trajectories": 4}
     lines = [json.loads(line) for line in (tmp_path / "out" / "trajectories.jsonl").read_text().splitlines()]
     assert [line["episode_id"] for line in lines] == ["e0", "e1", "e2", "e3"]
     (shown,) = lines[0]["turns"][0]["pictures"]
@@ -113,9 +113,9 @@ def test_an_export_is_lines_of_json_and_pictures(palaestra, run, tmp_path):
 def test_a_damaged_file_is_named_and_the_rest_is_shown(palaestra, run):
     torn = next((run / "attempt_1" / "trajectories").glob("00000001_*"))
     torn.write_bytes(torn.read_bytes()[:-1])
-    said = palaestra("trajectories", "view", run, "--json")
-    assert json.loads(said.out)["trajectories"] == 3
-    assert torn.name in said.err
+    result = palaestra("trajectories", "view", run, "--json")
+    assert json.loads(result.out)["trajectories"] == 3
+    assert torn.name in result.err
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_bad_input_is_one_line_and_exit_code_2(palaestra, run, tmp_path, argumen
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    said = palaestra("trajectories", *[run if word == "RUN" else word for word in arguments])
-    assert said.code == 2
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
-    assert said.err.startswith("error: ")
-    assert message in said.err
+    result = palaestra("trajectories", *[run if word == "RUN" else word for word in arguments])
+    assert result.code == 2
+    assert result.out == ""
+    assert len(result.err.splitlines()) == 1
+    assert result.err.startswith("error: ")
+    assert message in result.err
     assert sorted(tmp_path.rglob("*")) == before  # nothing half-written
 
 
@@ -152,10 +152,10 @@ def test_episodes_that_a_resume_played_again_count_once_as_they_were_played_last
     fill(run / "attempt_2" / "trajectories", [E, S], first=1)
     second = TrajectoryArchive(run / "attempt_2" / "trajectories")
     second.append(episode(turn(reward=1.0), episode_id="e1", outcome=S, attempt=1, task={"task": "suite/a", "seed": 1}))
-    said = palaestra("trajectories", "report", run, "--json")
-    facts = json.loads(said.out)
+    result = palaestra("trajectories", "report", run, "--json")
+    facts = json.loads(result.out)
     assert (facts["episodes"], facts["successes"], facts["environment_failed"]) == (4, 4, 2)
-    assert "1 episode was played again after a resume" in said.err
+    assert "1 episode was played again after a resume" in result.err
     assert json.loads(palaestra("trajectories", "list", run, "--outcome", "failure", "--json").out) == []
     first = json.loads(palaestra("trajectories", "report", run / "attempt_1", "--json").out)
     assert (first["episodes"], first["successes"]) == (2, 1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palaestra.cli.terminal import JsonOption, format_columns
+from palaestra.cli.terminal import JsonOption, format_columns, print_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def envs(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
 
     entries = [entry for entry in known_environments() if contains.lower() in entry.id.lower()]
     if as_json:
-        print(json.dumps([asdict(entry) for entry in entries]))
+        print_json(entries)
         return
     for entry in entries:
         print(entry.id if entry.installed else f"{entry.id}   needs: {entry.remedy}")
@@ -48,7 +47,10 @@ def tasks(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
 
     names = [f"{name}/{task}" for name, suite in sorted(suites().items()) for task in suite.names()]
     names = [name for name in names if contains.lower() in name.lower()]
-    print(json.dumps(names) if as_json else "\n".join(names))
+    if as_json:
+        print_json(names)
+    else:
+        print("\n".join(names))
 
 
 def schema(
@@ -99,8 +101,7 @@ def runners(
     capabilities = {name: runner.capabilities for name, runner in registered_runners().items()}
     broken = broken_runners()
     if as_json:
-        document = {"runners": {name: asdict(entry) for name, entry in capabilities.items()}, "broken": broken}
-        print(json.dumps(document))
+        print_json({"runners": capabilities, "broken": broken})
         return
     print("\n".join(format_runners(capabilities)))
     for name, reason in broken.items():

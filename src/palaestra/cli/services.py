@@ -44,7 +44,7 @@ def serve(
 
         pid = end_service(home)
         if as_json:
-            print(json.dumps({"ended": pid}))
+            print_json({"ended": pid})
         else:
             print(f"No service runs for {home.path}." if pid is None else "The service has exited; runs continue.")
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palaestra.cli.terminal import JsonOption
+from palaestra.cli.terminal import JsonOption, print_json
 from palaestra.errors import ConfigError, InvalidAction, SessionRefused
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class _InteractiveSession:
             await session.close()
             await browser.stop()
         if self._as_json:
-            print(json.dumps({**spec.facts(), "steps": self._steps, "progress": progress.facts()}))
+            print_json({**spec.facts(), "steps": self._steps, "progress": progress.facts()})
 
     async def _play(self, session: BrowserSession, progress: Progress) -> Progress:
         from asyncio import to_thread

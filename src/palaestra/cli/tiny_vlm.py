@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from palaestra.cli.terminal import JsonOption
+from palaestra.cli.terminal import JsonOption, print_json
 
 __all__ = ["info", "make"]
 
@@ -55,7 +54,7 @@ def info(
 
 def _print_manifest(manifest: dict[str, Any], directory: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"path": str(directory), **manifest}))
+        print_json({"path": str(directory), **manifest})
         return
     size = sum(file.stat().st_size for file in directory.iterdir())
     print(f"{directory}: {manifest['parameters']:,} weights, {size / 1e6:.1f} MB")

@@ -1,4 +1,4 @@
-"""What people are told of runs: found by words, waiting, kept on disk for W&B, filmed, or gone."""
+"""Commands that read runs: search, queued runs, W&B, videos, missing directories."""
 
 import json
 import os
@@ -58,19 +58,19 @@ def test_what_a_spec_can_say_the_command_line_can_say(home, started):
     ],
 )
 def test_options_that_cannot_be_are_named_as_they_were_typed(palaestra, words, reason):
-    said = palaestra("runs", "start", "--runner", "echo", *words)
-    assert (said.code, said.err.count("\n")) == (2, 1), said
-    assert reason in said.err
-    assert "planted" not in said.err + said.out
+    result = palaestra("runs", "start", "--runner", "echo", *words)
+    assert (result.code, result.err.count("\n")) == (2, 1), result
+    assert reason in result.err
+    assert "planted" not in result.err + result.out
 
 
 def test_a_secret_among_the_keys_is_refused_unseen_and_nothing_is_stored(runs, home):
     for words in (["wandb.api_key=planted123"], ["password=planted123"], ["note=http://me:planted123@host"]):
-        said = runs("start", "--runner", "echo", *words)
-        assert (said.code, "looks like a token and would be stored" in said.err) == (2, True), said
-        assert "planted" not in said.err + said.out
-        said = runs("start", "--runner", "echo", "--dry-run", "--json", *words)
-        assert "planted" not in said.err + said.out
+        result = runs("start", "--runner", "echo", *words)
+        assert (result.code, "looks like a token and would be stored" in result.err) == (2, True), result
+        assert "planted" not in result.err + result.out
+        result = runs("start", "--runner", "echo", "--dry-run", "--json", *words)
+        assert "planted" not in result.err + result.out
     assert os.listdir(home.runs) == []
 
 
@@ -79,9 +79,9 @@ def test_who_watches_a_run_that_waits_is_told_so(runs, home, started):
     run_id = started("steps=1", wait=False)
     assert f"{run_id} queued: " in runs("logs", run_id).err
     threading.Timer(0.5, lambda: TrainerService(home).ask("POST", "/drain", {"on": False})).start()
-    said = runs("watch", run_id)
-    assert said.code == 0
-    assert said.err.startswith("  queued: ")
+    result = runs("watch", run_id)
+    assert result.code == 0
+    assert result.err.startswith("  queued: ")
 
 
 def test_a_run_that_was_kept_on_disk_for_wandb_shows_the_command_that_uploads_it(runs, home, started):
@@ -109,19 +109,19 @@ def test_what_filming_cost_the_trainer_is_told(runs, home, started):
 def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home, started):
     run_id = started("steps=2")
     shutil.rmtree(home.run(run_id).path)
-    said = runs("show", run_id)
-    assert (said.code, "The run directory is missing" in said.out) == (0, True), said
+    result = runs("show", run_id)
+    assert (result.code, "The run directory is missing" in result.out) == (0, True), result
     for command in ("logs", "export-tensorboard", "archive"):
-        said = runs(command, run_id)
-        assert (said.code, "is gone" in said.err) == (2, True), said
+        result = runs(command, run_id)
+        assert (result.code, "is gone" in result.err) == (2, True), result
     assert not home.run(run_id).path.exists()
 
 
 def test_who_puts_a_run_away_that_goes_on_is_told_how_to_stop_it(runs, started):
     run_id = started("steps=1", "then=hang", wait=False)
     for words in (["archive", run_id], ["delete", run_id, "--yes"]):
-        said = runs(*words)
-        assert (said.code, f"Stop it with: palaestra runs stop {run_id}" in said.err) == (1, True), said
+        result = runs(*words)
+        assert (result.code, f"Stop it with: palaestra runs stop {run_id}" in result.err) == (1, True), result
 
 
 def test_show_and_list_agree_on_how_long_a_run_took(runs, started):
@@ -142,8 +142,8 @@ def test_a_closed_output_is_no_reason_for_a_traceback(runs, home, started):
 
 def test_serve_stop_ends_the_service_and_says_so(palaestra, home):
     assert palaestra("serve", "--stop").out == f"No service runs for {home.path}.\n"
-    with service(home) as said:
-        assert json.loads(palaestra("serve", "--stop", "--json").out) == {"ended": said["pid"]}
+    with service(home) as result:
+        assert json.loads(palaestra("serve", "--stop", "--json").out) == {"ended": result["pid"]}
         assert palaestra("serve", "--stop").out == f"No service runs for {home.path}.\n"
 
 
@@ -152,10 +152,10 @@ def test_settings_that_the_service_has_not_read_are_told_where_they_matter(palae
         settings = home.path / "service.yaml"
         settings.write_text("retention: {keep_last: 1}\n")
         os.utime(settings, (2**31, 2**31))
-        said = palaestra("runs", "gc")
-    assert said.out == "Nothing to do.\n"
-    assert "was changed after the service started" in said.err
-    assert "palaestra serve --stop" in said.err
+        result = palaestra("runs", "gc")
+    assert result.out == "Nothing to do.\n"
+    assert "was changed after the service started" in result.err
+    assert "palaestra serve --stop" in result.err
 
 
 def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home, started):
@@ -172,7 +172,7 @@ def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home, started):
 
 
 def test_who_is_interrupted_while_starting_is_told_which_run_may_come_of_it(runs, home, tmp_path):
-    """An interpreter that takes its time holds up the preflight for as long as the test needs."""
+    """A slow interpreter delays the preflight for as long as the test needs."""
     slow, gate = tmp_path / "slow-python", tmp_path / "gate"
     os.mkfifo(gate)
     slow.write_text(f"#!/bin/sh\necho here > {gate}\ncat {gate} > /dev/null\nexit 1\n")

@@ -17,17 +17,17 @@ def _names(entry=None):
 
 @pytest.mark.parametrize("words", list(_names()), ids=" ".join)
 def test_every_command_explains_itself(palaestra, words):
-    said = palaestra(*words, "--help")
-    assert said.code == 0, said
-    assert said.out.startswith(f"Usage: palaestra {' '.join(words)} ")
+    result = palaestra(*words, "--help")
+    assert result.code == 0, result
+    assert result.out.startswith(f"Usage: palaestra {' '.join(words)} ")
 
 
 def test_help_and_mistyped_words_know_all_commands(palaestra):
-    said = palaestra("--help")
+    result = palaestra("--help")
     for name in COMMANDS:
-        assert f"\n  {name} " in said.out
-    said = palaestra("runs", "lst")
-    assert (said.code, "Did you mean 'list'?" in said.err) == (2, True), said
+        assert f"\n  {name} " in result.out
+    result = palaestra("runs", "lst")
+    assert (result.code, "Did you mean 'list'?" in result.err) == (2, True), result
 
 
 def test_only_the_command_that_is_asked_for_is_imported():
