@@ -144,7 +144,7 @@ def test_repeated_specs_meet_in_order_of_play():
     a = ScreenEvaluation.from_episodes([played("a/x", 0, outcome) for outcome in (S, S, F)])
     b = ScreenEvaluation.from_episodes([played("a/x", 0, outcome) for outcome in (F, S)])
     assert ScreenComparison(a, b).overall == PairCounts(both=1, only_a=1)
-    assert ScreenComparison(a, b).unpaired[0] == 1
+    assert ScreenComparison(a, b).unpaired_counts[0] == 1
 
 
 def test_nothing_in_common_says_nothing():

@@ -170,7 +170,7 @@ def test_a_run_goes_on_from_schema_1_as_it_would_have(tmp_path):
     config, run = _old_run(tmp_path)
     outcome = train(config, root=tmp_path, run_id="-", resume=run)
     assert (outcome.steps, outcome.checkpoint.name) == (256, "update_00000004")
-    assert "could not be brought back" not in run.attempts()[-1].journal.read_text()
+    assert "could not be restored" not in run.attempts()[-1].journal.read_text()
     then = load_file(OLD.parent / "policy_of_update_4.safetensors")
     now = load_file(load_checkpoint(outcome.checkpoint).policy)
     # Another processor may round the last digits differently.

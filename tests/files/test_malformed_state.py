@@ -4,7 +4,7 @@ import pytest
 
 from palaestra.errors import CheckpointError
 from palaestra.files.checkpoint import LEARNER, POLICY, SOURCE, STATE, open_checkpoint, write_checkpoint
-from palaestra.train.run import refuse_malformed
+from palaestra.train.run import wrap_checkpoint_errors
 
 PROGRESS = b'"progress": {"updates": 1, "steps": 8}'
 
@@ -40,5 +40,5 @@ def test_a_schema_that_never_was_is_refused(tmp_path):
 
 def test_what_a_part_cannot_load_names_the_checkpoint(tmp_path):
     reason = r"a part of it cannot be used \(KeyError: 'adam.first'\)"
-    with pytest.raises(CheckpointError, match=reason), refuse_malformed(tmp_path):
+    with pytest.raises(CheckpointError, match=reason), wrap_checkpoint_errors(tmp_path):
         raise KeyError("adam.first")

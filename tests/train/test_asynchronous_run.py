@@ -57,7 +57,7 @@ def test_settings_of_the_background_reach_it():
 
 
 def test_a_setting_without_asynchronous_collection_is_refused():
-    with pytest.raises(ConfigError, match=r"trainer.max_staleness = 3: means nothing when collecting waits"):
+    with pytest.raises(ConfigError, match=r"trainer.max_staleness = 3: has no effect with synchronous"):
         _config(collection="synchronous", max_staleness=3)
 
 

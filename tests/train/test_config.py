@@ -6,7 +6,7 @@ from palaestra.train.trainer import build_trainer
 
 def test_a_resolved_configuration_resolves_to_itself():
     config = config_from({"env": {"id": "CartPole-v1"}, "trainer": {"iterations": 3, "rollout_length": 128}})
-    assert config_from(config.resolved()) == config
+    assert config_from(config.to_json()) == config
     assert config.total_timesteps == 3 * 128 * 8
 
 

@@ -137,7 +137,7 @@ def _play_episodes(
             sys.stderr.write(f"\r{path.name}: {done} of {episodes * samples} episodes")
 
     played = play_held_out(
-        config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, heard=record
+        config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, on_finished=record
     )
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
@@ -160,7 +160,7 @@ def format_score(name: str, evaluation: ScreenEvaluation) -> str:
 def format_comparison(comparison: ScreenComparison) -> str:
     """Difference of two success rates, with its interval and significance, on one line."""
     pairs = comparison.overall
-    unpaired = "{} and {} unpaired".format(*comparison.unpaired)
+    unpaired = "{} and {} unpaired".format(*comparison.unpaired_counts)
     if pairs.difference is None:
         return f"no pairs to compare; {unpaired}"
     low, high = (100 * bound for bound in pairs.ci95)

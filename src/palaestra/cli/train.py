@@ -235,7 +235,7 @@ def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, A
         env_signature |= {"entry_point": str(spec.entry_point or "")}
         limit = limit or spec.max_episode_steps
     return {
-        "resolved": config.resolved(),
+        "resolved": config.to_json(),
         "env_id": config.env.id,
         "algorithm": config.algorithm["name"],
         "total_steps": config.total_timesteps,
@@ -253,7 +253,7 @@ def _check_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     check_telemetry(config.telemetry)
     choose_device(config.model.device, place="model.device")
     return {
-        "resolved": config.resolved(),
+        "resolved": config.to_json(),
         "env_id": config.tasks[0].task,
         "algorithm": config.algorithm["name"],
         "total_steps": None,

@@ -1,4 +1,4 @@
-"""How good a policy is: held-out play, intervals, paired comparisons, HTML reports and the trajectory viewer."""
+"""Evaluation: held-out episodes, confidence intervals, paired comparisons, HTML reports, trajectory viewer."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ __all__ = [
     "write_viewer",
 ]
 
-# Scoring recorded episodes and drawing pages need no torch; only playing does.
+# Only playing needs torch.
 __getattr__, __dir__ = lazy_attributes(
     __name__,
     dict.fromkeys(("Evaluation", "evaluate"), "play")

@@ -1,4 +1,4 @@
-"""Held-out play: exactly n episodes on fresh environments; nothing is learned and no statistic moves."""
+"""Evaluation of a policy on exactly n episodes in vector environments, without learning."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of the episodes, by environment and then in order of play."""
+    """Returns and lengths of the episodes, by environment and order of play."""
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     successes: tuple[bool, ...] | None = None
-    """Which episodes solved the task; None where the environment does not say."""
+    """Whether each episode solved the task; None if the environment does not report it."""
 
     @property
     def mean_return(self) -> float:
@@ -51,7 +51,7 @@ class Evaluation:
         return None if self.successes is None else float(np.mean(self.successes))
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers as plain JSON; those of success only where the environment reports it."""
+        """All numbers as plain JSON; success only if the environment reports it."""
         document: dict[str, Any] = {}
         if self.successes is not None:
             interval = wilson_interval(sum(self.successes), len(self.successes))
@@ -78,7 +78,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
     row = allocate_row(env.observation_space, N, env.mask_size)
     env.reset(seed, row)
     rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
-    # A fixed share for each environment: taking the first n that end anywhere would favour short episodes.
+    # A fixed number per environment: taking the first n to end would favour short episodes.
     shares = [episodes // N + (1 if i < episodes % N else 0) for i in range(N)]
     played: list[list[EpisodeEnd]] = [[] for _ in range(N)]
     with eval_mode(policy):

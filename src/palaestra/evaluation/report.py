@@ -1,6 +1,6 @@
-"""An evaluation, or a comparison of two, as one HTML page that needs nothing else: no script, no network, no colour.
+"""HTML reports of an evaluation or a comparison: one self-contained page without scripts.
 
-Every number stands in a table; intervals are drawn beside it. Readable on paper, on a phone and in dark mode.
+Every number is in a table, with intervals drawn beside it. The page works in print, on phones and in dark mode.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["comparison_page", "evaluation_page", "write_page"]
 
 
 def evaluation_page(evaluation: ScreenEvaluation, title: str) -> str:
-    """How one model did."""
+    """The report of one evaluation."""
     return _render_page(title, _evaluation_parts(evaluation))
 
 
 def comparison_page(comparison: ScreenComparison, title: str, *, a: str, b: str) -> str:
-    """How `a` did beside `b`, and then each by itself."""
+    """The comparison of `a` with `b`, followed by the report of each."""
     parts = _comparison_parts(comparison, a, b)
     for letter, name, evaluation in (("A", a, comparison.a), ("B", b, comparison.b)):
         parts += [f"<h2>{letter}: {escape(name)}</h2>", *_evaluation_parts(evaluation)]
@@ -31,7 +31,7 @@ def comparison_page(comparison: ScreenComparison, title: str, *, a: str, b: str)
 
 
 def write_page(page: str, path: Path) -> None:
-    """Write it, whole or not at all."""
+    """Write the page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, page.encode(errors="replace"), durable=False)
 
@@ -40,7 +40,7 @@ def _render_page(title: str, parts: Iterable[str]) -> str:
     assets = files("palaestra.evaluation") / "assets"
     template, style = ((assets / f"report.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
     values = {"title": escape(title), "style": style, "body": "\n".join(parts)}
-    # In one pass: a title that looks like a placeholder stays a title.
+    # In one pass, so that placeholders in a title are not replaced.
     return re.sub(r"{{(\w+)}}", lambda match: values[match[1]], template)
 
 
@@ -113,7 +113,7 @@ def _comparison_parts(comparison: ScreenComparison, a: str, b: str) -> list[str]
         "Episodes of equal task, parameters and seed. The bar runs from −100 to +100 points. "
         "p: exact McNemar test, two-sided. Interval: Tango's score interval for paired shares."
     )
-    unpaired_a, unpaired_b = comparison.unpaired
+    unpaired_a, unpaired_b = comparison.unpaired_counts
     return [
         f"<p>A: {escape(a)}<br>B: {escape(b)}</p>",
         f"<p class=headline>{headline}</p>",
@@ -133,7 +133,7 @@ def _pairs_row(task: str, pairs: PairCounts) -> list[str]:
 
 
 def _table(note: str, head: Sequence[str], rows: Iterable[Sequence[str]], foot: Sequence[str] | None = None) -> str:
-    """A table of cells that are HTML already. Each cell names its column, for pages too narrow for columns."""
+    """A table of HTML cells. Each cell names its column, for narrow pages."""
 
     def line(row: Sequence[str]) -> str:
         cells = zip(head, row, strict=True)
@@ -146,7 +146,7 @@ def _table(note: str, head: Sequence[str], rows: Iterable[Sequence[str]], foot: 
 
 
 def _bar(value: float, low: float, high: float, least: float) -> str:
-    """A dot and its interval between `least` and 1; a zero line when `least` is negative."""
+    """A dot and its interval between `least` and 1, with a zero line if `least` is negative."""
     x = [round(4 + 92 * (number - least) / (1 - least), 2) for number in (value, low, high)]
     zero = "<line class=axis x1=50 x2=50 y1=1 y2=11 />" if least < 0 else ""
     return (

@@ -1,8 +1,7 @@
-"""How well a model operates screens, computed from its trajectories: scores by task, and two models in pairs.
+"""Scores of a model on screens from its trajectories, by task, and paired comparisons of two models.
 
-Rates are over the episodes in which the screen worked. An environment failure is neither success nor failure: it is
-counted apart, enters no rate and pairs with nothing. Intervals take episodes as independent; many episodes of one seed
-are worth less than as many seeds.
+Episodes with an environment failure are counted separately; they enter no rate and no pair. Intervals assume that
+episodes are independent, so many episodes of one seed carry less information than as many seeds.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ __all__ = ["PairCounts", "ScreenComparison", "ScreenEvaluation", "TaskScore"]
 
 @dataclass(frozen=True)
 class TaskScore:
-    """The numbers of some episodes; None where there is nothing to take a mean of."""
+    """Scores of a set of episodes; None for means without episodes."""
 
     episodes: int
-    """Those in which the screen worked; every other number but the last is about them."""
+    """Number of episodes without an environment failure; all other numbers but the last refer to them."""
     successes: int
-    """Episodes that the verifier called solved."""
+    """Number of solved episodes."""
     success_rate: float | None
     ci95: tuple[float, float]
-    """95 % interval of the success rate (Wilson's); (0, 1) without episodes."""
+    """95 % Wilson interval of the success rate; (0, 1) without episodes."""
     mean_return: float | None
     std_return: float | None
     mean_length: float | None
@@ -40,9 +39,9 @@ class TaskScore:
     mean_seconds: float | None
     truncated_share: float | None
     unreadable_share: float | None
-    """Share of episodes that ended because the text was no action."""
+    """Share of episodes that ended because of unreadable replies."""
     unreadable_turns: float | None
-    """Share of turns whose text could not be read as an action."""
+    """Share of unreadable turns."""
     environment_failed: int
 
     @classmethod
@@ -82,49 +81,49 @@ class ScreenEvaluation:
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[Trajectory | TrajectoryEntry]) -> ScreenEvaluation:
-        """From trajectories, or from an archive's entries; no picture is kept."""
+        """From trajectories or archive entries; keeps no pictures."""
         return cls(tuple(TrajectoryEntry.of(one) if isinstance(one, Trajectory) else one for one in episodes))
 
     @cached_property
-    def counted(self) -> tuple[TrajectoryEntry, ...]:
-        """The episodes in which the screen worked."""
+    def valid_entries(self) -> tuple[TrajectoryEntry, ...]:
+        """Episodes without an environment failure."""
         return _without_failures(self.entries)
 
     @cached_property
     def overall(self) -> TaskScore:
-        """Every task together, each episode counting once."""
+        """Scores over all tasks, each episode counted once."""
         return TaskScore.from_entries(self.entries)
 
     @cached_property
     def per_task(self) -> dict[str, TaskScore]:
-        """By the task's name."""
+        """Results by task name."""
         ordered = sorted(self.entries, key=lambda entry: entry.task)
         return {task: TaskScore.from_entries(group) for task, group in groupby(ordered, lambda entry: entry.task)}
 
     @cached_property
     def passes(self) -> tuple[statistics.Passes, ...]:
-        """pass@k and pass^k for k = 1, 2, 4, … as far as task specs were repeated; empty when none was."""
-        tries = Counter(entry.spec for entry in self.counted)
-        solved = Counter(entry.spec for entry in self.counted if entry.success)
+        """pass@k and pass^k for k = 1, 2, 4, … up to the number of repetitions; empty without repetitions."""
+        tries = Counter(entry.spec for entry in self.valid_entries)
+        solved = Counter(entry.spec for entry in self.valid_entries if entry.success)
         counts, most = [(n, solved[spec]) for spec, n in tries.items()], max(tries.values(), default=0)
         powers = range(most.bit_length() if most > 1 else 0)
         return tuple(filter(None, (statistics.mean_passes(counts, 2**power) for power in powers)))
 
     @property
     def policy_versions(self) -> tuple[int, int] | None:
-        """Oldest and newest weights that acted."""
-        versions = [version for entry in self.counted for version in entry.versions if version >= 0]
+        """Oldest and newest policy version."""
+        versions = [version for entry in self.valid_entries for version in entry.versions if version >= 0]
         return (min(versions), max(versions)) if versions else None
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last end."""
+        """Duration from the first start to the last end."""
         starts = [entry.started_at for entry in self.entries]
         return max(entry.started_at + entry.seconds for entry in self.entries) - min(starts) if starts else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
-        returns = tuple(entry.reward for entry in self.counted)
+        returns = tuple(entry.reward for entry in self.valid_entries)
         return {
             **self.overall.to_json(),
             "return_ci95": list(statistics.confidence_interval(returns)) if returns else None,
@@ -137,7 +136,7 @@ class ScreenEvaluation:
 
 @dataclass(frozen=True)
 class PairCounts:
-    """How many pairs both models solved, only one of them, or neither."""
+    """Number of pairs solved by both models, by one of them, or by neither."""
 
     both: int = 0
     only_a: int = 0
@@ -155,7 +154,7 @@ class PairCounts:
 
     @property
     def difference(self) -> float | None:
-        """The share that A solved minus the share that B solved; None without pairs."""
+        """Success rate of A minus that of B; None without pairs."""
         return (self.only_a - self.only_b) / len(self) if len(self) else None
 
     @property
@@ -165,7 +164,7 @@ class PairCounts:
 
     @property
     def p_value(self) -> float:
-        """Exact McNemar test, two-sided: how likely so uneven a count is if both are equally good."""
+        """p-value of the exact two-sided McNemar test."""
         return statistics.mcnemar(self.only_a, self.only_b)
 
     def to_json(self) -> dict[str, Any]:
@@ -178,8 +177,8 @@ class PairCounts:
 class ScreenComparison:
     """A against B on the same tasks, pair by pair.
 
-    A pair is one episode of each with equal task, parameters and seed; where a spec was played several times, the first
-    of A meets the first of B and so on. Episodes without a partner are counted and left out.
+    A pair is one episode of each with equal task, parameters and seed; repeated specs are paired in order of play.
+    Episodes without a partner are counted and excluded.
     """
 
     a: ScreenEvaluation
@@ -188,9 +187,9 @@ class ScreenComparison:
     @cached_property
     def _pairs(self) -> list[tuple[TrajectoryEntry, TrajectoryEntry]]:
         waiting: defaultdict[tuple[str, str, int], list[TrajectoryEntry]] = defaultdict(list)
-        for entry in reversed(self.b.counted):
+        for entry in reversed(self.b.valid_entries):
             waiting[entry.spec].append(entry)
-        return [(entry, waiting[entry.spec].pop()) for entry in self.a.counted if waiting.get(entry.spec)]
+        return [(entry, waiting[entry.spec].pop()) for entry in self.a.valid_entries if waiting.get(entry.spec)]
 
     @cached_property
     def overall(self) -> PairCounts:
@@ -199,22 +198,22 @@ class ScreenComparison:
 
     @cached_property
     def per_task(self) -> dict[str, PairCounts]:
-        """By the task's name."""
+        """Results by task name."""
         ordered = sorted(self._pairs, key=lambda pair: pair[0].task)
         return {task: PairCounts.from_pairs(group) for task, group in groupby(ordered, lambda pair: pair[0].task)}
 
     @property
-    def unpaired(self) -> tuple[int, int]:
-        """Episodes of A and of B without a partner, environment failures apart."""
-        return len(self.a.counted) - len(self._pairs), len(self.b.counted) - len(self._pairs)
+    def unpaired_counts(self) -> tuple[int, int]:
+        """Number of valid episodes of A and of B without a partner."""
+        return len(self.a.valid_entries) - len(self._pairs), len(self.b.valid_entries) - len(self._pairs)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
         return {
             **self.overall.to_json(),
             "per_task": {task: pairs.to_json() for task, pairs in self.per_task.items()},
-            "unpaired_a": self.unpaired[0],
-            "unpaired_b": self.unpaired[1],
+            "unpaired_a": self.unpaired_counts[0],
+            "unpaired_b": self.unpaired_counts[1],
             "environment_failed_a": self.a.overall.environment_failed,
             "environment_failed_b": self.b.overall.environment_failed,
             "methods": {"p_value": "exact McNemar, two-sided", "ci95": "Tango score interval, paired"},

@@ -1,6 +1,6 @@
-"""Pure functions on counts and numbers: intervals, the chances of k tries, and the test of a paired difference.
+"""Statistics of evaluations: confidence intervals, pass@k, and the test of a paired difference.
 
-`n` is how often something was tried, `c` how often it succeeded. With nothing tried, an interval covers every value.
+`n` is the number of trials, `c` the number of successes. Without trials, an interval covers every value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 _Z = NormalDist().inv_cdf((1 + 0.95) / 2)
-"""A normal distribution has 95 % of its mass within so many standard deviations."""
+"""Half-width of the central 95 % of a normal distribution, in standard deviations."""
 
 
 def confidence_interval(numbers: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean by Student's t; a single number is its own interval."""
+    """95 % interval of the mean by Student's t; of zero width for a single number."""
     import numpy as np
     from scipy.special import stdtrit
 
@@ -38,25 +38,25 @@ def confidence_interval(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def wilson_interval(c: int, n: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a share; within 0 and 1, and never of no width. (0, 1) when nothing was tried."""
+    """Wilson's 95 % score interval of a share; (0, 1) without trials."""
     _check_counts(n, c)
     if n == 0:
         return 0.0, 1.0
     scale = n + _Z * _Z
     middle = (c + _Z * _Z / 2) / scale
     half = _Z * math.sqrt(c * (n - c) / n + _Z * _Z / 4) / scale
-    # At either end the bound is exact; rounding would leave a difference of 1e-17.
+    # Exact at either end, without rounding error.
     return (0.0 if c == 0 else middle - half), (1.0 if c == n else middle + half)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that at least one of k tries succeeds: unbiased, 1 - C(n - c, k) / C(n, k)."""
+    """Probability that at least one of k trials succeeds (unbiased): 1 - C(n - c, k) / C(n, k)."""
     _check_counts(n, c, k)
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """The chance that all of k tries succeed (pass^k): unbiased, C(c, k) / C(n, k)."""
+    """Probability that all of k trials succeed (pass^k, unbiased): C(c, k) / C(n, k)."""
     _check_counts(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
 
@@ -69,11 +69,11 @@ class Passes:
     pass_at_k: float
     pass_hat_k: float
     specs: int
-    """How many were tried k times or more; the others are left out."""
+    """Number of specs with at least k trials; the others are excluded."""
 
 
 def mean_passes(counts: Iterable[tuple[int, int]], k: int) -> Passes | None:
-    """Both averages over the (n, c) of each task spec; None when none was tried k times."""
+    """Averages over the (n, c) of each task spec; None if none has k trials."""
     enough = [(n, c) for n, c in counts if n >= k]
     if not enough:
         return None
@@ -84,9 +84,9 @@ def mean_passes(counts: Iterable[tuple[int, int]], k: int) -> Passes | None:
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """The exact two-sided p-value (binomial at one half) that A and B solve equally often.
+    """Exact two-sided p-value (binomial with 1/2) that A and B have the same success rate.
 
-    Only pairs that one of them solved and the other did not carry information; these are their counts.
+    The arguments count the pairs that only A, or only B, solved; other pairs carry no information.
     """
     if only_a < 0 or only_b < 0:
         raise ValueError(f"{only_a} and {only_b} pairs: a count cannot be negative.")
@@ -99,10 +99,10 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 
 def difference_interval(only_a: int, only_b: int, pairs: int) -> tuple[float, float]:
-    """Tango's 95 % interval (1998) of the share that A solved minus the share that B solved; (-1, 1) without pairs.
+    """Tango's 95 % score interval (1998) of the success rate of A minus that of B; (-1, 1) without pairs.
 
-    It inverts the score test of a paired difference: it stays within -1 and 1, keeps a width when A and B always agree,
-    and holds its level at small counts. It can differ from the exact test on the border of significance.
+    It stays within -1 and 1, has a positive width if A and B always agree, and keeps its level for small counts. It can
+    differ from the exact test at the border of significance.
     """
     if only_a < 0 or only_b < 0 or only_a + only_b > pairs:
         raise ValueError(f"{only_a} + {only_b} of {pairs} pairs: the parts must be within the whole.")
@@ -114,7 +114,7 @@ def difference_interval(only_a: int, only_b: int, pairs: int) -> tuple[float, fl
 
 
 def _find_difference(b: int, c: int, n: int, score: float, low: float, high: float) -> float:
-    """The difference at which the score, which falls as the difference grows, equals `score`; by bisection."""
+    """The difference at which the decreasing score function equals `score`, by bisection."""
     for _ in range(80):
         middle = (low + high) / 2
         if _tango_score(b, c, n, middle) > score:
@@ -125,7 +125,7 @@ def _find_difference(b: int, c: int, n: int, score: float, low: float, high: flo
 
 
 def _tango_score(b: int, c: int, n: int, difference: float) -> float:
-    """How many standard deviations the counts lie from `difference`, at the likeliest value of the nuisance share."""
+    """Standardised distance of the counts from `difference`, at the maximum-likelihood nuisance parameter."""
     linear = (2 * n - b + c) * difference - b - c
     constant = -c * difference * (1 - difference)
     only_b = (math.sqrt(max(0.0, linear * linear - 8 * n * constant)) - linear) / (4 * n)

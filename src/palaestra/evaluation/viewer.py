@@ -1,9 +1,9 @@
-"""The trajectory viewer: one HTML file that shows what a model saw, wrote and did.
+"""The trajectory viewer: one HTML file with the screens, replies and actions of a model.
 
-The page carries its data in inert `<script type="application/json">` blocks, one per trajectory and one per picture,
-which are parsed only when they are shown; so a thousand episodes open at once. Its one script is named by hash in the
-page's own security policy: nothing that a model wrote can run, and nothing is loaded from a network. When the pictures
-would make the file too large they lie beside it, in a directory of their own.
+The data is in inert `<script type="application/json">` blocks, one per trajectory and one per picture, which are parsed
+when shown, so a page with a thousand episodes opens quickly. The content security policy allows one script, by its
+hash: nothing that a model wrote can run, and nothing is loaded from a network. If the file would become too large, the
+pictures are stored in a directory next to it.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from palaestra.experience.trajectory_archive import picture_file_name
 __all__ = ["MAX_BYTES", "TokenTexts", "Vocabulary", "action_words", "episode_json", "list_row", "write_viewer"]
 
 MAX_BYTES = 256 * 2**20
-"""Up to this size the pictures are inside the file; browsers open larger ones slowly."""
+"""Maximum size of a file with pictures inside; browsers open larger files slowly."""
 SEARCHABLE = 2_000
-"""How many characters of a model's text the list can be searched by."""
+"""Number of characters of the model's text that the list can search."""
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
-"""Token ids to the text of each."""
+"""Maps token ids to their texts."""
 
 
 @dataclass(frozen=True)
 class ViewerFile:
-    """The page that was written."""
+    """A written page."""
 
     path: Path
     trajectories: int
     pictures: int
     bytes: int
-    """Of the file alone."""
+    """Size of the file without its directory."""
     picture_directory: Path | None
-    """Where the pictures are when they are not inside."""
+    """Directory of the pictures; None if they are inside the file."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -55,17 +55,21 @@ class ViewerFile:
 
 
 def write_viewer(
-    trajectories: Iterable[Trajectory], path: Path, *, title: str = "Trajectories", texts: TokenTexts | None = None,
+    trajectories: Iterable[Trajectory],
+    path: Path,
+    *,
+    title: str = "Trajectories",
+    texts: TokenTexts | None = None,
     max_bytes: int = MAX_BYTES,
-) -> ViewerFile:  # fmt: skip
-    """Write the page for these trajectories, taken one at a time, in one pass.
+) -> ViewerFile:
+    """Write the page for these trajectories in one pass.
 
-    `texts` turns token ids into their texts; without it tokens are shown by number. Pictures lie beside the file when
-    it would exceed `max_bytes` with them; with 0 they always do.
+    `texts` maps token ids to texts; without it tokens are shown by number. Pictures are stored next to the file if it
+    would exceed `max_bytes` with them; with 0 always.
     """
     beside = path.with_name(f"{path.stem}_pictures")
     _check_output(path, beside)
-    # In the same directory, so that the finished files can be renamed into place.
+    # In the same directory, so that the files can be renamed into place.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         working = Path(temporary)
         with (working / "page").open("w", encoding="utf-8", errors="replace") as out:
@@ -83,7 +87,7 @@ def write_viewer(
 
 
 def _check_output(path: Path, beside: Path) -> None:
-    """Refuse a path that cannot be written, or whose pictures would replace files of other programs."""
+    """Raise `ConfigError` if the path cannot be written, or if the pictures would replace other files."""
     if path.is_dir():
         raise ConfigError("output", str(path), "is a directory", "Name a file, such as trajectories.html")
     try:
@@ -103,7 +107,7 @@ def _is_picture(name: str) -> bool:
 
 
 class Vocabulary:
-    """Every token text once. Without a tokenizer the texts are the ids themselves."""
+    """Distinct token texts. Without a tokenizer, texts are the token ids."""
 
     def __init__(self, texts: TokenTexts | None = None) -> None:
         self._texts = texts
@@ -111,7 +115,7 @@ class Vocabulary:
         self.by_id = texts is None
 
     def places(self, ids: Sequence[int]) -> list[int]:
-        """The positions of these tokens' texts in `words`."""
+        """Indices of these tokens' texts in `words`."""
         texts = [str(token) for token in ids] if self._texts is None else list(self._texts(ids))
         if len(texts) != len(ids):
             raise ValueError(f"{len(ids)} tokens were given {len(texts)} texts: each needs one.")
@@ -119,12 +123,12 @@ class Vocabulary:
 
     @property
     def words(self) -> list[str]:
-        """The texts, in order of their places."""
+        """The texts by index."""
         return list(self._places)
 
 
 class _Page:
-    """A page being written: text straight to the file, pictures to a directory until their place is known."""
+    """A page being written: text to the file, pictures to a directory until the total size is known."""
 
     def __init__(self, out: IO[str], title: str, directory: Path, vocabulary: Vocabulary) -> None:
         directory.mkdir()
@@ -134,7 +138,7 @@ class _Page:
         self._files: list[str] = []
         self._encoded_bytes = 0
         digest = base64.b64encode(hashlib.sha256(_asset("viewer.js").encode()).digest()).decode()
-        # A page opened from disk has no origin of its own to name, hence file:.
+        # A page opened from disk has no origin, hence file:.
         policy = (
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data: file: 'self'"
         )
@@ -152,7 +156,7 @@ class _Page:
         self.rows.append(list_row(trajectory))
 
     def end(self, *, beside: str, max_bytes: int) -> bool:
-        """Decide where the pictures go, and finish; returns whether they are inside."""
+        """Finish the page; returns whether the pictures are inside."""
         out = self._out
         facts: dict[str, Any] = {"title": self._title, "episodes": self.rows}
         facts |= {"words": self._vocabulary.words, "by_id": self._vocabulary.by_id}
@@ -171,9 +175,9 @@ class _Page:
 
 
 def _block(name: str, document: Mapping[str, Any]) -> str:
-    # A browser's JSON has no NaN; read back, it becomes the word.
+    # JSON in browsers has no NaN, so it becomes a string.
     clean = json.loads(json.dumps(document, default=str), parse_constant=str)
-    # No "<" at all: neither an end tag nor a comment can begin inside the data.
+    # Without "<", the data cannot contain an end tag or a comment.
     text = json.dumps(clean, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>\n'
 
@@ -183,50 +187,65 @@ def _asset(name: str) -> str:
 
 
 def list_row(trajectory: Trajectory) -> dict[str, Any]:
-    """What the list of episodes shows and is searched by, as plain JSON."""
+    """The row of an episode in the list, as plain JSON."""
     task = trajectory.task
     written = "\n".join(turn.text for turn in trajectory.turns)
     return {
-        "id": trajectory.episode_id, "task": str(task.get("task", "")), "seed": task.get("seed"),
-        "outcome": trajectory.outcome.value, "reward": trajectory.total_reward(), "steps": len(trajectory),
-        "versions": list(trajectory.versions), "seconds": trajectory.seconds, "reason": trajectory.reason,
-        "instruction": str(task.get("instruction", "")), "written": written[:SEARCHABLE],
-    }  # fmt: skip
+        "id": trajectory.episode_id,
+        "task": str(task.get("task", "")),
+        "seed": task.get("seed"),
+        "outcome": trajectory.outcome.value,
+        "reward": trajectory.total_reward(),
+        "steps": len(trajectory),
+        "versions": list(trajectory.versions),
+        "seconds": trajectory.seconds,
+        "reason": trajectory.reason,
+        "instruction": str(task.get("instruction", "")),
+        "written": written[:SEARCHABLE],
+    }
 
 
 def episode_json(trajectory: Trajectory, vocabulary: Vocabulary, places: Mapping[str, int]) -> dict[str, Any]:
-    """The rest of an episode as plain JSON. `places` numbers the pictures; -1 is one that was never kept."""
+    """The details of an episode as plain JSON. `places` maps pictures to indices; -1: not stored."""
     task = trajectory.task
     return {
-        "params": task.get("params") or {}, **{name: task.get(name) for name in ("step_limit", "width", "height")},
-        "group": trajectory.group, "attempt": trajectory.attempt, "session": trajectory.session_id,
-        "temperature": trajectory.temperature, "codec": trajectory.codec, "started_at": trajectory.started_at,
+        "params": task.get("params") or {},
+        **{name: task.get(name) for name in ("step_limit", "width", "height")},
+        "group": trajectory.group,
+        "attempt": trajectory.attempt,
+        "session": trajectory.session_id,
+        "temperature": trajectory.temperature,
+        "codec": trajectory.codec,
+        "started_at": trajectory.started_at,
         "detail": dict(trajectory.detail),
         "last": places.get(trajectory.last_picture, -1) if trajectory.last_picture else None,
         "turns": [_turn_json(turn, vocabulary, places) for turn in trajectory.turns],
-    }  # fmt: skip
+    }
 
 
 def _turn_json(turn: Turn, vocabulary: Vocabulary, places: Mapping[str, int]) -> dict[str, Any]:
     return {
-        "pictures": [places.get(sha, -1) for sha in turn.pictures], "sizes": [list(size) for size in turn.image_sizes],
+        "pictures": [places.get(sha, -1) for sha in turn.pictures],
+        "sizes": [list(size) for size in turn.image_sizes],
         "prompt": _run_lengths(vocabulary.places(turn.prompt_ids.tolist())),
         "tokens": vocabulary.places(turn.token_ids.tolist()),
         "log_probs": [round(number, 4) if math.isfinite(number) else None for number in turn.log_probs.tolist()],
-        "versions": _run_lengths(turn.versions.tolist()), "text": turn.text,
+        "versions": _run_lengths(turn.versions.tolist()),
+        "text": turn.text,
         "action": None if turn.action is None else dict(turn.action),
         "words": "" if turn.action is None else action_words(turn.action),
-        "unreadable": turn.unreadable, "reward": turn.reward,
-    }  # fmt: skip
+        "unreadable": turn.unreadable,
+        "reward": turn.reward,
+    }
 
 
 def _run_lengths(numbers: Iterable[int]) -> list[list[int]]:
-    """Each number and how often in a row: a picture is hundreds of equal tokens in a prompt."""
+    """Run-length encoding: a picture is hundreds of equal tokens in a prompt."""
     return [[int(number), sum(1 for _ in group)] for number, group in groupby(numbers)]
 
 
 def action_words(action: Mapping[str, Any]) -> str:
-    """The action in words; an unknown kind is named with its values."""
+    """A description of the action; an unknown kind is shown with its values."""
     kind, button = str(action.get("kind")), action.get("button", "left")
     at = f" at {_point(action['at'])}" if action.get("at") is not None else ""
     if kind == "click":
@@ -243,10 +262,12 @@ def action_words(action: Mapping[str, Any]) -> str:
     if kind == "terminate":
         return "declare it done" if action.get("success") else "give up"
     words = {
-        "move": f"move to{at.removeprefix(' at')}", "type": f"type {action.get('text')!r}",
-        "press": f"press {'+'.join(map(str, action.get('keys') or ()))}", "wait": f"wait {action.get('seconds')} s",
+        "move": f"move to{at.removeprefix(' at')}",
+        "type": f"type {action.get('text')!r}",
+        "press": f"press {'+'.join(map(str, action.get('keys') or ()))}",
+        "wait": f"wait {action.get('seconds')} s",
         "answer": f"answer {action.get('text')!r}",
-    }  # fmt: skip
+    }
     return words.get(kind) or f"{kind} { ({key: value for key, value in action.items() if key != 'kind'}) }"
 
 

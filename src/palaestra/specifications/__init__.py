@@ -1,4 +1,4 @@
-"""The words of the specifications, for scripts that exist: thin layers over `train`. See docs/coming-from.md."""
+"""The names of the specifications, for existing scripts: thin layers over `train`. See docs/coming-from.md."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,4 @@
-"""`collate_trajectories`: episodes as one batch of turns, for a learning loop of your own.
-
-`palaestra train` does not go through here: it learns from each turn's tokens, pictures and proof as they were recorded.
-"""
+"""`collate_trajectories`: episodes as one batch of turns, for custom learning loops. Not used by `palaestra train`."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ __all__ = ["collate_trajectories"]
 
 
 def collate_trajectories(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Every turn of B episodes, one after the other: N rows.
+    """The N turns of B episodes as rows.
 
-    images              the screen each turn answers: uint8 `[N, H, W, 3]`, or a list where sizes differ
-    actions             what each reply was understood as; None where it could not be read
-    rewards             float32 `[N]`, as the environment paid them
+    images              the screen of each turn: uint8 `[N, H, W, 3]`, or a list if sizes differ
+    actions             the action of each reply; None if unreadable
+    rewards             float32 `[N]`, rewards of the environment
     prompts             the instruction of the turn's task
-    generated_texts     what the model wrote
+    generated_texts     the reply of the model
     token_ids           int64 `[N, G]` as sampled, and `log_probs` float32 `[N, G]`; 0 where `token_mask` is False
-    prompt_ids          int64 `[N, P]`; `prompt_mask` is True at the end of each row, where the tokens are
-    trajectory_lengths  int64 `[B]`: turns of each episode
-    trajectory_indices  int64 `[N]`: which episode each row is of
+    prompt_ids          int64 `[N, P]`; padded at the start, with `prompt_mask`
+    trajectory_lengths  int64 `[B]`: number of turns of each episode
+    trajectory_indices  int64 `[N]`: index of the episode of each row
     """
     turns = [turn for one in trajectories for turn in one.turns]
     lengths = np.array([len(one) for one in trajectories], np.int64)
@@ -64,7 +61,7 @@ def _stack(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8] | list[NDArray[
 
 
 def _pad(rows: list[NDArray[Any]], dtype: Any, *, at_start: bool = False) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The rows as one array as wide as the longest, zeros at the end (or the start), and where the rows are."""
+    """The rows padded with zeros to the longest, at the end or at the start, and their mask."""
     width = max((len(row) for row in rows), default=0)
     values, mask = np.zeros((len(rows), width), dtype), np.zeros((len(rows), width), np.bool_)
     for number, row in enumerate(rows):

@@ -1,7 +1,4 @@
-"""`PPOTrainer`: a `Trainer` that takes PPO's settings as keyword arguments, saves as it goes and remembers by task.
-
-It prints nothing; `train` returns the history, and a callback sees every update.
-"""
+"""`PPOTrainer`: a `Trainer` with PPO settings as keyword arguments, periodic checkpoints, and rollouts by task."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["PPOTrainer"]
 
 TASK_ROLLOUTS = 8
-"""How many of the newest rollouts of each task are remembered."""
+"""Number of newest rollouts to keep per task."""
 
-_OF_TRAINER = set(inspect.signature(Trainer).parameters) - {"policy", "env", "algorithm", "batch_size"}
-_ELSEWHERE = {
+_TRAINER_ARGUMENTS = set(inspect.signature(Trainer).parameters) - {"policy", "env", "algorithm", "batch_size"}
+_RENAMED_SETTINGS = {
     "n_steps": "train(rollout_length=…)",
     "num_steps": "train(rollout_length=…)",
     "clip_coef": "clip_range",
@@ -36,7 +33,7 @@ _ELSEWHERE = {
     "update_epochs": "n_epochs",
     "verbose": "train(callback=…)",
 }
-"""What other libraries call something that our names are not alike enough to suggest."""
+"""Settings of other libraries whose names are too different to be suggested automatically."""
 
 
 class PPOTrainer(Trainer):
@@ -54,12 +51,12 @@ class PPOTrainer(Trainer):
     ) -> None:
         """`settings`: fields of `PPOConfig` (`learning_rate`, `n_epochs`, `batch_size`, …) and arguments of `Trainer`.
 
-        `save_interval`: updates between checkpoints that `train` writes into `checkpoint_dir`; None: none.
+        `save_interval`: updates between checkpoints in `checkpoint_dir`; None: no checkpoints.
         """
-        for name, ours in _ELSEWHERE.items():
+        for name, ours in _RENAMED_SETTINGS.items():
             if name in settings:
                 raise ConfigError(f"PPOTrainer.{name}", settings[name], "unknown key", f"Use {ours}")
-        general = {name: settings.pop(name) for name in _OF_TRAINER if name in settings}
+        general = {name: settings.pop(name) for name in _TRAINER_ARGUMENTS if name in settings}
         algorithm = PPO(parse_section(PPOConfig, settings, place="PPOTrainer"))
         super().__init__(policy, env, algorithm, device=device, **general)
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
@@ -69,8 +66,8 @@ class PPOTrainer(Trainer):
     def collect_rollouts(self, n_steps: int, task_trajectories: MutableSequence[Rollout] | None = None) -> Rollout:
         """Act for `n_steps` steps in every environment.
 
-        `task_trajectories` (of `get_task_trajectories`) are given to environments that define a method
-        `set_task_trajectories(rollouts)`, before the first step; then the new rollout is added to them.
+        `task_trajectories` (from `get_task_trajectories`) are passed to environments with a method
+        `set_task_trajectories(rollouts)` before the first step; then the new rollout is appended to them.
         """
         if task_trajectories is not None and hasattr(self.env, "set_task_trajectories"):
             self.env.call("set_task_trajectories", list(task_trajectories))
@@ -80,7 +77,7 @@ class PPOTrainer(Trainer):
         return rollout
 
     def get_task_trajectories(self, task: Any) -> MutableSequence[Rollout]:
-        """The newest rollouts that were collected for this task, by its `name`, oldest first; empty for a new one."""
+        """The newest rollouts of a task, by its `name`, oldest first; empty for a new task."""
         return self._task_rollouts.setdefault(str(getattr(task, "name", task)), deque(maxlen=TASK_ROLLOUTS))
 
     def train(
@@ -108,7 +105,7 @@ class PPOTrainer(Trainer):
         return super().train(total_timesteps, rollout_length, log_interval, save_if_due)
 
     def save_checkpoint(self, path: str | Path | None = None, *, about: Mapping[str, Any] | None = None) -> str:
-        """As `Trainer.save_checkpoint`; without a path into `checkpoint_dir`, named by the number of updates."""
+        """As `Trainer.save_checkpoint`; the default path is in `checkpoint_dir`, by number of updates."""
         return super().save_checkpoint(self._next_checkpoint() if path is None else path, about=about)
 
     def _next_checkpoint(self) -> Path:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 simple_data_entry_pod_manifest = "simple_data_entry"
-"""The session type whose pods these are. The gateway owns the manifest of each type."""
+"""Session type of these pods. The gateway has the manifest of each type."""
 
 TASK = "data_entry/form"
 
@@ -53,12 +53,12 @@ class Config:
 
     @staticmethod
     def from_yaml(path: str | Path) -> ScreenRunConfig:
-        """The checked configuration in a file."""
+        """Read a configuration file."""
         return screen_config_from(read_config_file(Path(path)))
 
 
 class VLMWrapper:
-    """A vision-language model by name, its last checkpoint, and the pool that plays with it. Loaded when needed."""
+    """A vision-language model by name, its last checkpoint, and its actor pool. Loaded when needed."""
 
     def __init__(self, model_name: str = "tiny", **settings: Any) -> None:
         """`settings`: keys of the section `model`, such as `use_lora`, `lora_target_option` and `lora_rank`."""
@@ -68,39 +68,39 @@ class VLMWrapper:
 
     @cached_property
     def policy(self) -> VLMPolicy:
-        """The model with the weights that were learned last."""
+        """The model with the latest weights."""
         policy = VLMPolicy.from_config(self.config)
         if self.checkpoint is not None:
             policy.load(load_checkpoint(self.checkpoint, kind="screens").policy)
         return policy
 
-    def take_over(self, checkpoint: Path) -> None:
-        """Act with what was learned."""
+    def use_checkpoint(self, checkpoint: Path) -> None:
+        """Use the weights of a checkpoint."""
         self.checkpoint = checkpoint
         self.__dict__.pop("policy", None)
 
 
 class ActorPool:
-    """How many episodes are played at once, where, and on what."""
+    """Number, location and task of concurrent episodes."""
 
     def __init__(
         self, *, target_concurrent_actors: int, model: VLMWrapper, trajectory_queue: object = None, **where: Any
     ) -> None:
-        """`where`: as for `TaskRunner`. `trajectory_queue` is not used: a run has one, which drops what is too old."""
+        """`where`: as for `TaskRunner`. `trajectory_queue` is ignored: a run has its own queue."""
         self._model, pool = model, {"target_concurrent_actors": target_concurrent_actors}
         self.sections = {**_sections(**where), "actor_pool": pool}
 
     def start(self) -> None:
-        """Play for the trainer of the same model, whenever it trains."""
+        """Play for the trainer of the same model while it trains."""
         self._model.actors = self
 
     def stop(self) -> None:
-        """Play no more."""
+        """Stop playing."""
         self._model.actors = None
 
 
 class Trainer:
-    """Improves a model with what its actors play."""
+    """Trains a model with the episodes of its actor pool."""
 
     def __init__(
         self, *, model: VLMWrapper, algorithm: TrajectoryAlgorithm, trajectory_queue: object = None, **settings: Any
@@ -111,7 +111,7 @@ class Trainer:
         self._run: RunDirectory | None = None
 
     def train(self, num_steps: int, save_every: int | None = None) -> TrainingResult:
-        """Make so many updates; a further call goes on with the same run. The model then acts with what it learned."""
+        """Run `num_steps` updates; a further call continues the same run. The model then uses the new weights."""
         if self.model.actors is None:
             reason = "no started ActorPool plays with this model"
             raise ConfigError("Trainer.train(num_steps)", num_steps, reason, "Call start() on one that has it")
@@ -124,7 +124,7 @@ class Trainer:
 
 
 class TaskRunner:
-    """Plays one episode per call, each on a session of its own, and learns nothing."""
+    """Plays one episode per call in a new session, without learning."""
 
     def __init__(self, *, model: VLMWrapper, **where: Any) -> None:
         """`where`: `cluster_host`, `pod_manifest_fn`, `namespace`, `task`, and keys of `actor` (`task_prompt`, …)."""
@@ -132,7 +132,7 @@ class TaskRunner:
         self._episodes = 0
 
     def run_episode(self) -> Trajectory:
-        """Play the next of the seeds that are held out of training."""
+        """Play the next held-out seed."""
         with ExitStack() as stack:
             c = self._config
             address = find_sessions(
@@ -157,9 +157,9 @@ def train_with_orchestration(
     task: str = TASK,
     **trainer: Any,
 ) -> TrainingResult:
-    """Train on the session server at a URL, in a run under `checkpoint_dir`; its episodes are copied to `data_dir`.
+    """Train on the session server at a URL, in a run under `checkpoint_dir`; copies its episodes to `data_dir`.
 
-    `trainer`: keys of that section, such as `num_training_steps` and `batch_size`.
+    `trainer`: keys of the section `trainer`, such as `num_training_steps` and `batch_size`.
     """
     sections = {
         "tasks": [{"task": task}],
@@ -189,9 +189,9 @@ def _sections(
 
 def _config(model: VLMWrapper, algorithm: TrajectoryAlgorithm, sections: Mapping[str, Any]) -> ScreenRunConfig:
     cls: Any = type(algorithm)
-    ours = [name for name, known in ALGORITHMS["trajectories"].items() if known is cls]
+    built_in = [name for name, known in ALGORITHMS["trajectories"].items() if known is cls]
     settings: Any = getattr(algorithm, "config", None)
-    chosen = {"name": ours[0] if ours else f"{cls.__module__}:{cls.__qualname__}"}
+    chosen = {"name": built_in[0] if built_in else f"{cls.__module__}:{cls.__qualname__}"}
     chosen |= {} if settings is None else settings.model_dump(mode="json")
     described = {"model": model.config.model_dump(mode="json"), "algorithm": chosen}
     return screen_config_from({**described, "telemetry": {"progress": False}, **sections})
@@ -202,5 +202,5 @@ def _train(
 ) -> TrainingResult:
     start = model.checkpoint if resume is None else None
     outcome = train_screens(config, root=root, run_id=new_run_id("script"), resume=resume, warm_start=start)
-    model.take_over(outcome.checkpoint)
+    model.use_checkpoint(outcome.checkpoint)
     return outcome

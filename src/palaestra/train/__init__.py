@@ -1,4 +1,4 @@
-"""One training run: its configuration and the wiring of actor and learner."""
+"""One training run: its configuration and the components of actor and learner."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,6 @@
-"""The configuration of one training run: sections that live beside what they configure, put together and checked.
+"""The configuration of a training run in vector environments.
 
-`load_config` is the door: file, overrides, the spellings of the specifications, then validation across sections.
-Nothing is built, launched or written here.
+`load_config` reads a file, applies overrides, accepts the spellings of the specifications, and validates all sections.
 """
 
 from __future__ import annotations
@@ -37,54 +36,54 @@ __all__ = [
 ]
 
 MAX_SEED = 2**32 - 1
-"""The largest seed; evaluation adds to it, and torch takes no more than 64 bits."""
+"""The largest seed. Evaluation adds to it, and torch accepts at most 64 bits."""
 
 
 class TrainerConfig(AsyncConfig):
-    """How long to train, in what portions, whether collecting waits for learning, and what to keep."""
+    """Length of the training, collection, checkpoints and evaluation."""
 
     total_timesteps: int | None = Field(default=None, ge=1)
-    """Steps over all environments together. Give this or `iterations`; 100,000 when neither is given."""
+    """Total steps over all environments. Give this or `iterations`; 100,000 if neither is given."""
     iterations: int | None = Field(default=None, ge=1)
-    """The same length counted in rollouts."""
+    """Length of the training in rollouts."""
     rollout_length: int = Field(default=2048, ge=1)
-    """Steps in each environment per update. Longer sees more before each change and changes less often."""
+    """Steps of each environment per update."""
     buffer_size: int | None = Field(default=None, ge=1)
-    """Alone: another name for `rollout_length`, as the specifications write it. Beside `rollout_length`, in
-    asynchronous collection: steps per environment that the ring holds, a multiple of it."""
+    """Alone: an alias of `rollout_length`. With `rollout_length` and asynchronous collection: capacity of the ring in
+    steps per environment, a multiple of it."""
     buffer_type: Literal["standard", "vla"] = "standard"
-    """`standard` collects, then learns. `vla` is another name for asynchronous collection."""
+    """`standard`: as `collection`. `vla`: alias of asynchronous collection."""
     collection: Literal["synchronous", "asynchronous"] = "synchronous"
-    """`synchronous` collects, then learns, in turn. `asynchronous` collects in the background while learning, for
-    policies whose inference is slow (docs/async.md)."""
+    """`synchronous` alternates collecting and learning. `asynchronous` collects while learning, for policies with slow
+    inference (docs/async.md)."""
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
-    """Everything random follows from it: same seed, same numbers, on the same machine."""
+    """Seed of all randomness: the same seed gives the same numbers on the same machine."""
     log_interval: int = Field(default=1, ge=1)
-    """Updates between two lines of telemetry."""
+    """Updates between two telemetry records."""
     checkpoint_every: int | None = Field(default=None, ge=1)
-    """Updates between checkpoints. null: by time alone."""
+    """Updates between checkpoints. null: by time only."""
     checkpoint_seconds: float = Field(default=60.0, gt=0)
-    """Write a checkpoint when the last one is older than this. One is always written at the start and at the end."""
+    """Maximum seconds between checkpoints. One is always written at the start and at the end."""
     keep_checkpoints: int = Field(default=5, ge=1)
-    """How many of the newest checkpoints to keep; the best one is kept as well."""
+    """Number of newest checkpoints to keep, in addition to the best one."""
     eval_every: int | None = Field(default=None, ge=1)
-    """Updates between evaluations on separate environments. null: none while training."""
+    """Updates between evaluations in separate environments. null: no evaluation during training."""
     eval_episodes: int = Field(default=10, ge=1)
     """Episodes per evaluation."""
     device: str = Field(default="auto", pattern=DEVICE_PATTERN)
-    """Where the policy acts and learns: `cpu`, `cuda`, `cuda:1`, …; `auto`: the first GPU there is, or the CPU.
+    """Device of the policy: `cpu`, `cuda`, `cuda:1`, …; `auto`: the first GPU, or the CPU if there is none.
     Environments and rollouts stay on the CPU (docs/devices.md). Small networks are fastest on `cpu`."""
     compiled: Literal["auto", "on", "off"] = "auto"
-    """Compiled kernels for small networks on the CPU: `auto` where they fit, `off` never, `on` refuses to start without
-    them."""
+    """Compiled kernels for small networks on the CPU: `auto` if supported, `off` never, `on` raises an error if not
+    supported."""
     torch_threads: int | None = Field(default=None, ge=1)
-    """Threads of torch while training, in a collector process too. null: 1 for small networks and for a collector
-    process, torch's own choice for large networks."""
+    """Threads of torch during training, also in a collector process. null: 1 for small networks and for a collector
+    process, the default of torch for large networks."""
 
     @field_validator("device", mode="before")
     @classmethod
-    def _device_is_a_name(cls, value: Any) -> Any:
-        # A ConfigError of our own, because pydantic's has no remedy.
+    def _check_device(cls, value: Any) -> Any:
+        # Raises ConfigError, which has a remedy, unlike a pydantic error.
         check_device_name(value, place="trainer.device")
         return value
 
@@ -93,7 +92,7 @@ class RunConfig(Section):
     """Everything that defines a run."""
 
     name: str = Field(default="", max_length=80)
-    """Start of the run id; the environment's name when empty."""
+    """Prefix of the run id; the name of the environment if empty."""
     env: EnvConfig
     policy: PolicyConfig = PolicyConfig()
     algorithm: dict[str, Any] = Field(default_factory=dict)
@@ -107,7 +106,7 @@ class RunConfig(Section):
 
     @property
     def total_timesteps(self) -> int:
-        """Steps over all environments, whichever way the length was given."""
+        """Total steps over all environments."""
         if self.trainer.total_timesteps is not None:
             return self.trainer.total_timesteps
         if self.trainer.iterations is not None:
@@ -116,12 +115,12 @@ class RunConfig(Section):
 
     @property
     def asynchronous(self) -> AsyncConfig | None:
-        """How to collect in the background; None when collecting waits for learning."""
+        """Settings of asynchronous collection; None if synchronous."""
         if self.trainer.buffer_type == "standard" and self.trainer.collection == "synchronous":
             return None
         return AsyncConfig(**{name: getattr(self.trainer, name) for name in AsyncConfig.model_fields})
 
-    def resolved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Every value as plain JSON, defaults included."""
         return self.model_dump(mode="json")
 
@@ -149,14 +148,14 @@ def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfi
     data["algorithm"] = read_algorithm(data.get("algorithm") or {}, "rollouts", "ppo")
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
-    data["trainer"] = _trainer(data.get("trainer"))
+    data["trainer"] = _resolve_buffer_size(data.get("trainer"))
     config = parse_section(RunConfig, {key: {} if value is None else value for key, value in data.items()})
-    _check_across(config)
+    _check_consistency(config)
     return config
 
 
-def _trainer(given: Any) -> Any:
-    """`buffer_size` alone is another name for `rollout_length`; from here on there is one."""
+def _resolve_buffer_size(given: Any) -> Any:
+    """Replace `buffer_size` by `rollout_length` if it is given alone."""
     if not isinstance(given, Mapping) or given.get("buffer_size") is None:
         return given
     settings = dict(given)
@@ -172,7 +171,7 @@ def _trainer(given: Any) -> Any:
 
 
 def read_algorithm(given: Any, experience: str, default: str) -> dict[str, Any]:
-    """`{name, cfg: {...}}` as the specifications write it, or flat; every default filled in."""
+    """Parse `{name, cfg: {...}}` or a flat mapping, and fill in defaults."""
     if not isinstance(given, Mapping):
         remedy = f"Write algorithm: {{name: {default}, …}}"
         raise ConfigError("algorithm", given, "is not a mapping", remedy)
@@ -198,7 +197,7 @@ def make_algorithm(section: Mapping[str, Any], experience: str) -> Any:
     return build_algorithm(section["name"], settings, experience)
 
 
-def _check_across(config: RunConfig) -> None:
+def _check_consistency(config: RunConfig) -> None:
     t = config.trainer
     if t.total_timesteps is not None and t.iterations is not None:
         raise ConfigError(
@@ -207,20 +206,17 @@ def _check_across(config: RunConfig) -> None:
     if config.asynchronous is None:
         changed = [name for name, field in AsyncConfig.model_fields.items() if getattr(t, name) != field.default]
         if changed:
-            raise ConfigError(
-                f"trainer.{changed[0]}", getattr(t, changed[0]), "means nothing when collecting waits for learning",
-                "Add trainer.collection=asynchronous, or leave it out",
-            )  # fmt: skip
+            remedy = "Add trainer.collection=asynchronous, or leave it out"
+            reason = "has no effect with synchronous collection"
+            raise ConfigError(f"trainer.{changed[0]}", getattr(t, changed[0]), reason, remedy)
     elif t.buffer_size is not None:
         check_whole_segments(t.buffer_size, config.rollout_length, place="trainer.buffer_size")
     samples, batch = config.rollout_length * config.env.num_envs, int(config.algorithm["batch_size"])
     if samples % batch:
-        raise ConfigError(
-            "algorithm.batch_size", batch,
-            f"does not divide the {samples} samples of a rollout (trainer.rollout_length {config.rollout_length} x "
-            f"env.num_envs {config.env.num_envs})",
-            f"Nearest that do: {' and '.join(str(n) for n in _divisors_near(samples, batch))}",
-        )  # fmt: skip
+        sizes = f"trainer.rollout_length {config.rollout_length} x env.num_envs {config.env.num_envs}"
+        reason = f"does not divide the {samples} samples of a rollout ({sizes})"
+        remedy = f"Nearest that do: {' and '.join(str(n) for n in _divisors_near(samples, batch))}"
+        raise ConfigError("algorithm.batch_size", batch, reason, remedy)
 
 
 def _divisors_near(total: int, wanted: int) -> list[int]:

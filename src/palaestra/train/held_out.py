@@ -1,4 +1,4 @@
-"""Tasks on seeds that no training draws: loaded once before a run exists, and played to see how good a model is."""
+"""Held-out evaluation on screens: tasks with seeds that training never draws, and loading of models for it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["build_policy", "check_tasks", "load_screen_policy", "play_held_out"]
 
 
 def check_tasks(config: ScreenRunConfig, address: SessionAddress) -> list[str]:
-    """Load each task once; `ConfigError` for the first that cannot be.
+    """Load each task once; `ConfigError` for the first that cannot be loaded.
 
-    Returns warnings: rewards that teach an agent of a task not to finish.
+    Returns warnings about rewards that favour unfinished episodes.
     """
     requests = [request for _, request in held_out(config.tasks, len(config.tasks))]
     specs = load_tasks(
@@ -43,11 +43,18 @@ def check_tasks(config: ScreenRunConfig, address: SessionAddress) -> list[str]:
 
 
 def play_held_out(
-    config: ScreenRunConfig, policy: Any, address: SessionAddress, *, episodes: int, first: int = 0,
-    tasks: Sequence[TaskChoice] | None = None, greedy: bool | None = None, samples: int = 1,
-    heard: Callable[[Trajectory], None] = lambda trajectory: None,
-) -> list[Trajectory]:  # fmt: skip
-    """Play `episodes` held-out tasks from number `first` on, each `samples` times, with the weights that act now."""
+    config: ScreenRunConfig,
+    policy: Any,
+    address: SessionAddress,
+    *,
+    episodes: int,
+    first: int = 0,
+    tasks: Sequence[TaskChoice] | None = None,
+    greedy: bool | None = None,
+    samples: int = 1,
+    on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> list[Trajectory]:
+    """Play `episodes` held-out tasks from number `first` on, each `samples` times, with the published weights."""
     drawn = held_out(tuple(tasks or config.tasks), episodes, first=first)
     requests = [
         EpisodeRequest(f"h{number:06d}.{sample}", task, seed=number * 1009 + sample, key=choice.key)
@@ -72,7 +79,7 @@ def play_held_out(
                 requests,
                 concurrent=config.actor_pool.target_concurrent_actors,
                 set_players=workers.inference.set_players,
-                on_finished=lambda request, trajectory: heard(trajectory),
+                on_finished=lambda request, trajectory: on_finished(trajectory),
             )
 
     with asyncio.Runner() as runner:
@@ -80,14 +87,14 @@ def play_held_out(
 
 
 def build_policy(config: ScreenRunConfig) -> VLMPolicy:
-    """The model that the configuration names, with the grammar that its actors speak."""
+    """The model of a configuration, with the action grammar of its actors."""
     return VLMPolicy.from_config(
         config.model, seed=config.trainer.seed, codec=config.actor.codec, describe_grammar=config.actor.describe_grammar
     )
 
 
 def load_screen_policy(path: Path, *, device: str | None = None) -> tuple[ScreenRunConfig, VLMPolicy]:
-    """The model of a checkpoint, and the configuration it was trained with; `device` replaces its `model.device`."""
+    """The model and the configuration of a checkpoint; `device` overrides `model.device`."""
     checkpoint = load_checkpoint(path, kind="screens")
     config = screen_config_from(checkpoint.about["config"])
     if device is not None:

@@ -1,9 +1,8 @@
-"""The training loop of every run, and what happens around each update.
+"""The training loop, and the run around it.
 
-`run_updates` is the loop: next batch, update, publish, release. `train` puts a run around it: everything that can be
-refused is refused before the run directory exists; after that every update is in the journal, evaluations and
-checkpoints happen on time, and an interruption or a failure leaves the last good state on disk. What a run trains on
-and with, `palaestra.train.vector` and `palaestra.train.screens` wire.
+`run_updates` is the loop: next batch, update, publish, release. `train` runs it in a run directory, with telemetry,
+evaluations and checkpoints; invalid settings raise before the directory is created, and an interruption or a failure
+leaves the last good state on disk. `palaestra.train.vector` and `palaestra.train.screens` build the components.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
     from palaestra.train.config import RunConfig
     from palaestra.train.screen_config import ScreenRunConfig
 
-__all__ = ["RunSchedule", "TrainingResult", "Update", "Wiring", "run_updates", "train"]
+__all__ = ["RunComponents", "RunSchedule", "TrainingResult", "Update", "run_updates", "train"]
 
 
 class Update(NamedTuple):
-    """One pass through the loop."""
+    """Result of one iteration of the loop."""
 
     batch: Batch[Any]
     metrics: dict[str, float]
@@ -53,7 +52,7 @@ def run_updates(
     publisher: WeightPublisher[Any],
     is_complete: Callable[[], bool],
 ) -> Iterator[Update]:
-    """Train until `is_complete`, or until the source has nothing more because it was asked to stop."""
+    """Train until `is_complete`, or until the source returns no batch because the run was asked to stop."""
     publisher.publish(learner.version, learner.weights())
     while not is_complete():
         began = time.perf_counter()
@@ -66,7 +65,7 @@ def run_updates(
         except CollectorFailed:
             source.requeue(batch)
             raise
-        # Published first: an actor that finds room must find the weights that made it.
+        # Publish first: a collector that gets a free slot must find the new weights.
         publisher.publish(learner.version, learner.weights())
         source.release(batch, learner.version)
         timing = Timing(waited, time.perf_counter() - began)
@@ -74,7 +73,7 @@ def run_updates(
 
 
 class Intervals(Protocol):
-    """The keys of a section `trainer` that say when something is due."""
+    """Intervals of the `trainer` section."""
 
     eval_every: int | None
     checkpoint_every: int | None
@@ -84,63 +83,63 @@ class Intervals(Protocol):
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """How long a run is, and when it reports, evaluates and saves."""
+    """Length of a run, and intervals of its reports, evaluations and checkpoints."""
 
     every: Intervals
     total: int
     unit: Literal["steps", "updates"]
-    """What `total` and the progress display count."""
+    """Unit of `total` and of the progress display."""
     score_metric: str
-    """What the best checkpoint is chosen by."""
+    """Metric that selects the best checkpoint."""
     log_interval: int = 1
     keep_first: bool = False
-    """Whether the checkpoint from before training is kept for comparison."""
+    """Whether to keep the checkpoint from before training."""
 
 
-class Wiring(Protocol):
-    """What a run is made of, for one kind of experience."""
+class RunComponents(Protocol):
+    """The components of a run for one kind of experience."""
 
     kind: Kind
-    """Of its checkpoints."""
+    """Kind of its checkpoints."""
     schedule: RunSchedule
 
     @property
     def source(self) -> ExperienceSource[Any]:
-        """Where experience comes from."""
+        """The source of experience."""
 
     @property
     def learner(self) -> Learner[Any, Any]:
-        """What learns from it."""
+        """The learner."""
 
     @property
     def publisher(self) -> WeightPublisher[Any]:
-        """Where new weights go."""
+        """The publisher of weights."""
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
-        """The run exists: be ready for the first batch."""
+        """Prepare for the first batch, after the run directory was created."""
 
     def save_policy(self) -> bytes | Callable[[Path], object]:
-        """What a checkpoint holds of the policy: a file, or a function that writes a directory."""
+        """The policy for a checkpoint: the bytes of a file, or a function that writes a directory."""
 
     def load_policy(self, path: Path) -> None:
-        """Take over the weights of a checkpoint."""
+        """Load the weights of a checkpoint."""
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
-        """Refuse a checkpoint that does not fit, before anything is loaded."""
+        """Raise if the run cannot continue from a checkpoint, before anything is loaded."""
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of held-out play."""
+        """Metrics of an evaluation on held-out episodes."""
 
     def notices(self) -> Sequence[tuple[str, str]]:
-        """What a person should know at the start: level and text."""
+        """Messages at the start of the run: level and text."""
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
-        """What went wrong since the last update without ending the run; may add metrics about it."""
+        """Warnings since the last update; may add metrics."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended."""
+    """Result of a run."""
 
     run: RunDirectory
     steps: int
@@ -151,7 +150,7 @@ class TrainingResult:
 
 def train(
     config: RunConfig | ScreenRunConfig,
-    wire: Callable[[ExitStack], Wiring],
+    build: Callable[[ExitStack], RunComponents],
     *,
     root: Path,
     run_id: str,
@@ -162,27 +161,27 @@ def train(
     into: Attempt | None = None,
     warm_start: Path | None = None,
 ) -> TrainingResult:
-    """Train to the end of the configuration: in a new run, as another attempt of one, or `into` a prepared attempt.
+    """Run a configuration: in a new run, as another attempt (`resume`), or `into` a prepared attempt.
 
-    `checkpoint` is what a resume goes on from, by default the run's newest. `warm_start` is a checkpoint whose weights,
-    and nothing else, it begins with. `wire` builds the parts; what they hold is released with the stack.
+    `checkpoint`: where a resume continues, by default the run's newest. `warm_start`: a checkpoint of which only the
+    weights are loaded. `build` creates the components; the stack releases their resources.
     """
     check_telemetry(config.telemetry)
     with ExitStack() as stack:
-        wiring = wire(stack)
+        components = build(stack)
         if warm_start is not None:
-            with refuse_malformed(warm_start):
-                wiring.load_policy(load_checkpoint(warm_start, kind=wiring.kind).policy)
+            with wrap_checkpoint_errors(warm_start):
+                components.load_policy(load_checkpoint(warm_start, kind=components.kind).policy)
 
         def load(path: Path) -> bool:
             assert resume is not None
-            with refuse_malformed(path):
-                found = load_checkpoint(path, kind=wiring.kind)
-                wiring.check_resume(found, resume)
-                return restore(wiring, found)
+            with wrap_checkpoint_errors(path):
+                found = load_checkpoint(path, kind=components.kind)
+                components.check_resume(found, resume)
+                return restore(components, found)
 
         exact = resume is None or resume.load_checkpoint(load, checkpoint)
-        resolved, schedule = config.resolved(), wiring.schedule
+        resolved, schedule = config.to_json(), components.schedule
         run, attempt = start_attempt(
             resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
         )
@@ -192,17 +191,17 @@ def train(
             )
         )
         telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
-        for level, text in wiring.notices():
+        for level, text in components.notices():
             telemetry.emit(LogLine(level, text))
         if not exact:
-            text = "The environments could not be brought back to where they stood: they start fresh episodes."
+            text = "The environments could not be restored and start new episodes."
             telemetry.emit(LogLine("warning", text))
-        return _Run(wiring, resolved, run, attempt, telemetry).execute()
+        return _Run(components, resolved, run, attempt, telemetry).execute()
 
 
 @contextmanager
-def refuse_malformed(path: Path) -> Iterator[None]:
-    """Make a `CheckpointError` of what a part says about a checkpoint that is whole and was not written by us."""
+def wrap_checkpoint_errors(path: Path) -> Iterator[None]:
+    """Convert errors about the contents of a checkpoint to `CheckpointError`."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, SafetensorError) as error:
@@ -210,8 +209,8 @@ def refuse_malformed(path: Path) -> Iterator[None]:
         raise CheckpointError("checkpoint", str(path), reason, "Use another checkpoint") from error
 
 
-def restore(parts: Wiring | Any, checkpoint: TrainingCheckpoint) -> bool:
-    """Continue from a checkpoint; whether the environments stand where they stood."""
+def restore(parts: RunComponents | Any, checkpoint: TrainingCheckpoint) -> bool:
+    """Continue from a checkpoint; returns whether the environments were restored exactly."""
     parts.load_policy(checkpoint.policy)
     parts.learner.load_state(checkpoint.learner)
     parts.source.progress.load(checkpoint.progress)
@@ -219,12 +218,17 @@ def restore(parts: Wiring | Any, checkpoint: TrainingCheckpoint) -> bool:
 
 
 class _Run:
-    """Telemetry, evaluation, checkpoints and interruption around the updates."""
+    """Runs the updates with telemetry, evaluations, checkpoints and signal handling."""
 
     def __init__(
-        self, wiring: Wiring, resolved: dict[str, Any], run: RunDirectory, attempt: Attempt, telemetry: Telemetry
+        self,
+        components: RunComponents,
+        resolved: dict[str, Any],
+        run: RunDirectory,
+        attempt: Attempt,
+        telemetry: Telemetry,
     ) -> None:
-        self._wiring, self._schedule, self._progress = wiring, wiring.schedule, wiring.source.progress
+        self._components, self._schedule, self._progress = components, components.schedule, components.source.progress
         self._resolved, self._run, self._attempt, self._telemetry = resolved, run, attempt, telemetry
         self._interruption = _Interruption()
         self._final: dict[str, float] = {}
@@ -234,22 +238,24 @@ class _Run:
         self._saved_at = 0.0
 
     def execute(self) -> TrainingResult:
-        """Train to the end, or until an interruption."""
-        wiring, stop = self._wiring, self._interruption
+        """Train until the end or an interruption."""
+        components, stop = self._components, self._interruption
         try:
             with stop.watch(self._warn):
                 self._save(None)
-                wiring.open(self._attempt, self._telemetry, lambda: stop.requested)
+                components.open(self._attempt, self._telemetry, lambda: stop.requested)
                 try:
-                    for update in run_updates(wiring.source, wiring.learner, wiring.publisher, self._is_over):
-                        self._after(update)
+                    for update in run_updates(
+                        components.source, components.learner, components.publisher, self._is_complete
+                    ):
+                        self._after_update(update)
                 finally:
-                    wiring.source.close()
-                    wiring.publisher.close()
+                    components.source.close()
+                    components.publisher.close()
                 checkpoint = self._save(self._score(self._final))
         except BaseException as error:
             if isinstance(error, NonFiniteError | CollectorFailed | ExperienceError):
-                # The learner has put its weights back to what they were before the update that failed.
+                # The learner has restored the weights from before the failed update.
                 self._save_after_failure()
             self._telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
@@ -257,16 +263,16 @@ class _Run:
         self._telemetry.emit(PhaseChanged(*ending))
         return TrainingResult(self._run, self._progress.steps, self._final, checkpoint, stop.requested)
 
-    def _is_over(self) -> bool:
+    def _is_complete(self) -> bool:
         done = self._progress.steps if self._schedule.unit == "steps" else self._progress.updates
         return self._interruption.requested or done >= self._schedule.total
 
-    def _after(self, update: Update) -> None:
+    def _after_update(self, update: Update) -> None:
         every, metrics, number = self._schedule.every, update.metrics, self._progress.updates
         if _is_due(every.eval_every, number):
-            metrics |= self._wiring.evaluate()
+            metrics |= self._components.evaluate()
         self._final = metrics
-        for text in self._wiring.warnings(metrics):
+        for text in self._components.warnings(metrics):
             self._warn(text)
         first = self._progress.episodes - len(update.batch.episodes) + 1
         self._telemetry.emit_many(
@@ -283,20 +289,20 @@ class _Run:
         self._telemetry.emit(LogLine("warning", text))
 
     def _score(self, metrics: Mapping[str, float]) -> float | None:
-        # Results with and without exploration are not compared: a run that evaluates is judged by that alone.
+        # A run with evaluations is scored by them alone: results with and without exploration are not comparable.
         return metrics.get(self._schedule.score_metric)
 
     def _save(self, score: float | None) -> Path:
-        """A checkpoint of this moment (once), remembered as the best if its score says so."""
-        wiring, number = self._wiring, self._progress.updates
+        """Save a checkpoint of this update, once, and mark it as the best if its score is."""
+        components, number = self._components, self._progress.updates
         path = self._attempt.checkpoints / f"update_{number:08d}"
         if path != self._saved:
             sha256 = save_checkpoint(
                 path,
-                kind=wiring.kind,
-                policy=wiring.save_policy(),
-                learner=wiring.learner.state(),
-                source=wiring.source.state(),
+                kind=components.kind,
+                policy=components.save_policy(),
+                learner=components.learner.state(),
+                source=components.source.state(),
                 progress=self._progress.facts(),
                 about={"config": self._resolved, "run_id": self._run.run_id, "score": score},
             )
@@ -314,7 +320,7 @@ class _Run:
         try:
             self._save(None)
         except (OSError, CheckpointError) as error:
-            # What ended the run matters more, and the checkpoint before is still there.
+            # Report the original error; the previous checkpoint still exists.
             self._warn(f"No checkpoint could be written: {error}")
 
     def _remove_old(self) -> None:
@@ -325,26 +331,26 @@ class _Run:
 
 
 class _Interruption:
-    """Whether Ctrl-C, SIGTERM or a closed terminal asked the run to finish its update, save and stop."""
+    """Handles SIGINT, SIGTERM and SIGHUP: finish the update, save and stop."""
 
     def __init__(self) -> None:
         self.requested = False
 
     @contextmanager
     def watch(self, report: Callable[[str], None]) -> Iterator[None]:
-        """Catch the signals inside the block; a second one has its usual effect. Puts the handlers back afterwards."""
+        """Handle the signals inside the block; a second signal has its default effect."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals reach the main thread alone
+            yield  # only the main thread receives signals
             return
 
         def first(number: int, frame: FrameType | None) -> None:
             self.requested = True
             for each in caught:
                 signal.signal(each, signal.SIG_DFL)
-            report("Stopping: this update is finished and saved first. Ctrl-C again leaves at once.")
+            report("Stopping after this update is finished and saved. Press Ctrl-C again to exit immediately.")
 
         wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # A signal found ignored (nohup, a job in the background) stays ignored: whoever started us meant it.
+        # An ignored signal (nohup, a background job) stays ignored.
         caught = [each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN]
         before = {each: signal.signal(each, first) for each in caught}
         try:

@@ -1,7 +1,6 @@
-"""The configuration of a run that teaches a vision-language model to operate screens.
+"""The configuration of a training run on screens with a vision-language model.
 
-The sections of the specification (`model`, `trainer`, `actor`, `actor_pool`, `environment`) are read as it writes them;
-`tasks`, `sampler`, `algorithm`, `reward`, `inference`, `evaluation`, `proof` and `replay` are ours.
+The sections `model`, `trainer`, `actor`, `actor_pool` and `environment` accept the spellings of the specification.
 """
 
 from __future__ import annotations
@@ -41,63 +40,63 @@ MOVED = {
     "trainer.reward_threshold": "algorithm.reward_threshold",
     "trainer.save_every": "trainer.checkpoint_every",
 }
-"""Keys of older checkpoints and of the specification's configurations, and where they are read now."""
+"""Keys of older checkpoints and of the specification, and their present names."""
 
 
 class ScreenTrainerConfig(UpdateConfig):
-    """How long to train, on how many episodes at a time, and what to keep."""
+    """Length of the training, batches, collection, checkpoints and evaluation."""
 
     batch_size: int = Field(default=32, ge=1)
-    """Episodes per update. More give a steadier gradient and fewer updates."""
+    """Episodes per update."""
     num_training_steps: int = Field(default=100, ge=1)
-    """Updates in all."""
+    """Total number of updates."""
     collection: Literal["synchronous", "asynchronous"] = "synchronous"
-    """`synchronous` plays, then learns; the same seed gives the same numbers. `asynchronous` goes on playing while it
-    learns."""
+    """`synchronous` alternates playing and learning; the same seed gives the same numbers. `asynchronous` plays while
+    learning."""
     max_staleness: int = Field(default=1, ge=0)
-    """With `asynchronous`: updates that may lie between an episode's beginning and its being learned from. What comes
-    later is dropped and counted."""
+    """With `asynchronous`: maximum number of updates between the start of an episode and learning from it. Later
+    episodes are dropped and counted."""
     max_refills: int | None = Field(default=None, ge=0)
-    """How many times the missing part of a batch is played again after groups that teach nothing were dropped. null: 3
-    for algorithms that compare groups, none for others."""
+    """How many times the missing part of a batch is played again after groups without a learning signal were dropped.
+    null: 3 for algorithms that compare groups, 0 for others."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Everything random follows from it."""
+    """Seed of all randomness."""
     checkpoint_every: int | None = Field(default=None, ge=1)
-    """Updates between checkpoints. null: by time alone."""
+    """Updates between checkpoints. null: by time only."""
     checkpoint_seconds: float = Field(default=120.0, gt=0)
-    """Write a checkpoint when the last one is older than this. One is always written at the start and at the end."""
+    """Maximum seconds between checkpoints. One is always written at the start and at the end."""
     keep_checkpoints: int = Field(default=3, ge=1)
-    """How many of the newest to keep; the best one and the first are kept as well."""
+    """Number of newest checkpoints to keep, in addition to the best and the first."""
     eval_every: int | None = Field(default=None, ge=1)
-    """Updates between evaluations on held-out seeds. null: none while training."""
+    """Updates between evaluations on held-out seeds. null: no evaluation during training."""
     torch_threads: int = Field(default=1, ge=1)
-    """Threads of torch that learn. On a machine of two cores the browsers need the other one."""
+    """Threads of torch for learning. Leave cores for the browsers."""
 
 
 class ActorPoolConfig(Section):
-    """How many play at once."""
+    """Concurrency of the actors."""
 
     target_concurrent_actors: int = Field(default=2, ge=1, le=10_000)
-    """Episodes at the same time. Each is a browser page; more fill the batches of inference better."""
+    """Number of concurrent episodes. Each needs a browser page; more episodes fill inference batches better."""
 
 
 class EvaluationConfig(Section):
-    """How success is measured."""
+    """Evaluation on held-out seeds."""
 
     episodes: int = Field(default=100, ge=1)
     """Episodes on held-out seeds, evenly over the tasks."""
     greedy: bool = False
-    """Take the likeliest token instead of drawing. False: the policy is measured as it acts."""
+    """Take the most likely token instead of sampling."""
 
 
 class ScreenRunConfig(Section):
     """Everything that defines a run."""
 
     experiment_name: str = Field(default="", max_length=80)
-    """Start of the run id; the first task's name when empty."""
+    """Prefix of the run id; the name of the first task if empty."""
     model: ModelConfig
     tasks: tuple[TaskChoice, ...] = (TaskChoice(task="data_entry/form"),)
-    """What to train on."""
+    """Tasks to train on."""
     sampler: SamplerConfig = SamplerConfig()
     algorithm: dict[str, Any] = Field(default_factory=dict)
     reward: RewardConfig = RewardConfig()
@@ -110,20 +109,20 @@ class ScreenRunConfig(Section):
     proof: ProofConfig = ProofConfig()
     replay: ReplayConfig = ReplayConfig()
     trajectories_kept: int = Field(default=2000, ge=0)
-    """How many of the newest trajectories stay on disk; 0 keeps none."""
+    """Number of newest trajectories to keep on disk; 0: none."""
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """Prefix of the run id."""
         return self.experiment_name or self.tasks[0].task.replace("/", "-")
 
     @property
     def staleness(self) -> int:
-        """How far behind the newest weights an episode may begin."""
+        """Maximum staleness; 0 if synchronous."""
         return self.trainer.max_staleness if self.trainer.collection == "asynchronous" else 0
 
-    def resolved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Every value as plain JSON, defaults included."""
         return self.model_dump(mode="json")
 
@@ -147,39 +146,39 @@ SCREEN_SECTIONS: dict[str, type[Section]] = {
 
 def screen_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> ScreenRunConfig:
     """The checked configuration from plain data."""
-    # `actor:` with nothing behind it says nothing.
+    # An empty section, such as `actor:`, counts as missing.
     data = {key: value for key, value in data.items() if value is not None}
     data = move_keys(data, MOVED)
     data["algorithm"] = read_algorithm(data.get("algorithm") or {}, "trajectories", "rejection_sampling")
     environment = data.get("environment")
     if isinstance(environment, Mapping) and environment.get("dialect") == "query":
-        # The one task there is; ours needs a server of ours.
+        # The only task of this dialect.
         data.setdefault("tasks", [{"task": ROWS_TASK}])
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
     config = parse_section(ScreenRunConfig, data)
-    _check_across(config)
+    _check_consistency(config)
     return config
 
 
-def _check_across(config: ScreenRunConfig) -> None:
+def _check_consistency(config: ScreenRunConfig) -> None:
     size = make_algorithm(config.algorithm, "trajectories").group_size
     if config.trainer.batch_size % size:
         nearest = sorted(
             {max(size, config.trainer.batch_size // size * size), (config.trainer.batch_size // size + 1) * size}
         )
-        raise ConfigError(
-            "trainer.batch_size", config.trainer.batch_size, f"is not made of whole groups of {size}",
-            f"Nearest that are: {' and '.join(str(number) for number in nearest)}",
-        )  # fmt: skip
+        remedy = f"Nearest that are: {' and '.join(str(number) for number in nearest)}"
+        reason = f"is not a multiple of the group size {size}"
+        raise ConfigError("trainer.batch_size", config.trainer.batch_size, reason, remedy)
     low, high = config.reward.assumed_range
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(
-            "reward.assumed_range", [low, high], "is no range", "Give the least an episode is paid, then the most"
+            "reward.assumed_range",
+            [low, high],
+            "is not a range",
+            "Give the lowest return of an episode, then the highest",
         )
     check_environment(config.environment, group_size=size, actors=config.actor_pool.target_concurrent_actors)
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
-        raise ConfigError(
-            "inference.backend", "process", "gains nothing when playing waits for learning",
-            "Add trainer.collection=asynchronous, or leave it out",
-        )  # fmt: skip
+        remedy = "Add trainer.collection=asynchronous, or leave it out"
+        raise ConfigError("inference.backend", "process", "has no benefit with synchronous collection", remedy)

@@ -1,8 +1,7 @@
-"""Training on screens, wired: a model, sessions, actors that play, a learner of trajectories, and a publisher.
+"""Training on screens: builds model, sessions, actors, learner and publisher, and runs a configuration.
 
-Played episodes are archived with their pictures. Synchronous and asynchronous collection differ in the player that the
-source is given; a sampler in this process and one in a process of its own in the publisher. `train_screens` runs a
-configuration.
+Episodes are archived with their pictures. Synchronous and asynchronous collection use different players; a sampler in
+this process and one in another process use different publishers.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
-from palaestra.train.run import RunSchedule, TrainingResult, Wiring
+from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
 
 __all__ = ["SamplerPublisher", "train_screens"]
 
-ARCHIVE_TRIMMED_EVERY = 20
-"""Updates between two looks at how many trajectories are kept."""
+ARCHIVE_TRIM_INTERVAL = 20
+"""Updates between two removals of old trajectories."""
 
 
 class SamplerPublisher:
-    """Makes new weights answer: those of the acting network here, and those of a sampler process."""
+    """Publishes weights to the acting copy in this process, and to a sampler process."""
 
     def __init__(self, policy: Any, process: ProcessSampler | None) -> None:
         self._policy, self._process = policy, process
         self._published: int | None = None
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """From the next batch of replies on."""
+        """Use the weights from the next batch of replies on."""
         if self._published is not None and version <= self._published:
             return
         self._published = version
@@ -66,13 +65,13 @@ class SamplerPublisher:
             self._process.publish(version, weights)
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the sampler process."""
         if self._process is not None:
             self._process.close()
 
 
 class _ScreenRun:
-    """The parts of a configured run."""
+    """The components of a run."""
 
     kind: Kind = "screens"
 
@@ -113,7 +112,7 @@ class _ScreenRun:
         self.schedule = RunSchedule(t, t.num_training_steps, "updates", score, keep_first=True)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
-        """Start the sampler; the player starts sessions with the first batch."""
+        """Start the sampler. The player opens sessions with the first batch."""
         if self._config.trajectories_kept:
             self._archive = TrajectoryArchive(attempt.trajectories)
 
@@ -167,17 +166,17 @@ class _ScreenRun:
             self._archive.append(trajectory)
 
     def save_policy(self) -> Callable[[Path], object]:
-        """The model's own directory."""
+        """A function that writes the directory of the model."""
         save: Callable[[Path], object] = self._policy.save
         return save
 
     def load_policy(self, path: Path) -> None:
-        """Take over the weights of a directory."""
+        """Load the weights of a directory."""
         self._policy.load(path)
         self.learner.reset_version(self._policy.version)
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
-        """Refuse a run that has made its updates; what else does not fit is refused by the parts themselves."""
+        """Raise if the run has already made its updates. The components check the rest when they load."""
         made, total = int(checkpoint.progress["updates"]), self.schedule.total
         if made >= total:
             raise ConfigError(
@@ -188,7 +187,7 @@ class _ScreenRun:
             )
 
     def evaluate(self) -> dict[str, float]:
-        """Success on held-out seeds."""
+        """Success rate and return on held-out seeds."""
         played = play_held_out(self._config, self._policy, self._address, episodes=self._config.evaluation.episodes)
         scores = ScreenEvaluation.from_episodes(played).overall
         if scores.success_rate is None or scores.mean_return is None:
@@ -196,25 +195,25 @@ class _ScreenRun:
         return {"eval_success_rate": scores.success_rate, "eval_return": scores.mean_return}
 
     def notices(self) -> Sequence[tuple[str, str]]:
-        """The learning rate with its reason, and warnings about the tasks."""
+        """The learning rate and its reason, and warnings about the tasks."""
         rate = ("info", f"{self.learner.rate.reason}.".capitalize())
         return [rate, *(("warning", text) for text in self._warnings)]
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
-        """Batches that taught nothing, and sampler processes that were replaced."""
+        """Warnings about batches that were not learned from, and about replaced sampler processes."""
         texts = []
         if not metrics["trajectories_learned"]:
-            texts.append(f"Nothing was learned from this batch: {self._why_nothing(metrics)}.")
+            texts.append(f"Nothing was learned from this batch: {self._explain_no_learning(metrics)}.")
         if self._process is not None:
             failures = self._process.failures
             metrics["sampler_restarts"] = float(len(failures))
             texts += [f"A sampler process was replaced: {text}." for text in failures[self._failures_reported :]]
             self._failures_reported = len(failures)
-        if self._archive is not None and self.source.progress.updates % ARCHIVE_TRIMMED_EVERY == 0:
+        if self._archive is not None and self.source.progress.updates % ARCHIVE_TRIM_INTERVAL == 0:
             self._archive.keep(self._config.trajectories_kept)
         return texts
 
-    def _why_nothing(self, metrics: Mapping[str, float]) -> str:
+    def _explain_no_learning(self, metrics: Mapping[str, float]) -> str:
         if self.learner.last_refusal:
             return self.learner.last_refusal.rstrip(".")
         refused = {reason.value: int(metrics[f"refused_{reason.value}"]) for reason in Reason}
@@ -226,13 +225,13 @@ class _ScreenRun:
 
 
 def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) -> TrainingResult:
-    """Train a model on the tasks of a configuration; `palaestra.train.run.train` explains the other arguments.
+    """Train a model on the tasks of a configuration. The other arguments are those of `palaestra.train.run.train`.
 
-    `policy` replaces the model that the configuration names: a `VLMPolicy`, or an `nn.Module` that answers `sample` and
-    `log_probs` (docs/vlm.md).
+    `policy` replaces the model of the configuration: a `VLMPolicy`, or an `nn.Module` with `sample` and `log_probs`
+    (docs/vlm.md).
     """
 
-    def wire(stack: ExitStack) -> Wiring:
+    def build(stack: ExitStack) -> RunComponents:
         torch.set_num_threads(config.trainer.torch_threads)
         model = build_policy(config) if policy is None else as_vlm_policy(policy, codec=config.actor.codec)
         if policy is not None and config.inference.backend == "process":
@@ -250,4 +249,4 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
         )
         return _ScreenRun(config, model, address, check_tasks(config, address))
 
-    return run(config, wire, **where)
+    return run(config, build, **where)

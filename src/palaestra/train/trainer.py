@@ -1,8 +1,8 @@
-"""`Trainer`, for notebooks and loops of one's own: collect, learn, and both in turn.
+"""`Trainer`: training from Python, for notebooks and custom loops.
 
-Each of the three is usable alone, and may be overridden: `train` calls what a subclass overrides. The parts and the
-loop are those of a run (`train.vector`, `train.run`). Prints nothing, and writes a file only when asked for a
-checkpoint.
+`collect_rollouts`, `learn` and `train` can be used alone and overridden; `train` calls the overrides. Components and
+loop are those of a run (`train.vector`, `train.run`). A trainer prints nothing, and writes files only in
+`save_checkpoint`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from palaestra.learner.checkpoint import load_checkpoint, save_checkpoint
 from palaestra.learner.ppo import PPO
 from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.train.config import RunConfig, make_algorithm
-from palaestra.train.run import refuse_malformed, run_updates
-from palaestra.train.vector import VectorTraining, make_parts, training_settings
+from palaestra.train.run import run_updates, wrap_checkpoint_errors
+from palaestra.train.vector import VectorTraining, make_env_and_policy, training_settings
 from palaestra.transport.source import Batch, EpisodeStats
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Callback", "History", "Trainer", "build_trainer"]
 
 History: TypeAlias = list[dict[str, float]]
-"""One dictionary of metrics per logged update; docs/metrics.md explains each."""
+"""One dictionary of metrics per logged update; see docs/metrics.md."""
 
 Callback: TypeAlias = Callable[["Trainer", dict[str, float]], bool | None]
 """Called after every update; returning False ends training."""
@@ -66,14 +66,13 @@ class Trainer:
         env_config: EnvConfig | None = None,
         device: Device | None = None,
     ) -> None:
-        """`env`: ours, a Gymnasium environment (vector or single), a list of them, or an id.
+        """`env`: a `VectorEnv`, a Gymnasium environment (vector or single), a list of them, or an id.
 
-        `seed`: everything random follows from it. None: 0, and another for each further trainer of the same policy.
-        `buffer_type="vla"`, or settings in `asynchronous`, collects in the background. `buffer_size` is the
-        `rollout_length` of `train` when that says none, else what the background's ring holds. `batch_size` replaces
-        the algorithm's. `env_config` tells a collector process how to make the environments, when `env` itself does not
-        say. `device` (`auto`, `cpu`, `cuda:1`, …) is where the policy is moved to, to act and to learn there; None: it
-        stays where it is.
+        `seed`: seed of all randomness. None: 0, and a different one for each further trainer of the same policy.
+        `buffer_type="vla"`, or settings in `asynchronous`: collect asynchronously. `buffer_size`: default of the
+        `rollout_length` of `train`; if that is given, the capacity of the ring. `batch_size`: overrides that of the
+        algorithm. `env_config`: environments of a collector process, if `env` is an object. `device` (`auto`, `cpu`,
+        `cuda:1`, …): moves the policy to this device; None: leaves it where it is.
         """
         _check_settings(policy, algorithm, buffer_type, buffer_size, compiled, torch_threads)
         if device is not None:
@@ -81,7 +80,7 @@ class Trainer:
         if asynchronous is None and buffer_type == "vla":
             asynchronous = AsyncConfig()
         if asynchronous is not None:
-            _refuse_own_collection(self)
+            _check_collection(self)
         algorithm = algorithm or PPO()
         self.policy = policy
         self.seed = default_seed(policy) if seed is None else seed
@@ -101,7 +100,7 @@ class Trainer:
         self._buffer_size = buffer_size
 
     def collect_rollouts(self, n_steps: int) -> Rollout:
-        """Act for `n_steps` steps in every environment and return what happened, in memory of its own."""
+        """Act for `n_steps` steps in every environment; returns a rollout in its own memory."""
         if n_steps < 1:
             raise ConfigError("collect_rollouts(n_steps)", n_steps, "must be at least 1")
         source = self.training.source
@@ -114,7 +113,7 @@ class Trainer:
         return cast("Rollout", buffer.get())
 
     def learn(self, rollout: Rollout | TensorDict | Mapping[str, Any] | Sequence[Rollout]) -> dict[str, float]:
-        """Improve the policy on a rollout, or on several (each keeps its own advantages). The input stays as it is."""
+        """Improve the policy on one or several rollouts, which are not modified. Advantages are computed for each."""
         several = rollout if isinstance(rollout, list | tuple) else [rollout]
         if not several:
             raise ExperienceError("learn: an empty list of rollouts. Collect at least one.")
@@ -130,9 +129,9 @@ class Trainer:
         log_interval: int = 1,
         callback: Callback | None = None,
     ) -> History:
-        """Collect and learn until `total_timesteps` steps have been learned from in all (earlier calls included).
+        """Collect and learn until `total_timesteps` steps in total, including earlier calls.
 
-        `rollout_length`: steps in each environment per update; the trainer's `buffer_size`, or 2048.
+        `rollout_length`: steps of each environment per update; default: `buffer_size` of the trainer, or 2048.
         """
         length = rollout_length if rollout_length is not None else self._buffer_size or 2048
         if total_timesteps < 1 or length < 1 or log_interval < 1:
@@ -143,15 +142,15 @@ class Trainer:
             )
         training = self.training
         if isinstance(training.source, AsynchronousSource):
-            _refuse_own_collection(self)
+            _check_collection(self)
         ring = None if rollout_length is None else self._buffer_size
         training.check_memory(length, ring)
         history: History = []
         if self.total_timesteps >= total_timesteps:
             training.planned_timesteps = total_timesteps
             return history
-        source: Any = _OwnCollection(self) if _overrides(self, "collect_rollouts") else training.source
-        learner: Any = _OwnLearning(self) if _overrides(self, "learn") else training.learner
+        source: Any = _CustomCollection(self) if _overrides(self, "collect_rollouts") else training.source
+        learner: Any = _CustomLearning(self) if _overrides(self, "learn") else training.learner
         with training.limit_threads():
             training.start(total_timesteps, length, ring)
             try:
@@ -166,7 +165,7 @@ class Trainer:
         return history
 
     def save_checkpoint(self, path: str | Path, *, about: Mapping[str, Any] | None = None) -> str:
-        """Write everything needed to continue exactly here; returns the checkpoint's SHA-256."""
+        """Write a checkpoint with everything needed to continue; returns its SHA-256."""
         training = self.training
         return save_checkpoint(
             Path(path),
@@ -179,13 +178,13 @@ class Trainer:
         )
 
     def load_checkpoint(self, path: str | Path) -> bool:
-        """Continue from a checkpoint. True when the environments stand exactly where they stood, too."""
-        with refuse_malformed(Path(path)):
+        """Continue from a checkpoint; returns whether the environments were restored exactly."""
+        with wrap_checkpoint_errors(Path(path)):
             return self.training.load(load_checkpoint(Path(path), kind="vector"))
 
     @property
     def algorithm(self) -> RolloutAlgorithm:
-        """What it learns with; may be replaced between two updates."""
+        """The algorithm; may be replaced between two updates."""
         return self.training.learner.algorithm
 
     @algorithm.setter
@@ -195,27 +194,27 @@ class Trainer:
 
     @property
     def collector(self) -> Collector:
-        """What acts in the environments."""
+        """The collector of the environments."""
         return self.training.source.collector
 
     @property
     def device(self) -> torch.device:
-        """Where the policy acts and learns; environments and rollouts stay on the CPU."""
+        """Device of the policy; environments and rollouts stay on the CPU."""
         return device_of(self.policy)
 
     @property
     def n_updates(self) -> int:
-        """Updates so far, which is the version of the weights."""
+        """Number of updates, which is the version of the weights."""
         return self.training.learner.version
 
     @property
     def total_timesteps(self) -> int:
-        """Steps of all environments together that were collected for learning."""
+        """Collected steps over all environments."""
         return self.training.source.progress.steps
 
     @property
     def num_episodes(self) -> int:
-        """Episodes that have ended."""
+        """Number of finished episodes."""
         return self.training.source.progress.episodes
 
     @property
@@ -230,13 +229,13 @@ class Trainer:
 
     @property
     def collector_failures(self) -> list[str]:
-        """Why asynchronous collectors were replaced."""
+        """Errors of replaced asynchronous collectors."""
         return getattr(self.training.source, "failures", [])
 
 
 def build_trainer(config: RunConfig, *, pretrained: bool = True) -> Trainer:
-    """Environment, policy, algorithm and trainer of a configuration; `pretrained` as in `build_policy`."""
-    env, policy = make_parts(config, pretrained=pretrained)
+    """A trainer from a configuration; `pretrained` as in `build_policy`."""
+    env, policy = make_env_and_policy(config, pretrained=pretrained)
     try:
         return Trainer(
             policy,
@@ -250,7 +249,7 @@ def build_trainer(config: RunConfig, *, pretrained: bool = True) -> Trainer:
         raise
 
 
-class _OwnCollection:
+class _CustomCollection:
     """The source of a trainer whose `collect_rollouts` is overridden."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -266,7 +265,7 @@ class _OwnCollection:
         return Batch(rollout, self._trainer.last_episodes, steps, {"collect_seconds": seconds})
 
 
-class _OwnLearning:
+class _CustomLearning:
     """The learner of a trainer whose `learn` is overridden."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -277,24 +276,24 @@ class _OwnLearning:
         return self._trainer.n_updates
 
     def update(self, experience: Any, *, poll: Callable[[], None] | None = None) -> dict[str, float]:
-        # The override may keep what it is given, and the source's memory is about to be filled again.
+        # The override may keep the rollout, and the source reuses its memory.
         rollout: Any = experience.get().clone() if isinstance(experience, RolloutBuffer) else experience
         return self._trainer.learn(rollout)
 
 
 def _overrides(trainer: Trainer, method: str) -> bool:
-    # A method of the package collects and learns as `Trainer` does.
-    ours = getattr(getattr(type(trainer), method), "__module__", "").startswith("palaestra.")
-    return not ours or method in vars(trainer)
+    # Classes of the package do not change collection and learning.
+    built_in = getattr(getattr(type(trainer), method), "__module__", "").startswith("palaestra.")
+    return not built_in or method in vars(trainer)
 
 
-def _refuse_own_collection(trainer: Trainer) -> None:
-    """Collection in the background does not go through `collect_rollouts`, so an override would never be called."""
+def _check_collection(trainer: Trainer) -> None:
+    """Raise if `collect_rollouts` is overridden: asynchronous collection does not call it."""
     if _overrides(trainer, "collect_rollouts"):
         raise ConfigError(
             "trainer.collection",
             "asynchronous",
-            f"{type(trainer).__name__} overrides collect_rollouts, which collection in the background does not call",
+            f"{type(trainer).__name__} overrides collect_rollouts, which asynchronous collection does not call",
             "Collect synchronously (trainer.collection=synchronous), where train() calls it",
         )
 
@@ -302,7 +301,7 @@ def _refuse_own_collection(trainer: Trainer) -> None:
 def _check_settings(
     policy: Any, algorithm: Any, buffer_type: Any, buffer_size: Any, compiled: Any, torch_threads: Any
 ) -> None:
-    """Refuse what would be taken for a default, or fail in the middle of training."""
+    """Raise `ConfigError` for invalid arguments."""
     if not isinstance(policy, nn.Module) or not hasattr(policy, "distribution"):
         remedy = "Build one with palaestra.policy.build_policy, or see docs/algorithms.md"
         raise ConfigError("Trainer.policy", type(policy).__name__, "is not a policy", remedy)
@@ -330,7 +329,7 @@ def _check_algorithm(algorithm: Any) -> None:
 
 
 def _env_config(env: Any) -> EnvConfig | None:
-    """How another process can make the environments, if `env` says it."""
+    """The environment configuration, if `env` is an id or a configuration."""
     if isinstance(env, str):
         return EnvConfig(id=env)
     return env if isinstance(env, EnvConfig) else None

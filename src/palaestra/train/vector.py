@@ -1,7 +1,7 @@
-"""Training in vector environments, wired: a policy, its environments, a source of rollouts, a learner, a publisher.
+"""Training in vector environments: builds environments, policy, source, learner and publisher.
 
-`VectorTraining` is the parts, for a run and for `Trainer` alike; synchronous and asynchronous collection differ in
-which source and which publisher it holds. `train` runs a configuration.
+`VectorTraining` holds the components, for runs and for `Trainer`. Synchronous and asynchronous collection use different
+sources and publishers. `train` runs a configuration.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
 from palaestra.train.config import RunConfig, config_from, make_algorithm
-from palaestra.train.run import RunSchedule, TrainingResult, Wiring, restore
+from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, restore
 from palaestra.train.run import train as run
 from palaestra.transport.weights import BoardPublisher, SharedWeights
 
 __all__ = ["VectorTraining", "evaluate_checkpoint", "train"]
 
 EVAL_SEED = 1_000_003
-"""Added to the run's seed for evaluation, so that it never plays the episodes it trained on."""
+"""Added to the run's seed for evaluation, so that it uses other episodes than training."""
 SMALL_NETWORK = 200_000
-"""Parameters below which a second torch thread costs more in waiting than it gives."""
+"""Number of parameters below which a second torch thread does not pay off."""
 
 
 class VectorTraining:
-    """What trains one policy in one vector environment."""
+    """The components that train one policy in one vector environment."""
 
     kind: Kind = "vector"
 
@@ -66,9 +66,9 @@ class VectorTraining:
         asynchronous: AsyncConfig | None = None,
         env_config: EnvConfig | None = None,
     ) -> None:
-        """`asynchronous` collects in the background; the other arguments as in `Trainer`."""
+        """`asynchronous`: settings of asynchronous collection, None: synchronous. Other arguments as in `Trainer`."""
         check_spaces(policy, env)
-        # Before anything acts: the same weights in another layout give other last digits.
+        # Before acting: the memory layout of the weights affects the last digits.
         FlatParameters.refresh(policy)
         self.policy, self.env, self.planned_timesteps = policy, env, 0
         self._torch_threads = torch_threads
@@ -101,7 +101,7 @@ class VectorTraining:
         )
 
     def start(self, total_timesteps: int, rollout_length: int, ring: int | None = None) -> None:
-        """Be ready for the first batch of `rollout_length` steps per environment; `ring`: steps that may wait."""
+        """Prepare for batches of `rollout_length` steps per environment; `ring`: capacity of the ring in steps."""
         self.planned_timesteps = total_timesteps
         if isinstance(self.source, SynchronousSource):
             self.source.start(self.learner.version, rollout_length)
@@ -111,33 +111,33 @@ class VectorTraining:
         self.source.start(self.learner.version, rollout_length, segments, buffer_size=ring)
 
     def is_complete(self) -> bool:
-        """Whether the planned steps have been learned from."""
+        """Whether the planned number of steps was collected."""
         return self.source.progress.steps >= self.planned_timesteps
 
     def check_memory(self, length: int, ring: int | None = None, *, num_envs: int | None = None) -> None:
-        """Refuse rollouts of `length` steps (`ring` of them at once, in steps) that cannot fit beside the policy."""
+        """Raise `ConfigError` if rollouts of `length` steps (`ring` in all) and the policy do not fit in memory."""
         usual = self.source.default_segments if isinstance(self.source, AsynchronousSource) else None
         segments = usual and (ring // length if ring else usual)
         epochs = self.learner.algorithm.config.n_epochs
         check_memory(self.policy, self.env, length, n_epochs=epochs, ring_segments=segments, num_envs=num_envs)
 
     def limit_threads(self) -> AbstractContextManager[None]:
-        """As many threads of arithmetic as this policy gains from, inside the block."""
+        """Limit the threads of torch inside the block, if the policy is small."""
         wanted = self._torch_threads
         if wanted is None and sum(p.numel() for p in self.policy.parameters()) < SMALL_NETWORK:
             wanted = 1
         return limit_threads(wanted)
 
     def save_policy(self) -> bytes:
-        """The weights as a file."""
+        """The bytes of a file with the weights."""
         return policy_bytes(self.policy)
 
     def load_policy(self, path: Path) -> None:
-        """Take over the weights of a file."""
+        """Load the weights of a file."""
         load_weights(self.policy, path)
 
     def load(self, checkpoint: TrainingCheckpoint) -> bool:
-        """Continue from a checkpoint; whether the environments stand exactly where they stood."""
+        """Continue from a checkpoint; returns whether the environments were restored exactly."""
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
         self.planned_timesteps = int(checkpoint.progress.get("planned_timesteps", 0))
         return restore(self, checkpoint)
@@ -153,7 +153,7 @@ class VectorTraining:
 
 
 class _VectorRun(VectorTraining):
-    """The parts of a configured run."""
+    """The components of a run."""
 
     def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv) -> None:
         super().__init__(policy, env, make_algorithm(config.algorithm, "rollouts"), **training_settings(config))
@@ -162,11 +162,11 @@ class _VectorRun(VectorTraining):
         self.schedule = RunSchedule(t, config.total_timesteps, "steps", score, log_interval=t.log_interval)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
-        """Plan the rollouts."""
+        """Prepare for the first batch."""
         self.start(self.schedule.total, self._config.rollout_length, self._config.trainer.buffer_size)
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
-        """Refuse a run that has reached its length, and a checkpoint of another policy."""
+        """Raise if the run is already complete, or if the checkpoint belongs to another policy."""
         taken, total = int(checkpoint.progress["steps"]), self.schedule.total
         if taken >= total:
             raise ConfigError(
@@ -178,7 +178,7 @@ class _VectorRun(VectorTraining):
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
 
     def evaluate(self) -> dict[str, float]:
-        """Returns of held-out episodes."""
+        """Return and length of held-out episodes."""
         c = self._config
         episodes, seed = c.trainer.eval_episodes, c.trainer.seed + EVAL_SEED
         env = make_env(evaluation_env(c, episodes))
@@ -193,45 +193,45 @@ class _VectorRun(VectorTraining):
         return metrics
 
     def notices(self) -> Sequence[tuple[str, str]]:
-        """What the device means for this policy, and what the policy itself has to report."""
+        """Notices about the device and from the policy."""
         texts = [*device_notices(self.policy), *getattr(self.policy, "notices", ())]
         return [("warning", text) for text in texts]
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
-        """Collectors that were replaced."""
+        """Warnings about replaced collectors."""
         failures = getattr(self.source, "failures", ())[self._failures_reported :]
         self._failures_reported += len(failures)
         return [f"A collector was replaced: {text}" for text in failures]
 
 
 def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any) -> TrainingResult:
-    """Train in the environments of a configuration; `palaestra.train.run.train` explains the arguments."""
+    """Train in the environments of a configuration. Arguments as in `palaestra.train.run.train`."""
 
-    def wire(stack: ExitStack) -> Wiring:
-        # A checkpoint brings every weight itself, so its run goes on where the pretrained file is gone.
-        env, policy = make_parts(config, pretrained=resume is None)
+    def build(stack: ExitStack) -> RunComponents:
+        # A checkpoint has all weights, so a resume does not need the pretrained file.
+        env, policy = make_env_and_policy(config, pretrained=resume is None)
         stack.callback(env.close)
         training = _VectorRun(config, policy, env)
         training.check_memory(config.rollout_length, config.trainer.buffer_size)
         stack.enter_context(training.limit_threads())
         return training
 
-    return run(config, wire, resume=resume, **where)
+    return run(config, build, resume=resume, **where)
 
 
-def make_parts(config: RunConfig, *, pretrained: bool = True) -> tuple[VectorEnv, nn.Module]:
+def make_env_and_policy(config: RunConfig, *, pretrained: bool = True) -> tuple[VectorEnv, nn.Module]:
     """Environments and policy of a configuration; `pretrained` as in `build_policy`."""
     device = choose_device(config.trainer.device, place="trainer.device")
     env = make_env(config.env)
     try:
-        return env, policy_for(config, env, device, pretrained=pretrained)
+        return env, make_policy(config, env, device, pretrained=pretrained)
     except BaseException:
         env.close()
         raise
 
 
 def training_settings(config: RunConfig) -> dict[str, Any]:
-    """What a configuration says about the training of its policy, as keyword arguments."""
+    """Keyword arguments of `VectorTraining` from a configuration."""
     return {
         "seed": config.trainer.seed,
         "normalize_reward": config.env.normalize_reward,
@@ -242,8 +242,8 @@ def training_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def policy_for(config: RunConfig, env: VectorEnv, device: torch.device, *, pretrained: bool) -> nn.Module:
-    """The policy of a configuration, for these environments."""
+def make_policy(config: RunConfig, env: VectorEnv, device: torch.device, *, pretrained: bool) -> nn.Module:
+    """The policy of a configuration for these environments."""
     return build_policy(
         config.policy,
         env.observation_space,
@@ -256,7 +256,7 @@ def policy_for(config: RunConfig, env: VectorEnv, device: torch.device, *, pretr
 
 
 def evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:
-    """Environments of their own for an evaluation."""
+    """The configuration of the environments of an evaluation."""
     return config.env.model_copy(update={"num_envs": min(episodes, 10), "vectorization": "in_process"})
 
 
@@ -269,16 +269,16 @@ def evaluate_checkpoint(
     make: Callable[[EnvConfig], VectorEnv] = make_env,
     device: Device = "cpu",
 ) -> Evaluation:
-    """Play a checkpoint's policy in the environment it was trained for, as `make` makes it.
+    """Evaluate the policy of a checkpoint in its environment, which `make` creates.
 
-    `device` is where the policy acts here, whatever it was trained on.
+    `device` may differ from the device of the training.
     """
     here = choose_device(device)
     checkpoint = load_checkpoint(path, kind="vector")
     config = config_from(checkpoint.about["config"])
     env = make(evaluation_env(config, episodes))
     try:
-        policy = policy_for(config, env, here, pretrained=False)
+        policy = make_policy(config, env, here, pretrained=False)
         load_weights(policy, checkpoint.policy)
         chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
         return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)

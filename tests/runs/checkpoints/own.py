@@ -25,7 +25,7 @@ def own_checkpoint(path, env_id="CartPole-v1", *, env_step=4096, returns=(10.0, 
     policy = ActorCritic(env.observation_space, env.action_space, PolicyConfig(hidden=(8,)))
     env.close()
     data = {**CARTPOLE, "env": {"id": env_id, "num_envs": 1}, "policy": {"hidden": [8]}}
-    config = json.loads(json.dumps(config_from(data).resolved()))
+    config = json.loads(json.dumps(config_from(data).to_json()))
     config.update(changes.pop("config", {}))
     return save_checkpoint(
         path,
