@@ -354,7 +354,7 @@ def test_compiled_acting_refuses_arrays_of_other_sizes() -> None:
     with pytest.raises(ExperienceError, match="sees rows of 4 numbers"):
         net.value(np.zeros((3, 5), np.float32))
     with pytest.raises(ExperienceError, match="sees rows of 4 numbers"):
-        net.normalized(np.zeros((3, 5), np.float32))
+        net.normalize(np.zeros((3, 5), np.float32))
 
 
 def test_compiled_returns_refuse_columns_of_different_rollouts() -> None:

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from torch import nn
 
 from palaestra.policy import ActorCritic
-from palaestra.policy.fingerprint import LARGEST, policy_fingerprint, weights_fingerprint
+from palaestra.policy.fingerprint import MAX_HASHED, policy_fingerprint, weights_fingerprint
 
 OBSERVATION = spaces.Box(-1, 1, (3,))
 ACTION = spaces.Discrete(2)
@@ -29,7 +29,7 @@ def test_another_number_shape_name_or_dtype_gives_another_fingerprint():
 
 
 def test_a_large_tensor_is_told_from_one_that_a_step_moved():
-    a = torch.zeros(3 * LARGEST + 5)
+    a = torch.zeros(3 * MAX_HASHED + 5)
     assert weights_fingerprint({"a": a}) != weights_fingerprint({"a": a + 1e-3})
     assert weights_fingerprint({"a": a}) != weights_fingerprint({"a": a[:-1]})
 

@@ -66,5 +66,5 @@ def test_the_kernels_and_the_module_normalise_alike():
     policy = ActorCritic(spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(2), normalize_observation=True)
     seen = torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) * 4 + 2
     policy.update_statistics(seen)
-    fast = CompiledActorCritic(policy).normalized(seen.numpy())
+    fast = CompiledActorCritic(policy).normalize(seen.numpy())
     assert np.allclose(fast, policy.encoder(seen).numpy(), atol=1e-6)

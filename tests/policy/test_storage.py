@@ -11,7 +11,7 @@ from torch import nn
 
 from palaestra.errors import CheckpointError
 from palaestra.policy import ActorCritic, PolicyConfig, load_policy, save_policy
-from palaestra.policy.storage import load_weights, space_facts, space_from
+from palaestra.policy.storage import load_weights, space_from_json, space_to_json
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 OBSERVATIONS = {
@@ -83,7 +83,7 @@ def test_a_policy_comes_back_from_its_file_for_every_kind_of_action(kind, distri
 
 @pytest.mark.parametrize("space", [*OBSERVATIONS.values(), *ACTIONS.values()], ids=str)
 def test_a_space_comes_back_from_plain_json(space):
-    assert space_from(json.loads(json.dumps(space_facts(space)))) == space
+    assert space_from_json(json.loads(json.dumps(space_to_json(space)))) == space
 
 
 def test_the_statistics_of_the_normaliser_are_in_the_file(tmp_path):

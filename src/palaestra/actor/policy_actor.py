@@ -94,7 +94,7 @@ class CompiledActor:
         """As `TorchActor.act_into`, without allocation."""
         assert isinstance(observation, np.ndarray)
         if not (self.takes_raw and observation.ndim == 2 and observation.dtype == np.float32):
-            observation = self.net.normalized(observation)
+            observation = self.net.normalize(observation)
         if action.ndim != 2 and not self.net.discrete:
             action = action.reshape(len(action), -1)  # a view: the kernel expects rows
         self.net.act_into(observation, noise, action, log_prob, value)
@@ -102,7 +102,7 @@ class CompiledActor:
     def value(self, observation: Observation) -> Floats:
         """Values `[N]`."""
         assert isinstance(observation, np.ndarray)
-        return self.net.value(self.net.normalized(observation))
+        return self.net.value(self.net.normalize(observation))
 
 
 PolicyActor: TypeAlias = TorchActor | CompiledActor

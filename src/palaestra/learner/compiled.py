@@ -84,7 +84,7 @@ class CompiledPPO:
 
     def learn(self, batch: TrainBatch, order: Tensor, *, rate: float, clip_range: float) -> dict[str, float]:
         """Run every epoch and return the means of the metrics."""
-        observation = self.net.normalized(batch["observation"].numpy())
+        observation = self.net.normalize(batch["observation"].numpy())
         action = batch["action"].numpy().reshape(len(observation), -1).astype(F32)
         weight = _column(batch["weight"]) if "weight" in batch else np.ones(len(action), F32)
         policy_data = (action, _column(batch["log_prob"]), _column(batch["advantage"]), weight)

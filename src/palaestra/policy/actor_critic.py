@@ -1,8 +1,7 @@
-"""The policy: an observation goes in; an action with its log-probability, and a value, come out.
+"""`ActorCritic`: from observations to actions, their log-probabilities and values.
 
-`ActorCritic` covers every supported space with separate actor and critic networks, or wraps the user's own
-`nn.Module`. It knows nothing of environments, rollouts or learning. Its observation normaliser is part of it, so that
-whoever loads the policy sees observations as the policy saw them in training.
+It supports all spaces with separate actor and critic networks, or wraps the user's own `nn.Module`. The observation
+normaliser is part of the policy, so that a loaded policy sees observations as in training.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from palaestra.policy.network import ObservationEncoder, check_network, mlp
 __all__ = ["ActResult", "ActorCritic", "TensorObservation"]
 
 TensorObservation: TypeAlias = Tensor | Mapping[str, Tensor]
-"""A batch of observations as tensors, `[B, ...]`; a mapping (dict or TensorDict) for `Dict` spaces."""
+"""A batch of observations `[B, ...]`; a mapping (dict or TensorDict) for `Dict` spaces."""
 
 
 class ActResult(NamedTuple):
-    """What acting gives: the action as drawn, its log-probability and the value of the observation."""
+    """The sampled action, its log-probability and the value of the observation."""
 
     action: Tensor
     log_prob: Tensor
@@ -44,7 +43,7 @@ class ActResult(NamedTuple):
 
 
 def distribution_for(space: gymnasium.Space[Any], kind: str = "auto", log_std_init: float = 0.0) -> Distribution:
-    """The distribution that fits an action space."""
+    """The distribution for an action space."""
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
@@ -54,18 +53,16 @@ def distribution_for(space: gymnasium.Space[Any], kind: str = "auto", log_std_in
     if isinstance(space, spaces.Box):
         gaussian = SquashedGaussian if kind == "squashed_gaussian" else Gaussian
         return gaussian(space, log_std_init)
-    raise ConfigError(
-        "env action space", str(space), "no distribution for it",
-        "Supported: Discrete, MultiDiscrete, MultiBinary, Box",
-    )  # fmt: skip
+    supported = "Supported: Discrete, MultiDiscrete, MultiBinary, Box"
+    raise ConfigError("env action space", str(space), "no distribution for it", supported)
 
 
 class ActorCritic(nn.Module):
     """Actor and critic for any supported pair of spaces.
 
-    `network`, when given, replaces both: a module whose `forward(observation)` returns
-    `(parameters [B, distribution.num_parameters], value [B])`. First weights are drawn on the CPU whatever `device`
-    says (`auto`, `cpu`, `cuda:1`, …; None: the CPU), so the same seed gives the same policy everywhere.
+    `network` replaces both: a module whose `forward(observation)` returns
+    `(parameters [B, distribution.num_parameters], value [B])`. Weights are initialised on the CPU and then moved to
+    `device` (`auto`, `cpu`, `cuda:1`, …; None: the CPU), so the same seed gives the same policy on every device.
     """
 
     def __init__(
@@ -86,18 +83,17 @@ class ActorCritic(nn.Module):
         self.action_space = action_space
         self.distribution = distribution_for(action_space, config.distribution, config.log_std_init)
         self.network = network
-        # torch's layers draw first weights of their own before ours replace them; its generator stays as it was found.
+        # torch's layers initialise themselves from the global generator before ours replace their weights.
         with torch.random.fork_rng(devices=[]):
-            self._make_networks(network is None, normalize_observation, torch.Generator().manual_seed(seed))
+            self._build_networks(network is None, normalize_observation, torch.Generator().manual_seed(seed))
         if network is not None and normalize_observation and not self.encoder.is_plain_vector:
-            raise ConfigError(
-                "env.normalize_observation", True, "your own network receives these observations as they are",
-                "Normalise inside your network, or set env.normalize_observation=false",
-            )  # fmt: skip
+            reason = "your own network receives these observations as they are"
+            remedy = "Normalise inside your network, or set env.normalize_observation=false"
+            raise ConfigError("env.normalize_observation", True, reason, remedy)
         if device is not None:
             self.to(choose_device(device))
 
-    def _make_networks(self, ours: bool, normalize: bool, generator: torch.Generator) -> None:
+    def _build_networks(self, ours: bool, normalize: bool, generator: torch.Generator) -> None:
         config = self.config
         self.encoder = ObservationEncoder(
             self.observation_space,
@@ -115,55 +111,47 @@ class ActorCritic(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return device_of(self)
 
     @property
     def notices(self) -> list[str]:
-        """Sentences a person should see before training starts."""
+        """Messages for the user, shown before training starts."""
         return [] if self.network is not None else self.encoder.notices
 
     def forward(self, observation: TensorObservation) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[B, k]` and values `[B]`."""
         if self.network is not None:
-            seen = self.encoder(observation) if len(self.encoder.normalizers) else observation
-            return self._check_output(self.network(seen), observation)
+            inputs = self.encoder(observation) if len(self.encoder.normalizers) else observation
+            return self._check_output(self.network(inputs), observation)
         features = self.encoder(observation)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def _check_output(self, given: Any, observation: TensorObservation) -> tuple[Tensor, Tensor]:
-        """What the user's own network gave; other shapes would fail, or be spread over the batch, further on."""
-        seen = observation if isinstance(observation, Tensor) else next(iter(observation.values()))
-        size, wanted = len(seen), self.distribution.num_parameters
-        pair = given if isinstance(given, tuple | list) and len(given) == 2 else ()
-        if len(pair) == 2 and all(isinstance(part, Tensor) for part in pair):
-            parameters, value = pair
-            if parameters.shape == (size, wanted) and value.numel() == size:
+    def _check_output(self, output: Any, observation: TensorObservation) -> tuple[Tensor, Tensor]:
+        """Check the shapes of the user's network; wrong ones would fail or broadcast later."""
+        size = len(observation if isinstance(observation, Tensor) else next(iter(observation.values())))
+        width, is_sequence = self.distribution.num_parameters, isinstance(output, tuple | list)
+        if is_sequence and len(output) == 2 and all(isinstance(part, Tensor) for part in output):
+            parameters, value = output
+            if parameters.shape == (size, width) and value.numel() == size:
                 return parameters, value.reshape(-1)
             got = f"parameters {tuple(parameters.shape)} and value {tuple(value.shape)}"
         else:
-            got = f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, tuple | list) else "")
-        raise ConfigError(
-            "policy.network", type(self.network).__name__, f"its forward gave {got} for {size} observations",
-            f"For this action space it must return (parameters [B, {wanted}], value [B])",
-        )  # fmt: skip
+            got = f"a {type(output).__name__}" + (f" of {len(output)}" if is_sequence else "")
+        reason = f"its forward gave {got} for {size} observations"
+        remedy = f"For this action space it must return (parameters [B, {width}], value [B])"
+        raise ConfigError("policy.network", type(self.network).__name__, reason, remedy)
 
-    def act(
-        self,
-        observation: TensorObservation,
-        noise: Tensor | None,
-        *,
-        mask: Tensor | None = None,
-    ) -> ActResult:
-        """Draw actions from `noise[B, distribution.noise_size]`; without noise, the most likely ones."""
+    def act(self, observation: TensorObservation, noise: Tensor | None, *, mask: Tensor | None = None) -> ActResult:
+        """Sample actions with `noise[B, distribution.noise_size]`; without noise, the most likely actions."""
+        distribution = self.distribution
         parameters, value = self(observation)
-        parameters = self.distribution.apply_mask(parameters, mask)
-        draws = self.distribution
-        action = draws.mode(parameters) if noise is None else draws.sample(parameters, noise)
-        return ActResult(action, self.distribution.log_prob(parameters, action), value)
+        parameters = distribution.apply_mask(parameters, mask)
+        action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
+        return ActResult(action, distribution.log_prob(parameters, action), value)
 
     def value(self, observation: TensorObservation) -> Tensor:
-        """Values `[B]` alone."""
+        """Values `[B]`."""
         if self.network is not None:
             value: Tensor = self(observation)[1]
             return value
@@ -173,17 +161,17 @@ class ActorCritic(nn.Module):
     def evaluate_actions(
         self, observation: TensorObservation, action: Tensor, *, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability, entropy and value, each `[B]`, of actions that were taken."""
+        """Log-probability, entropy and value of actions, each `[B]`."""
         parameters, value = self(observation)
         parameters = self.distribution.apply_mask(parameters, mask)
         return self.distribution.log_prob(parameters, action), self.distribution.entropy(parameters), value
 
     def update_statistics(self, observation: TensorObservation) -> None:
-        """Let the observation normaliser, if there is one, learn from `[B, ...]`."""
+        """Update the observation normaliser, if there is one, with observations `[B, ...]`."""
         self.encoder.update_statistics(observation)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by part. Parts that share nothing can be clipped apart (see docs/algorithms.md)."""
+        """Trainable parameters by part. Gradients of each part are clipped separately (see docs/algorithms.md)."""
         if self.network is not None or len(self.encoder.images):
             return {"policy": [p for p in self.parameters() if p.requires_grad]}
         actor = [*self.actor.parameters(), *self.distribution.parameters()]

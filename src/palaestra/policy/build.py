@@ -1,4 +1,4 @@
-"""From a configuration to a policy: ours by name, a pretrained model by its class, the user's own by address."""
+"""Build a policy from its configuration: a built-in one, a pretrained model, or the user's own class."""
 
 from __future__ import annotations
 
@@ -32,39 +32,41 @@ def build_policy(
     pretrained: bool = True,
     device: Device = "cpu",
 ) -> nn.Module:
-    """The policy that `config` names, on `device`, with weights drawn from `seed` where no file gives them.
+    """Build the policy on `device`; weights that no file contains are initialised from `seed`.
 
-    `pretrained=False` leaves a pretrained model's file unread, for a checkpoint that brings every weight itself.
+    `pretrained=False` does not read a pretrained model's file, for a checkpoint that contains all weights.
     """
     chosen = choose_device(device)
     network = None
     if config.name == "vla":
         if normalize_observation:
-            raise ConfigError(
-                "env.normalize_observation", True, "a pretrained model receives observations as they are",
-                "Set env.normalize_observation=false",
-            )  # fmt: skip
-        return _vla_policy(config, observation_space, action_space, seed, pretrained, chosen)
+            reason = "a pretrained model receives observations as they are"
+            raise ConfigError("env.normalize_observation", True, reason, "Set env.normalize_observation=false")
+        return _build_vla_policy(config, observation_space, action_space, seed, pretrained, chosen)
     if ":" in config.name:
-        network = _own_network(config, observation_space, action_space, seed)
+        network = _build_own_network(config, observation_space, action_space, seed)
         if hasattr(network, "evaluate_actions"):  # a whole policy, not just a network
             return network.to(chosen)
     elif config.name not in POLICIES:
         close = closest_names(config.name, POLICIES, count=1)
-        raise ConfigError(
-            "policy.name", config.name, f"not one of ours ({', '.join(POLICIES)})",
-            f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'",
-        )  # fmt: skip
+        own = "For your own class write its address 'package.module:Class'"
+        remedy = f"Did you mean {close[0]!r}?" if close else own
+        raise ConfigError("policy.name", config.name, f"not one of ours ({', '.join(POLICIES)})", remedy)
     policy = ActorCritic(
-        observation_space, action_space, config, network=network, normalize_observation=normalize_observation,
-        seed=seed, device=chosen,
-    )  # fmt: skip
+        observation_space,
+        action_space,
+        config,
+        network=network,
+        normalize_observation=normalize_observation,
+        seed=seed,
+        device=chosen,
+    )
     if network is not None:
-        _try_out(policy, config)
+        _check_forward(policy, config)
     return policy
 
 
-def _vla_policy(
+def _build_vla_policy(
     config: PolicyConfig,
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
@@ -72,7 +74,7 @@ def _vla_policy(
     pretrained: bool,
     device: torch.device,
 ) -> VLAPolicy:
-    """The model, in the interface of a policy, after every rule it has to keep was tried on it."""
+    """Load a pretrained model and check that it conforms to `VLAModelInterface`."""
     assert config.vla_config is not None
     box = check_action_space(action_space, config.action_dim)
     notices: list[str] = []
@@ -94,46 +96,44 @@ def _vla_policy(
         notices=notices,
         device=device,
     )
-    # On the device it will train on: a model that makes tensors elsewhere is found here.
+    # On the training device, to find models that create tensors on another one.
     check_vla_model(model, observation_space, box)
     return policy
 
 
-def _own_network(
+def _build_own_network(
     config: PolicyConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
 ) -> nn.Module:
     cls = import_address(config.name, place="policy.name")
-    # A network of the user's initialises itself from torch's global generator; it is put back as it was found.
+    # The user's network initialises itself from torch's global generator.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             network = cls(observation_space, action_space, **config.kwargs)
         except TypeError as error:
-            raise ConfigError(
-                "policy.kwargs", config.kwargs, f"{config.name} refused them ({error})",
-                "It is called as Class(observation_space, action_space, **policy.kwargs)",
-            ) from error  # fmt: skip
+            remedy = "It is called as Class(observation_space, action_space, **policy.kwargs)"
+            reason = f"{config.name} refused them ({error})"
+            raise ConfigError("policy.kwargs", config.kwargs, reason, remedy) from error
     if not isinstance(network, nn.Module):
         raise ConfigError("policy.name", config.name, "gives something that is not a torch.nn.Module")
     return network
 
 
-def _try_out(policy: ActorCritic, config: PolicyConfig) -> None:
-    """One forward pass before anything is launched: a wrong shape is the usual mistake."""
+def _check_forward(policy: ActorCritic, config: PolicyConfig) -> None:
+    """Run one forward pass before training starts; a wrong shape is the usual mistake."""
     sample = policy.observation_space.sample()
     if isinstance(sample, dict):
         observation: Any = {name: torch.as_tensor(part).unsqueeze(0) for name, part in sample.items()}
     else:
         observation = torch.as_tensor(sample).unsqueeze(0)
         observation = observation.float() if observation.is_floating_point() else observation
-    wanted = policy.distribution.num_parameters
     try:
         with torch.no_grad():
             policy(move_to(policy.device, observation))
     except ConfigError as error:
         raise ConfigError("policy.name", config.name, error.reason, error.remedy) from None
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            "policy.name", config.name, f"its forward failed on one observation ({error})",
-            f"forward(observation) must return (parameters [B, {wanted}], value [B])",
-        ) from error  # fmt: skip
+        width = policy.distribution.num_parameters
+        remedy = f"forward(observation) must return (parameters [B, {width}], value [B])"
+        reason = f"its forward failed on one observation ({error})"
+        raise ConfigError("policy.name", config.name, reason, remedy) from error

@@ -1,8 +1,8 @@
-"""Which policies can run compiled, and the object that drives the kernels for one that can.
+"""`CompiledActorCritic`: acting and evaluation with compiled kernels, and which policies support it.
 
 A policy qualifies when it is an `ActorCritic` of plain multilayer perceptrons over a vector of numbers, with
-discrete or Gaussian actions, float32 on the CPU. Everything else runs as ordinary torch; nobody has to ask for either.
-The weights are the policy's own memory: what the kernels change, the module sees, and the other way round.
+discrete or Gaussian actions, float32 on the CPU. All others run as ordinary torch; the choice is automatic. The kernels
+work on the policy's own memory, so that kernels and module see each other's changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ F32 = np.float32
 
 
 def why_not_compiled(policy: nn.Module, *, learning: bool = True) -> str | None:
-    """None when the policy can run compiled, else the reason in a few words; `learning=False`: when it can act so."""
+    """Why the policy cannot run compiled; None if it can. `learning=False`: whether it can act compiled."""
     reason = why_never_compiled(policy, learning=learning)
     if reason is None and device_of(policy).type != "cpu":
         return f"the kernels run on the CPU only, and the weights are on {device_of(policy)}"
@@ -37,7 +37,7 @@ def why_not_compiled(policy: nn.Module, *, learning: bool = True) -> str | None:
 
 
 def why_never_compiled(policy: nn.Module, *, learning: bool = True) -> str | None:
-    """The same, whatever device the policy is on."""
+    """The same, regardless of the policy's device."""
     if type(policy) is not ActorCritic or policy.network is not None:
         return "the network is your own"
     if not policy.encoder.is_plain_vector:
@@ -50,23 +50,23 @@ def why_never_compiled(policy: nn.Module, *, learning: bool = True) -> str | Non
         if learning and not parameter.requires_grad:
             return "some weights are frozen"
     outputs = policy.distribution.num_parameters
-    if not (_is_described(policy, policy.actor, outputs) and _is_described(policy, policy.critic, 1)):
+    if not (_matches_config(policy, policy.actor, outputs) and _matches_config(policy, policy.critic, 1)):
         return "actor or critic is not the network that its configuration describes"
     return None
 
 
-def _is_described(policy: ActorCritic, network: nn.Module, outputs: int) -> bool:
-    """Whether a network still has the layers of its configuration: the kernels read its weights by those sizes."""
+def _matches_config(policy: ActorCritic, network: nn.Module, outputs: int) -> bool:
+    """Whether a network has the layers of its configuration, which the kernels assume."""
     sizes = (policy.encoder.size, *policy.config.hidden, outputs)
     layers = list(network.children())
     if type(network) is not nn.Sequential or len(layers) != 2 * len(sizes) - 3:
         return False
-    between = ACTIVATIONS[policy.config.activation]
+    activation = ACTIVATIONS[policy.config.activation]
     linear = all(
         type(layer) is nn.Linear and (layer.in_features, layer.out_features) == pair and layer.bias is not None
         for layer, pair in zip(layers[::2], pairwise(sizes), strict=True)
     )
-    return linear and all(type(layer) is between for layer in layers[1::2])
+    return linear and all(type(layer) is activation for layer in layers[1::2])
 
 
 class CompiledActorCritic:
@@ -90,19 +90,19 @@ class CompiledActorCritic:
         normalizers = list(policy.encoder.normalizers.values())
         self._normalizer = normalizers[0] if normalizers else None
 
-    def normalized(self, observation: NDArray[Any]) -> NDArray[np.float32]:
-        """Observations `[B, ...]` as the networks see them: flat, float32, normalised if the policy normalises."""
+    def normalize(self, observation: NDArray[Any]) -> NDArray[np.float32]:
+        """Flatten observations `[B, ...]` to float32, and normalise them if the policy does."""
         flat = np.ascontiguousarray(observation.reshape(len(observation), -1), F32)
         if flat.shape[1] != self._inputs:
-            raise ExperienceError(_too_wide(observation.shape, self._inputs))
+            raise ExperienceError(_shape_error(observation.shape, self._inputs))
         if self._normalizer is None:
             return flat
         assert isinstance(self._normalizer, ObservationNormalizer)
         mean, scale = self._normalizer.mean.float().numpy(), self._normalizer.scale().numpy()
-        seen: NDArray[np.float32] = kernels.normalize_rows(
+        normalized: NDArray[np.float32] = kernels.normalize_rows(
             flat, mean, scale, F32(self._normalizer.clip), np.empty_like(flat)
         )
-        return seen
+        return normalized
 
     def act_into(
         self,
@@ -115,11 +115,11 @@ class CompiledActorCritic:
         """Write action, log-probability and value for normalised observations `[B, i]`."""
         batch = len(observation)
         if observation.shape != (batch, self._inputs):
-            raise ExperienceError(_too_wide(observation.shape, self._inputs))
-        # The kernel does not look where these arrays end.
-        drawn = (batch, self._outputs)
-        wanted = ((batch, 1), (batch,)) if self.discrete else (drawn, drawn)
-        if (noise.shape, action.shape) != wanted or not (log_prob.shape == value.shape == (batch,)):
+            raise ExperienceError(_shape_error(observation.shape, self._inputs))
+        # The kernel does not check the bounds of these arrays.
+        shape = (batch, self._outputs)
+        expected = ((batch, 1), (batch,)) if self.discrete else (shape, shape)
+        if (noise.shape, action.shape) != expected or not (log_prob.shape == value.shape == (batch,)):
             raise ExperienceError(
                 f"act: noise {noise.shape}, action {action.shape}, log_prob {log_prob.shape} and value {value.shape} "
                 f"do not fit {batch} observations."
@@ -141,33 +141,33 @@ class CompiledActorCritic:
     def value(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
         """Values `[B]` of normalised observations."""
         if observation.shape != (len(observation), self._inputs):
-            raise ExperienceError(_too_wide(observation.shape, self._inputs))
-        hidden, _, values, turned = self.scratch(len(observation))
-        kernels.forward_mlp(observation, self.critic, self.critic_sizes, self.activation, hidden, values, turned)
+            raise ExperienceError(_shape_error(observation.shape, self._inputs))
+        hidden, _, values, transposed = self.scratch(len(observation))
+        kernels.forward_mlp(observation, self.critic, self.critic_sizes, self.activation, hidden, values, transposed)
         return values[:, 0].copy()
 
     def scratch(self, batch: int) -> tuple[NDArray[np.float32], ...]:
-        """Working memory for a batch: hidden activations, outputs, values, a turned weight matrix."""
-        known = self._scratch.get(batch)
-        if known is None:
+        """Working memory for a batch: hidden activations, outputs, values, a transposed weight matrix."""
+        scratch = self._scratch.get(batch)
+        if scratch is None:
             hidden = int(self.actor_sizes[1:-1].sum())
             widest = int((self.actor_sizes[:-1] * self.actor_sizes[1:]).max())
-            known = (
+            scratch = (
                 np.zeros(max(1, batch * hidden), F32),
                 np.zeros((batch, int(self.actor_sizes[-1])), F32),
                 np.zeros((batch, 1), F32),
                 np.zeros(widest, F32),
             )
-            self._scratch[batch] = known
-        return known
+            self._scratch[batch] = scratch
+        return scratch
 
 
-def _too_wide(shape: tuple[int, ...], inputs: int) -> str:
+def _shape_error(shape: tuple[int, ...], inputs: int) -> str:
     return f"act: observations have shape {list(shape)}, and this policy sees rows of {inputs} numbers."
 
 
 def device_notices(policy: nn.Module) -> list[str]:
-    """What a person should know about the device a policy trains on; nothing about the CPU."""
+    """Messages for the user about the device of a policy; none for the CPU."""
     device = device_of(policy)
     if device.type == "cpu":
         return []

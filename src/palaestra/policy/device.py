@@ -1,8 +1,8 @@
-"""Which device a policy computes on, and the one function that moves data there.
+"""The device of a policy, and the function that moves data to it.
 
-Environments, rollout buffers and checkpoints stay in the CPU's memory; weights, gradients and Adam's moments are on the
-device. Observations go there when the policy acts, and whole rollouts when it learns, both through `move_to`; actions
-come back as arrays. The compiled kernels run on the CPU only.
+Environments, rollout buffers and checkpoints stay in CPU memory; weights, gradients and optimiser state are on the
+device. `move_to` moves observations when the policy acts, and whole rollouts when it learns; actions are returned as
+arrays. The compiled kernels run on the CPU only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Device: TypeAlias = str | torch.device
 """`auto`, `cpu`, `cuda`, `cuda:1`, or a `torch.device`."""
 
 DEVICE_PATTERN = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
-"""What a configuration may say."""
+"""Device names that a configuration may contain."""
 _REMEDY = "Use 'auto' (a GPU where there is one), 'cpu', 'cuda' or 'cuda:N'"
 
 
 def check_device_name(device: object, *, place: str) -> None:
-    """Refuse what a configuration may not say, without asking torch."""
+    """Check a device name of a configuration, without torch."""
     if not (isinstance(device, str) and re.fullmatch(DEVICE_PATTERN, device)):
         raise ConfigError(place, device, "names no device", _REMEDY)
 
 
 def choose_device(device: Device, *, place: str = "device") -> torch.device:
-    """The device that `device` names, with its index; `auto` is the first GPU that torch sees, or the CPU.
+    """The named device with its index; `auto` is the first GPU that torch sees, or the CPU.
 
-    `ConfigError` when it cannot be used here, so that a run is refused before anything of it exists.
+    `ConfigError` if it cannot be used on this machine.
     """
     if device == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -70,12 +70,12 @@ def _check_cuda(chosen: torch.device, given: str, place: str) -> None:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module's weights are."""
+    """Device of a module's weights."""
     return next(module.parameters()).device
 
 
 def move_to(device: torch.device, data: Any) -> Any:
-    """Arrays, tensors, or mappings of them as tensors on `device`; what is there already is not copied."""
+    """Arrays, tensors, or mappings of them as tensors on `device`; copied only if necessary."""
     if isinstance(data, Tensor):
         return data.to(device)
     if isinstance(data, np.ndarray):

@@ -1,9 +1,9 @@
-"""Action distributions as plain functions of tensors: what a policy's last layer means.
+"""Action distributions as functions of the output of a policy's last layer.
 
-Randomness comes in as `noise` (uniform or standard normal), so that acting is a pure function and the compiled and
-the plain path draw the same actions. Actions are kept as the policy drew them: an unclipped Gaussian, a squashed
-action before squashing; `to_env` gives what the environment receives. No `torch.distributions` objects: building one
-costs more than the arithmetic.
+Randomness is an argument, `noise` (uniform or standard normal), so that acting is a pure function and the compiled and
+the torch path sample the same actions. Actions are stored as sampled: Gaussian actions unclipped, squashed actions
+before squashing; `to_env` converts them for the environment. `torch.distributions` is not used: constructing its
+objects costs more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORBIDDEN = -1e8
 
 
 class Distribution(nn.Module):
-    """What the parameters of a policy's last layer mean. `parameters` is `[B, num_parameters]` throughout."""
+    """An action distribution. `parameters` is the output of the policy's last layer, `[B, num_parameters]`."""
 
     num_parameters: int
     noise_size: int
@@ -35,10 +35,10 @@ class Distribution(nn.Module):
     action_shape: tuple[int, ...]
     action_dtype: type[np.generic]
     choices: tuple[int, ...] | None = None
-    """How many values each number of a stored action can take, counted from 0; None: any finite number."""
+    """Number of values of each number of a stored action, from 0; None: any finite number."""
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Actions `[B, *action_shape]` from `noise[B, noise_size]`."""
+        """Sample actions `[B, *action_shape]` with `noise[B, noise_size]`."""
         raise NotImplementedError
 
     def mode(self, parameters: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Distribution(nn.Module):
         raise NotImplementedError
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Log-probability (density) `[B]` of actions as `sample` gave them."""
+        """Log-probability (density) `[B]` of actions as returned by `sample`."""
         raise NotImplementedError
 
     def entropy(self, parameters: Tensor) -> Tensor:
@@ -54,20 +54,20 @@ class Distribution(nn.Module):
         raise NotImplementedError
 
     def apply_mask(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
-        """Parameters under which forbidden actions have probability 0."""
+        """Change the parameters so that forbidden actions have probability 0."""
         if mask is None:
             return parameters
         return parameters.masked_fill(~mask, _FORBIDDEN)
 
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
-        """What the environment receives for a stored action."""
+        """Convert a stored action for the environment."""
         return action
 
 
-def _index_below(probabilities: Tensor, noise: Tensor) -> Tensor:
+def _sample_index(probabilities: Tensor, noise: Tensor) -> Tensor:
     """The first index whose cumulative probability exceeds the uniform noise `[..., 1]`."""
     passed = (noise >= probabilities.cumsum(-1)).sum(-1)
-    # Rounding can leave the last sum below 1 and below the noise; the last index may be a forbidden one.
+    # Rounding can leave the last sum below the noise, and the last index may be a forbidden action.
     return torch.where(passed < probabilities.shape[-1], passed, probabilities.argmax(-1))
 
 
@@ -87,7 +87,7 @@ class Categorical(Distribution):
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """The first action whose cumulative probability exceeds the noise."""
-        return _index_below(parameters.softmax(-1), noise)
+        return _sample_index(parameters.softmax(-1), noise)
 
     def mode(self, parameters: Tensor) -> Tensor:
         """The action with the largest logit."""
@@ -103,7 +103,7 @@ class Categorical(Distribution):
         return -(logs.exp() * logs).sum(-1)
 
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
-        """Shifted for spaces that do not start at 0."""
+        """Shift by the start of the space."""
         return action + self._start if self._start else action
 
 
@@ -114,7 +114,7 @@ class MultiCategorical(Distribution):
     action_dtype = np.int64
 
     def __init__(self, nvec: tuple[int, ...], start: NDArray[np.int64] | None = None) -> None:
-        """`start` holds the lowest value of each choice, in the shape the environment wants its actions."""
+        """`start` holds the lowest value of each choice, in the shape of the environment's actions."""
         super().__init__()
         self.nvec = list(nvec)
         self.choices = tuple(nvec)
@@ -124,13 +124,13 @@ class MultiCategorical(Distribution):
         self._start = np.zeros(len(nvec), np.int64) if start is None else start
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Each choice by its own uniform number."""
+        """Sample each choice with its own uniform number."""
         parts = torch.split(parameters, self.nvec, dim=-1)
-        drawn = [_index_below(part.softmax(-1), noise[:, i : i + 1]) for i, part in enumerate(parts)]
+        drawn = [_sample_index(part.softmax(-1), noise[:, i : i + 1]) for i, part in enumerate(parts)]
         return torch.stack(drawn, -1)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """The best of each choice."""
+        """The largest logit of each choice."""
         return torch.stack([part.argmax(-1) for part in torch.split(parameters, self.nvec, dim=-1)], -1)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -148,12 +148,12 @@ class MultiCategorical(Distribution):
         return total
 
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
-        """Shifted to where each choice starts, in the shape of the space."""
+        """Shift by the start of each choice, and reshape to the space."""
         return action.reshape(-1, *self._start.shape) + self._start
 
 
 class Bernoulli(Distribution):
-    """n independent switches."""
+    """n independent binary choices."""
 
     noise_kind: Literal["uniform", "normal"] = "uniform"
     action_dtype = np.int64
@@ -165,29 +165,28 @@ class Bernoulli(Distribution):
         self.action_shape = shape
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """On where the noise is below the probability."""
+        """1 where the noise is below the probability."""
         return (noise < parameters.sigmoid()).long().view(-1, *self.action_shape)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """On where on is likelier than off."""
+        """1 where its probability exceeds one half."""
         return (parameters > 0).long().view(-1, *self.action_shape)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Sum over the switches."""
+        """Sum over the choices."""
         on = action.flatten(1).to(parameters.dtype)
         return -nn.functional.binary_cross_entropy_with_logits(parameters, on, reduction="none").sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Sum over the switches."""
+        """Sum over the choices."""
         p = parameters.sigmoid()
         return nn.functional.binary_cross_entropy_with_logits(parameters, p, reduction="none").sum(-1)
 
 
 class Gaussian(Distribution):
-    """Independent normals with a learned standard deviation that does not depend on the observation.
+    """Independent normal distributions with a learned standard deviation that does not depend on the observation.
 
-    The action is stored unclipped, so that its log-probability is the one it was drawn with; the environment receives
-    it clipped to its bounds.
+    The action is stored unclipped, so that its log-probability is exact; the environment receives it clipped.
     """
 
     noise_kind: Literal["uniform", "normal"] = "normal"
@@ -215,33 +214,32 @@ class Gaussian(Distribution):
         return (-0.5 * z * z - self.log_std - _LOG_SQRT_2PI).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Depends on the standard deviations alone."""
+        """Depends only on the standard deviations."""
         return (self.log_std + (0.5 + _LOG_SQRT_2PI)).sum().expand(parameters.shape[0])
 
     def apply_mask(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
-        """Refused: a mask over a continuum has no meaning."""
+        """Not supported: continuous actions cannot be masked."""
         if mask is not None:
             raise ConfigError("info['action_mask']", tuple(mask.shape), "continuous actions cannot be masked")
         return parameters
 
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
-        """Clipped to the bounds of the space."""
+        """Clip to the bounds of the space."""
         clipped: NDArray[Any] = np.clip(action, self._low, self._high)
         return clipped
 
 
 class SquashedGaussian(Gaussian):
-    """A Gaussian pushed through tanh onto the bounds of the space.
+    """A Gaussian mapped to the bounds of the space by tanh.
 
-    The action is stored before squashing: that number is exact, while the inverse of tanh near the bounds is not.
+    The action is stored before squashing, because the inverse of tanh is inexact near the bounds.
     """
 
     def __init__(self, space: gymnasium.spaces.Box, log_std_init: float = 0.0) -> None:
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise ConfigError(
-                "policy.distribution", "squashed_gaussian", f"needs finite bounds, and the action space is {space}",
-                "Use 'gaussian', or give the environment a bounded action space",
-            )  # fmt: skip
+            reason = f"needs finite bounds, and the action space is {space}"
+            remedy = "Use 'gaussian', or give the environment a bounded action space"
+            raise ConfigError("policy.distribution", "squashed_gaussian", reason, remedy)
         super().__init__(space, log_std_init)
         half = torch.as_tensor((self._high - self._low).reshape(-1) / 2)
         self._log_half_sum = float(half.log().sum())
@@ -253,7 +251,7 @@ class SquashedGaussian(Gaussian):
 
     @staticmethod
     def _log_slope(u: Tensor) -> Tensor:
-        # log(1 - tanh(u)^2), written so that it neither overflows nor cancels.
+        # log(1 - tanh(u)^2) in a numerically stable form.
         return 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -264,7 +262,7 @@ class SquashedGaussian(Gaussian):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Gaussian entropy plus the expected log-slope, by 16-point Gauss-Hermite quadrature.
 
-        Minus the log-probability of stored actions would have the right mean and a zero gradient, hence no bonus.
+        The negative log-probability of stored actions has the right mean, but a zero gradient.
         """
         nodes, weights = self.get_buffer("_nodes"), self.get_buffer("_weights")
         u = parameters.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * nodes
@@ -272,8 +270,7 @@ class SquashedGaussian(Gaussian):
         return super().entropy(parameters) + slope + self._log_half_sum
 
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
-        """Squashed onto [low, high]."""
-        bent: NDArray[Any] = self._low + (np.tanh(action) + np.float32(1.0)) * np.float32(0.5) * (
-            self._high - self._low
-        )
-        return bent
+        """Squash to [low, high]."""
+        unit = (np.tanh(action) + np.float32(1.0)) * np.float32(0.5)
+        squashed: NDArray[Any] = self._low + unit * (self._high - self._low)
+        return squashed

@@ -1,9 +1,9 @@
 """A policy's parameters as one vector, so that clipping and the optimiser are a single operation.
 
 The parameters become views into the vector (and their gradients into a second one): modules, state dicts and the
-compiled kernels all see the same memory. The vector belongs to the policy, not to whoever asked first, so that
-several trainers can share a policy. A parameter that is frozen later stays where it is and keeps its value; one that
-is thawed or replaced later makes `refresh` lay out a new vector.
+compiled kernels share the same memory. There is one vector per policy, so that several trainers can share a policy. A
+parameter that is frozen later keeps its place and its value; one that is unfrozen or replaced makes `refresh` build a
+new vector.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["FlatParameters"]
 
 
 class FlatParameters:
-    """One vector of weights, one of gradients, and which slice belongs to which group."""
+    """One vector of weights, one of gradients, and the slice of each parameter group."""
 
     def __init__(self, groups: dict[str, list[nn.Parameter]], untrained: Sequence[nn.Parameter] = ()) -> None:
-        """`untrained`: the policy's other parameters, which stay where they are."""
+        """`untrained`: the policy's other parameters, which are not part of the vector."""
         self._parameters = [p for group in groups.values() for p in group]
         self._members = {name: tuple(group) for name, group in groups.items()}
         self.untrained = tuple(untrained)
@@ -35,18 +35,17 @@ class FlatParameters:
             self.groups[name] = slice(at, at + size)
             at += size
         if not self._parameters:
-            raise ConfigError(
-                "policy", "no trainable parameter", "every weight is frozen, so there is nothing to learn",
-                "Set requires_grad=True on what should learn",
-            )  # fmt: skip
+            reason = "every weight is frozen, so there is nothing to learn"
+            remedy = "Set requires_grad=True on what should learn"
+            raise ConfigError("policy", "no trainable parameter", reason, remedy)
         first = self._parameters[0]
         self.vector = torch.empty(at, dtype=first.dtype, device=first.device)
         self.gradient = torch.zeros_like(self.vector)
-        self._adopt()
+        self._attach()
 
     @classmethod
     def of(cls, policy: nn.Module) -> FlatParameters:
-        """The policy's one and only flat vector, made anew if something moved its parameters since."""
+        """The flat vector of a policy; rebuilt if its parameters were moved since."""
         known = _FLAT.get(policy)
         if known is None or not known._still_owns():
             groups = _groups(policy)
@@ -57,9 +56,9 @@ class FlatParameters:
 
     @classmethod
     def refresh(cls, policy: nn.Module) -> FlatParameters:
-        """`of`, after a look at every module: layers that were replaced or thawed since get their place, too.
+        """Like `of`, and also rebuilds the vector if layers were replaced or unfrozen.
 
-        Slower than `of`, so it is for once per update.
+        Slower than `of`; call it once per update.
         """
         known = _FLAT.get(policy)
         if known is not None:
@@ -69,10 +68,7 @@ class FlatParameters:
         return cls.of(policy)
 
     def trainable(self, group: str) -> list[slice]:
-        """The parts of the vector that belong to parameters of the group that are not frozen, joined where they meet.
-
-        Empty when all of them are frozen.
-        """
+        """Slices of the vector with the group's unfrozen parameters; adjacent ones are joined."""
         parts: list[slice] = []
         at = self.groups[group].start
         for p in self._members[group]:
@@ -86,10 +82,10 @@ class FlatParameters:
         return parts
 
     def members(self, group: str) -> tuple[nn.Parameter, ...]:
-        """The parameters of a group, in the order in which they lie in the vector."""
+        """The parameters of a group, in their order in the vector."""
         return self._members[group]
 
-    def _adopt(self) -> None:
+    def _attach(self) -> None:
         with torch.no_grad():
             for p, (low, high) in zip(self._parameters, self._spans(), strict=True):
                 self.vector[low:high].copy_(p.detach().reshape(-1))
@@ -114,8 +110,8 @@ _FLAT: WeakKeyDictionary[nn.Module, FlatParameters] = WeakKeyDictionary()
 
 
 def _groups(policy: nn.Module) -> dict[str, list[nn.Parameter]]:
-    grouped = getattr(policy, "parameter_groups", None)
-    if grouped is None:
+    parameter_groups = getattr(policy, "parameter_groups", None)
+    if parameter_groups is None:
         return {"policy": [p for p in policy.parameters() if p.requires_grad]}
-    result: dict[str, list[nn.Parameter]] = grouped()
-    return result
+    groups: dict[str, list[nn.Parameter]] = parameter_groups()
+    return groups

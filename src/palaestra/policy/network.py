@@ -1,7 +1,7 @@
-"""Networks: multilayer perceptrons, a convolutional encoder, and the encoder that turns any observation into features.
+"""Networks: multilayer perceptrons, a convolutional image encoder, and the encoder of arbitrary observations.
 
 Orthogonal initialisation throughout (sqrt 2 in hidden layers, 0.01 for the policy head, 1 for the value head), drawn
-from the generator handed in.
+from the given generator.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 
 
 SLOW_TO_DRAW = 2e12
-"""Operations for orthogonal first weights that cause a warning: half a minute or more."""
+"""Number of operations for orthogonal initialisation that causes a warning: half a minute or more."""
 SMALLEST_GREY = 8
-"""Pixels of the shorter side from which on bytes with two axes are a grey picture."""
+"""Minimum side in pixels at which bytes with two axes are a greyscale image."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -65,9 +65,9 @@ def mlp(sizes: Sequence[int], activation: str, output_gain: float, generator: to
 
 
 def check_network(hidden: Sequence[int], networks: Sequence[Sequence[int]]) -> None:
-    """Refuse networks (each given by its `sizes`) that do not fit into memory, before their weights are drawn.
+    """Refuse networks (each given by its `sizes`) that do not fit into memory, before they are built.
 
-    Warns of those whose first weights take long: an orthogonal matrix costs as much as thousands of updates.
+    Warns if initialisation is slow: a large orthogonal matrix costs as much as thousands of updates.
     """
     layers = [layer for sizes in networks for layer in pairwise(sizes)]
     weights = 4 * sum(i * o + o for i, o in layers)
@@ -80,9 +80,9 @@ def check_network(hidden: Sequence[int], networks: Sequence[Sequence[int]]) -> N
 
 
 def is_image(space: gymnasium.Space[Any]) -> bool:
-    """Whether a convolutional network reads it: bytes with three axes, or pixels (0 to 255) with two or four.
+    """Whether observations are images: bytes with three axes, or pixels (0 to 255) with two or four.
 
-    Two axes are one grey picture, four a stack of pictures. Two axes with a side below 8 are a table of numbers.
+    Two axes are a greyscale image, four a stack of images. Two axes with a side below 8 are a table of numbers.
     """
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
@@ -90,37 +90,33 @@ def is_image(space: gymnasium.Space[Any]) -> bool:
         return True
     pixels = bool((space.low == 0).all() and (space.high == 255).all())
     if pixels and len(space.shape) > 4:
-        raise ConfigError(
-            "env observation", f"bytes of shape {space.shape}", "pixels with more than four axes are not understood",
-            "Wrap the environment so that it gives [height, width, channels] or a stack of those",
-        )  # fmt: skip
+        reason = "pixels with more than four axes are not understood"
+        remedy = "Wrap the environment so that it gives [height, width, channels] or a stack of those"
+        raise ConfigError("env observation", f"bytes of shape {space.shape}", reason, remedy)
     return pixels and (len(space.shape) == 4 or (len(space.shape) == 2 and min(space.shape) >= SMALLEST_GREY))
 
 
-def picture_layout(shape: tuple[int, ...]) -> tuple[int, int, int, bool]:
-    """Channels (of all pictures of a stack together), height, width, and whether channels come last."""
+def image_layout(shape: tuple[int, ...]) -> tuple[int, int, int, bool]:
+    """Channels (of all images of a stack together), height, width, and whether channels are the last axis."""
     if len(shape) == 2:
         return 1, *shape, False
     stack, picture = (shape[0], shape[1:]) if len(shape) == 4 else (1, shape)
     last = picture[-1] < picture[0]
     channels, height, width = (picture[2], *picture[:2]) if last else picture
     if len(shape) == 4 and (channels > 4 or min(height, width) < SMALLEST_GREY):
-        raise ConfigError(
-            "env observation", f"bytes of shape {shape}",
-            f"a stack of {stack} pictures of {height} x {width} pixels with {channels} channels is unlikely",
-            "Wrap the environment so that it gives [stack, height, width, channels] with up to four channels, or stack "
-            "along the channels yourself",
-        )  # fmt: skip
+        reason = f"a stack of {stack} pictures of {height} x {width} pixels with {channels} channels is unlikely"
+        remedy = "Wrap the environment so that it gives [stack, height, width, channels] with up to four channels"
+        raise ConfigError("env observation", f"bytes of shape {shape}", reason, remedy)
     return stack * channels, height, width, last
 
 
 class ImageEncoder(nn.Module):
-    """Pixels (bytes, channels first or last) to features; kernels shrink with the image so that small ones fit."""
+    """Convolutional encoder of images (bytes, channels first or last); kernel sizes depend on the image size."""
 
     def __init__(self, shape: tuple[int, ...], features: int, generator: torch.Generator) -> None:
         super().__init__()
         self._axes = len(shape)
-        channels, height, width, self._channels_last = picture_layout(shape)
+        channels, height, width, self._channels_last = image_layout(shape)
         self.convolutions = nn.Sequential(*_convolutions(channels, min(height, width)))
         with torch.no_grad():
             flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
@@ -137,21 +133,21 @@ class ImageEncoder(nn.Module):
             pixels = (pixels.permute(0, 1, 4, 2, 3) if self._channels_last else pixels).flatten(1, 2)
         elif self._channels_last:
             pixels = pixels.permute(0, 3, 1, 2)
-        # Rearranged while still bytes, a quarter of the memory; channels-last is the order CPU convolutions like best.
+        # Rearranged while still bytes; channels-last is the fastest layout for CPU convolutions.
         x = pixels.contiguous(memory_format=torch.channels_last).float()
         for index, layer in enumerate(self.convolutions):
             if isinstance(layer, nn.Conv2d):
-                # 1/255 goes into the first weights: they are smaller than the batch.
+                # Scale the first weights by 1/255 instead of the pixels: they are smaller than the batch.
                 weight = layer.weight * (1.0 / 255.0) if index == 0 else layer.weight
-                x = _convolved(x, weight, layer)
+                x = _convolve(x, weight, layer)
             else:
                 x = layer(x)
         return nn.functional.relu(self.project(x.flatten(1)))
 
 
-def _convolved(x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:
+def _convolve(x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:
     if x.shape[-2:] == weight.shape[-2:]:
-        # A kernel as large as its input is a matrix product, and a several times faster one.
+        # A kernel as large as its input is a matrix product, which is several times faster.
         return nn.functional.linear(x.flatten(1), weight.flatten(1), layer.bias)[:, :, None, None]
     return nn.functional.conv2d(x, weight, layer.bias, layer.stride)
 
@@ -164,12 +160,8 @@ def _convolutions(channels: int, side: int) -> list[nn.Module]:
     elif side >= 3:
         plan = [(32, 3, 1)]
     else:
-        raise ConfigError(
-            "env observation",
-            f"image of side {side}",
-            "too small for a convolution",
-            "Use a Box of floats instead",
-        )
+        reason = "too small for a convolution"
+        raise ConfigError("env observation", f"image of side {side}", reason, "Use a Box of floats instead")
     layers: list[nn.Module] = []
     for out, kernel, stride in plan:
         layers += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU(inplace=True)]
@@ -178,9 +170,9 @@ def _convolutions(channels: int, side: int) -> list[nn.Module]:
 
 
 class ObservationEncoder(nn.Module):
-    """Any supported observation as one float vector `[B, size]`: numbers as they are, choices one-hot, images by CNN.
+    """Encodes any supported observation as one float vector `[B, size]`: numbers, one-hot choices, CNN features.
 
-    With `normalize`, numbers (not choices, not pixels) pass a running normaliser first.
+    With `normalize`, numbers (but not choices and pixels) are normalised by running statistics.
     """
 
     def __init__(
@@ -198,7 +190,7 @@ class ObservationEncoder(nn.Module):
         self.images = nn.ModuleDict()
         self.normalizers = nn.ModuleDict()
         self.notices: list[str] = []
-        """What a person should know about how observations are read."""
+        """Messages for the user."""
         self.size = 0
         self.is_plain_vector = isinstance(space, spaces.Box) and not is_image(space)
         for name, part in self._parts.items():
@@ -208,18 +200,18 @@ class ObservationEncoder(nn.Module):
                 self.size += image_features
             else:
                 self.size += spaces.flatdim(part)
-                self.notices += _unlikely_numbers(name, part)
+                self.notices += _image_notices(name, part)
                 if normalize and isinstance(part, spaces.Box):
                     self.normalizers[_module_name(name)] = ObservationNormalizer(spaces.flatdim(part))
 
     def forward(self, observation: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Features `[B, size]`."""
         if isinstance(observation, Tensor):
-            return self._part("", self._parts[""], observation)
-        features = [self._part(name, part, observation[name]) for name, part in self._parts.items()]
+            return self._encode("", self._parts[""], observation)
+        features = [self._encode(name, part, observation[name]) for name, part in self._parts.items()]
         return torch.cat(features, -1)
 
-    def _part(self, name: str, part: gymnasium.Space[Any], value: Tensor) -> Tensor:
+    def _encode(self, name: str, part: gymnasium.Space[Any], value: Tensor) -> Tensor:
         if is_image(part):
             encoded: Tensor = self.images[_module_name(name)](value)
             return encoded
@@ -230,12 +222,12 @@ class ObservationEncoder(nn.Module):
             sizes, starts = part.nvec.reshape(-1).tolist(), part.start.reshape(-1).tolist()
             hot = [nn.functional.one_hot(c - s, n) for c, n, s in zip(columns, sizes, starts, strict=True)]
             return torch.cat(hot, -1).float()
-        numbers = value.reshape(len(value), -1).float()  # a Box without axes has nothing to flatten
+        numbers = value.reshape(len(value), -1).float()  # a Box may have no axes
         key = _module_name(name)
         return self.normalizers[key](numbers) if key in self.normalizers else numbers
 
     def update_statistics(self, observation: Tensor | Mapping[str, Tensor]) -> None:
-        """Let the normalisers learn from observations `[B, ...]`."""
+        """Update the normalisers with observations `[B, ...]`."""
         for name in self._parts:
             key = _module_name(name)
             if key in self.normalizers:
@@ -245,8 +237,8 @@ class ObservationEncoder(nn.Module):
                 normalizer.update_statistics(value.reshape(len(value), -1))
 
 
-def _unlikely_numbers(name: str, part: gymnasium.Space[Any]) -> list[str]:
-    """A notice about numbers that look like a picture, which only bytes are read as."""
+def _image_notices(name: str, part: gymnasium.Space[Any]) -> list[str]:
+    """A notice if numbers look like an image; only bytes are treated as images."""
     if not isinstance(part, spaces.Box) or len(part.shape) < 2 or min(part.shape[:2]) < 16:
         return []
     what = f"The observation {name!r}" if name else "The observation"
@@ -257,12 +249,16 @@ def _unlikely_numbers(name: str, part: gymnasium.Space[Any]) -> list[str]:
 
 
 def _module_name(name: str) -> str:
-    # Module names may not contain dots, and an empty one is refused.
+    # Module names may neither contain dots nor be empty.
     return name.replace(".", "_") or "observation"
 
 
 class ObservationNormalizer(nn.Module):
-    """Shifts and scales observations to mean 0 and variance 1, clipped to ±`clip`."""
+    """Normalises observations to mean 0 and variance 1 by running statistics, clipped to ±`clip`.
+
+    The statistics are constant while a rollout is collected and learned from, so that the probability ratio starts at
+    exactly 1; `update_statistics` is called between rollouts, and never in evaluation.
+    """
 
     mean: Tensor
     variance: Tensor
@@ -301,7 +297,11 @@ class ObservationNormalizer(nn.Module):
 
 @contextmanager
 def eval_mode(policy: nn.Module) -> Iterator[None]:
-    """Every module in eval mode; afterwards each is in the mode it was in."""
+    """Put all modules in eval mode; their modes are restored afterwards.
+
+    Dropout and batch norm would make acting and learning use different distributions, and modules are created in
+    train mode.
+    """
     training = [module for module in policy.modules() if module.training]
     for module in training:
         module.training = False

@@ -1,7 +1,7 @@
-"""A policy as one safetensors file: weights, normaliser, and what is needed to build it again. Never unpickles.
+"""Policies as safetensors files: weights, normaliser and configuration. Nothing is unpickled.
 
-A policy around the user's own network stores that network's weights; loading it needs the network again, because a
-file cannot bring code.
+A policy with the user's own network stores that network's weights; loading it needs the network, because the file does
+not contain code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from palaestra.files.atomic import write_bytes
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device
+from palaestra.policy.weight_sync import copy_weights
 
 __all__ = ["load_policy", "load_weights", "policy_bytes", "save_policy"]
 
@@ -30,7 +30,7 @@ SCHEMA = 1
 
 
 def policy_bytes(policy: nn.Module) -> bytes:
-    """The policy as the bytes of a safetensors file."""
+    """The content of a safetensors file with the policy."""
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in policy.state_dict().items()}
@@ -38,8 +38,8 @@ def policy_bytes(policy: nn.Module) -> bytes:
     if isinstance(policy, ActorCritic):
         facts |= {
             "config": policy.config.model_dump(mode="json"),
-            "observation_space": space_facts(policy.observation_space),
-            "action_space": space_facts(policy.action_space),
+            "observation_space": space_to_json(policy.observation_space),
+            "action_space": space_to_json(policy.action_space),
             "normalize_observation": bool(len(policy.encoder.normalizers)),
             "own_network": policy.network is not None,
         }
@@ -47,7 +47,7 @@ def policy_bytes(policy: nn.Module) -> bytes:
 
 
 def save_policy(policy: nn.Module, path: str | os.PathLike[str]) -> Path:
-    """Write the policy to a file, atomically."""
+    """Write the policy to a file atomically."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(target, policy_bytes(policy))
@@ -57,32 +57,28 @@ def save_policy(policy: nn.Module, path: str | os.PathLike[str]) -> Path:
 def load_policy(
     path: str | os.PathLike[str], *, network: nn.Module | None = None, device: Device | None = None
 ) -> ActorCritic:
-    """Build the policy a file describes, with its weights, on `device` (None: the CPU), wherever it was trained."""
+    """Rebuild a policy from a file on `device` (None: the CPU)."""
     facts, tensors = _read(path)
     if facts.get("own_network") and network is None:
-        raise CheckpointError(
-            "policy file",
-            str(path),
-            "holds the weights of a network of your own",
-            "Pass it: load_policy(path, network=…)",
-        )
+        reason = "holds the weights of a network of your own"
+        raise CheckpointError("policy file", str(path), reason, "Pass it: load_policy(path, network=…)")
     if "observation_space" not in facts:
         raise CheckpointError("policy file", str(path), "does not describe an ActorCritic", "Build the policy yourself")
     policy = ActorCritic(
-        space_from(facts["observation_space"]),
-        space_from(facts["action_space"]),
+        space_from_json(facts["observation_space"]),
+        space_from_json(facts["action_space"]),
         parse_section(PolicyConfig, facts["config"], place="policy"),
         network=network,
         normalize_observation=facts["normalize_observation"],
         device=device,
     )
-    _fill(policy, tensors, path)
+    _copy_tensors(policy, tensors, path)
     return policy
 
 
 def load_weights(policy: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Give an existing policy the weights of a file; refuses, before changing anything, what does not fit."""
-    _fill(policy, _read(path)[1], path)
+    """Load the weights of a file into a policy; `CheckpointError`, with nothing changed, if they do not fit."""
+    _copy_tensors(policy, _read(path)[1], path)
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -104,34 +100,31 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tenso
     return facts, tensors
 
 
-def _fill(policy: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+def _copy_tensors(policy: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
     own = policy.state_dict()
     missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     if missing or extra:
-        raise CheckpointError(
-            "policy file", str(path),
-            f"is of another architecture (missing {missing[:3] or 'nothing'}, unexpected {extra[:3] or 'nothing'})",
-            "Use the configuration it was trained with",
-        )  # fmt: skip
+        names = f"missing {missing[:3] or 'nothing'}, unexpected {extra[:3] or 'nothing'}"
+        reason = f"is of another architecture ({names})"
+        raise CheckpointError("policy file", str(path), reason, "Use the configuration it was trained with")
     for name, value in own.items():
         if value.shape != tensors[name].shape:
-            raise CheckpointError(
-                "policy file", str(path),
-                f"{name} has shape {tuple(tensors[name].shape)}, this policy needs {tuple(value.shape)}",
-                "Use the environment and policy configuration it was trained with",
-            )  # fmt: skip
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(tensors[name])
+            reason = f"{name} has shape {tuple(tensors[name].shape)}, this policy needs {tuple(value.shape)}"
+            remedy = "Use the environment and policy configuration it was trained with"
+            raise CheckpointError("policy file", str(path), reason, remedy)
+    copy_weights(tensors, own)
 
 
-def space_facts(space: gymnasium.Space[Any]) -> dict[str, Any]:
-    """A space as plain JSON."""
+def space_to_json(space: gymnasium.Space[Any]) -> dict[str, Any]:
+    """A space as JSON."""
     if isinstance(space, spaces.Box):
         return {
-            "kind": "Box", "low": _compact(space.low), "high": _compact(space.high), "shape": list(space.shape),
+            "kind": "Box",
+            "low": _compact(space.low),
+            "high": _compact(space.high),
+            "shape": list(space.shape),
             "dtype": str(space.dtype),
-        }  # fmt: skip
+        }
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
@@ -139,11 +132,11 @@ def space_facts(space: gymnasium.Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.MultiBinary):
         return {"kind": "MultiBinary", "shape": list(space.shape)}
     assert isinstance(space, spaces.Dict)
-    return {"kind": "Dict", "spaces": {name: space_facts(part) for name, part in space.spaces.items()}}
+    return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.spaces.items()}}
 
 
-def space_from(facts: dict[str, Any]) -> gymnasium.Space[Any]:
-    """The space that `space_facts` described."""
+def space_from_json(facts: dict[str, Any]) -> gymnasium.Space[Any]:
+    """The space from the JSON of `space_to_json`."""
     kind = facts["kind"]
     if kind == "Box":
         dtype = np.dtype(facts["dtype"])
@@ -155,13 +148,13 @@ def space_from(facts: dict[str, Any]) -> gymnasium.Space[Any]:
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(facts["nvec"], start=facts.get("start"))
     if kind == "MultiBinary":
-        # An axis of its own compares unequal to the plain number it was given as.
+        # MultiBinary([n]) does not compare equal to MultiBinary(n).
         return spaces.MultiBinary(facts["shape"] if len(facts["shape"]) != 1 else facts["shape"][0])
-    return spaces.Dict({name: space_from(part) for name, part in facts["spaces"].items()})
+    return spaces.Dict({name: space_from_json(part) for name, part in facts["spaces"].items()})
 
 
 def _compact(bound: Any) -> Any:
-    # One number for the usual case of equal bounds: an image would otherwise store every pixel's.
+    # One number if all bounds are equal, as for images.
     values = np.asarray(bound, np.float64)
     if values.size and (values == values.flat[0]).all():
         return float(values.flat[0])

@@ -1,6 +1,6 @@
 """Copies of a policy, in this process or another, and the arrays that keep them up to date.
 
-`LiveWeights` lists the arrays that move (trained weights as one vector, then buffers such as normaliser statistics).
+`LiveWeights` lists the arrays that change (trained weights as one vector, then buffers such as normaliser statistics).
 `clone_policy` copies a policy within a process and shares its frozen weights. `serialize_structure` and
 `deserialize_structure` move it to another process: the structure is pickled, the tensors are in shared memory.
 """
@@ -25,15 +25,15 @@ __all__ = ["LiveWeights", "clone_policy", "copy_weights", "deserialize_structure
 
 
 class LiveWeights:
-    """The moving arrays of one policy."""
+    """The arrays of a policy that change in training."""
 
     def __init__(self, policy: nn.Module) -> None:
         self._policy = policy
         self._tensors: list[Tensor] = []
-        self._find()
+        self._find_tensors()
 
-    def _find(self) -> None:
-        """Look the tensors up: a policy may have replaced them (`zero_grad`, a buffer that is assigned anew)."""
+    def _find_tensors(self) -> None:
+        """Find the tensors again: a policy may have replaced them (`zero_grad`, a reassigned buffer)."""
         tensors = [FlatParameters.of(self._policy).vector, *self._policy.buffers()]
         if len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors, self._tensors, strict=True)):
             return
@@ -42,16 +42,16 @@ class LiveWeights:
         self._copies = [_as_bytes(tensor.detach().cpu()) for tensor in tensors]
 
     def read(self) -> list[NDArray[Any]]:
-        """The arrays as they are; on the CPU the policy's own memory, so whoever keeps them must copy."""
-        self._find()
+        """The current arrays. On the CPU they are the policy's own memory: copy them to keep them."""
+        self._find_tensors()
         if not self._in_place:
             for mine, tensor in zip(self._copies, self._tensors, strict=True):
                 np.copyto(mine, _as_bytes(tensor.detach().cpu()))
         return self._copies
 
     def write(self, fill: Callable[[Sequence[NDArray[Any]]], int]) -> int:
-        """Let `fill` write new values and answer with their version."""
-        self._find()
+        """Call `fill` to write new values; returns their version."""
+        self._find_tensors()
         version = fill(self._copies)
         if not self._in_place:
             for mine, tensor in zip(self._copies, self._tensors, strict=True):
@@ -60,19 +60,19 @@ class LiveWeights:
 
 
 def clone_policy(policy: nn.Module) -> nn.Module:
-    """A second policy with weights of its own in the same layout; what never learned is shared and never written."""
+    """Copy a policy in the same memory layout; frozen weights are shared."""
     flat = FlatParameters.of(policy)
     untrained = {id(p) for p in flat.untrained}
     shared: dict[int, Any] = {id(p): p for p in flat.untrained if not p.requires_grad}
     copied = copy.deepcopy(policy, shared)
     for mine, theirs in zip(policy.parameters(), copied.parameters(), strict=True):
         if id(mine) not in untrained:
-            theirs.requires_grad_(True)  # what was frozen since has its place in the vector, here as there
+            theirs.requires_grad_(True)  # weights that were frozen later are part of the vector, too
     return copied
 
 
 def serialize_structure(policy: nn.Module) -> bytes:
-    """The structure of a policy, without its tensors, as bytes for a process that can import its class."""
+    """Pickle the structure of a policy without its tensors, for a process that can import its class."""
     index = {id(tensor): number for number, tensor in enumerate(policy_tensors(policy))}
 
     class Pickler(pickle.Pickler):
@@ -83,15 +83,14 @@ def serialize_structure(policy: nn.Module) -> bytes:
     try:
         Pickler(file).dump(policy)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            "policy", type(policy).__name__, f"cannot be sent to a collector process ({error})",
-            "Define its class at the top of an importable module, or collect in a thread: trainer.collector=thread",
-        ) from error  # fmt: skip
+        reason = f"cannot be sent to a collector process ({error})"
+        remedy = "Define its class at the top of an importable module, or collect in a thread: trainer.collector=thread"
+        raise ConfigError("policy", type(policy).__name__, reason, remedy) from error
     return file.getvalue()
 
 
 def deserialize_structure(structure: bytes, tensors: Sequence[Tensor]) -> nn.Module:
-    """The policy that `serialize_structure` described, over the given tensors."""
+    """Rebuild a policy from `serialize_structure`, with the given tensors."""
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: int) -> Tensor:
@@ -102,7 +101,7 @@ def deserialize_structure(structure: bytes, tensors: Sequence[Tensor]) -> nn.Mod
 
 
 def policy_tensors(policy: nn.Module) -> list[Tensor]:
-    """Every parameter and buffer once, in a fixed order."""
+    """All parameters and buffers, in a fixed order."""
     return [*policy.parameters(), *policy.buffers()]
 
 
@@ -111,8 +110,8 @@ def _as_bytes(tensor: Tensor) -> NDArray[Any]:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy()
 
 
-def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, nn.Parameter]) -> None:
-    """Copy values name by name; `target` may hold more."""
+def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    """Copy values by name into `target`, which may contain more."""
     with torch.no_grad():
         for name, value in source.items():
             target[name].copy_(value)

@@ -2,7 +2,7 @@ import gymnasium
 import numpy as np
 from tests.runs.checkpoints.own import own_checkpoint
 
-from palaestra.policy.storage import space_facts
+from palaestra.policy.storage import space_to_json
 from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
 from palaestra.runs.checkpoints.signature import compatible, signature_of
 from palaestra.runs.process.probe import environment, space_json
@@ -20,7 +20,7 @@ SPACES = gymnasium.spaces.Dict(
 
 
 def test_a_policy_file_and_the_probe_describe_one_space_alike():
-    ours, probed = space_facts(SPACES), space_json(SPACES)
+    ours, probed = space_to_json(SPACES), space_json(SPACES)
 
     assert signature_of({"observation_space": ours}) == signature_of({"observation_space": probed})
 
