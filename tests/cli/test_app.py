@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
-from palaestra.cli.app import COMMANDS, Group
+from palaestra.cli.app import COMMANDS, Group, build_app
 
 
 def _names(entry=None):
@@ -38,3 +39,36 @@ def test_only_the_command_that_is_asked_for_is_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     wanted = [f"palaestra.cli.{name}" for name in ("app", "runs", "runs.read", "terminal")]
     assert done.stdout == f"{wanted}\n"
+
+
+def test_the_command_alone_shows_how_to_start(palaestra):
+    result = palaestra()
+    assert (result.code, result.out) == (2, "")
+    for command in ("train configs/ppo/cartpole.yaml", "train configs/ui/click_target.yaml", "runs start configs/ppo/"):
+        assert f"palaestra {command}" in result.err
+
+
+def _commands(group=None, path=()):
+    group = get_command(build_app([])) if group is None else group
+    for name, command in group.commands.items():
+        yield from _commands(command, (*path, name)) if hasattr(command, "commands") else [((*path, name), command)]
+
+
+def test_every_option_has_a_help_text_and_common_ones_have_the_same():
+    for path, command in _commands():
+        assert command.help, path
+        for parameter in command.params:
+            assert parameter.help, (path, parameter.name)
+            assert parameter.help.endswith("."), (path, parameter.name)
+            if parameter.name == "as_json":
+                assert parameter.help == "Print one JSON document."
+            if parameter.metavar == "RUN" and parameter.param_type_name == "argument":
+                assert parameter.help == "Run id or a unique prefix of it."
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name, entry in COMMANDS.items() if isinstance(entry, Group))])
+def test_no_summary_of_a_command_is_cut_off(palaestra, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    summaries = palaestra(*words, "--help").out.partition("Commands:")[2]
+    assert summaries
+    assert "..." not in summaries

@@ -96,7 +96,10 @@ def import_command(
     trust: Annotated[bool, typer.Option("--trust", help="Accept a configuration that names code to import.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Import a checkpoint file, after checking that it contains no code."""
+    """Import a checkpoint file.
+
+    Files that could execute code when loaded are refused.
+    """
     from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint, imported
     from palaestra.runs.checkpoints.probing import environment_signature
     from palaestra.runs.store.rebuild import open_registry

@@ -80,7 +80,7 @@ def view_command(
     ] = 256,
     as_json: JsonOption = False,
 ) -> None:
-    """Write an HTML page that shows the screenshots, answers and actions."""
+    """Write an HTML page of screenshots, answers and actions."""
     if max_megabytes < 0:
         raise ConfigError("--max-megabytes", max_megabytes, "must not be negative")
     selection = _select(source, task, outcome, version, limit, require_match=True)

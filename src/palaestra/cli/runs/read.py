@@ -172,7 +172,7 @@ def export_tensorboard(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export the metrics of a run as TensorBoard event files."""
+    """Export the metrics of a run to TensorBoard files."""
     from palaestra.runs.ingest.export import export_tensorboard as export
 
     target = None if into is None else into.resolve()
@@ -197,7 +197,7 @@ def videos(
     ] = 200,
     as_json: JsonOption = False,
 ) -> None:
-    """List the videos of a run, or record one of a checkpoint."""
+    """List the videos of a run, or record one."""
     from palaestra.cli.runs.show import format_slowdown
     from palaestra.runs.video.clip import clips_of
     from palaestra.runs.video.filming import film_run, how_to_film
