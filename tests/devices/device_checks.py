@@ -1,4 +1,4 @@
-"""Checks of device placement on the fake GPU, run by test_devices.py in a process of their own; prints JSON lines.
+"""Checks of device placement on the fake GPU, run by test_devices.py in a separate process; prints JSON lines.
 
 Each check compares what the CPU and the fake GPU compute; an operation on tensors of two devices raises.
 """
@@ -59,7 +59,7 @@ class Choices(gymnasium.Env):
         return self.observation_space.sample(), float(np.sum(action)), False, self._left == 0, {}
 
 
-def trained(device, make, *, policy=None, updates=2, asynchronous=None, normalize=False, algorithm=None, **settings):
+def train_on(device, make, *, policy=None, updates=2, asynchronous=None, normalize=False, algorithm=None, **settings):
     env = one = as_vector_env([make() for _ in range(2)])
     chosen = policy(one) if policy else ActorCritic(
         one.observation_space, one.action_space, PolicyConfig(hidden=(8,), **settings), normalize_observation=normalize
@@ -73,8 +73,8 @@ def trained(device, make, *, policy=None, updates=2, asynchronous=None, normaliz
 
 def same(make, **settings):
     """Train on both; every metric and every weight must agree bit for bit."""
-    here, told = trained("cpu", make, **settings)
-    there, found = trained("fakegpu", make, **settings)
+    here, told = train_on("cpu", make, **settings)
+    there, found = train_on("fakegpu", make, **settings)
     assert there.device == GPU, there.device
     assert isinstance(there.training.learner.optimizer().first, GpuTensor)
     for one, other in zip(told, found, strict=True):
@@ -149,7 +149,7 @@ def decoupled_ppo_on_experience_of_older_weights():
 def _stale(algorithm):
     metrics = []
     for device in ("cpu", "fakegpu"):
-        trainer, _ = trained(device, lambda: gymnasium.make("CartPole-v1"), updates=1, algorithm=algorithm)
+        trainer, _ = train_on(device, lambda: gymnasium.make("CartPole-v1"), updates=1, algorithm=algorithm)
         rollout = trainer.collect_rollouts(8)
         assert rollout["observation"].device.type == "cpu"
         trainer.learn(rollout)
@@ -214,7 +214,7 @@ def a_vla_is_checked_where_it_trains():
 @check
 def evaluation_and_files_across_devices():
     env = gymnasium.make("CartPole-v1")
-    there, _ = trained("fakegpu", lambda: gymnasium.make("CartPole-v1"), normalize=True)
+    there, _ = train_on("fakegpu", lambda: gymnasium.make("CartPole-v1"), normalize=True)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         save_policy(there.policy, path / "policy.safetensors")
@@ -227,10 +227,10 @@ def evaluation_and_files_across_devices():
             ]
             assert played[0] == played[1], played
         there.save_checkpoint(path / "update_1")
-        resumed, _ = trained("cpu", lambda: gymnasium.make("CartPole-v1"), normalize=True, updates=1)
+        resumed, _ = train_on("cpu", lambda: gymnasium.make("CartPole-v1"), normalize=True, updates=1)
         resumed.load_checkpoint(path / "update_1")
         assert torch.equal(resumed.training.learner.optimizer().second, there.training.learner.optimizer().second.cpu())
-        back, _ = trained("fakegpu", lambda: gymnasium.make("CartPole-v1"), normalize=True, updates=1)
+        back, _ = train_on("fakegpu", lambda: gymnasium.make("CartPole-v1"), normalize=True, updates=1)
         back.load_checkpoint(path / "update_1")
         told, found = resumed.train(64, 8)[-1], back.train(64, 8)[-1]
         assert {k: v for k, v in told.items() if not k.endswith(TIMED)} == {
@@ -240,7 +240,7 @@ def evaluation_and_files_across_devices():
 
 @check
 def a_policy_that_is_moved_between_two_trainings():
-    trainer, _ = trained("cpu", lambda: gymnasium.make("CartPole-v1"))
+    trainer, _ = train_on("cpu", lambda: gymnasium.make("CartPole-v1"))
     trainer.policy.to("fakegpu")
     assert trainer.train(64, 8)[-1]["actor_grad_norm"] > 0
     trainer.policy.cpu()

@@ -1,8 +1,8 @@
-"""A GPU for machines that have none: a device of its own name whose numbers are computed on the CPU.
+"""A GPU for machines that have none: a device with its own name that computes on the CPU.
 
 Every operation is checked for tensors of both devices, as CUDA does, and then carried out on the CPU tensors inside, so
 numbers come out and whole updates can be compared with the CPU's. Registering the backend changes torch for the whole
-process: import it only in a process of its own (`device_checks.py`). `FakeTensorMode` has no numbers, and a trainer
+process: import it only in a separate process (`device_checks.py`). `FakeTensorMode` has no numbers, and a trainer
 reads some (a gradient's norm) in every update.
 """
 
@@ -56,10 +56,10 @@ class GpuTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return carried_out(function, args, kwargs or {})
+        return run_on_cpu(function, args, kwargs or {})
 
 
-def carried_out(function, args, kwargs):
+def run_on_cpu(function, args, kwargs):
     """Do it on the CPU, if all tensors are on one device; the answer is where a GPU would leave it."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     ours = [tensor for tensor in tensors if isinstance(tensor, GpuTensor)]
@@ -87,7 +87,7 @@ def carried_out(function, args, kwargs):
 
 class _Dispatch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return carried_out(function, args, kwargs or {})
+        return run_on_cpu(function, args, kwargs or {})
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Where a policy computes: choosing a device, refusing one that is not there, and placement on a fake GPU.
 
-No real GPU is used. The placement checks run on the fake one of fake_gpu.py, in a process of their own because it
+No real GPU is used. The placement checks run on the fake one of fake_gpu.py, in a separate process because it
 changes torch.
 """
 

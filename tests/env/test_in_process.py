@@ -17,19 +17,19 @@ from palaestra.env.vector import Snapshot
 from palaestra.errors import ConfigError, EnvironmentContractError
 
 
-def _started(env, seed=0):
+def _reset_env(env, seed=0):
     row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
     env.reset(seed, row)
     return row
 
 
-def _registered(env_id):
+def _make_registered(env_id):
     return partial(gymnasium.make, env_id, disable_env_checker=True)
 
 
 def test_an_episode_that_ends_shows_the_next_one_and_hands_back_the_last_observation():
     env = InProcessEnv(partial(Countdown, length=3), 2)
-    row = _started(env)
+    row = _reset_env(env)
     assert row.observation.tolist() == [[3.0], [3.0]]
     none = np.zeros(2, np.int64)
     assert env.step(none, row) == []
@@ -59,12 +59,12 @@ def test_a_time_limit_truncates_and_is_the_shorter_of_two(layers):
         return env
 
     env = InProcessEnv(make, 1)
-    row = _started(env)
+    row = _reset_env(env)
     ends = [e.length for _ in range(9) for e in env.step(np.zeros(1, np.int64), row)]
     assert ends == [4, 4]
     lone = TimeLimit(Countdown(length=4), 4)
     both = InProcessEnv(lambda: lone, 1)
-    row = _started(both)
+    row = _reset_env(both)
     for _ in range(4):
         both.step(np.zeros(1, np.int64), row)
     assert row.terminated.all()
@@ -75,15 +75,15 @@ def test_environments_with_their_own_limits_are_cut_each_at_its_own():
     env = InProcessEnv.from_envs(
         [TimeLimit(Countdown(length=10), 2), TimeLimit(Countdown(length=10), 3), Countdown(10)]
     )
-    row = _started(env)
+    row = _reset_env(env)
     ends = [(t, e.index) for t in range(1, 7) for e in env.step(np.zeros(3, np.int64), row)]
     assert ends == [(2, 0), (3, 1), (4, 0), (6, 0), (6, 1)]
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1"])
 def test_the_data_is_what_gymnasium_gives_in_a_plain_loop(env_id):
-    env = InProcessEnv(_registered(env_id), 3)
-    row = _started(env, seed=5)
+    env = InProcessEnv(_make_registered(env_id), 3)
+    row = _reset_env(env, seed=5)
     peers = [gymnasium.make(env_id) for _ in range(3)]
     for i, peer in enumerate(peers):
         seed = int(np.random.SeedSequence([5, i]).generate_state(1)[0])
@@ -108,7 +108,7 @@ def test_the_data_is_what_gymnasium_gives_in_a_plain_loop(env_id):
 
 def test_actions_are_the_environments_own_numbers():
     env = InProcessEnv(partial(Bandit, best=1, first_arm=5), 3)
-    row = _started(env)
+    row = _reset_env(env)
     env.step(np.array([5, 6, 7]), row)
     assert row.reward.tolist() == [0.0, 1.0, 0.0]
 
@@ -116,7 +116,7 @@ def test_actions_are_the_environments_own_numbers():
 def test_masks_follow_the_observation_they_belong_to():
     env = InProcessEnv(partial(MaskedChoice, n=3, length=2), 2)
     assert env.mask_size == 3
-    row = _started(env)
+    row = _reset_env(env)
     rng = np.random.default_rng(0)
     for _ in range(20):
         for k, mask in zip(row.observation.tolist(), row.action_mask.tolist(), strict=True):
@@ -126,7 +126,7 @@ def test_masks_follow_the_observation_they_belong_to():
 
 def test_dict_observations_are_written_leaf_by_leaf():
     env = InProcessEnv(partial(MixedSenses, length=2, size=3), 2)
-    row = _started(env)
+    row = _reset_env(env)
     assert set(row.observation) == {"camera", "body/joints", "body/contact", "room"}
     env.step(np.array([[1, 0], [0, 0]]), row)
     assert row.reward.tolist() == [1.0, 0.0]
@@ -139,7 +139,7 @@ def test_dict_observations_are_written_leaf_by_leaf():
 
 def test_what_an_environment_raises_names_the_environment_and_the_step():
     env = InProcessEnv(partial(Faulty, fault="raise", at=3), 2, first_index=4)
-    row = _started(env)
+    row = _reset_env(env)
     none = np.zeros(2, np.int64)
     env.step(none, row)
     env.step(none, row)
@@ -152,7 +152,7 @@ def test_what_an_environment_raises_names_the_environment_and_the_step():
 
 def test_a_wrong_observation_shape_names_what_was_expected_and_what_came():
     env = InProcessEnv(partial(Faulty, fault="shape", at=1), 1)
-    row = _started(env)
+    row = _reset_env(env)
     with pytest.raises(EnvironmentContractError, match=r"environment 0.*1 steps.*\(3,\).*\(2,\)"):
         env.step(np.zeros(1, np.int64), row)
 
@@ -175,7 +175,7 @@ def test_environments_of_different_spaces_are_not_mixed():
 def test_calls_reach_through_wrappers_to_every_environment():
     env = InProcessEnv(lambda: TimeLimit(Gate(), 5), 2)
     assert env.call("set_difficulty", 3) == [3, 3]
-    row = _started(env)
+    row = _reset_env(env)
     assert row.observation.tolist() == [[3.0, 0.0], [3.0, 0.0]]
     with pytest.raises(ConfigError, match="set_dificulty"):
         env.call("set_dificulty", 3)
@@ -204,13 +204,13 @@ def _play(env, row, steps, seed):
 @pytest.mark.filterwarnings("ignore:.*SwigPy.*:DeprecationWarning", "ignore:.*swigvarlink.*:DeprecationWarning")
 def test_a_replayed_environment_goes_on_exactly_as_the_original(env_id, before, after, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log of its warnings wherever it runs
-    env = InProcessEnv(_registered(env_id), 3)
-    row = _started(env, seed=3)
+    env = InProcessEnv(_make_registered(env_id), 3)
+    row = _reset_env(env, seed=3)
     _play(env, row, before, seed=1)
     taken = env.snapshot()
     assert taken is not None
     taken = Snapshot(taken.arrays, json.loads(json.dumps(taken.facts)))
-    twin = InProcessEnv(_registered(env_id), 3)
+    twin = InProcessEnv(_make_registered(env_id), 3)
     mirror = allocate_row(twin.observation_space, 3)
     assert twin.restore(taken, mirror)
     assert same_observation(row.observation, mirror.observation)
@@ -223,11 +223,11 @@ def test_a_replayed_environment_goes_on_exactly_as_the_original(env_id, before, 
 
 
 def test_a_snapshot_before_the_first_step_restores_too():
-    env = InProcessEnv(_registered("CartPole-v1"), 2)
-    row = _started(env, seed=9)
+    env = InProcessEnv(_make_registered("CartPole-v1"), 2)
+    row = _reset_env(env, seed=9)
     taken = env.snapshot()
     assert taken.arrays["lengths"].tolist() == [0, 0]
-    twin = InProcessEnv(_registered("CartPole-v1"), 2)
+    twin = InProcessEnv(_make_registered("CartPole-v1"), 2)
     mirror = allocate_row(twin.observation_space, 2)
     assert twin.restore(taken, mirror)
     assert _play(env, row, 60, seed=2) == _play(twin, mirror, 60, seed=2)
@@ -235,7 +235,7 @@ def test_a_snapshot_before_the_first_step_restores_too():
 
 def test_a_replay_that_comes_out_differently_says_so_and_leaves_fresh_episodes():
     env = InProcessEnv(partial(TargetReach, length=9), 2)
-    row = _started(env)
+    row = _reset_env(env)
     _play(env, row, 5, seed=0)
     taken = env.snapshot()
     taken.arrays["observation"] = taken.arrays["observation"] + 1
@@ -264,21 +264,21 @@ def test_an_environment_with_other_randomness_gives_no_snapshot():
             return self._observe(), {}
 
     env = InProcessEnv(Own, 1)
-    _started(env)
+    _reset_env(env)
     assert env.snapshot() is None
 
 
 def test_actions_of_finished_episodes_are_forgotten_and_endless_ones_give_no_snapshot(monkeypatch):
     monkeypatch.setattr(in_process, "_MAX_REPLAY_STEPS", 8)
     env = InProcessEnv(partial(Countdown, length=1000), 1)
-    row = _started(env)
+    row = _reset_env(env)
     for _ in range(16):
         env.step(np.zeros(1, np.int64), row)
     assert env.snapshot().arrays["lengths"].tolist() == [16]
     env.step(np.zeros(1, np.int64), row)
     assert env.snapshot() is None
     short = InProcessEnv(partial(Countdown, length=7), 2)
-    row = _started(short)
+    row = _reset_env(short)
     monkeypatch.setattr(in_process, "_MAX_REPLAY_STEPS", 10**6)
     for _ in range(9000):
         short.step(np.zeros(2, np.int64), row)
@@ -297,7 +297,7 @@ def test_an_observation_array_that_is_reused_by_the_environment_is_copied_in_tim
             return self._kept
 
     env = InProcessEnv(Reuser, 1)
-    row = _started(env)
+    row = _reset_env(env)
     env.step(np.zeros(1, np.int64), row)
     (ended,) = env.step(np.zeros(1, np.int64), row)
     assert ended.observation.tolist() == [0.0]
@@ -318,11 +318,11 @@ def test_scalar_boxes_and_plain_lists_are_observations_too():
             return [float(self._length - self._t)]
 
     env = InProcessEnv(Scalar, 2)
-    row = _started(env)
+    row = _reset_env(env)
     env.step(np.zeros(2, np.int64), row)
     assert row.observation.tolist() == [1.0, 1.0]
     lists = InProcessEnv(Lists, 1)
-    row = _started(lists)
+    row = _reset_env(lists)
     lists.step(np.zeros(1, np.int64), row)
     assert row.observation.tolist() == [[4.0]]
 
@@ -347,6 +347,6 @@ def test_no_wrong_shape_slips_into_a_row(shape):
             return np.ones(shape, np.float32), 0.0, False, False, {}
 
     env = InProcessEnv(partial(Warped, fault="none"), 1)
-    row = _started(env)
+    row = _reset_env(env)
     with pytest.raises(EnvironmentContractError, match="environment 0"):
         env.step(np.zeros(1, np.int64), row)

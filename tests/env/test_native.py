@@ -19,7 +19,7 @@ def _native(make, n=2, mode=AutoresetMode.NEXT_STEP):
     return NativeEnv(SyncVectorEnv([make] * n, autoreset_mode=mode))
 
 
-def _started(env, seed=0):
+def _reset_env(env, seed=0):
     row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
     env.reset(seed, row)
     return row
@@ -31,7 +31,7 @@ def _cartpole(n=4):
 
 def test_next_step_autoreset_shows_the_final_observation_and_then_one_invalid_row():
     env = _native(partial(Countdown, length=2))
-    row = _started(env)
+    row = _reset_env(env)
     none = np.zeros(2, np.int64)
     rows = []
     for _ in range(5):
@@ -54,7 +54,7 @@ def test_next_step_autoreset_shows_the_final_observation_and_then_one_invalid_ro
 @pytest.mark.parametrize("ending", ["terminated", "truncated"])
 def test_same_step_and_disabled_autoreset_look_alike_from_here(mode, ending):
     env = _native(partial(Countdown, length=2, ending=ending), mode=mode)
-    row = _started(env)
+    row = _reset_env(env)
     none = np.zeros(2, np.int64)
     rows = []
     for _ in range(4):
@@ -71,7 +71,7 @@ def test_only_the_episodes_that_ended_are_reset_when_autoreset_is_disabled():
         [lambda: next(made)] * 2, autoreset_mode=AutoresetMode.DISABLED, observation_mode="different"
     )
     env = NativeEnv(spaces_shared)
-    row = _started(env)
+    row = _reset_env(env)
     env.step(np.zeros(2, np.int64), row)
     (ended,) = env.step(np.zeros(2, np.int64), row)
     assert ended.index == 0
@@ -81,7 +81,7 @@ def test_only_the_episodes_that_ended_are_reset_when_autoreset_is_disabled():
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_dict_observations_are_flattened_in_every_mode(mode):
     env = _native(partial(MixedSenses, length=2, size=2), mode=mode)
-    row = _started(env)
+    row = _reset_env(env)
     action = np.array([[1, 0], [0, 0]])
     env.step(action, row)
     ended = env.step(action, row)
@@ -93,7 +93,7 @@ def test_dict_observations_are_flattened_in_every_mode(mode):
 def test_masks_belong_to_the_observation_in_the_row(mode):
     env = _native(partial(MaskedChoice, n=3, length=2), mode=mode)
     assert env.mask_size == 3
-    row = _started(env)
+    row = _reset_env(env)
     rng = np.random.default_rng(0)
     for _ in range(12):
         for k, mask in zip(row.observation.tolist(), row.action_mask.tolist(), strict=True):
@@ -114,14 +114,14 @@ def test_a_same_step_environment_that_hides_its_final_observations_is_a_fault():
     vector = SyncVectorEnv([partial(Countdown, length=1)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
     vector.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
     env = NativeEnv(vector)
-    row = _started(env)
+    row = _reset_env(env)
     with pytest.raises(EnvironmentContractError, match="final_obs"):
         env.step(np.zeros(2, np.int64), row)
 
 
 def test_what_a_native_environment_raises_is_a_fault_with_its_cause():
     env = _native(partial(Faulty, fault="raise", at=1))
-    row = _started(env)
+    row = _reset_env(env)
     with pytest.raises(EnvironmentContractError, match="the simulator fell over") as told:
         env.step(np.zeros(2, np.int64), row)
     assert isinstance(told.value.__cause__, RuntimeError)
@@ -129,7 +129,7 @@ def test_what_a_native_environment_raises_is_a_fault_with_its_cause():
 
 def test_a_restored_native_cartpole_goes_on_bit_for_bit():
     env = _cartpole()
-    row = _started(env, seed=3)
+    row = _reset_env(env, seed=3)
     rng = np.random.default_rng(0)
     for _ in range(60):
         env.step(rng.integers(0, 2, 4), row)
@@ -151,20 +151,20 @@ def test_a_restored_native_cartpole_goes_on_bit_for_bit():
 
 def test_environments_that_keep_more_than_plain_attributes_give_no_snapshot():
     env = _native(Countdown)
-    _started(env)
+    _reset_env(env)
     assert env.snapshot() is None
     wrapped = NativeEnv(
         gymnasium.wrappers.vector.ClipReward(
             gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"), 0.0, 0.5
         )
     )
-    _started(wrapped)
+    _reset_env(wrapped)
     assert wrapped.snapshot() is None
 
 
 def test_a_snapshot_of_another_size_is_refused_and_leaves_fresh_episodes():
     env = _cartpole(2)
-    _started(env)
+    _reset_env(env)
     other = _cartpole(3)
     row = allocate_row(other.observation_space, 3)
     assert not other.restore(env.snapshot(), row)

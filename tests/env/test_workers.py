@@ -21,7 +21,7 @@ from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.processes.procfs import ProcessIdentity
 
 
-def _started(env, seed=0):
+def _reset_env(env, seed=0):
     row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
     env.reset(seed, row)
     return row
@@ -44,7 +44,7 @@ def _same_play(one, left, other, right, steps, seed):
 def test_workers_give_the_same_data_as_one_process(make):
     near, far = InProcessEnv(make, 5), WorkerEnv(make, 5, 2)
     try:
-        _same_play(near, _started(near, 4), far, _started(far, 4), 60, seed=0)
+        _same_play(near, _reset_env(near, 4), far, _reset_env(far, 4), 60, seed=0)
     finally:
         far.close()
 
@@ -53,7 +53,7 @@ def test_a_snapshot_moves_between_workers_and_one_process():
     make = partial(TargetReach, length=7)
     near, far = InProcessEnv(make, 3), WorkerEnv(make, 3, 2)
     try:
-        row = _started(far, 1)
+        row = _reset_env(far, 1)
         rng = np.random.default_rng(0)
         for _ in range(12):
             far.step(random_actions(far.action_space, 3, rng), row)
@@ -74,14 +74,14 @@ def test_calls_and_their_answers_travel():
     env = WorkerEnv(Gate, 3, 2)
     try:
         assert env.call("set_difficulty", 2) == [2, 2, 2]
-        assert _started(env).observation.tolist() == [[2.0, 0.0]] * 3
+        assert _reset_env(env).observation.tolist() == [[2.0, 0.0]] * 3
     finally:
         env.close()
 
 
 def test_a_killed_worker_is_named_within_a_second_and_nobody_is_left():
     env = WorkerEnv(Countdown, 4, 2)
-    row = _started(env)
+    row = _reset_env(env)
     os.kill(env._workers[0].process.pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(
@@ -110,7 +110,7 @@ class FaultyElsewhere(Faulty):
 @pytest.mark.parametrize(("fault", "told"), [("raise", "the simulator fell over"), ("exit", "SystemExit: 3")])
 def test_a_failing_worker_tells_its_traceback_and_its_environment(fault, told):
     env = WorkerEnv(_faulty_in_workers(fault), 4, 2)
-    row = _started(env)
+    row = _reset_env(env)
     for _ in range(5):
         env.step(np.zeros(4, np.int64), row)
     with pytest.raises(
@@ -123,7 +123,7 @@ def test_a_failing_worker_tells_its_traceback_and_its_environment(fault, told):
 @pytest.mark.parametrize(("fault", "told"), [("raise", "the simulator fell over"), ("exit", "SystemExit: 3")])
 def test_an_environment_that_fails_in_this_process_ends_the_workers_too(fault, told):
     env = WorkerEnv(partial(Faulty, fault=fault, at=6), 4, 2)
-    row = _started(env)
+    row = _reset_env(env)
     for _ in range(5):
         env.step(np.zeros(4, np.int64), row)
     with pytest.raises(EnvironmentContractError, match="environment.* 0 .*" + told):
@@ -150,7 +150,7 @@ def test_after_an_interrupt_the_next_question_gets_its_own_answer():
     properties = EnvProperties(0.0, calm.observation_space, calm.action_space, 0)
     env = WorkerEnv(partial(Interrupted, os.getpid()), 2, 2, properties=properties)
     try:
-        row = _started(env)
+        row = _reset_env(env)
         for _ in range(2):
             env.step(np.zeros(2, np.int64), row)
         with pytest.raises(KeyboardInterrupt):
@@ -173,7 +173,7 @@ def test_episodes_that_ended_in_an_interrupted_step_are_not_taken_for_the_next_a
     properties = EnvProperties(0.0, calm.observation_space, calm.action_space, 0)
     env = WorkerEnv(partial(EndsEveryStep, os.getpid()), 2, 2, properties=properties)
     try:
-        row = _started(env)
+        row = _reset_env(env)
         for _ in range(2):
             env.step(np.zeros(2, np.int64), row)
         with pytest.raises(KeyboardInterrupt):
@@ -232,7 +232,7 @@ def test_a_hung_worker_is_killed_and_named():
     # Not preflighted: its random actions would hang this process.
     awake = Countdown()
     env = WorkerEnv(Sleeper, 2, 2, properties=EnvProperties(0.0, awake.observation_space, awake.action_space, 0))
-    row = _started(env)
+    row = _reset_env(env)
     env._timeout_s = 0.2
     with pytest.raises(EnvironmentContractError, match=r"worker 1 .* did not respond within 0.2 s"):
         env.step(np.array([0, 1]), row)
@@ -243,7 +243,7 @@ def test_closing_leaves_no_process_and_no_shared_memory():
     before = set(os.listdir("/dev/shm"))
     env = WorkerEnv(Countdown, 2, 2)
     processes = [worker.process.pid for worker in env._workers]
-    _started(env)
+    _reset_env(env)
     env.close()
     env.close()
     assert set(os.listdir("/dev/shm")) <= before
@@ -262,7 +262,7 @@ def test_factories_that_cannot_be_pickled_and_impossible_shares_are_refused_befo
 def test_a_wrong_batch_of_actions_is_refused():
     env = WorkerEnv(Countdown, 2, 1)
     try:
-        row = _started(env)
+        row = _reset_env(env)
         with pytest.raises(EnvironmentContractError, match=r"\(3,\), expected \(2,\)"):
             env.step(np.zeros(3, np.int64), row)
     finally:

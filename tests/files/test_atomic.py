@@ -19,8 +19,8 @@ from palaestra.files.atomic import (
 
 
 @pytest.fixture
-def synced(monkeypatch):
-    """The names that were synced one by one."""
+def sync_calls(monkeypatch):
+    """The names that were sync_calls one by one."""
     found = []
     real = os.fsync
 
@@ -40,23 +40,23 @@ def _files(directory, count):
     return paths
 
 
-def test_a_few_files_are_synced_one_by_one_and_their_directory_last(tmp_path, synced):
+def test_a_few_files_are_synced_one_by_one_and_their_directory_last(tmp_path, sync_calls):
     sync_files([*_files(tmp_path / "d", 2), tmp_path / "d" / "gone"], tmp_path / "d")
-    assert synced == ["0.pts", "1.pts", "d"]
+    assert sync_calls == ["0.pts", "1.pts", "d"]
 
 
-def test_many_files_are_synced_with_one_call(tmp_path, synced):
+def test_many_files_are_synced_with_one_call(tmp_path, sync_calls):
     sync_files(_files(tmp_path / "d", 100), tmp_path / "d")
-    assert synced == []
+    assert sync_calls == []
 
 
-def test_where_the_file_system_cannot_be_asked_they_are_synced_one_by_one(tmp_path, synced, monkeypatch):
+def test_where_the_file_system_cannot_be_asked_they_are_synced_one_by_one(tmp_path, sync_calls, monkeypatch):
     monkeypatch.setattr("palaestra.files.atomic._sync_file_system", lambda _: False)
     sync_files(_files(tmp_path / "d", 100), tmp_path / "d")
-    assert len(synced) == 101
+    assert len(sync_calls) == 101
 
 
-def test_everything_below_a_directory_is_synced_but_links_and_pipes_are_left_alone(tmp_path, synced):
+def test_everything_below_a_directory_is_synced_but_links_and_pipes_are_left_alone(tmp_path, sync_calls):
     (tmp_path / "d" / "inner").mkdir(parents=True)
     (tmp_path / "outside").write_text("x")
     (tmp_path / "d" / "inner" / "a").write_text("x")
@@ -64,16 +64,16 @@ def test_everything_below_a_directory_is_synced_but_links_and_pipes_are_left_alo
     (tmp_path / "d" / "loop").symlink_to(tmp_path / "d")
     os.mkfifo(tmp_path / "d" / "pipe")
     sync_tree(tmp_path / "d")
-    assert sorted(synced) == ["a", "d", "inner"]
+    assert sorted(sync_calls) == ["a", "d", "inner"]
 
 
-def test_a_file_is_replaced_with_its_bytes_on_the_disk_and_its_name_in_the_directory(tmp_path, synced):
+def test_a_file_is_replaced_with_its_bytes_on_the_disk_and_its_name_in_the_directory(tmp_path, sync_calls):
     (tmp_path / "f").write_bytes(b"old")
     write_bytes(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"new"
-    assert synced == [f".f.{os.getpid()}.tmp", tmp_path.name]
+    assert sync_calls == [f".f.{os.getpid()}.tmp", tmp_path.name]
     write_text(tmp_path / "f", "newer", durable=False)
-    assert len(synced) == 2
+    assert len(sync_calls) == 2
 
 
 def test_a_mode_is_kept(tmp_path):

@@ -18,7 +18,7 @@ def journal_path(tmp_path):
 
 
 @pytest.fixture
-def opened(tmp_path, journal_path):
+def open_sinks(tmp_path, journal_path):
     def open_with(stream=None, total_env_steps=100, **fields):
         config = TelemetryConfig(**fields)
         arguments = (config, tmp_path, "run-1", total_env_steps, {"seed": 1}, journal_path)
@@ -31,8 +31,8 @@ def names(telemetry):
     return [type(sink).__name__ for sink in telemetry.sinks]
 
 
-def test_the_journal_is_always_written(opened, journal_path):
-    with opened(progress=False) as telemetry:
+def test_the_journal_is_always_written(open_sinks, journal_path):
+    with open_sinks(progress=False) as telemetry:
         assert names(telemetry) == ["Journal", "WarningSink"]
         telemetry.emit(Frame(1, "1.png"))
 
@@ -40,9 +40,9 @@ def test_the_journal_is_always_written(opened, journal_path):
         assert [record.event for record in reader.read()] == [Frame(1, "1.png")]
 
 
-def test_what_is_asked_for_is_opened(opened, tmp_path):
+def test_what_is_asked_for_is_opened(open_sinks, tmp_path):
     stream = io.StringIO()
-    with opened(stream, tensorboard=True) as telemetry:
+    with open_sinks(stream, tensorboard=True) as telemetry:
         assert names(telemetry) == ["Journal", "TensorBoardSink", "ProgressSink"]
         telemetry.emit(TrainingStep(1, 50, {"loss": 1.0}))
 
@@ -50,11 +50,11 @@ def test_what_is_asked_for_is_opened(opened, tmp_path):
     assert len(list((tmp_path / "attempt_1" / "tensorboard").iterdir())) == 1
 
 
-def test_what_cannot_start_is_refused_before_a_file_is_written(opened, tmp_path, monkeypatch):
+def test_what_cannot_start_is_refused_before_a_file_is_written(open_sinks, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
 
     with pytest.raises(ConfigError, match=r"palaestra\[wandb\]"):
-        opened(wandb="offline")
+        open_sinks(wandb="offline")
 
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match=r"palaestra\[wandb\]"):
@@ -62,18 +62,18 @@ def test_what_cannot_start_is_refused_before_a_file_is_written(opened, tmp_path,
     check_telemetry(TelemetryConfig())
 
 
-def test_when_one_cannot_start_the_others_are_closed_again(opened, journal_path):
+def test_when_one_cannot_start_the_others_are_closed_again(open_sinks, journal_path):
     with pytest.raises(ConfigError, match="at least one step"):
-        opened(io.StringIO(), total_env_steps=0)
+        open_sinks(io.StringIO(), total_env_steps=0)
 
     Journal(journal_path).close()  # its lock is free
 
 
-def test_wandb_is_opened_with_the_run_and_its_configuration(opened, tmp_path, monkeypatch):
+def test_wandb_is_opened_with_the_run_and_its_configuration(open_sinks, tmp_path, monkeypatch):
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
 
-    opened(progress=False, wandb="offline", wandb_project="lab").close()
+    open_sinks(progress=False, wandb="offline", wandb_project="lab").close()
 
     asked = wandb.asked[0]
     assert (asked["project"], asked["name"], asked["dir"]) == ("lab", "run-1", str(tmp_path))
@@ -104,12 +104,12 @@ def test_without_a_progress_display_warnings_still_reach_a_person():
     check_sink(lambda: WarningSink(StringIO()))
 
 
-def test_the_address_of_a_run_on_wandb_is_in_the_journal(opened, journal_path, monkeypatch):
+def test_the_address_of_a_run_on_wandb_is_in_the_journal(open_sinks, journal_path, monkeypatch):
     wandb = FakeWandb()
     monkeypatch.setattr(FakeRun, "url", "https://wandb.ai/me/p/runs/x", raising=False)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    opened(progress=False, wandb="online").close()
+    open_sinks(progress=False, wandb="online").close()
 
     with JournalReader(journal_path) as reader:
         assert [record.event for record in reader.read()] == [

@@ -35,12 +35,7 @@ class InProcessEnv(MethodForwarding):
     """N Gymnasium environments in this process, as a `VectorEnv`."""
 
     def __init__(
-        self,
-        make: Callable[[], GymEnv],
-        num_envs: int,
-        *,
-        first_index: int = 0,
-        mask_size: int | None = None,
+        self, make: Callable[[], GymEnv], num_envs: int, *, first_index: int = 0, mask_size: int | None = None
     ) -> None:
         """Make `num_envs` environments.
 

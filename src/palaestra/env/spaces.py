@@ -223,12 +223,7 @@ def allocate_row(observation_space: Space, num_envs: int, mask_size: int = 0) ->
     )
 
 
-def random_actions(
-    space: Space,
-    num_envs: int,
-    rng: np.random.Generator,
-    mask: Flags | None = None,
-) -> Array:
+def random_actions(space: Space, num_envs: int, rng: np.random.Generator, mask: Flags | None = None) -> Array:
     """A batch of random actions that the mask allows."""
     layout = ActionLayout(space)
     action = layout.empty(num_envs)

@@ -31,13 +31,7 @@ from palaestra.env.spaces import ActionLayout, empty_observation, write_observat
 from palaestra.env.vector import Array, EpisodeEnd, GymEnv, MethodForwarding, Observation, Snapshot, Space, StepRow
 from palaestra.env.worker_signals import WorkerSignals
 from palaestra.errors import ConfigError, EnvironmentContractError, PalaestraError
-from palaestra.processes.children import (
-    UNGUARDED_EXIT,
-    UNGUARDED_REMEDY,
-    is_picklable,
-    start_process,
-    usable_cores,
-)
+from palaestra.processes.children import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process, usable_cores
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 
 __all__ = ["WorkerEnv"]

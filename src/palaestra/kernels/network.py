@@ -15,14 +15,7 @@ import numpy as np
 
 from palaestra.kernels.compile import compile_kernel
 
-__all__ = [
-    "act_categorical",
-    "act_gaussian",
-    "backward_mlp",
-    "forward_mlp",
-    "log_softmax_row",
-    "normalize_rows",
-]
+__all__ = ["act_categorical", "act_gaussian", "backward_mlp", "forward_mlp", "log_softmax_row", "normalize_rows"]
 
 TANH, RELU = 0, 1
 
@@ -233,17 +226,7 @@ def normalize_rows(observation, mean, scale, clip, x):
 
 @compile_kernel
 def act_categorical(
-    observation,
-    noise,
-    actor,
-    critic,
-    actor_sizes,
-    critic_sizes,
-    activation,
-    scratch,
-    action,
-    log_prob,
-    value,
+    observation, noise, actor, critic, actor_sizes, critic_sizes, activation, scratch, action, log_prob, value
 ):
     """Sample one of k actions per row: the first whose cumulative probability exceeds the uniform `noise`."""
     hidden, logits, values, transposed = scratch
@@ -273,17 +256,7 @@ def act_categorical(
 
 @compile_kernel
 def act_gaussian(
-    observation,
-    noise,
-    actor,
-    critic,
-    actor_sizes,
-    critic_sizes,
-    activation,
-    scratch,
-    action,
-    log_prob,
-    value,
+    observation, noise, actor, critic, actor_sizes, critic_sizes, activation, scratch, action, log_prob, value
 ):
     """Sample `mean + std * noise` per row; the log standard deviations are the last k parameters of the actor."""
     hidden, means, values, transposed = scratch

@@ -303,16 +303,7 @@ def train_joint(
                     actor_squares = _square_sum(actor[1])
                     sums[ACTOR_NORM] += np.sqrt(actor_squares)
             _value_gradient(
-                x[:n],
-                rows,
-                value_data,
-                critic[0],
-                critic_sizes,
-                activation,
-                settings,
-                critic[1],
-                critic_work,
-                sums,
+                x[:n], rows, value_data, critic[0], critic_sizes, activation, settings, critic[1], critic_work, sums
             )
             critic_squares = _square_sum(critic[1])
             norm = np.sqrt(actor_squares + critic_squares)

@@ -253,13 +253,7 @@ _FLAG = _Field(bool, _read_flag)
 
 _FIELDS: dict[type[Event], dict[str, _Field]] = {
     TrainingStep: {"update": _INT, "env_step": _INT, "metrics": _Field(_write_metrics, _read_metrics)},
-    EpisodeSummary: {
-        "env_step": _INT,
-        "episode": _INT,
-        "env_index": _INT,
-        "episode_return": _FLOAT,
-        "length": _INT,
-    },
+    EpisodeSummary: {"env_step": _INT, "episode": _INT, "env_index": _INT, "episode_return": _FLOAT, "length": _INT},
     CheckpointSaved: {
         "update": _INT,
         "env_step": _INT,

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from palaestra.errors import ConfigError
@@ -92,9 +91,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def _check_open(self) -> None:
@@ -189,9 +186,7 @@ class JournalReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def _open(self) -> bool:

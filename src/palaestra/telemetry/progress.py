@@ -18,14 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from palaestra.errors import ConfigError
-from palaestra.telemetry.event import (
-    CheckpointSaved,
-    EpisodeSummary,
-    Event,
-    LogLine,
-    PhaseChanged,
-    TrainingStep,
-)
+from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, Event, LogLine, PhaseChanged, TrainingStep
 from palaestra.telemetry.series import Series
 
 if TYPE_CHECKING:
@@ -47,11 +40,7 @@ _NUM_COLUMNS = ((72, 3), (52, 2), (0, 1))
 
 _COLUMNS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("return", "episode_return"), ("length", "episode_length"), ("episodes", "episodes")),
-    (
-        ("policy loss", "policy_loss"),
-        ("value loss", "value_loss"),
-        ("explained variance", "explained_variance"),
-    ),
+    (("policy loss", "policy_loss"), ("value loss", "value_loss"), ("explained variance", "explained_variance")),
     (("approx KL", "approx_kl"), ("entropy", "entropy"), ("learning rate", "learning_rate")),
 )
 

@@ -7,7 +7,6 @@ highest point of each bucket remain, so that a spike of one step stays visible. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from palaestra.errors import ConfigError
@@ -30,13 +29,10 @@ class Series:
     def __init__(self, capacity: int) -> None:
         if capacity < 2 * _PER_BUCKET:
             raise ConfigError("Series.capacity", capacity, "is too small to show a curve", "Give at least 8")
-        self.capacity = capacity
         self._max_buckets = capacity // _PER_BUCKET
         self._bucket_size = _PER_BUCKET
         self._buckets: list[list[SeriesPoint]] = []
         self._last_bucket_count = 0
-        self.total_added = 0
-        """Number of points added so far."""
 
     def add(self, step: int, value: float) -> None:
         """Append one point. NaN is never the lowest or highest point of a bucket."""
@@ -47,19 +43,10 @@ class Series:
         if len(last) > _PER_BUCKET:
             last[:] = _select_extremes(last)
         self._last_bucket_count += 1
-        self.total_added += 1
-
-    def extend(self, points: Iterable[tuple[int, float]]) -> None:
-        """Append points in their order."""
-        for step, value in points:
-            self.add(step, value)
 
     def points(self) -> list[SeriesPoint]:
         """The remaining points, in their order."""
         return [point for bucket in self._buckets for point in bucket]
-
-    def __len__(self) -> int:
-        return sum(map(len, self._buckets))
 
     def _start_bucket(self) -> None:
         if len(self._buckets) == self._max_buckets:

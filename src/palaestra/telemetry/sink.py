@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Protocol, Self, TextIO, runtime_checkable
 
 from palaestra.telemetry.event import Event, LogLine
@@ -122,9 +121,7 @@ class Telemetry:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def _call_each(self, action: str, call: Callable[[Sink], None]) -> None:
