@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 browser: setup  ## find Chromium for UI sessions, or install it (as root on Debian)
-	@$(BIN)/python -c 'from palaestra.sessions.chromium import find_chromium as f; f()' 2>/dev/null \
+	@$(BIN)/python -c 'from palaestra.sessions.browser.chromium import find_chromium as f; f()' 2>/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; } \
 	  || echo "No Chromium here: tests of UI sessions are skipped. See docs/sessions.md."

@@ -30,11 +30,10 @@ from benchmarks.kubernetes_report import markdown
 from benchmarks.machine import facts, load
 from palaestra.gateway.config import TOKEN_VARIABLE
 from palaestra.sessions.action import Click, Point, PressKeys, TypeText, UiAction
-from palaestra.sessions.client import SessionClient
-from palaestra.sessions.gateway_client import GatewayClient
+from palaestra.sessions.clients.client import GatewayClient, SessionClient
 from palaestra.sessions.suites.click_target import ClickTarget
 from palaestra.sessions.suites.data_entry import DataEntry
-from palaestra.sessions.task import Progress, TaskRequest
+from palaestra.sessions.task import TaskProgress, TaskRequest
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
 RESULTS = Path(__file__).parent / "results"
@@ -220,7 +219,7 @@ async def _silent(address: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _solve_task(session: SessionClient, task: TaskRequest) -> tuple[Progress, int]:
+async def _solve_task(session: SessionClient, task: TaskRequest) -> tuple[TaskProgress, int]:
     spec = await session.reset(task)
     actions = _actions(task, spec.instruction)
     for number, action in enumerate(actions, start=1):

@@ -36,7 +36,7 @@ from benchmarks import machine, session_watch
 from benchmarks.session_player import expected_outcome, play
 from palaestra.errors import SessionFailed
 from palaestra.gateway.config import TOKEN_VARIABLE
-from palaestra.sessions.gateway_client import GatewayClient
+from palaestra.sessions.clients.client import GatewayClient
 
 RESULTS = Path(__file__).parent / "results"
 TOKEN = "soak-token-0123456789"

@@ -30,12 +30,11 @@ from benchmarks.machine import facts, load
 from benchmarks.processor import ProcessorTime
 from benchmarks.sessions_report import markdown
 from palaestra.sessions.action import Click, Point
-from palaestra.sessions.browser import Browser
-from palaestra.sessions.browser_session import BrowserSession
-from palaestra.sessions.chromium import find_chromium
-from palaestra.sessions.client import SessionClient
-from palaestra.sessions.page import Page
-from palaestra.sessions.shared_browser import SharedBrowser
+from palaestra.sessions.browser.browser import Browser, SharedBrowser
+from palaestra.sessions.browser.chromium import find_chromium
+from palaestra.sessions.browser.page import Page
+from palaestra.sessions.browser.session import BrowserSession
+from palaestra.sessions.clients.client import SessionClient
 from palaestra.sessions.suites import make_task
 from palaestra.sessions.task import TaskRequest
 
@@ -214,7 +213,7 @@ async def client(agents: int, browsers: int, options: argparse.Namespace) -> Asy
             return acted
 
         yield lambda: play([act(one) for one in sessions], options.seconds)
-        await asyncio.gather(*(one._caller.close() for one in sessions))
+        await asyncio.gather(*(one._client.close() for one in sessions))
 
 
 CONTENDERS = {

@@ -9,9 +9,9 @@ import sys
 
 from benchmarks.sessions import Act, play
 from palaestra.sessions.action import Click, Point
-from palaestra.sessions.browser_session import BrowserSession
-from palaestra.sessions.chromium import find_chromium
-from palaestra.sessions.shared_browser import SharedBrowser
+from palaestra.sessions.browser.browser import SharedBrowser
+from palaestra.sessions.browser.chromium import find_chromium
+from palaestra.sessions.browser.session import BrowserSession
 from palaestra.sessions.task import TaskRequest
 
 

@@ -23,12 +23,12 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any
 
-from palaestra.sessions.browser import FRAME_MS
-from palaestra.sessions.chromium import Chromium, Installed, find_chromium
-from palaestra.sessions.page import ORIGIN, PageRequest
-from palaestra.sessions.suite import Task
+from palaestra.sessions.browser.browser import FRAME_MS
+from palaestra.sessions.browser.chromium import Chromium, ChromiumBinary, find_chromium
+from palaestra.sessions.browser.page import ORIGIN
+from palaestra.sessions.browser.page_clock import MAX_TASKS_PER_INSTANT, SETTLE_MS, START_S
+from palaestra.sessions.suite import PageRequest, Task
 from palaestra.sessions.suites import make_task
-from palaestra.sessions.virtual_time import MAX_TASKS_AT_ONE_INSTANT, SETTLE_MS, START_S
 
 Call = tuple[str, dict[str, Any], str | None]
 Errand = Generator[list[int], list[dict[str, Any]], None]
@@ -39,7 +39,7 @@ class Wire:
     """The pipe to one browser: calls are numbered, and a waiting task continues when all its calls are answered."""
 
     def __init__(self, chromium: Chromium) -> None:
-        self._to_it, self._from_it = chromium.to_it, chromium.from_it
+        self._to_it, self._from_it = chromium.write_fd, chromium.read_fd
         self._numbers = itertools.count(1)
         self._buffer = bytearray()
         self._answers: dict[int, dict[str, Any]] = {}
@@ -67,7 +67,7 @@ class Wire:
         self._advancing[session] = number = next(self._numbers)
         policy = {
             "policy": "pauseIfNetworkFetchesPending", "budget": SETTLE_MS,
-            "maxVirtualTimeTaskStarvationCount": MAX_TASKS_AT_ONE_INSTANT,
+            "maxVirtualTimeTaskStarvationCount": MAX_TASKS_PER_INSTANT,
         }  # fmt: skip
         self.send(("Emulation.setVirtualTimePolicy", policy, session))
         return [number]
@@ -153,7 +153,9 @@ def _message(number: int, call: Call) -> bytes:
 class Pages:
     """Some pages of one browser, and what they have done."""
 
-    def __init__(self, wire: Wire, installed: Installed, task: str, points: list[list[int]], *, settle: bool) -> None:
+    def __init__(
+        self, wire: Wire, installed: ChromiumBinary, task: str, points: list[list[int]], *, settle: bool
+    ) -> None:
         self._wire, self._on_demand, self._points = wire, installed.draws_on_demand, points
         self._suite, _, self._name = task.partition("/")
         self._settle = settle
@@ -257,7 +259,7 @@ def _click(session: str, x: int, y: int) -> list[Call]:
     ]
 
 
-def run(chromium: Chromium, installed: Installed, options: argparse.Namespace) -> dict[str, Any]:
+def run(chromium: Chromium, installed: ChromiumBinary, options: argparse.Namespace) -> dict[str, Any]:
     wire = Wire(chromium)
     pages = Pages(wire, installed, options.task, options.points, settle=options.settle)
     for number in range(options.pages):

@@ -20,7 +20,7 @@ import torch
 from benchmarks.machine import facts, load
 from palaestra.policy.vlm import Picture, SampleRequest, VLMPolicy
 from palaestra.policy.vlm.prompt import Prompt
-from palaestra.sessions.provider import find_sessions
+from palaestra.sessions.clients.provider import find_sessions
 from palaestra.train.held_out import play_held_out
 from palaestra.train.screen_config import screen_config_from
 

@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw
 
 from palaestra.evaluation.viewer import MAX_BYTES, write_viewer
 from palaestra.experience.trajectory import Outcome, Trajectory, Turn
-from palaestra.sessions.browser import Browser
+from palaestra.sessions.browser.browser import Browser
 from palaestra.sessions.screen import Size
 
 WORDS = "click the blue button then type hello into the field below and submit it".split()

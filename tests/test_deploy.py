@@ -77,7 +77,7 @@ __import__(sys.argv[1])
 
 
 @pytest.mark.parametrize(("image", "module"), [
-    ("session", "palaestra.sessions.server"), ("gateway", "palaestra.gateway.__main__"),
+    ("session", "palaestra.sessions.server.__main__"), ("gateway", "palaestra.gateway.__main__"),
 ])  # fmt: skip
 def test_what_an_image_installs_is_enough_to_import_what_it_runs(image, module):
     there = {"palaestra", *with_what_they_need(requirements(image))}

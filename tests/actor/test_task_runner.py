@@ -135,7 +135,7 @@ def test_a_session_whose_lease_ran_out_is_an_environment_failure():
 
 def test_a_task_that_does_not_exist_is_refused_at_once():
     opening = Opening()
-    with pytest.raises(SessionRefused, match="there is fake/button alone"):
+    with pytest.raises(SessionRefused, match="the only task is fake/button"):
         played(script(Click(SQUARE)), task="fake/no-such", opening=opening)
     assert opening.all_closed
 

@@ -9,7 +9,7 @@ import pytest
 from palaestra.cli.sessions import parse_action
 from palaestra.errors import ConfigError, InvalidAction
 from palaestra.sessions.action import Answer, Click, Drag, Move, Point, PressKeys, Scroll, Terminate, TypeText, Wait
-from palaestra.sessions.chromium import find_chromium
+from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.screen import Screenshot, Size
 
 

@@ -14,8 +14,8 @@ from tests.experience.episodes import HEIGHT, SCREEN, SHA, WIDTH, episode, png, 
 from palaestra.errors import ConfigError
 from palaestra.evaluation.viewer import write_viewer
 from palaestra.experience.trajectory import Outcome
-from palaestra.sessions.browser import Browser
-from palaestra.sessions.chromium import find_chromium
+from palaestra.sessions.browser.browser import Browser
+from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.screen import Size
 
 HOSTILE = "</script><img src=x onerror=\"window.harmed='yes'\"><!--<script>window.harmed='yes'</script>"

@@ -13,10 +13,9 @@ from tests.sessions.serving import listening, request_read, response
 from palaestra.errors import ConfigError, SessionRefused
 from palaestra.gateway import GatewayConfig
 from palaestra.sessions.action import Click, Point, TypeText
-from palaestra.sessions.blocking_client import BlockingSession
-from palaestra.sessions.chromium import find_chromium
-from palaestra.sessions.gateway_client import GatewayClient
-from palaestra.sessions.http_caller import Patience
+from palaestra.sessions.browser.chromium import find_chromium
+from palaestra.sessions.clients.blocking import BlockingSession
+from palaestra.sessions.clients.client import GatewayClient, RetryPolicy
 from palaestra.sessions.task import TaskRequest
 from palaestra.sessions.wire import STEP_HEADER
 
@@ -67,7 +66,7 @@ def test_an_act_whose_answer_is_lost_twice_is_performed_once(tmp_path):
             started(tmp_path, command=FAKE, servers=1) as gateway,
             _losing(gateway, answers_to=["act", "act", "progress"]) as (url, asked),
         ):
-            client = GatewayClient(url, patience=Patience(attempt_s=30.0, attempts=4, pause_s=0.001))
+            client = GatewayClient(url, retry=RetryPolicy(attempt_s=30.0, attempts=4, pause_s=0.001))
             session = await client.open()
             await session.reset(BUTTON)
             typed = await session.act(TypeText("abc"), step=1)
@@ -92,7 +91,7 @@ def test_a_session_is_kept_while_it_is_held_and_reaped_when_its_holder_sleeps(tm
             await held.reset(BUTTON)
             await slept_over.reset(BUTTON)
             names = [session.url.rpartition("/")[2] for session in (held, slept_over)]
-            client._renewing[names[1]].cancel()  # as in a process that is stopped
+            client._renewals[names[1]].cancel()  # as in a process that is stopped
 
             async def reaped():
                 return names[1] not in await _names(gateway)

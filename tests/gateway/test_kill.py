@@ -13,9 +13,8 @@ from tests.gateway.test_process import started
 from palaestra.errors import ConfigError, SessionFailed
 from palaestra.gateway import GatewayConfig
 from palaestra.sessions.action import Move, Point
-from palaestra.sessions.chromium import find_chromium
-from palaestra.sessions.gateway_client import GatewayClient
-from palaestra.sessions.http_caller import Patience
+from palaestra.sessions.browser.chromium import find_chromium
+from palaestra.sessions.clients.client import GatewayClient, RetryPolicy
 from palaestra.sessions.task import TaskRequest
 
 try:
@@ -24,7 +23,7 @@ except ConfigError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
 SERVER = GatewayConfig(allow_anonymous=True).server_command
-IMPATIENT = Patience(attempt_s=60.0, attempts=1, pause_s=0.01)
+IMPATIENT = RetryPolicy(attempt_s=60.0, attempts=1, pause_s=0.01)
 
 
 async def _play(session, playing):
@@ -39,7 +38,7 @@ async def _play(session, playing):
 async def _abandoned(state_dir):
     """A gateway with four agents in two browsers, killed; every process that it had."""
     async with started(state_dir, command=SERVER, servers=2, warm=0) as gateway:
-        client = GatewayClient(gateway.url, token=TOKEN, patience=IMPATIENT)
+        client = GatewayClient(gateway.url, token=TOKEN, retry=IMPATIENT)
         sessions = [await client.open() for _ in range(4)]
         events = [asyncio.Event() for _ in sessions]
         plays = [asyncio.create_task(_play(*pair)) for pair in zip(sessions, events, strict=True)]
@@ -51,7 +50,7 @@ async def _abandoned(state_dir):
         await asyncio.gather(*plays)
         with contextlib.suppress(SessionFailed):
             await client.close()
-        await client._caller.close()
+        await client._client.close()
     return found, known
 
 

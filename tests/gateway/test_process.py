@@ -16,8 +16,8 @@ from palaestra.errors import ConfigError
 from palaestra.gateway import GatewayConfig
 from palaestra.gateway.config import TOKEN_VARIABLE, read_token
 from palaestra.processes.procfs import list_descendants
+from palaestra.sessions.clients.client import GatewayClient
 from palaestra.sessions.conformance import check_session
-from palaestra.sessions.gateway_client import GatewayClient
 
 FAKE = (sys.executable, "-m", "palaestra.sessions.server", "--port", "0", "--fake")
 

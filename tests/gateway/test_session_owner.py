@@ -10,8 +10,7 @@ from tests.gateway.test_process import FAKE, started
 from palaestra.errors import ConfigError, SessionRefused
 from palaestra.gateway import GatewayConfig
 from palaestra.gateway.config import OPERATOR_TOKEN_VARIABLE, TOKEN_VARIABLE, read_operator_token
-from palaestra.sessions.client import SessionClient
-from palaestra.sessions.gateway_client import GatewayClient
+from palaestra.sessions.clients.client import GatewayClient, SessionClient
 from palaestra.sessions.task import TaskRequest
 
 OPERATOR = "the-operators-own-token"

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.session_soak import Plan, due, flat, run_soak, thirds
 
 from palaestra.errors import ConfigError
-from palaestra.sessions.chromium import find_chromium
+from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.suites import suites
 
 

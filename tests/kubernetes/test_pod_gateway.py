@@ -14,8 +14,8 @@ from tests.kubernetes.carried import until
 from tests.kubernetes.conftest import manifest_document
 
 from palaestra.gateway.config import TOKEN_VARIABLE
+from palaestra.sessions.clients.client import GatewayClient
 from palaestra.sessions.conformance import check_session
-from palaestra.sessions.gateway_client import GatewayClient
 
 pytestmark = pytest.mark.kubernetes
 

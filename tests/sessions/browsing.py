@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.sessions.browser import Browser
-from palaestra.sessions.browser_session import BrowserSession
-from palaestra.sessions.chromium import find_chromium
-from palaestra.sessions.page import Page, PageResponse
+from palaestra.sessions.browser.browser import Browser
+from palaestra.sessions.browser.chromium import find_chromium
+from palaestra.sessions.browser.page import Page, PageResponse
+from palaestra.sessions.browser.session import BrowserSession
 from palaestra.sessions.screen import Size
 
 try:

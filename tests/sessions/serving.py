@@ -5,8 +5,8 @@ import contextlib
 
 from palaestra.http.server import listen
 from palaestra.sessions.fake import FakeSession
-from palaestra.sessions.server import serve
-from palaestra.sessions.server_app import build_app
+from palaestra.sessions.server.app import build_app
+from palaestra.sessions.server.process import serve
 
 
 @contextlib.asynccontextmanager
@@ -19,7 +19,8 @@ async def served(make=FakeSession, **settings):
 @contextlib.asynccontextmanager
 async def serving(app):
     over, port = asyncio.Event(), asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(serve(app, listen("127.0.0.1", 0, "server.port"), ready=port.set_result, until=over))
+    listening = listen("127.0.0.1", 0, "server.port")
+    running = asyncio.create_task(serve(app, listening, on_ready=port.set_result, until=over))
     await asyncio.wait({running, port}, return_when=asyncio.FIRST_COMPLETED)
     try:
         yield f"http://127.0.0.1:{await port}"

@@ -24,7 +24,7 @@ from palaestra.sessions.action import (
     encode,
     fits,
 )
-from palaestra.sessions.keys import MODIFIERS, NAMED, key_named, known_key
+from palaestra.sessions.keys import MODIFIERS, NAMED, get_key, is_known_key
 
 POINTS = st.builds(Point, st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
 BUTTONS = st.sampled_from(["left", "middle", "right"])
@@ -83,20 +83,20 @@ def test_the_wire_form_is_plain():
         ({"kind": "drag", "path": 7}, "is not a list"),
         ({"kind": "type", "text": ""}, "1 to 10000"),
         ({"kind": "type", "text": "a\x00"}, "control character"),
-        ({"kind": "type", "text": "\ud83d"}, "half of one"),
+        ({"kind": "type", "text": "\ud83d"}, "half of a surrogate"),
         ({"kind": "type", "text": 5}, "must be a text"),
         ({"kind": "press", "keys": ["Entr"]}, "Did you mean 'Enter'?"),
         ({"kind": "press", "keys": []}, "1 to 8 keys"),
         ({"kind": "press", "keys": ["a", "a"]}, "held only once"),
         ({"kind": "press", "keys": [3]}, "no key has this name"),
-        ({"kind": "scroll"}, "scrolls by nothing"),
+        ({"kind": "scroll"}, "does not scroll"),
         ({"kind": "scroll", "dy": 1.5}, "whole number"),
         ({"kind": "wait", "seconds": 0}, "above 0"),
         ({"kind": "wait", "seconds": float("nan")}, "above 0"),
         ({"kind": "wait", "seconds": 61}, "up to 60"),
         ({"kind": "terminate", "success": "yes"}, "true or false"),
         ({"kind": "answer"}, "required"),
-        ({"kind": "answer", "text": "\ud83d"}, "half a character"),
+        ({"kind": "answer", "text": "\ud83d"}, "half of a surrogate"),
     ],
 )
 def test_what_cannot_be_performed_is_refused_by_place_and_reason(document, message):
@@ -130,10 +130,10 @@ def test_a_point_outside_the_screen_does_not_fit():
 
 
 def test_keys_are_what_a_browser_calls_them():
-    assert (key_named("a").code, key_named("a").number) == ("KeyA", 65)
-    assert (key_named("A").name, key_named("A").code) == ("A", "KeyA")
-    assert (key_named("!").code, key_named("!").text) == ("Digit1", "!")
-    assert key_named(" ").code == key_named("Space").code == "Space"
-    assert key_named("ß").code == ""
-    assert key_named("Enter").text == "\r"
-    assert not known_key("Banana")
+    assert (get_key("a").code, get_key("a").number) == ("KeyA", 65)
+    assert (get_key("A").name, get_key("A").code) == ("A", "KeyA")
+    assert (get_key("!").code, get_key("!").text) == ("Digit1", "!")
+    assert get_key(" ").code == get_key("Space").code == "Space"
+    assert get_key("ß").code == ""
+    assert get_key("Enter").text == "\r"
+    assert not is_known_key("Banana")

@@ -10,9 +10,9 @@ from tests.sessions.browsing import SCREEN, drawn_on_demand, page_in, session_in
 
 from palaestra.errors import SessionFailed
 from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, Wait
-from palaestra.sessions.chromium import _living
+from palaestra.sessions.browser.chromium import _group_is_alive
+from palaestra.sessions.browser.page import Page, PageResponse
 from palaestra.sessions.conformance import check_session
-from palaestra.sessions.page import Page, PageResponse
 from palaestra.sessions.suites import suites
 from palaestra.sessions.task import TaskRequest
 
@@ -206,7 +206,7 @@ def test_a_page_in_reserve_whose_process_died_is_not_handed_out():
         session = session_in(browser)
         await session.reset(TaskRequest("click_target/button", 1))
         spare = await browser._spare.page
-        browser.cdp.tell("Page.crash", session=spare.session)
+        browser.cdp.send("Page.crash", session=spare.session)
         with pytest.raises(SessionFailed, match="hung"):
             await browser.cdp.call("Runtime.evaluate", {"expression": "1"}, session=spare.session, timeout=0.5)
         return (await session.reset(TaskRequest("click_target/button", 2))).seed
@@ -290,7 +290,7 @@ def test_a_page_that_crashes_says_so_from_then_on():
     async def play(browser):
         session = session_in(browser)
         await session.reset(TaskRequest("click_target/button", 3))
-        browser.cdp.tell("Page.crash", session=session._page._target.session)
+        browser.cdp.send("Page.crash", session=session._page._target.session)
         for attempt in (lambda: session.act(Wait(0.05), step=1), session.progress, session.screenshot):
             with pytest.raises(SessionFailed, match="page_crashed"):
                 await attempt()
@@ -314,7 +314,9 @@ def test_a_verifier_that_raises_is_a_failed_environment_and_never_a_reward(monke
         with pytest.raises(SessionFailed, match=r"verifier_failed: .*ZeroDivisionError"):
             await session.progress()
 
-        monkeypatch.setattr("palaestra.sessions.suites.click_target._Button.told", lambda self, begun: begun["no"])
+        monkeypatch.setattr(
+            "palaestra.sessions.suites.click_target._Button.instruction", lambda self, begun: begun["no"]
+        )
         with pytest.raises(SessionFailed, match=r"verifier_failed: .*TypeError"):
             await session.reset(TaskRequest("click_target/button", 3))
         assert browser.num_pages == 0
@@ -328,7 +330,7 @@ def test_a_browser_that_is_killed_fails_its_pages_at_once():
         os.killpg(browser.pid, signal.SIGKILL)
         with pytest.raises(SessionFailed, match="browser_gone"):
             await page.act(Wait(5.0))
-        return browser.gone
+        return browser.is_gone
 
     assert with_browser(play) is True
 
@@ -343,7 +345,7 @@ def test_a_stopped_browser_leaves_no_process_and_no_directory(tmp_path, monkeypa
 
     group = with_browser(play)
     assert list(tmp_path.iterdir()) == []
-    assert not _living(group)
+    assert not _group_is_alive(group)
 
 
 @pytest.mark.slow

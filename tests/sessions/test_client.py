@@ -11,17 +11,15 @@ from tests.sessions.serving import listening, request_read, response, served
 
 from palaestra.errors import ConfigError, InvalidAction, SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Move, Point, TypeText, Wait
-from palaestra.sessions.blocking_client import BlockingSession
-from palaestra.sessions.client import SessionClient, open_session
+from palaestra.sessions.clients.blocking import BlockingSession
+from palaestra.sessions.clients.client import GatewayClient, HttpClient, RetryPolicy, SessionClient, open_session
 from palaestra.sessions.conformance import check_session
 from palaestra.sessions.fake import FakeSession
-from palaestra.sessions.gateway_client import GatewayClient
-from palaestra.sessions.http_caller import HttpCaller, Patience
 from palaestra.sessions.screen import Size
 from palaestra.sessions.task import TaskRequest, TaskSpec
-from palaestra.sessions.wire import error_document, error_told, written
+from palaestra.sessions.wire import encode_json, error_document, parse_error
 
-QUICK = Patience(attempt_s=5.0, attempts=3, pause_s=0.001)
+QUICK = RetryPolicy(attempt_s=5.0, attempts=3, pause_s=0.001)
 BUTTON = TaskRequest("fake/button", 1)  # the square's corner is at (37, 53)
 
 
@@ -33,8 +31,8 @@ def test_the_fake_passes_the_kit_over_http():
                 return await open_session(url)
 
             await check_session(make, "fake/button")
-            caller = HttpCaller(url)
-            left = (await caller.call("GET", "/sessions")).body
+            caller = HttpClient(url)
+            left = (await caller.request("GET", "/sessions")).body
             await caller.close()
             return json.loads(left)["sessions"]
 
@@ -83,14 +81,14 @@ def test_what_comes_over_the_wire_is_what_the_session_gave():
 )
 def test_an_error_arrives_as_what_it_was(error):
     status = getattr(error, "status", 500)
-    told = error_told(status, written(error_document(error)))
+    told = parse_error(status, encode_json(error_document(error)))
     assert (str(told), getattr(told, "status", 500)) == (str(error), status)
     assert isinstance(told, type(error))
 
 
 def test_an_answer_that_is_none_of_ours_is_said_to_be():
-    assert error_told(502, b"<html>Bad Gateway</html>").reason == "bad_answer"
-    assert error_told(404, b"").code == "bad_answer"
+    assert parse_error(502, b"<html>Bad Gateway</html>").reason == "bad_answer"
+    assert parse_error(404, b"").code == "bad_answer"
     with pytest.raises(ConfigError, match="must begin with http"):
         SessionClient("localhost:80")
 
@@ -98,7 +96,7 @@ def test_an_answer_that_is_none_of_ours_is_said_to_be():
 def test_errors_of_the_session_are_raised_by_the_client():
     async def run():
         async with served() as url:
-            session = await open_session(url, patience=QUICK)
+            session = await open_session(url, retry=QUICK)
             with pytest.raises(SessionRefused, match="is open already"):
                 await open_session(url, session_id=session.url.rpartition("/")[2])
             with pytest.raises(SessionRefused, match="JSON"):
@@ -127,11 +125,11 @@ def test_an_answer_with_a_key_twice_is_not_believed():
 
     async def run():
         async with listening(doubled) as url:
-            session = SessionClient(url, patience=QUICK)
+            session = SessionClient(url, retry=QUICK)
             for attempt in (session.progress, lambda: session.act(Wait(0.1), step=1), lambda: open_session(url)):
                 with pytest.raises(SessionFailed, match=r"bad_answer.*given twice"):
                     await attempt()
-            client = GatewayClient(url, patience=QUICK)
+            client = GatewayClient(url, retry=QUICK)
             with pytest.raises(SessionFailed, match="the key 'session_id' is given twice"):
                 await client.open()
             await client.close()
@@ -156,7 +154,7 @@ def test_half_a_character_in_an_instruction_is_named_wherever_it_comes_from():
     async def run():
         async with served(Broken) as ours, listening(other) as theirs:
             for url in (ours, theirs):
-                session = SessionClient(url, patience=QUICK)
+                session = SessionClient(url, retry=QUICK)
                 with pytest.raises(SessionFailed, match=r"bad_instruction: .*'Click \\ud83d.'.*half of a surrogate"):
                     await session.reset(BUTTON)
                 await session.close()
@@ -168,7 +166,7 @@ class _Flaky:
     """A server in front of a session that drops connections when told to: `before` it acts, or `after`."""
 
     def __init__(self, url, drops):
-        self._caller, self._drops, self.heard = HttpCaller(url), list(drops), []
+        self._client, self._drops, self.heard = HttpClient(url), list(drops), []
 
     async def __call__(self, reader, writer):
         while True:
@@ -178,7 +176,7 @@ class _Flaky:
             if drop == "before":
                 return
             headers = {"Accept": "image/png", "Content-Type": "application/json"}
-            answer = await self._caller.call(method, path, body or None, headers=headers)
+            answer = await self._client.request(method, path, body or None, headers=headers)
             if drop == "after":
                 return
             line = answer.headers.get("X-Palaestra-Step")
@@ -187,7 +185,7 @@ class _Flaky:
             await writer.drain()
 
     async def close(self):
-        await self._caller.close()
+        await self._client.close()
 
 
 def _through(drops, play):
@@ -195,7 +193,7 @@ def _through(drops, play):
         async with served() as url:
             flaky = _Flaky(url, drops)
             async with listening(flaky) as front:
-                session = SessionClient(front, patience=QUICK, rng=random.Random(0))
+                session = SessionClient(front, retry=QUICK, rng=random.Random(0))
                 try:
                     return await play(session), flaky.heard
                 finally:
@@ -266,7 +264,7 @@ def test_a_failed_environment_is_never_asked_again_and_a_busy_way_there_is():
         busy = _failed("starting", "503 Service Unavailable")
         heard, server = _answering(broken, busy, response(b"nginx", status="502 Bad Gateway"), fine)
         async with server as url:
-            session = SessionClient(url, patience=QUICK)
+            session = SessionClient(url, retry=QUICK)
             with pytest.raises(SessionFailed, match="session_lost"):
                 await session.progress()
             alone = len(heard)
@@ -281,8 +279,8 @@ def test_a_call_has_a_deadline():
     async def run():
         heard, server = _answering(None, None)
         async with server as url:
-            session = SessionClient(url, patience=Patience(attempt_s=0.2, attempts=2, pause_s=0.0))
-            with pytest.raises(SessionFailed, match=r"timeout: GET .*/progress: no answer within 0.2 s"):
+            session = SessionClient(url, retry=RetryPolicy(attempt_s=0.2, attempts=2, pause_s=0.0))
+            with pytest.raises(SessionFailed, match=r"timeout: GET .*/progress: no response within 0.2 s"):
                 await session.progress()
             await session.close()
         return len(heard)
@@ -295,7 +293,7 @@ def test_an_answer_that_makes_no_sense_is_a_failed_environment(body):
     async def run():
         _, server = _answering(response(body), response(body), response(body))
         async with server as url:
-            session = SessionClient(url, patience=QUICK)
+            session = SessionClient(url, retry=QUICK)
             for attempt in (lambda: session.act(Wait(0.1), step=1), lambda: session.reset(BUTTON), session.screenshot):
                 with pytest.raises(SessionFailed, match=r"bad_answer|bad_screenshot"):
                     await attempt()
@@ -305,19 +303,19 @@ def test_an_answer_that_makes_no_sense_is_a_failed_environment(body):
 
 
 def test_pauses_double_and_are_shortened_by_up_to_half():
-    patience, rng = Patience(pause_s=0.1), random.Random(0)
+    patience, rng = RetryPolicy(pause_s=0.1), random.Random(0)
     for attempt, longest in enumerate((0.1, 0.2, 0.4)):
         pauses = [patience.pause(attempt, rng) for _ in range(100)]
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
     with pytest.raises(ConfigError, match="attempts"):
-        Patience(attempts=0)
+        RetryPolicy(attempts=0)
 
 
 class _Gateway:
     """As much of a gateway as its client needs: places, leases, and the way through to a session server."""
 
     def __init__(self, server, *, full_for=0):
-        self._to, self._full_for = HttpCaller(server), full_for
+        self._to, self._full_for = HttpClient(server), full_for
         self.heard, self.tokens = [], set()
         self.renewed = asyncio.Event()
 
@@ -343,7 +341,7 @@ class _Gateway:
         inside = "/sessions" + path.removeprefix("/proxy") if path.startswith("/proxy/") else path
         body = b'{"session_id": "a"}' if path == "/sessions" else body
         headers = {"Accept": accept, "Content-Type": "application/json"}
-        answer = await self._to.call(method, inside, body or None, headers=headers)
+        answer = await self._to.request(method, inside, body or None, headers=headers)
         line = answer.headers.get("X-Palaestra-Step")
         kept = {"X_Palaestra_Step": line} if line else {}
         return response(answer.body, media=answer.headers["Content-Type"], **kept)
@@ -357,7 +355,7 @@ def test_a_gateway_s_session_is_waited_for_renewed_used_and_given_back():
         async with served() as server:
             gateway = _Gateway(server, full_for=2)
             async with listening(gateway) as url:
-                client = GatewayClient(url, token="word", patience=QUICK)
+                client = GatewayClient(url, token="word", retry=QUICK)
                 session = await client.open("browser", ttl_s=0.03)
                 await session.reset(BUTTON)
                 step = await session.act(Click(Point(37, 53)), step=1)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Point, Terminate, TypeText, Wait
 from palaestra.sessions.conformance import check_session
-from palaestra.sessions.episode import Episode, Repeated, judged
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.screen import Screenshot, Size
-from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
+from palaestra.sessions.session import EpisodeTracker
+from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 
+PICTURE = Screenshot(b"", Size(10, 10))
 SPEC = TaskSpec("fake", "button", 0, {}, "Click.", 3, Size(10, 10))
 
 
@@ -37,8 +38,8 @@ def _broken(**methods):
 
 
 async def _act_twice(self, action, *, step):
-    if step <= 1 and self._episode is not None and self._episode.steps == 1:
-        self._episode.steps = 0
+    if step <= 1 and self._episode is not None and self._episode.num_steps == 1:
+        self._episode.num_steps = 0
     return await FakeSession.act(self, action, step=step)
 
 
@@ -64,11 +65,11 @@ async def _only_the_verifier(self):
 @pytest.mark.parametrize(
     ("methods", "rule"),
     [
-        ({"act": _act_twice}, "answered from memory|expected a refusal"),
+        ({"act": _act_twice}, "return the stored result|expected a refusal"),
         ({"close": _deaf_close}, "expected a refusal no_session"),
-        ({"reset": _forgetful_reset}, "leave nothing|fresh episode|refusal"),
+        ({"reset": _forgetful_reset}, "restore the screen|new episode|refusal"),
         ({"reset": _one_screen}, "the spec says seed"),
-        ({"progress": _only_the_verifier}, "what an act ended must stay over"),
+        ({"progress": _only_the_verifier}, "an episode that ended must stay over"),
     ],
 )
 def test_the_kit_notices_a_broken_rule(methods, rule):
@@ -96,7 +97,7 @@ def test_at_the_step_limit_its_progress_says_what_the_last_act_said():
         return last.progress, await session.progress()
 
     last, later = asyncio.run(play())
-    assert later == last == Progress(0.0, True, False, truncated=True, detail={"typed": ""})
+    assert later == last == TaskProgress(0.0, True, False, truncated=True, detail={"typed": ""})
 
 
 def test_a_failure_is_a_failure_from_then_on_and_never_a_reward():
@@ -139,39 +140,54 @@ def test_what_is_no_picture_is_a_failed_environment(data):
 
 @given(st.lists(st.tuples(st.integers(-1, 4), st.sampled_from("ab")), max_size=20))
 def test_no_step_is_ever_performed_twice(asked):
-    episode = Episode(SPEC)
+    episode = EpisodeTracker(SPEC)
     performed: list[tuple[int, str]] = []
+    results = []
     for step, text in asked:
         action = TypeText(text)
         try:
-            repeated = episode.admit(action, step)
+            repeated = episode.find_repeated(action, step)
         except SessionRefused:
             continue
-        if isinstance(repeated, Repeated):
+        if repeated is not None:
             assert performed[-1] == (step, text)
-            assert repeated.reply == (step, text)
+            assert repeated is results[-1]
             continue
         episode.begin(action)
         performed.append((step, text))
-        episode.answer((step, text), over=step >= 3)
+        results.append(episode.finish(PICTURE, TaskProgress(0.0, step >= 3, False)))
     assert [step for step, _ in performed] == list(range(1, len(performed) + 1))
     assert len(performed) <= 3
 
 
+def test_a_step_that_was_not_completed_is_not_performed_again():
+    episode = EpisodeTracker(SPEC)
+    episode.begin(TypeText("a"))
+    with pytest.raises(SessionFailed, match="interrupted"):
+        episode.find_repeated(TypeText("a"), 1)
+
+
+def _judged(progress, action, steps):
+    episode = EpisodeTracker(SPEC)
+    for _ in range(steps):
+        episode.begin(action)
+    return episode.finish(PICTURE, progress).progress
+
+
 def test_an_episode_ends_with_the_agent_s_word_or_at_the_limit():
-    running = Progress(0.25, False, False)
-    assert judged(running, Wait(1), SPEC, 2) == running
-    assert judged(running, Wait(1), SPEC, 3) == Progress(0.25, True, False, truncated=True)
-    assert judged(running, Terminate(True), SPEC, 1) == Progress(0.25, True, False)  # its word is not a success
-    solved = Progress(1.0, True, True)
-    assert judged(solved, Wait(1), SPEC, 3) == solved
+    running = TaskProgress(0.25, False, False)
+    assert _judged(running, Wait(1), 2) == running
+    assert _judged(running, Wait(1), 3) == TaskProgress(0.25, True, False, truncated=True)
+    assert _judged(running, Terminate(True), 1) == TaskProgress(0.25, True, False)  # its word is not a success
+    solved = TaskProgress(1.0, True, True)
+    assert _judged(solved, Wait(1), 3) == solved
 
 
 def test_documents_of_another_schema_are_refused():
-    facts = Progress(1.0, True, True, detail={"rows": [3]}).facts()
-    assert Progress.from_facts(facts) == Progress(1.0, True, True, detail={"rows": [3]})
+    facts = TaskProgress(1.0, True, True, detail={"rows": [3]}).facts()
+    assert TaskProgress.from_facts(facts) == TaskProgress(1.0, True, True, detail={"rows": [3]})
     with pytest.raises(SessionRefused, match="schema = 2: this version understands 1"):
-        Progress.from_facts(facts | {"schema": 2})
+        TaskProgress.from_facts(facts | {"schema": 2})
     assert TaskSpec.from_facts(SPEC.facts()) == SPEC
 
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from palaestra.sessions.fake import FakeSession
-from palaestra.sessions.server_app import build_app
+from palaestra.sessions.server.app import build_app
 from palaestra.sessions.task import TaskRequest
 
 

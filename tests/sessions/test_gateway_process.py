@@ -11,8 +11,8 @@ import urllib.request
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.sessions import gateway_process
-from palaestra.sessions.gateway_process import check_gateway, start_gateway
+from palaestra.sessions.clients import provider
+from palaestra.sessions.clients.provider import check_gateway, start_gateway
 
 FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", "--port", "0"])
 
@@ -20,7 +20,7 @@ FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", 
 @pytest.fixture
 def fake_servers(monkeypatch):
     """A gateway of our own whose sessions need no browser."""
-    real = gateway_process.subprocess.Popen
+    real = provider.subprocess.Popen
     started = []
 
     def popen(command, **how):
@@ -28,7 +28,7 @@ def fake_servers(monkeypatch):
         started.append(child)
         return child
 
-    monkeypatch.setattr(gateway_process.subprocess, "Popen", popen)
+    monkeypatch.setattr(provider.subprocess, "Popen", popen)
     return started
 
 
@@ -55,7 +55,7 @@ def test_an_error_of_ours_ends_it_as_well(fake_servers):
 
 
 def test_one_that_hangs_is_killed(fake_servers, monkeypatch):
-    monkeypatch.setattr(gateway_process, "STOP_S", 0.1)
+    monkeypatch.setattr(provider, "STOP_TIMEOUT_S", 0.1)
     with start_gateway(max_sessions=3, servers=1):
         os.kill(fake_servers[0].pid, signal.SIGSTOP)
     assert fake_servers[0].returncode == -signal.SIGKILL
@@ -67,7 +67,7 @@ def test_an_existing_gateway_is_asked_before_anything_is_begun(fake_servers, tmp
         token.write_text(own.token + "\n")
         assert check_gateway(own.url, token).token == own.token
         token.write_text("wrong")
-        with pytest.raises(ConfigError, match=r"answers with status 401. Give its token"):
+        with pytest.raises(ConfigError, match=r"responds with status 401. Give its token"):
             check_gateway(own.url, token)
         with pytest.raises(ConfigError, match="cannot be read"):
             check_gateway(own.url, tmp_path / "none")

@@ -7,8 +7,8 @@ import pytest
 from tests.sessions.serving import served
 
 from palaestra.errors import ConfigError
+from palaestra.sessions.clients.provider import ServerAddresses, load_tasks
 from palaestra.sessions.environment_config import EnvironmentConfig
-from palaestra.sessions.provider import ServerAddresses, load_tasks
 from palaestra.sessions.task import TaskRequest
 
 
@@ -43,5 +43,5 @@ def test_tasks_are_returned_in_order_with_everything_decided(address):
 
 
 def test_a_task_that_no_suite_has_is_named_by_its_place(address):
-    with pytest.raises(ConfigError, match=r"tasks\[1\].task = 'fake/no': there is"):
+    with pytest.raises(ConfigError, match=r"tasks\[1\].task = 'fake/no': the only task is"):
         load(address, "fake/button", "fake/no", "fake/neither")

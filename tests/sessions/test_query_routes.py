@@ -10,10 +10,10 @@ from tests.sessions.test_server_app import RESET, _talk
 
 from palaestra.errors import SessionRefused
 from palaestra.sessions.action import Click, Move, Point, PressKeys, Scroll, TypeText
-from palaestra.sessions.auto_reset import AutoResetSession
 from palaestra.sessions.fake import FakeSession
-from palaestra.sessions.query_language import read_query, row_report, write_query
+from palaestra.sessions.query_language import parse_query, row_report, write_query
 from palaestra.sessions.screen import Screenshot, Size
+from palaestra.sessions.server.auto_reset import AutoResetSession
 from palaestra.sessions.task import TaskRequest
 
 HIT = "/act?action_type=left_click&x=40&y=60&step=1"
@@ -26,9 +26,9 @@ class _Counting(FakeSession):
     done = ()
 
     async def act(self, action, *, step):
-        before = self._episode.steps
+        before = self._episode.num_steps
         made = await super().act(action, step=step)
-        if self._episode.steps > before:
+        if self._episode.num_steps > before:
             _Counting.done = (*_Counting.done, action)
         return made
 
@@ -88,9 +88,9 @@ def test_an_act_without_a_step_is_refused_and_so_are_a_head_and_a_web_page():
     ],
 )
 def test_every_word_of_the_dialect_is_read(query, action):
-    asked = read_query(f"{query}&step=7".encode())
+    asked = parse_query(f"{query}&step=7".encode())
     assert (asked.action, asked.step) == (action, 7)
-    assert read_query(query.encode()).step is None
+    assert parse_query(query.encode()).step is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_every_word_of_the_dialect_is_read(query, action):
 def test_what_is_written_is_read_back(action):
     written = write_query(action, None, Size(1280, 800), 360)
     expected = PressKeys(("Space", "z")) if action == PressKeys((" ", "z")) else action
-    assert read_query(urlencode(written).encode()).action == expected
+    assert parse_query(urlencode(written).encode()).action == expected
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_is_written_is_read_back(action):
         ("action_type=type&text=%ff", "is not a query string in UTF-8"),
         ("action_type=keys&keys=ctrl%2Bnone", "no key has this name"),
         ("action_type=scroll&direction=left", "is neither up nor down"),
-        ("action_type=screenshot&step=1", "a screenshot is no act"),
+        ("action_type=screenshot&step=1", "a screenshot is not an act"),
         ("action_type=left_click&x=1&y=1&delay=nan", "must lie between 0 and 60"),
         ("action_type=left_click&x=1&y=1&delay=x", "is not a number of seconds"),
         ("action_type", "is not a query string"),
@@ -133,7 +133,7 @@ def test_what_is_written_is_read_back(action):
 )
 def test_what_is_not_in_the_dialect_is_refused_with_the_reason(query, reason):
     with pytest.raises(SessionRefused) as refusal:
-        read_query(query.encode())
+        parse_query(query.encode())
     assert refusal.value.status == 422
     assert reason in str(refusal.value)
 

@@ -12,9 +12,9 @@ from palaestra.errors import SessionFailed
 from palaestra.sessions.action import KINDS
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.screen import Screenshot
-from palaestra.sessions.server_app import build_app
+from palaestra.sessions.server.app import build_app
+from palaestra.sessions.server.openapi import build_openapi
 from palaestra.sessions.task import TaskRequest
-from palaestra.sessions.wire_schema import openapi
 
 RESET = {"task": "fake/button", "seed": 1}  # the square's corner is at (37, 53)
 HIT = {"step": 1, "action": {"kind": "click", "at": [40, 60]}}
@@ -248,7 +248,7 @@ class _Slow(FakeSession):
 
     async def act(self, action, *, step):
         async with self._turn:
-            before = self._episode.steps
+            before = self._episode.num_steps
             self.begun.set()
             try:
                 await self.go.wait()
@@ -256,7 +256,7 @@ class _Slow(FakeSession):
                 self.cut_short = True  # where a browser would be left with half a click
                 raise
             made = await super().act(action, step=step)
-            self.performed += self._episode.steps - before
+            self.performed += self._episode.num_steps - before
             return made
 
     async def close(self):
@@ -333,7 +333,7 @@ def test_an_act_is_carried_to_its_end_even_when_the_server_cancels_the_request()
 
 
 def test_a_session_can_be_deleted_in_the_middle_of_a_long_act_which_is_answered_all_the_same(monkeypatch):
-    monkeypatch.setattr("palaestra.sessions.server_app.PROMPT_S", 0.01)
+    monkeypatch.setattr("palaestra.sessions.server.app.CLOSE_WAIT_S", 0.01)
     session = _Slow()
 
     async def play(ask):
@@ -402,7 +402,7 @@ def test_when_the_server_ends_what_is_shared_goes_first_and_every_session_is_clo
 
 
 def test_the_schema_knows_every_action_and_every_field_of_it():
-    schemas = openapi("0")["components"]["schemas"]
+    schemas = build_openapi("0")["components"]["schemas"]
     known = {
         schemas[name]["properties"]["kind"]["const"]: set(schemas[name]["properties"]) - {"kind"}
         for name in (option["$ref"].rpartition("/")[2] for option in schemas["UiAction"]["oneOf"])

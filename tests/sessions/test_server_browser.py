@@ -9,13 +9,13 @@ from tests.sessions.serving import served
 
 from palaestra.errors import ConfigError, SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Move, Point, PressKeys, TypeText
-from palaestra.sessions.auto_reset import AutoResetSession
-from palaestra.sessions.browser_session import BrowserSession
-from palaestra.sessions.chromium import find_chromium
-from palaestra.sessions.client import open_session
+from palaestra.sessions.browser.browser import SharedBrowser
+from palaestra.sessions.browser.chromium import find_chromium
+from palaestra.sessions.browser.session import BrowserSession
+from palaestra.sessions.clients.client import open_session
+from palaestra.sessions.clients.query_dialect import Assignment, QueryDialectSession, rows_entered
 from palaestra.sessions.conformance import check_session
-from palaestra.sessions.query_dialect import Assignment, QueryDialectSession, rows_entered
-from palaestra.sessions.shared_browser import SharedBrowser
+from palaestra.sessions.server.auto_reset import AutoResetSession
 from palaestra.sessions.suites.data_entry import DataEntry
 from palaestra.sessions.task import TaskRequest
 
@@ -119,7 +119,7 @@ def test_a_killed_browser_fails_its_own_sessions_and_the_next_reset_finds_anothe
 
 
 def test_a_browser_that_stops_answering_is_replaced(monkeypatch):
-    monkeypatch.setattr("palaestra.sessions.shared_browser.ALIVE_S", 0.3)
+    monkeypatch.setattr("palaestra.sessions.browser.browser.HEALTH_CHECK_S", 0.3)
 
     async def play(url, shared):
         first = await shared.get()
@@ -127,7 +127,7 @@ def test_a_browser_that_stops_answering_is_replaced(monkeypatch):
         session = await open_session(url)
         await session.reset(BUTTON)
         await session.close()
-        return shared.starts, first.gone
+        return shared.starts, first.is_gone
 
     assert _with_server(play) == (2, True)
 
@@ -136,7 +136,7 @@ def test_a_server_that_is_going_down_starts_no_other_browser():
     async def run():
         shared = SharedBrowser()
         await shared.stop()
-        with pytest.raises(SessionRefused, match="going down"):
+        with pytest.raises(SessionRefused, match="shutting down"):
             await shared.get()
         return shared.starts
 

@@ -16,8 +16,8 @@ import pytest
 
 from palaestra.errors import ConfigError
 from palaestra.sessions.action import Click, Point
-from palaestra.sessions.blocking_client import BlockingSession
-from palaestra.sessions.chromium import find_chromium
+from palaestra.sessions.browser.chromium import find_chromium
+from palaestra.sessions.clients.blocking import BlockingSession
 
 
 def _start(*arguments, **settings):

@@ -7,9 +7,9 @@ from tests.sessions.browsing import page_in, with_browser
 from tests.sessions.serving import served
 
 from palaestra.sessions.action import Click, Point, PressKeys, TypeText
-from palaestra.sessions.browser_session import BrowserSession
-from palaestra.sessions.client import open_session
-from palaestra.sessions.shared_browser import SharedBrowser
+from palaestra.sessions.browser.browser import SharedBrowser
+from palaestra.sessions.browser.session import BrowserSession
+from palaestra.sessions.clients.client import open_session
 from palaestra.sessions.suites import suites
 from palaestra.sessions.task import TaskRequest
 

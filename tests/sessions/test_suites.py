@@ -5,15 +5,15 @@ import json
 import pytest
 
 from palaestra.errors import SessionRefused
-from palaestra.sessions.page import PageRequest
+from palaestra.sessions.suite import PageRequest
 from palaestra.sessions.suites import make_task, suites
-from palaestra.sessions.suites.click_target import RUNGS
-from palaestra.sessions.suites.one_file import in_one_file
+from palaestra.sessions.suites.click_target import LEVELS
+from palaestra.sessions.suites.miniwob import inline_resources
 
 
 def test_a_harder_target_means_more_and_smaller_buttons():
     counts = [make_task("click_target", "button", 5, {"difficulty": n}).html.count("<button") for n in range(1, 9)]
-    assert counts == [count for count, _, _ in RUNGS] == [1, 1, 2, 3, 4, 6, 8, 12]
+    assert counts == [count for count, _, _ in LEVELS] == [1, 1, 2, 3, 4, 6, 8, 12]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -34,7 +34,7 @@ def test_buttons_lie_on_the_screen_and_apart(seed):
 
 def test_the_first_button_decides():
     task = make_task("click_target", "button", 5, {"difficulty": 3})
-    wanted = task.told(None).split('"')[1]
+    wanted = task.instruction(None).split('"')[1]
     assert task.judge(None).done is False
     assert (task.judge(wanted).reward, task.judge(wanted).success) == (1.0, True)
     assert (task.judge("other").done, task.judge("other").reward) == (True, 0.0)
@@ -48,7 +48,7 @@ def test_rows_earn_their_share_and_mistakes_cost_a_tenth():
     task = make_task("data_entry", "form", 3, {"rows": 5, "wanted": 2})
     first, second = task._wanted
     assert (
-        task.told(None)
+        task.instruction(None)
         == f"Enter rows {first} and {second} of the sheet into the form, one at a time, and submit each."
     )
     people = [dict(zip(("first", "last", "email"), person, strict=True)) for person in task._people]
@@ -127,7 +127,7 @@ def test_a_page_keeps_the_names_of_what_cannot_be_written_into_it():
     }  # fmt: skip
     tags = b"".join(b'<script src="../a/%s.js"></script>' % name for name in (b"one", b"two", b"three", b"four"))
     page = b'<link rel="stylesheet" href="../css/all.css">' + tags
-    assert in_one_file(page, "/tasks/page.html", files.get) == (
+    assert inline_resources(page, "/tasks/page.html", files.get) == (
         b'<style>p{background:url("data:image/png;base64,ZG90")}b{background:url("/css/gone.png")}</style>'
         b'<script>f()</script><script src="../a/two.js"></script><script src="../a/three.js"></script>'
         b'<script src="../a/four.js"></script>'
@@ -143,7 +143,7 @@ def test_the_page_s_own_task_is_one(tmp_path):
     scope: dict = {}
     exec(code, scope)
     task = scope["Greetings"]().make("hello", 4, {})
-    assert task.told(None) == "Write Ben into the field."
+    assert task.instruction(None) == "Write Ben into the field."
     assert task.judge("Ben").success
     assert not task.judge("Be").done
 

@@ -8,8 +8,8 @@ import pytest
 
 from palaestra.cli import main
 from palaestra.errors import ConfigError
-from palaestra.sessions.chromium import find_chromium
-from palaestra.sessions.gateway_process import start_gateway
+from palaestra.sessions.browser.chromium import find_chromium
+from palaestra.sessions.clients.provider import start_gateway
 
 
 def _need_a_browser():

@@ -10,7 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from palaestra.sessions.fake import _png
+from palaestra.sessions.fake import encode_png
 from palaestra.sessions.screen import Size
 
 SCREEN = Size(160, 120)
@@ -59,7 +59,7 @@ class QueryServer:
             white, black = b"\xff\xff\xff", b"\0\0\0"
             line = black * min(len(self.acts), SCREEN.width)
             rows = [line + white * (SCREEN.width - len(line) // 3), *[white * SCREEN.width] * (SCREEN.height - 1)]
-            return _png(SCREEN, rows)
+            return encode_png(SCREEN, rows)
 
 
 class _Answers(BaseHTTPRequestHandler):

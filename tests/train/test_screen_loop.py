@@ -17,8 +17,8 @@ from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories import TrajectoryLearner
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.sampler import ProcessSampler
-from palaestra.sessions import gateway_process
-from palaestra.sessions.gateway_process import start_gateway
+from palaestra.sessions.clients import provider
+from palaestra.sessions.clients.provider import start_gateway
 from palaestra.telemetry import JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.train import run as run_module
@@ -31,10 +31,10 @@ FAKE = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory):
-    real = gateway_process.subprocess.Popen
+    real = provider.subprocess.Popen
     patch = pytest.MonkeyPatch()
     patch.setattr(
-        gateway_process.subprocess, "Popen", lambda command, **how: real([*command, f"server_command={FAKE}"], **how)
+        provider.subprocess, "Popen", lambda command, **how: real([*command, f"server_command={FAKE}"], **how)
     )
     with start_gateway(max_sessions=16, servers=1) as address:
         patch.undo()

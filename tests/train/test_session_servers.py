@@ -169,7 +169,7 @@ def test_the_specifications_session_type_trains_on_fresh_servers_of_the_dialect_
 def test_a_server_of_the_other_dialect_is_named_with_the_key_to_change(tmp_path):
     with (
         query_server() as server,
-        pytest.raises(ConfigError, match=r"status 404. Does it speak environment.dialect=query\?"),
+        pytest.raises(ConfigError, match=r"status 404. Does it need environment.dialect=query\?"),
     ):
         train_screens(config({"session_servers": server.url}), root=tmp_path, run_id="no")
 

@@ -21,7 +21,7 @@ from palaestra.actor.task_runner import ActorConfig, Play, TaskRunner
 from palaestra.experience.trajectory import Trajectory
 from palaestra.policy.codecs.grammar import ActionGrammar
 from palaestra.policy.vlm.sampler import ReplyRequest, ReplySampler, SampledReply
-from palaestra.sessions.provider import SessionProvider
+from palaestra.sessions.clients.provider import SessionProvider
 
 __all__ = ["BatchedInference", "RolloutWorkers", "start_rollout_workers"]
 

@@ -21,7 +21,7 @@ from palaestra.experience.trajectory import Outcome, Trajectory, Turn
 from palaestra.sessions.action import encode
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.session import Session
-from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
+from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 
 __all__ = ["ActorConfig", "EpisodeRequest", "Play", "TaskRunner"]
 
@@ -76,7 +76,7 @@ class _Recording:
     last_picture: str = ""
     spec: TaskSpec | None = None
     session_id: str = ""
-    progress: Progress | None = None
+    progress: TaskProgress | None = None
 
     def add_screen(self, screen: Screenshot) -> None:
         self.pictures.setdefault(screen.sha256, screen.data)
@@ -207,7 +207,7 @@ class TaskRunner:
         )
 
 
-def _outcome(progress: Progress) -> tuple[Outcome, str]:
+def _outcome(progress: TaskProgress) -> tuple[Outcome, str]:
     if progress.success:
         return Outcome.SUCCESS, ""
     if progress.truncated:

@@ -61,7 +61,7 @@ def demo(
 
 
 def _train_on_screens() -> None:
-    from palaestra.sessions.chromium import find_chromium
+    from palaestra.sessions.browser.chromium import find_chromium
 
     find_chromium()
     print(

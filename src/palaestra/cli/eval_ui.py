@@ -14,7 +14,7 @@ from palaestra.errors import ConfigError
 if TYPE_CHECKING:
     from palaestra.evaluation import ScreenComparison, ScreenEvaluation
     from palaestra.experience.trajectory import Trajectory
-    from palaestra.sessions.provider import SessionAddress
+    from palaestra.sessions.clients.provider import SessionAddress
     from palaestra.train.screen_config import ScreenRunConfig
 
 __all__ = ["ScreenReport", "evaluate_on_screens", "format_comparison", "format_score"]
@@ -50,7 +50,7 @@ def evaluate_on_screens(
     `names` are display names, by default the paths. `device` runs the model; None: the device it was trained on.
     """
     from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
-    from palaestra.sessions.provider import find_sessions
+    from palaestra.sessions.clients.provider import find_sessions
     from palaestra.train.held_out import check_tasks, load_screen_policy
 
     name, other_name = names or (str(path), str(other))

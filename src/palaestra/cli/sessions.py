@@ -13,9 +13,9 @@ from palaestra.cli.terminal import JsonOption, print_json
 from palaestra.errors import ConfigError, InvalidAction, SessionRefused
 
 if TYPE_CHECKING:
-    from palaestra.sessions import Progress, Screenshot, TaskRequest
+    from palaestra.sessions import Screenshot, TaskProgress, TaskRequest
     from palaestra.sessions.action import UiAction
-    from palaestra.sessions.browser_session import BrowserSession
+    from palaestra.sessions.browser.session import BrowserSession
 
 __all__ = ["parse_action", "try_command"]
 
@@ -73,9 +73,9 @@ class _InteractiveSession:
         print(text, file=sys.stderr if self._as_json else sys.stdout, flush=True)
 
     async def run(self) -> None:
-        from palaestra.sessions.browser import Browser
-        from palaestra.sessions.browser_session import BrowserSession
-        from palaestra.sessions.chromium import find_chromium
+        from palaestra.sessions.browser.browser import Browser
+        from palaestra.sessions.browser.chromium import find_chromium
+        from palaestra.sessions.browser.session import BrowserSession
 
         browser = await Browser.start(find_chromium())
 
@@ -97,7 +97,7 @@ class _InteractiveSession:
         if self._as_json:
             print_json({**spec.facts(), "steps": self._steps, "progress": progress.facts()})
 
-    async def _play(self, session: BrowserSession, progress: Progress) -> Progress:
+    async def _play(self, session: BrowserSession, progress: TaskProgress) -> TaskProgress:
         from asyncio import to_thread
 
         from palaestra.sessions.action import encode
@@ -135,7 +135,7 @@ class _InteractiveSession:
             self._print(f"Screen of {screenshot.size.width} x {screenshot.size.height} pixels in {self._picture}")
 
 
-def _format_progress(step: int, progress: Progress) -> str:
+def _format_progress(step: int, progress: TaskProgress) -> str:
     state = "solved" if progress.success else "ended" if progress.done else "running"
     truncated = ", step limit reached" if progress.truncated else ""
     detail = "".join(f", {key} {value}" for key, value in progress.detail.items() if value not in (None, "", []))

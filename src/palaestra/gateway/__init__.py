@@ -4,7 +4,6 @@
 `check_runtime` tests an implementation of it.
 """
 
-from palaestra.errors import ConfigError
 from palaestra.gateway.config import GatewayConfig
 from palaestra.gateway.conformance import check_runtime
 from palaestra.gateway.runtime import Address, Runtime
@@ -14,6 +13,8 @@ __all__ = ["Address", "GatewayConfig", "Runtime", "check_runtime", "serve_gatewa
 
 def serve_gateway(config: GatewayConfig) -> None:
     """Serve sessions until SIGTERM or SIGINT and print the URL; `ConfigError` when the gateway cannot start."""
+    from palaestra.errors import ConfigError
+
     try:
         from palaestra.gateway.serving import serve
     except ModuleNotFoundError as error:

@@ -4,13 +4,13 @@ from palaestra.sessions.action import UiAction, decode, encode
 from palaestra.sessions.conformance import check_session
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.session import Session, Step
-from palaestra.sessions.task import Progress, TaskRequest, TaskSpec
+from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 
 __all__ = [
-    "Progress",
     "Screenshot",
     "Session",
     "Step",
+    "TaskProgress",
     "TaskRequest",
     "TaskSpec",
     "UiAction",

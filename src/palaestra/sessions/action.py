@@ -1,8 +1,7 @@
-"""`UiAction`: everything an agent can do to a screen, as one sum type in screen pixels.
+"""`UiAction`: everything an agent can do on a screen, as a union of dataclasses in screen pixels.
 
-An action that could not be performed cannot be made: every class checks itself, and `fits` holds it against the size of
-a screen. Actions are plain JSON on the wire (`encode`, `decode`); decoding refuses what it does not know instead of
-guessing. No model's grammar is known here; codecs translate.
+Every class validates its fields, and `fits` checks that an action lies on a screen. Actions are plain JSON on the wire
+(`encode`, `decode`); decoding refuses unknown keys and values. Codecs translate the grammars of models.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from palaestra.config import closest_names
 from palaestra.errors import InvalidAction
-from palaestra.sessions.keys import MODIFIERS, NAMED, known_key
+from palaestra.sessions.keys import MODIFIERS, NAMED, is_known_key
 
 __all__ = [
     "Answer",
@@ -47,11 +46,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Click:
-    """Press and release a mouse button, `times` in quick succession, with keys `held` meanwhile."""
+    """Press and release a mouse button `times` times in quick succession, while the keys `held` are down."""
 
     kind: ClassVar[str] = "click"
     at: Point | None
-    """None: where the pointer is."""
+    """None: at the pointer."""
     button: Button = "left"
     times: int = 1
     held: tuple[str, ...] = ()
@@ -89,7 +88,7 @@ class Drag:
 
 @dataclass(frozen=True)
 class TypeText:
-    """Type characters, any Unicode, into whatever has the focus; a newline is the Enter key, a tab the Tab key."""
+    """Type Unicode characters into the focused element; a newline is the Enter key, a tab the Tab key."""
 
     kind: ClassVar[str] = "type"
     text: str
@@ -97,15 +96,15 @@ class TypeText:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not 1 <= len(self.text) <= MAX_TEXT:
             raise InvalidAction("type.text", self.text, f"must be a text of 1 to {MAX_TEXT} characters")
-        for place, character in enumerate(self.text):
-            if (ord(character) < 32 and character not in "\n\t") or _is_half(character):
-                reason = f"character {place} is a control character or half of one"
+        for index, character in enumerate(self.text):
+            if (ord(character) < 32 and character not in "\n\t") or _is_surrogate(character):
+                reason = f"character {index} is a control character or half of a surrogate pair"
                 raise InvalidAction("type.text", self.text, reason, "Press keys by name instead")
 
 
 @dataclass(frozen=True)
 class PressKeys:
-    """Press keys one after the other and release them in reverse: `("Control", "a")` is a chord."""
+    """Press keys in order and release them in reverse: `("Control", "a")` is a chord."""
 
     kind: ClassVar[str] = "press"
     keys: tuple[str, ...]
@@ -114,7 +113,7 @@ class PressKeys:
         if not 1 <= len(self.keys) <= MAX_KEYS:
             raise InvalidAction("press.keys", self.keys, f"must be 1 to {MAX_KEYS} keys")
         for key in self.keys:
-            if not isinstance(key, str) or not known_key(key):
+            if not isinstance(key, str) or not is_known_key(key):
                 close = closest_names(key, NAMED, count=1) if isinstance(key, str) else []
                 remedy = f"Did you mean {close[0]!r}?" if close else "Use a character, or a name such as Enter"
                 raise InvalidAction("press.keys", key, "no key has this name", remedy)
@@ -124,7 +123,7 @@ class PressKeys:
 
 @dataclass(frozen=True)
 class Scroll:
-    """Turn the wheel: content moves so that `dy` more pixels below (or `dx` more to the right) come into view."""
+    """Turn the wheel, so that `dy` more pixels below (or `dx` more to the right) come into view."""
 
     kind: ClassVar[str] = "scroll"
     at: Point | None
@@ -136,21 +135,21 @@ class Scroll:
             if not _is_int(number) or abs(number) > MAX_SCROLL:
                 raise InvalidAction(f"scroll.{name}", number, f"must be a whole number up to {MAX_SCROLL} either way")
         if self.dx == self.dy == 0:
-            raise InvalidAction("scroll", (self.dx, self.dy), "scrolls by nothing", "Use wait to let time pass")
+            raise InvalidAction("scroll", (self.dx, self.dy), "does not scroll", "Use wait to let time pass")
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Let the page go on by itself."""
+    """Let time pass without an action."""
 
     kind: ClassVar[str] = "wait"
     seconds: float
 
     def __post_init__(self) -> None:
         number = self.seconds
-        fine = isinstance(number, int | float) and not isinstance(number, bool)
-        # Compared before anything is computed: a whole number may be too large for a float.
-        if not fine or number != number or not 0 < number <= MAX_WAIT_S:
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        # Compared before any arithmetic: an integer may be too large for a float.
+        if not is_number or number != number or not 0 < number <= MAX_WAIT_S:
             raise InvalidAction("wait.seconds", number, f"must lie above 0 and up to {MAX_WAIT_S:g}")
 
 
@@ -168,7 +167,7 @@ class Terminate:
 
 @dataclass(frozen=True)
 class Answer:
-    """The agent answers a question in words."""
+    """The agent answers a question with a text."""
 
     kind: ClassVar[str] = "answer"
     text: str
@@ -176,8 +175,8 @@ class Answer:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or len(self.text) > MAX_TEXT:
             raise InvalidAction("answer.text", self.text, f"must be a text of up to {MAX_TEXT} characters")
-        if any(map(_is_half, self.text)):
-            raise InvalidAction("answer.text", self.text, "holds half a character, which nobody could write down")
+        if any(map(_is_surrogate, self.text)):
+            raise InvalidAction("answer.text", self.text, "holds half of a surrogate pair, which UTF-8 cannot encode")
 
 
 UiAction: TypeAlias = Click | Move | Drag | TypeText | PressKeys | Scroll | Wait | Terminate | Answer
@@ -198,7 +197,7 @@ def encode(action: UiAction) -> dict[str, Any]:
 
 
 def decode(document: Any) -> UiAction:
-    """The action a JSON document describes; `InvalidAction` names what is wrong with it."""
+    """The action from a JSON document; `InvalidAction` names the invalid field."""
     if not isinstance(document, Mapping):
         raise InvalidAction("action", document, "is not a mapping", 'Write {"kind": "click", "at": [10, 20]}')
     kind = document.get("kind")
@@ -214,35 +213,35 @@ def decode(document: Any) -> UiAction:
             raise InvalidAction(f"{kind}.{key}", given[key], "unknown key", remedy)
     for name, field in fields.items():
         if name not in given:
-            # A place that is left out is where the pointer is.
+            # Without a position, the action happens at the pointer.
             if name == "at" and cls in (Click, Scroll):
                 given[name] = None
             elif name in ("dx", "dy"):
                 given[name] = 0
             elif field.default is dataclasses.MISSING:
                 raise InvalidAction(f"{kind}.{name}", None, "required and not given")
-    action: UiAction = cls(**{name: _decoded(f"{kind}.{name}", name, value) for name, value in given.items()})
+    action: UiAction = cls(**{name: _decode_field(f"{kind}.{name}", name, value) for name, value in given.items()})
     return action
 
 
-def _decoded(place: str, name: str, value: Any) -> Any:
+def _decode_field(place: str, name: str, value: Any) -> Any:
     if name == "at":
-        # Only a click and a scroll know what to do without a place.
-        return None if value is None and not place.startswith("move") else _point(place, value)
+        # Only a click and a scroll may have no position.
+        return None if value is None and not place.startswith("move") else _decode_point(place, value)
     if name == "path":
-        return tuple(_point(place, point) for point in _list(place, value))
+        return tuple(_decode_point(place, point) for point in _decode_list(place, value))
     if name in ("keys", "held"):
-        return tuple(_list(place, value))
+        return tuple(_decode_list(place, value))
     return value
 
 
-def _list(place: str, value: Any) -> list[Any]:
+def _decode_list(place: str, value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
         raise InvalidAction(place, value, "is not a list")
     return list(value)
 
 
-def _point(place: str, value: Any) -> Point:
+def _decode_point(place: str, value: Any) -> Point:
     if not isinstance(value, list | tuple) or len(value) != 2 or not all(_is_int(number) for number in value):
         raise InvalidAction(place, value, "is not a point [x, y] in whole pixels")
     return Point(int(value[0]), int(value[1]))
@@ -258,10 +257,11 @@ def fits(action: UiAction, width: int, height: int) -> None:
     for point in points:
         if not (0 <= point.x < width and 0 <= point.y < height):
             raise InvalidAction(
-                f"{action.kind}.{'path' if isinstance(action, Drag) else 'at'}", list(point),
+                f"{action.kind}.{'path' if isinstance(action, Drag) else 'at'}",
+                list(point),
                 f"lies outside the screen of {width} x {height} pixels",
                 f"x runs from 0 to {width - 1}, y from 0 to {height - 1}",
-            )  # fmt: skip
+            )
 
 
 def _check_button(button: str) -> None:
@@ -269,8 +269,8 @@ def _check_button(button: str) -> None:
         raise InvalidAction("button", button, f"is none of {', '.join(get_args(Button))}")
 
 
-def _is_half(character: str) -> bool:
-    """Whether it is one of a pair of surrogates, which JSON can say and UTF-8 cannot."""
+def _is_surrogate(character: str) -> bool:
+    """Whether it is half of a surrogate pair, which JSON can hold and UTF-8 cannot encode."""
     return 0xD800 <= ord(character) <= 0xDFFF
 
 

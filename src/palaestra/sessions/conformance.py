@@ -1,7 +1,7 @@
-"""The kit every session has to pass, wherever it runs: the rules of the protocol, tried one by one.
+"""The conformance tests of the `Session` protocol.
 
 `await check_session(make, task)` opens as many sessions as it needs and raises `AssertionError` with the rule that was
-broken. It knows nothing of the task but that a click somewhere does no harm to the rules.
+broken. It works with every task.
 """
 
 from __future__ import annotations
@@ -19,86 +19,88 @@ MakeSession = Callable[[], Awaitable[Session]]
 
 
 async def check_session(make: MakeSession, task: str, *, other_seed: int = 4) -> None:
-    """Try every rule on sessions that `make` opens; `other_seed` must give another screen than seed 3."""
-    await _same_seed_same_screen(make, task, other_seed)
-    await _steps_count_and_retries_are_harmless(make, task)
-    await _refusals_change_nothing(make, task)
-    await _nothing_is_left_of_an_earlier_episode(make, task)
-    await _what_is_over_stays_over(make, task)
-    await _closing_is_final(make, task)
+    """Test every rule on sessions from `make`; `other_seed` must give another screen than seed 3."""
+    await _check_seed_determines_screen(make, task, other_seed)
+    await _check_steps_and_retries(make, task)
+    await _check_refusals_change_nothing(make, task)
+    await _check_reset_clears_everything(make, task)
+    await _check_end_is_final(make, task)
+    await _check_close_is_final(make, task)
 
 
-async def _begun(make: MakeSession, task: str, seed: int = 3) -> Session:
+async def _open_and_reset(make: MakeSession, task: str, seed: int = 3) -> Session:
     session = await make()
     await session.reset(TaskRequest(task, seed))
     return session
 
 
-async def _refused(act: Awaitable[object], *codes: str) -> None:
-    got = "it was accepted"
+async def _expect_refusal(request: Awaitable[object], *codes: str) -> None:
+    outcome = "it was accepted"
     try:
-        await act
+        await request
     except SessionRefused as refusal:
         if refusal.code in codes:
             return
-        got = f"got {refusal.code}: {refusal}"
-    raise AssertionError(f"expected a refusal {' or '.join(codes)}, {got}")
+        outcome = f"got {refusal.code}: {refusal}"
+    raise AssertionError(f"expected a refusal {' or '.join(codes)}, {outcome}")
 
 
-async def _same_seed_same_screen(make: MakeSession, task: str, other_seed: int) -> None:
+async def _check_seed_determines_screen(make: MakeSession, task: str, other_seed: int) -> None:
     screens = []
     for seed in (3, 3, other_seed):
         session = await make()
         spec = await session.reset(TaskRequest(task, seed))
-        assert spec.seed == seed, f"the spec says seed {spec.seed}, asked for was {seed}"
+        assert spec.seed == seed, f"the spec says seed {spec.seed}, {seed} was requested"
         assert spec.instruction, "a task needs an instruction"
         assert spec.step_limit >= 1, "a task needs a step limit"
         picture = await session.screenshot()
         assert picture.size == spec.screen, f"the screen is {picture.size}, the spec says {spec.screen}"
         progress = await session.progress()
-        assert not progress.done, "a fresh episode cannot be over"
+        assert not progress.done, "a new episode cannot be over"
         screens.append((picture.sha256, spec.instruction))
         await session.close()
     assert screens[0] == screens[1], "the same seed must give the same pixels and the same instruction"
-    assert screens[0] != screens[2], f"seeds 3 and {other_seed} give the same screen: nothing follows from the seed"
+    assert screens[0] != screens[2], f"seeds 3 and {other_seed} give the same screen: the seed has no effect"
 
 
-async def _steps_count_and_retries_are_harmless(make: MakeSession, task: str) -> None:
-    session = await _begun(make, task)
+async def _check_steps_and_retries(make: MakeSession, task: str) -> None:
+    session = await _open_and_reset(make, task)
     try:
         first = await session.act(Move(Point(1, 1)), step=1)
         assert first.number == 1, f"the first act is number 1, not {first.number}"
         again = await session.act(Move(Point(1, 1)), step=1)
-        assert again == first, "a repeated step must be answered from memory, to the byte"
-        await _refused(session.act(Move(Point(2, 2)), step=1), "step_conflict")
-        await _refused(session.act(Move(Point(2, 2)), step=3), "step_out_of_order")
-        await _refused(session.act(Move(Point(2, 2)), step=0), "bad_request", "step_out_of_order")
+        assert again == first, "a repeated step must return the stored result, byte for byte"
+        await _expect_refusal(session.act(Move(Point(2, 2)), step=1), "step_conflict")
+        await _expect_refusal(session.act(Move(Point(2, 2)), step=3), "step_out_of_order")
+        await _expect_refusal(session.act(Move(Point(2, 2)), step=0), "bad_request", "step_out_of_order")
         second = await session.act(Wait(0.01), step=2)
         assert second.number == 2, "refused steps must not count"
     finally:
         await session.close()
 
 
-async def _refusals_change_nothing(make: MakeSession, task: str) -> None:
+async def _check_refusals_change_nothing(make: MakeSession, task: str) -> None:
     session = await make()
     try:
-        await _refused(session.act(Wait(0.01), step=1), "not_reset")
-        await _refused(session.reset(TaskRequest("no-such-suite/no-such-task")), "unknown_task")
-        await _refused(session.reset(TaskRequest(task, 0, {"no_such_parameter": 1})), "bad_params")
+        await _expect_refusal(session.act(Wait(0.01), step=1), "not_reset")
+        await _expect_refusal(session.reset(TaskRequest("no-such-suite/no-such-task")), "unknown_task")
+        await _expect_refusal(session.reset(TaskRequest(task, 0, {"no_such_parameter": 1})), "bad_params")
         spec = await session.reset(TaskRequest(task, 3))
         before = await session.screenshot()
         outside: list[UiAction] = [
-            Click(Point(spec.screen.width, 0)), Move(Point(0, spec.screen.height)), Click(Point(-1, 5)),
-        ]  # fmt: skip
+            Click(Point(spec.screen.width, 0)),
+            Move(Point(0, spec.screen.height)),
+            Click(Point(-1, 5)),
+        ]
         for action in outside:
-            await _refused(session.act(action, step=1), "invalid_action")
-        assert (await session.screenshot()).sha256 == before.sha256, "a refused act must leave the screen as it was"
+            await _expect_refusal(session.act(action, step=1), "invalid_action")
+        assert (await session.screenshot()).sha256 == before.sha256, "a refused act must not change the screen"
     finally:
         await session.close()
 
 
-async def _nothing_is_left_of_an_earlier_episode(make: MakeSession, task: str) -> None:
-    session = await _begun(make, task)
+async def _check_reset_clears_everything(make: MakeSession, task: str) -> None:
+    session = await _open_and_reset(make, task)
     try:
         fresh = await session.screenshot()
         spec = await session.reset(TaskRequest(task, 3))
@@ -107,28 +109,28 @@ async def _nothing_is_left_of_an_earlier_episode(make: MakeSession, task: str) -
         if not (await session.progress()).done:
             await session.act(TypeText("left behind"), step=2)
         await session.reset(TaskRequest(task, 3))
-        assert (await session.screenshot()).sha256 == fresh.sha256, "a reset must leave nothing of what was before"
+        assert (await session.screenshot()).sha256 == fresh.sha256, "a reset must restore the screen"
         progress = await session.progress()
-        assert not progress.done, "a reset begins a fresh episode"
-        assert progress.reward == 0.0, "a fresh episode has earned nothing"
+        assert not progress.done, "a reset begins a new episode"
+        assert progress.reward == 0.0, "a new episode has no reward"
     finally:
         await session.close()
 
 
-async def _what_is_over_stays_over(make: MakeSession, task: str) -> None:
-    session = await _begun(make, task)
+async def _check_end_is_final(make: MakeSession, task: str) -> None:
+    session = await _open_and_reset(make, task)
     try:
         last = await session.act(Terminate(False), step=1)
-        assert last.progress.done, "the agent's own word ends an episode"
+        assert last.progress.done, "terminate ends an episode"
         later = await session.progress()
-        assert (later.done, later.truncated) == (True, last.progress.truncated), "what an act ended must stay over"
-        await _refused(session.act(Wait(0.01), step=2), "episode_over")
+        assert (later.done, later.truncated) == (True, last.progress.truncated), "an episode that ended must stay over"
+        await _expect_refusal(session.act(Wait(0.01), step=2), "episode_over")
     finally:
         await session.close()
 
 
-async def _closing_is_final(make: MakeSession, task: str) -> None:
-    session = await _begun(make, task)
+async def _check_close_is_final(make: MakeSession, task: str) -> None:
+    session = await _open_and_reset(make, task)
     await session.close()
     await session.close()
-    await _refused(session.screenshot(), "no_session")
+    await _expect_refusal(session.screenshot(), "no_session")

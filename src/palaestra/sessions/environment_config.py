@@ -1,4 +1,4 @@
-"""The section `environment`: where sessions come from and what they speak, and which of its values fit together."""
+"""The section `environment` of a configuration: where sessions come from, and the check of its values."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ class EnvironmentConfig(Section):
     """Where sessions come from."""
 
     gateway: str | None = None
-    """URL of a gateway. null: training starts one on this machine and stops it again."""
+    """URL of a gateway. null: training starts one on this machine and stops it at the end."""
     cluster_host: str | None = None
-    """Host (or host:port) of a gateway in a cluster, as the specification writes it."""
+    """Host (or host:port) of a gateway in a cluster."""
     session_servers: tuple[str, ...] = ()
-    """URLs of session servers that run already, used without a gateway. Each episode opens a session on one of them."""
+    """URLs of running session servers, used without a gateway. Each episode opens a session on one of them."""
     dialect: Literal["json", "query"] = "json"
-    """What sessions speak. `json`: our own contract. `query`: the query-string dialect (`GET /act?action_type=…`) of
-    existing images and servers, which offer the task simple_data_entry/rows."""
+    """Protocol of the sessions. `json`: Palaestra's own. `query`: the query-string dialect (`GET /act?action_type=…`)
+    of existing images and servers, which have the task simple_data_entry/rows."""
     reuse_screens: bool = False
-    """Allow episodes to begin on the screen that the one before left. Needed for `query` with session_servers, since
-    such a server is one session and has no reset."""
+    """Allow episodes to begin on the screen that the previous one left. Required for `query` with session_servers,
+    because such a server is one session without a reset."""
     act_delay_s: float = Field(default=1.0, ge=0, le=60)
     """With `query`: seconds from an action to its screenshot. Shorter is faster and may miss what the action does."""
     namespace: str = "default"
-    """Which namespace the cluster's gateway uses. The gateway knows; here it is only recorded."""
+    """Namespace of the cluster's gateway. It is only recorded; the gateway has its own setting."""
     session_timeout: float = Field(default=300.0, gt=0)
-    """Seconds after which a session that nobody uses is removed."""
+    """Seconds after which an unused session is removed."""
     token_file: Path | None = None
-    """File with the token of the gateway (or of what stands before session_servers). null: a gateway's from
+    """File with the token of the gateway (or of a proxy in front of session_servers). null: the gateway's from
     PALAESTRA_GATEWAY_TOKEN, if that is set."""
     servers: int | None = Field(default=None, ge=1)
-    """Session servers of the gateway that training starts. null: one for every eight actors, at most one a core."""
+    """Session servers of the gateway that training starts. null: one per eight actors, at most one per core."""
 
     @field_validator("session_servers", mode="before")
     @classmethod
-    def _one_url_is_a_list_of_one(cls, given: Any) -> Any:
+    def _accept_single_url(cls, given: Any) -> Any:
         return (given,) if isinstance(given, str) else given
 
     @field_validator("session_servers")
     @classmethod
-    def _urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         urls = tuple(url.rstrip("/") for url in given)
         for url in urls:
             if not re.match(r"https?://[^/\s]", url):
@@ -64,7 +64,7 @@ class EnvironmentConfig(Section):
 
     @property
     def url(self) -> str | None:
-        """Where the gateway is; None when there is none yet."""
+        """The URL of the gateway; None when training starts one."""
         if self.gateway is not None:
             return self.gateway.rstrip("/")
         if self.cluster_host is None:
@@ -76,11 +76,12 @@ class EnvironmentConfig(Section):
 
 
 def check_environment(environment: EnvironmentConfig, *, group_size: int, actors: int) -> None:
-    """Refuse values that contradict each other, the number of actors, or groups that have to begin on one screen."""
+    """Refuse values that contradict each other, the number of actors, or the group size."""
     places = {
-        "gateway": environment.gateway, "cluster_host": environment.cluster_host,
+        "gateway": environment.gateway,
+        "cluster_host": environment.cluster_host,
         "session_servers": environment.session_servers or None,
-    }  # fmt: skip
+    }
     named = {key: value for key, value in places.items() if value is not None}
     if len(named) > 1:
         (first, value), (second, other) = list(named.items())[:2]
@@ -89,7 +90,7 @@ def check_environment(environment: EnvironmentConfig, *, group_size: int, actors
         _check_query_dialect(environment, group_size, actors)
     elif environment.reuse_screens:
         raise ConfigError(
-            "environment.reuse_screens", True, "sessions that can be reset begin on a fresh screen", "Leave it out"
+            "environment.reuse_screens", True, "sessions with a reset begin on a new screen", "Leave it out"
         )
 
 
@@ -97,25 +98,32 @@ def _check_query_dialect(environment: EnvironmentConfig, group_size: int, actors
     servers = environment.session_servers
     if environment.url is None and not servers:
         raise ConfigError(
-            "environment.dialect", "query", "the gateway that training starts has sessions that speak json",
-            "Name environment.session_servers, or environment.gateway with an actor.session_type that speaks it",
-        )  # fmt: skip
+            "environment.dialect",
+            "query",
+            "the gateway that training starts only has json sessions",
+            "Set environment.session_servers, or environment.gateway with an actor.session_type that uses it",
+        )
     if not servers:
         return
     if not environment.reuse_screens:
         raise ConfigError(
-            "environment.session_servers", list(servers), "a server of the query dialect cannot be reset",
-            "Set environment.reuse_screens=true to begin each episode on the screen that the last one left, or use a "
-            "gateway that makes a pod for every session",
-        )  # fmt: skip
+            "environment.session_servers",
+            list(servers),
+            "a server of the query dialect cannot be reset",
+            "Set environment.reuse_screens=true to begin each episode on the screen of the previous one, or use a "
+            "gateway that creates a pod for every session",
+        )
     if group_size > 1:
         raise ConfigError(
-            "environment.reuse_screens", True, f"a group of {group_size} has to begin on one screen",
-            "Use rejection_sampling or ppo, or a gateway that makes a pod for every session",
-        )  # fmt: skip
+            "environment.reuse_screens",
+            True,
+            f"a group of {group_size} must begin on the same screen",
+            "Use rejection_sampling or ppo, or a gateway that creates a pod for every session",
+        )
     if actors > len(servers):
         raise ConfigError(
-            "actor_pool.target_concurrent_actors", actors,
+            "actor_pool.target_concurrent_actors",
+            actors,
             f"is more than the {len(servers)} servers of environment.session_servers, each of which is one screen",
             f"Set it to {len(servers)}, or name more servers",
-        )  # fmt: skip
+        )

@@ -1,31 +1,31 @@
-"""The keys an action may press, by one name each, and what a browser has to be told about them.
+"""The keys that actions can press, and their codes in a browser.
 
-Names are those of the DOM (`Enter`, `ArrowLeft`, `Control`) or the character itself (`a`, `ß`, `+`). Other families'
-names are a codec's business; here an unknown name is refused with the nearest known one.
+A key is named as in the DOM (`Enter`, `ArrowLeft`, `Control`) or by its character (`a`, `ß`, `+`). Codecs translate the
+names of other model families.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MODIFIERS", "NAMED", "Key", "key_named", "known_key"]
+__all__ = ["MODIFIERS", "NAMED", "Key", "get_key", "is_known_key"]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key as a browser sees it."""
+    """The properties of one key in a browser."""
 
     name: str
     """`KeyboardEvent.key`."""
     code: str
-    """`KeyboardEvent.code`, the place on a keyboard; empty for characters that have none on a US one."""
+    """`KeyboardEvent.code`, the position on a US keyboard; empty for other characters."""
     number: int
-    """The legacy key code pages still look at."""
+    """`KeyboardEvent.keyCode`, which some pages still use."""
     text: str = ""
-    """What it types."""
+    """The text it types."""
 
 
-def _named() -> dict[str, Key]:
+def _build_named_keys() -> dict[str, Key]:
     plain = {
         "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), "Backspace": (8, ""), "Delete": (46, ""),
         "Insert": (45, ""), "Home": (36, ""), "End": (35, ""), "PageUp": (33, ""), "PageDown": (34, ""),
@@ -44,11 +44,11 @@ def _named() -> dict[str, Key]:
     return keys
 
 
-NAMED: dict[str, Key] = _named()
-"""Every key with a name of its own."""
+NAMED: dict[str, Key] = _build_named_keys()
+"""Keys that have a name."""
 
 MODIFIERS: dict[str, int] = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
-"""Keys that change what others do, and the bit the browser knows each by."""
+"""Modifier keys and their bits in input events."""
 
 _ROW = {
     "`": ("Backquote", 192), "-": ("Minus", 189), "=": ("Equal", 187), "[": ("BracketLeft", 219),
@@ -58,13 +58,13 @@ _ROW = {
 _SHIFTED = dict(zip('~!@#$%^&*()_+{}|:"<>?', "`1234567890-=[]\\;',./", strict=True))
 
 
-def known_key(name: str) -> bool:
-    """Whether `name` is a key: one of the named, or a single printable character."""
+def is_known_key(name: str) -> bool:
+    """Whether `name` is a named key or a single printable character."""
     return name in NAMED or (len(name) == 1 and name.isprintable())
 
 
-def key_named(name: str) -> Key:
-    """The key called `name`, which must be known."""
+def get_key(name: str) -> Key:
+    """The key of this name, which must be known."""
     if name in NAMED:
         return NAMED[name]
     if name == " ":

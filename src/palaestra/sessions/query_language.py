@@ -1,7 +1,7 @@
-"""The words of the query-string dialect, both ways: `action_type=left_click&x=10&y=20`. Pure.
+"""The query-string dialect: `action_type=left_click&x=10&y=20`, written by clients and parsed by servers.
 
-Writing refuses what the dialect cannot say exactly. Reading refuses what is not in it, and accepts one word more than
-the dialect has, `step`, which makes an act safe to repeat.
+Writing refuses actions that the dialect cannot express exactly. Parsing refuses unknown parameters and accepts `step`
+in addition to the dialect, which makes an act safe to repeat.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from palaestra.sessions.action import (
 )
 from palaestra.sessions.screen import Size
 
-__all__ = ["ACTION_TYPES", "MAX_DELAY_S", "SCROLL_PX", "QueryAct", "read_query", "row_report", "write_query"]
+__all__ = ["ACTION_TYPES", "MAX_DELAY_S", "SCROLL_PX", "QueryAct", "parse_query", "row_report", "write_query"]
 
 SCROLL_PX = 360
-"""What the dialect's one kind of scroll amounts to: three clicks of a wheel, 120 pixels each."""
+"""Pixels of the dialect's only scroll: three clicks of a wheel, 120 pixels each."""
 MAX_DELAY_S = 60.0
 
 _CLICKS: Mapping[str, tuple[Button, int]] = {
@@ -40,7 +40,7 @@ _CLICKS: Mapping[str, tuple[Button, int]] = {
     "triple_click": ("left", 3),
     "right_click": ("right", 1),
 }
-_CLICK_WORDS = {clicked: word for word, clicked in _CLICKS.items()}
+_CLICK_TYPES = {clicked: action_type for action_type, clicked in _CLICKS.items()}
 _SYMBOLS = {
     "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "win", "Escape": "esc", "ArrowLeft": "left",
     "ArrowRight": "right", "ArrowUp": "up", "ArrowDown": "down",
@@ -49,88 +49,90 @@ _SYMBOLS = {
         *(f"F{n}" for n in range(1, 13)),
     )},
 }  # fmt: skip
-_KEYS = {word: name for name, word in _SYMBOLS.items()} | {
+_KEYS = {action_type: name for name, action_type in _SYMBOLS.items()} | {
     "return": "Enter", "escape": "Escape", "del": "Delete", "pgup": "PageUp", "pgdn": "PageDown", "control": "Control",
     "option": "Alt", "super": "Meta", "command": "Meta", "cmd": "Meta",
 }  # fmt: skip
-_TAKES: Mapping[str, tuple[str, ...]] = {
+_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "screenshot": (),
     "mouse_move": ("x", "y"),
-    **{word: ("x", "y") for word in _CLICKS},
+    **{action_type: ("x", "y") for action_type in _CLICKS},
     "type": ("text",),
     "keys": ("keys",),
     "scroll": ("direction", "x", "y"),
 }
-ACTION_TYPES = tuple(_TAKES)
-"""Every word for `action_type`."""
+ACTION_TYPES = tuple(_PARAMETERS)
+"""Every value of `action_type`."""
 
 
 @dataclass(frozen=True)
 class QueryAct:
-    """The contents of a query."""
+    """A parsed query."""
 
     action: UiAction | None
-    """None: only a picture of the screen."""
+    """None: only a screenshot."""
     step: int | None
-    """Number of the act in its episode; None if the query has none."""
+    """Number of the act in its episode; None if it is missing."""
 
 
 def write_query(action: UiAction, pointer: Point | None, screen: Size, scroll_px: int) -> dict[str, str] | None:
-    """The query for an action, None for one that the server need not know; `InvalidAction` if there is none."""
+    """The query for an action, None if the server need not know it; `InvalidAction` if the dialect has none."""
     match action:
         case Move(at):
-            return {"action_type": "mouse_move", **_place(action, at, screen)}
+            return {"action_type": "mouse_move", **_format_point(action, at, screen)}
         case Click(at, button, times, held):
-            if held or (button, times) not in _CLICK_WORDS:
+            if held or (button, times) not in _CLICK_TYPES:
                 raise _not_in_dialect(
-                    action, "knows left clicks, one to three, and a single right click, without keys held"
+                    action, "has one to three left clicks and a single right click, without held keys"
                 )
-            return {"action_type": _CLICK_WORDS[button, times], **_place(action, at or pointer, screen)}
+            return {"action_type": _CLICK_TYPES[button, times], **_format_point(action, at or pointer, screen)}
         case TypeText(text):
             if not all(character in "\n\t" or " " <= character <= "~" for character in text):
-                raise _not_in_dialect(action, "types ASCII alone and would leave the rest out")
+                raise _not_in_dialect(action, "only types ASCII and would drop the rest")
             return {"action_type": "type", "text": text}
         case PressKeys(keys):
-            return {"action_type": "keys", "keys": "+".join(_key_word(action, key) for key in keys)}
+            return {"action_type": "keys", "keys": "+".join(_format_key(action, key) for key in keys)}
         case Scroll(at, dx, dy):
             if dx or abs(dy) != scroll_px:
-                raise _not_in_dialect(action, f"scrolls up or down by {scroll_px} pixels, not otherwise")
-            where = {} if at is None else _place(action, at, screen)
+                raise _not_in_dialect(action, f"only scrolls up or down by {scroll_px} pixels")
+            where = {} if at is None else _format_point(action, at, screen)
             return {"action_type": "scroll", "direction": "down" if dy > 0 else "up", **where}
         case Terminate() | Answer():
             return None
         case _:
-            raise _not_in_dialect(action, f"has no word for {action.kind}")
+            raise _not_in_dialect(action, f"has no {action.kind}")
 
 
-def read_query(query: bytes) -> QueryAct:
-    """Read the query string of `GET /act`; `SessionRefused` (422) when it is invalid."""
+def parse_query(query: bytes) -> QueryAct:
+    """Parse the query string of `GET /act`; `SessionRefused` (422) when it is invalid."""
     given: dict[str, str] = {}
-    for name, value in _pairs(query):
+    for name, value in _split_query(query):
         if name in given:
             raise _refusal(name, value, "is given twice")
         given[name] = value
-    word = given.pop("action_type", None)
-    if word is None:
+    action_type = given.pop("action_type", None)
+    if action_type is None:
         raise _refusal("action_type", None, "required and not given", f"One of {', '.join(ACTION_TYPES)}")
-    if word not in _TAKES:
-        close = closest_names(word[:64], ACTION_TYPES, count=1)
+    if action_type not in _PARAMETERS:
+        close = closest_names(action_type[:64], ACTION_TYPES, count=1)
         remedy = f"Did you mean {close[0]!r}?" if close else f"One of {', '.join(ACTION_TYPES)}"
-        raise _refusal("action_type", word, "there is no such action", remedy)
-    step = _whole("step", given.pop("step", None))
+        raise _refusal("action_type", action_type, "there is no such action", remedy)
+    step = _parse_integer("step", given.pop("step", None))
     _check_delay(given.pop("delay", None))
     for name, value in given.items():
-        if name not in _TAKES[word]:
-            raise _refusal(name, value, f"{word} takes no such parameter", f"It takes {_format_parameters(word)}")
-    if word == "screenshot":
+        if name not in _PARAMETERS[action_type]:
+            raise _refusal(
+                name, value, f"{action_type} takes no such parameter", f"It takes {_format_parameters(action_type)}"
+            )
+    if action_type == "screenshot":
         if step is not None:
-            raise _refusal("step", step, "a screenshot is no act and has no number")
+            raise _refusal("step", step, "a screenshot is not an act and has no number")
         return QueryAct(None, None)
-    return QueryAct(_action(word, given), step)
+    return QueryAct(_build_action(action_type, given), step)
 
 
 def row_report(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """What `GET /progress` adds in the dialect for a task that counts submitted rows; empty for other tasks."""
+    """The fields that the dialect adds to `GET /progress` for tasks that count submitted rows; empty for others."""
     rows, wrong = detail.get("submitted_rows"), detail.get("wrong_submissions")
     if not isinstance(rows, list) or not isinstance(wrong, int):
         return {}
@@ -138,7 +140,7 @@ def row_report(detail: Mapping[str, Any]) -> dict[str, Any]:
     return {"submitted_row_indices": [row - 1 for row in rows], "num_incorrect_submissions": wrong}
 
 
-def _pairs(query: bytes) -> list[tuple[str, str]]:
+def _split_query(query: bytes) -> list[tuple[str, str]]:
     try:
         text = query.decode("ascii")
         return parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=20)
@@ -146,33 +148,33 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
         raise _refusal("query", query[:100].decode("latin-1"), f"is not a query string in UTF-8 ({error})") from None
 
 
-def _action(word: str, given: Mapping[str, str]) -> UiAction:
-    at = _point(given)
-    if word in _CLICKS or word == "mouse_move":
+def _build_action(action_type: str, given: Mapping[str, str]) -> UiAction:
+    at = _parse_point(given)
+    if action_type in _CLICKS or action_type == "mouse_move":
         if at is None:
-            raise _refusal("x, y", None, f"{word} needs both")
-        return Move(at) if word == "mouse_move" else Click(at, *_CLICKS[word])
-    (needed, *_) = _TAKES[word]
+            raise _refusal("x, y", None, f"{action_type} needs both")
+        return Move(at) if action_type == "mouse_move" else Click(at, *_CLICKS[action_type])
+    (needed, *_) = _PARAMETERS[action_type]
     if needed not in given:
-        raise _refusal(needed, None, f"{word} needs it")
+        raise _refusal(needed, None, f"{action_type} needs it")
     value = given[needed]
-    if word == "type":
+    if action_type == "type":
         return TypeText(value)
-    if word == "keys":
-        return PressKeys(tuple(_key(part) for part in value.split("+")))
+    if action_type == "keys":
+        return PressKeys(tuple(_parse_key(part) for part in value.split("+")))
     if value not in ("up", "down"):
         raise _refusal("direction", value, "is neither up nor down")
     return Scroll(at, 0, SCROLL_PX if value == "down" else -SCROLL_PX)
 
 
-def _point(given: Mapping[str, str]) -> Point | None:
-    x, y = _whole("x", given.get("x")), _whole("y", given.get("y"))
+def _parse_point(given: Mapping[str, str]) -> Point | None:
+    x, y = _parse_integer("x", given.get("x")), _parse_integer("y", given.get("y"))
     if (x is None) != (y is None):
         raise _refusal("x, y", None, "one is given without the other")
     return None if x is None or y is None else Point(x, y)
 
 
-def _whole(name: str, text: str | None) -> int | None:
+def _parse_integer(name: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"-?[0-9]{1,9}", text):
@@ -191,14 +193,14 @@ def _check_delay(text: str | None) -> None:
         raise _refusal("delay", text, f"must lie between 0 and {MAX_DELAY_S:g} seconds")
 
 
-def _key(word: str) -> str:
-    # Capitals are lost on this way, as on the other servers that speak the dialect.
-    lowered = word.lower()
+def _parse_key(action_type: str) -> str:
+    # Capitals are lost, as on other servers with the dialect.
+    lowered = action_type.lower()
     return _KEYS.get(lowered, lowered)
 
 
-def _format_parameters(word: str) -> str:
-    return ", ".join((*_TAKES[word], "step", "delay")) if _TAKES[word] else "none"
+def _format_parameters(action_type: str) -> str:
+    return ", ".join((*_PARAMETERS[action_type], "step", "delay")) if _PARAMETERS[action_type] else "none"
 
 
 def _refusal(name: str, value: object, reason: str, remedy: str = "") -> SessionRefused:
@@ -211,18 +213,18 @@ def _not_in_dialect(action: UiAction, reason: str) -> InvalidAction:
     return InvalidAction("action", action, f"the session's query-string dialect {reason}")
 
 
-def _place(action: UiAction, at: Point | None, screen: Size) -> dict[str, str]:
+def _format_point(action: UiAction, at: Point | None, screen: Size) -> dict[str, str]:
     if at is None:
-        raise _not_in_dialect(action, "needs a place, and the pointer has none yet")
+        raise _not_in_dialect(action, "needs a position, and the pointer has none yet")
     if at.x in (0, screen.width - 1) and at.y in (0, screen.height - 1):
-        raise _not_in_dialect(action, "gives up when the pointer is in a corner of the screen")
+        raise _not_in_dialect(action, "fails in the corners of the screen")
     return {"x": str(at.x), "y": str(at.y)}
 
 
-def _key_word(action: UiAction, key: str) -> str:
+def _format_key(action: UiAction, key: str) -> str:
     if key in _SYMBOLS or key == " ":
         return _SYMBOLS.get(key, "space")
-    # Names are split at "+" and made lower case on the other side.
+    # The server splits names at "+" and makes them lower case.
     if key == "+" or key != key.lower() or not " " < key <= "~":
-        raise _not_in_dialect(action, f"cannot say the key {key!r}")
+        raise _not_in_dialect(action, f"has no key {key!r}")
     return key

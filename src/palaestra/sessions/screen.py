@@ -1,4 +1,4 @@
-"""`Screenshot`: what was on the screen, as the bytes that came from it, named by their SHA-256."""
+"""`Screenshot`: the encoded image of a screen, with its size and SHA-256."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Screenshot:
-    """An encoded picture of the screen."""
+    """An encoded image of a screen."""
 
     data: bytes = field(repr=False)
     size: Size
@@ -35,19 +35,22 @@ class Screenshot:
 
     @classmethod
     def of(cls, data: bytes) -> Screenshot:
-        """The picture in these bytes, its size read from the bytes themselves."""
-        media_type, size = _measured(data)
+        """The screenshot in these bytes; type and size are read from its header."""
+        media_type, size = _read_header(data)
         return cls(data, size, media_type)
 
     def facts(self) -> dict[str, Any]:
-        """What to tell about it without sending it."""
+        """Checksum, size and type as plain JSON, without the image."""
         return {
-            "sha256": self.sha256, "width": self.size.width, "height": self.size.height,
-            "media_type": self.media_type, "bytes": len(self.data),
-        }  # fmt: skip
+            "sha256": self.sha256,
+            "width": self.size.width,
+            "height": self.size.height,
+            "media_type": self.media_type,
+            "bytes": len(self.data),
+        }
 
 
-def _measured(data: bytes) -> tuple[str, Size]:
+def _read_header(data: bytes) -> tuple[str, Size]:
     if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
         return "image/png", Size(*struct.unpack(">II", data[16:24]))
     if data[:2] == b"\xff\xd8":
@@ -58,4 +61,4 @@ def _measured(data: bytes) -> tuple[str, Size]:
                 height, width = struct.unpack(">HH", data[at + 5 : at + 9])
                 return "image/jpeg", Size(width, height)
             at += 2 + length
-    raise SessionFailed("bad_screenshot", f"{len(data)} bytes that are neither PNG nor JPEG came from the screen")
+    raise SessionFailed("bad_screenshot", f"{len(data)} bytes from the screen are neither PNG nor JPEG")

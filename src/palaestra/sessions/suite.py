@@ -1,68 +1,86 @@
-"""A task is a page and a verifier; a suite is a family of tasks by name.
+"""`Task` is a page and its verifier; `Suite` is a set of tasks by name.
 
-A task says how large its screen is, what its page loads, what the agent is told, and how to judge how far it has come.
-It runs beside the browser, not in it: the page can be looked into by a JavaScript expression (`probe`), and whatever
-the page sends to its own origin arrives in `serve`. Everything follows from name, seed and parameters.
+A task defines the size of its screen, the page, the instruction and the verifier. It runs in this process, not in the
+browser: `probe` is a JavaScript expression whose value the verifier gets, and requests of the page to its own origin
+arrive in `serve`. Name, seed and parameters determine everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from palaestra.config import closest_names
 from palaestra.errors import SessionRefused
-from palaestra.sessions.page import PageRequest, PageResponse
 from palaestra.sessions.screen import Size
-from palaestra.sessions.task import Progress
+from palaestra.sessions.task import TaskProgress
 
-__all__ = ["Suite", "Task", "checked_params"]
+__all__ = ["PageRequest", "PageResponse", "Suite", "Task", "parse_params"]
+
+
+@dataclass(frozen=True)
+class PageRequest:
+    """A request of the page to its own origin."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class PageResponse:
+    """The task's response."""
+
+    body: bytes
+    media_type: str = "text/html; charset=utf-8"
+    status: int = 200
 
 
 class Task:
-    """One task, ready to be shown. Subclasses set what they need and write `judge`."""
+    """One task. Subclasses set attributes and implement `instruction` and `judge`."""
 
     screen = Size(160, 210)
     step_limit = 20
     reward_range: tuple[float, float] | None = None
-    """The least and the most that a whole episode can be paid; the most is paid for a solved one and for no other.
-    None: not declared; a learner then assumes `reward.assumed_range` of its configuration."""
+    """The lowest and the highest reward of an episode; the highest only for a solved one. None: not declared; a learner
+    then assumes `reward.assumed_range` of its configuration."""
     entry = "/"
-    """Where the page begins."""
+    """Path of the page."""
     html = ""
-    """The page there, unless `serve` does better."""
+    """The HTML of the page, unless `serve` is overridden."""
     begin = "null"
-    """A JavaScript expression evaluated once the page has loaded; its value goes to `told`."""
+    """JavaScript expression evaluated once the page has loaded; its value is passed to `instruction`."""
     probe = "null"
-    """A JavaScript expression evaluated whenever the task is judged; its value goes to `judge`."""
+    """JavaScript expression evaluated whenever the task is judged; its value is passed to `judge`."""
 
     def serve(self, request: PageRequest) -> PageResponse | None:
-        """Answer what the page asks its own origin for; None is a 404."""
+        """The response to a request of the page to its own origin; None is a 404."""
         return PageResponse(self.html.encode()) if request.path == self.entry else None
 
-    def told(self, begun: Any) -> str:
-        """The instruction, in words."""
+    def instruction(self, begun: Any) -> str:
+        """The instruction for the agent; `begun` is the value of `begin`."""
         raise NotImplementedError
 
-    def judge(self, probed: Any) -> Progress:
-        """How far the task has come."""
+    def judge(self, probed: Any) -> TaskProgress:
+        """The verifier's judgement; `probed` is the value of `probe`."""
         raise NotImplementedError
 
 
 class Suite(Protocol):
-    """Tasks by name."""
+    """A set of tasks by name."""
 
     name: str
 
     def names(self) -> Sequence[str]:
-        """Every task there is."""
+        """The names of all tasks."""
 
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
-        """The task; `SessionRefused` (`unknown_task`, `bad_params`) when there is none such."""
+        """The task; `SessionRefused` (`unknown_task`, `bad_params`) when it does not exist."""
 
 
-def checked_params(given: Mapping[str, Any], **known: tuple[type, Any]) -> dict[str, Any]:
-    """The parameters with their defaults, `name=(type, default)`; unknown names and wrong types are refused."""
+def parse_params(given: Mapping[str, Any], **known: tuple[type, Any]) -> dict[str, Any]:
+    """The parameters with defaults filled in, from `name=(type, default)`; refuses unknown names and wrong types."""
     for key in given:
         if key not in known:
             close = closest_names(key, known, count=1)

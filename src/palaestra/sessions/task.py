@@ -1,7 +1,6 @@
-"""What a session is asked to do, and how far it has come.
+"""Tasks: what a client requests, the resolved specification, and the verifier's judgement.
 
-`TaskSpec` is a task with everything decided: same spec, same screen. `Progress` is the verifier's word; a session that
-broke has no progress, it has an `SessionFailed`.
+The same `TaskSpec` always gives the same screen. A session that broke has no `TaskProgress`; it raises `SessionFailed`.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.screen import Size
 from palaestra.strict_json import find_lone_surrogate
 
-__all__ = ["MAX_SEED", "SCHEMA", "Progress", "TaskRequest", "TaskSpec"]
+__all__ = ["MAX_SEED", "SCHEMA", "TaskProgress", "TaskRequest", "TaskSpec"]
 
 SCHEMA = 1
 """Version of every document on the wire."""
 
 MAX_SEED = 2**53 - 1
-"""The largest whole number that JavaScript keeps."""
+"""The largest integer that JavaScript represents exactly."""
 
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What a client asks for: `suite/name`, a seed, and the task's own parameters."""
+    """A request for a task: `suite/name`, a seed, and parameters of the task."""
 
     task: str
     seed: int = 0
@@ -43,7 +42,7 @@ class TaskRequest:
             raise SessionRefused("bad_request", f"params = {self.params!r}: is not a mapping.", status=422)
         for place, value in (("task", self.task), ("params", self.params)):
             if (broken := find_lone_surrogate(value)) is not None:
-                raise SessionRefused("bad_request", f"{place}: {_half(broken)}.", status=422)
+                raise SessionRefused("bad_request", f"{place}: {_surrogate_message(broken)}.", status=422)
 
     @property
     def suite(self) -> str:
@@ -58,81 +57,97 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task with everything decided."""
+    """A resolved task."""
 
     suite: str
     name: str
     seed: int
     params: Mapping[str, Any]
     instruction: str
-    """What the agent is told, in words."""
+    """The instruction for the agent."""
     step_limit: int
-    """Actions after which the episode is over, solved or not."""
+    """Maximum number of actions in an episode."""
     screen: Size
     reward_range: tuple[float, float] | None = None
-    """The least and the most that a whole episode can be paid; the most is paid for a solved one and for no other.
-    None: the task does not say."""
+    """The lowest and the highest reward of an episode; the highest only for a solved one. None: not declared."""
 
     def __post_init__(self) -> None:
-        # No tokenizer and no file could take it; whoever reads it next would fail without naming the task.
+        # No tokenizer and no file accepts it; later code would fail without naming the task.
         if find_lone_surrogate(self.instruction) is not None:
-            text = f"the instruction of {self.suite}/{self.name}: {_half(self.instruction)}"
+            text = f"the instruction of {self.suite}/{self.name}: {_surrogate_message(self.instruction)}"
             raise SessionFailed("bad_instruction", text)
 
     def facts(self) -> dict[str, Any]:
         """As plain JSON."""
         declared = {} if self.reward_range is None else {"reward_range": list(self.reward_range)}
         return {
-            "task": f"{self.suite}/{self.name}", "seed": self.seed, "params": dict(self.params),
-            "instruction": self.instruction, "step_limit": self.step_limit, "width": self.screen.width,
-            "height": self.screen.height, **declared,
-        }  # fmt: skip
+            "task": f"{self.suite}/{self.name}",
+            "seed": self.seed,
+            "params": dict(self.params),
+            "instruction": self.instruction,
+            "step_limit": self.step_limit,
+            "width": self.screen.width,
+            "height": self.screen.height,
+            **declared,
+        }
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> TaskSpec:
-        """The spec that `facts` describes."""
+        """The spec from the JSON of `facts`."""
         suite, _, name = str(facts["task"]).partition("/")
         return cls(
-            suite, name, int(facts["seed"]), dict(facts["params"]), str(facts["instruction"]),
-            int(facts["step_limit"]), Size(int(facts["width"]), int(facts["height"])),
+            suite,
+            name,
+            int(facts["seed"]),
+            dict(facts["params"]),
+            str(facts["instruction"]),
+            int(facts["step_limit"]),
+            Size(int(facts["width"]), int(facts["height"])),
             _read_range(facts.get("reward_range")),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a task has come, in the verifier's judgement."""
+class TaskProgress:
+    """The verifier's judgement of an episode so far."""
 
     reward: float
-    """What the episode has earned so far, in all."""
+    """The total reward of the episode so far."""
     done: bool
     success: bool
     truncated: bool = False
-    """Over because the step limit was reached, not because the task was."""
+    """Whether the episode ended at the step limit."""
     detail: Mapping[str, Any] = field(default_factory=dict)
-    """What the task itself has to say, such as which rows were submitted."""
+    """Details of the task, such as which rows were submitted."""
 
     def facts(self) -> dict[str, Any]:
         """As plain JSON."""
         return {
-            "schema": SCHEMA, "reward": self.reward, "done": self.done, "success": self.success,
-            "truncated": self.truncated, "detail": dict(self.detail),
-        }  # fmt: skip
+            "schema": SCHEMA,
+            "reward": self.reward,
+            "done": self.done,
+            "success": self.success,
+            "truncated": self.truncated,
+            "detail": dict(self.detail),
+        }
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
-        """The progress that `facts` describes; a document of a newer schema is refused."""
+    def from_facts(cls, facts: Mapping[str, Any]) -> TaskProgress:
+        """The progress from the JSON of `facts`; a document of another schema is refused."""
         if int(facts.get("schema", 0)) != SCHEMA:
             text = f"schema = {facts.get('schema')!r}: this version understands {SCHEMA}."
             raise SessionRefused("bad_schema", text, status=502)
         return cls(
-            float(facts["reward"]), bool(facts["done"]), bool(facts["success"]), bool(facts.get("truncated", False)),
+            float(facts["reward"]),
+            bool(facts["done"]),
+            bool(facts["success"]),
+            bool(facts.get("truncated", False)),
             dict(facts.get("detail", {})),
-        )  # fmt: skip
+        )
 
 
 def _read_range(given: Any) -> tuple[float, float] | None:
-    """A declared reward range; ValueError or TypeError when it is none."""
+    """A declared reward range; ValueError or TypeError when it is invalid."""
     if given is None:
         return None
     low, high = (float(bound) for bound in given)
@@ -141,5 +156,5 @@ def _read_range(given: Any) -> tuple[float, float] | None:
     return low, high
 
 
-def _half(text: str) -> str:
-    return f"the text {text[:200]!r} holds half of a surrogate pair, which UTF-8 cannot carry"
+def _surrogate_message(text: str) -> str:
+    return f"the text {text[:200]!r} holds half of a surrogate pair, which UTF-8 cannot encode"

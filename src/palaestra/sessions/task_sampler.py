@@ -1,8 +1,7 @@
-"""Which task comes next: evenly, by how often each still fails, or up a ladder of difficulty.
+"""`TaskSampler` chooses the next task: uniformly, by how often each fails, or by a curriculum.
 
-A sampler draws tasks and is given their results; it has a random stream of its own and continues exactly from a saved
-state. Seeds of tasks to train on and of those held out for evaluation never meet: `TRAINING_SEEDS` and `HELD_OUT` are
-different numbers.
+It has its own random number generator and continues exactly from a saved state. `TRAINING_SEEDS` and the seeds for
+evaluation, `HELD_OUT`, are disjoint.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class TaskChoice(Section):
     params: dict[str, Any] = Field(default_factory=dict)
     """The task's own parameters, such as `difficulty`."""
     weight: float = Field(default=1.0, gt=0)
-    """How often it is drawn compared with the others, before anything else is considered."""
+    """Relative frequency of the task, before the sampler adjusts it."""
 
     @property
     def key(self) -> str:
-        """The name under which its results are counted."""
+        """The name of the task and its parameters in results."""
         shown = ",".join(f"{name}={value}" for name, value in sorted(self.params.items()))
         return f"{self.task}[{shown}]" if shown else self.task
 
@@ -45,36 +44,34 @@ class SamplerConfig(Section):
     """How the next task is chosen."""
 
     name: Literal["uniform", "error_weighted", "curriculum"] = "uniform"
-    """`uniform` by weight alone; `error_weighted` more often what fails more often; `curriculum` climbs the list of
-    tasks in order, as soon as the current one succeeds often enough."""
+    """`uniform`: by weight. `error_weighted`: tasks that fail more often are drawn more often. `curriculum`: the tasks
+    in order, moving on when the current one succeeds often enough."""
     window: int = Field(default=64, ge=1)
-    """Episodes per task over which its success is judged."""
+    """Number of recent episodes per task over which its success rate is computed."""
     floor: float = Field(default=0.1, gt=0, le=1)
-    """`error_weighted`: the share of its weight that a solved task keeps, so that it is not forgotten."""
+    """`error_weighted`: share of its weight that a solved task keeps, against forgetting."""
     advance_at: float = Field(default=0.8, gt=0, le=1)
-    """`curriculum`: success over the window at which the next task is opened."""
+    """`curriculum`: success rate over the window at which the next task begins."""
     review: float = Field(default=0.25, ge=0, lt=1)
-    """`curriculum`: share of draws that go to tasks already passed."""
+    """`curriculum`: share of draws from tasks already passed."""
     seeds: int | None = Field(default=None, ge=1)
-    """Train on this many seeds per task, again and again. null: every draw is a new one."""
+    """Number of seeds per task to train on. null: a new seed for every draw."""
 
 
 class TaskSampler:
-    """Draws tasks by how they went lately."""
+    """Draws tasks according to their recent results."""
 
     def __init__(self, choices: Sequence[TaskChoice], config: SamplerConfig, *, seed: int) -> None:
         keys = [choice.key for choice in choices]
         if not keys:
-            raise ConfigError(
-                "tasks", [], "there is nothing to train on", "Name one: tasks=[{task: click_target/button}]"
-            )
+            raise ConfigError("tasks", [], "no task is given", "Name one: tasks=[{task: click_target/button}]")
         if len(set(keys)) != len(keys):
-            doubled = next(key for key in keys if keys.count(key) > 1)
-            raise ConfigError("tasks", doubled, "is listed twice", "Give it once, with a weight")
+            duplicate = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigError("tasks", duplicate, "is listed twice", "Give it once, with a weight")
         self.choices = tuple(choices)
         self.config = config
         self.rung = 0
-        """`curriculum`: the task being learned; earlier ones are passed."""
+        """`curriculum`: index of the current task; earlier ones are passed."""
         self._results: dict[str, deque[bool]] = {key: deque(maxlen=config.window) for key in keys}
         self._rng = random.Random(f"tasks {seed}")
 
@@ -85,7 +82,7 @@ class TaskSampler:
         return choice, TaskRequest(choice.task, self._rng.randrange(limit), choice.params)
 
     def report(self, key: str, success: bool) -> None:
-        """An episode of the task with this key is over; environment failures are not reported."""
+        """Record the result of an episode; failures of the session are not recorded."""
         self._results[key].append(success)
         if self.config.name == "curriculum" and self.rung < len(self.choices) - 1:
             current = self.choices[self.rung].key
@@ -93,20 +90,20 @@ class TaskSampler:
             self.rung += is_full and self._rate(current) >= self.config.advance_at
 
     def shares(self) -> Iterator[float]:
-        """How often each task is drawn, in any scale."""
+        """The relative frequency of each task, not normalised."""
         for place, choice in enumerate(self.choices):
-            yield choice.weight * self._interest(place, choice)
+            yield choice.weight * self._priority(place, choice)
 
     def success(self) -> Mapping[str, float]:
-        """Success of each task over its window."""
+        """The success rate of each task over its window."""
         return {key: self._rate(key) for key, results in self._results.items() if results}
 
     def _rate(self, key: str) -> float:
-        """Success over the window; 0 before anything is known, so that the unknown counts as unsolved."""
+        """Success rate over the window; 0 without results, so that a new task counts as unsolved."""
         return sum(self._results[key]) / max(1, len(self._results[key]))
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on exactly here, as plain JSON."""
+        """The complete state as plain JSON."""
         kind, numbers, gauss = self._rng.getstate()
         return {
             "rng": [kind, list(numbers), gauss],
@@ -115,7 +112,7 @@ class TaskSampler:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; tasks that were not known then begin from nothing."""
+        """Continue from a saved state; tasks that it does not have start without results."""
         kind, numbers, gauss = state["rng"]
         self._rng.setstate((kind, tuple(numbers), gauss))
         self.rung = min(int(state["rung"]), len(self.choices) - 1)
@@ -123,7 +120,7 @@ class TaskSampler:
             if key in self._results:
                 self._results[key] = deque(results, maxlen=self.config.window)
 
-    def _interest(self, place: int, choice: TaskChoice) -> float:
+    def _priority(self, place: int, choice: TaskChoice) -> float:
         if self.config.name == "uniform":
             return 1.0
         if self.config.name == "error_weighted":
@@ -137,7 +134,7 @@ class TaskSampler:
 
 
 def held_out(choices: Sequence[TaskChoice], episodes: int, *, first: int = 0) -> list[tuple[TaskChoice, TaskRequest]]:
-    """`episodes` tasks for evaluation, evenly over the choices, on seeds that no training draws; always the same."""
+    """`episodes` tasks for evaluation, evenly over the choices, on held-out seeds; always the same."""
     return [
         (choice := choices[number % len(choices)], TaskRequest(choice.task, HELD_OUT[first + number], choice.params))
         for number in range(episodes)

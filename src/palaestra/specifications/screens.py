@@ -25,7 +25,7 @@ from palaestra.learner.registry import ALGORITHMS
 from palaestra.learner.trajectories import RejectionSampling, TrajectoryAlgorithm
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.config import ModelConfig
-from palaestra.sessions.provider import find_sessions
+from palaestra.sessions.clients.provider import find_sessions
 from palaestra.train.held_out import play_held_out
 from palaestra.train.run import TrainingResult
 from palaestra.train.screen_config import ScreenRunConfig, screen_config_from

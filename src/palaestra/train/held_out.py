@@ -15,7 +15,7 @@ from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories.reward import reward_warnings
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.sampler import LocalSampler
-from palaestra.sessions.provider import SessionAddress, load_tasks, open_provider
+from palaestra.sessions.clients.provider import SessionAddress, load_tasks, open_provider
 from palaestra.sessions.task_sampler import TaskChoice, held_out
 from palaestra.train.screen_config import ScreenRunConfig, screen_config_from
 

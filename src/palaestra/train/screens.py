@@ -33,7 +33,7 @@ from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.proof import Reason
 from palaestra.policy.vlm.module_policy import as_vlm_policy
 from palaestra.policy.vlm.sampler import LocalSampler, ProcessSampler, ReplySampler
-from palaestra.sessions.provider import SessionAddress, find_sessions, open_provider
+from palaestra.sessions.clients.provider import SessionAddress, find_sessions, open_provider
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm

@@ -15,9 +15,9 @@ from tests.learner.trajectories.played import SIZE, build_policy, play_groups
 from palaestra.experience.trajectory import Outcome
 from palaestra.learner.trajectories import GRPO, TrajectoryLearner, UpdateConfig
 from palaestra.learner.trajectories.proof import ProofConfig
-from palaestra.sessions.fake import SCREEN, _png
+from palaestra.sessions.fake import SCREEN, encode_png
 
-WHITE = _png(SCREEN, [b"\xff\xff\xff" * SCREEN.width] * SCREEN.height)
+WHITE = encode_png(SCREEN, [b"\xff\xff\xff" * SCREEN.width] * SCREEN.height)
 """Another picture of the size of the screen."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from palaestra.config import closest_names
 from palaestra.policy.codecs.decoding import DecodeError, abbreviate
-from palaestra.sessions.keys import NAMED, known_key
+from palaestra.sessions.keys import NAMED, is_known_key
 
 __all__ = ["OPENAI_KEYS", "PYAUTOGUI_KEYS", "SYNONYMS", "XDOTOOL_KEYS", "KeyNames"]
 
@@ -52,7 +52,7 @@ class KeyNames:
         if spelling == " ":
             return "Space"
         if len(spelling) == 1:
-            if not known_key(spelling):
+            if not is_known_key(spelling):
                 raise DecodeError("unknown_key", f"{abbreviate(spelling)} is a character no key types")
             return spelling.lower() if self.capitals and spelling.isascii() else spelling
         known = self._spellings()

@@ -1,4 +1,4 @@
-"""The tasks we have, by suite; other packages add theirs as entry points `palaestra.suites`."""
+"""The suites of tasks; other packages add theirs as entry points `palaestra.suites`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from palaestra.sessions.suite import Suite, Task
 
 __all__ = ["make_task", "suites"]
 
-_OURS = {
+_BUILT_IN = {
     "click_target": "palaestra.sessions.suites.click_target:ClickTarget",
     "data_entry": "palaestra.sessions.suites.data_entry:DataEntry",
     "miniwob": "palaestra.sessions.suites.miniwob:MiniWob",
@@ -22,15 +22,15 @@ _OURS = {
 
 @cache
 def suites() -> dict[str, Suite]:
-    """Every suite by name: ours, and those of installed packages."""
-    found: dict[str, Suite] = {name: import_address(address, place="suite")() for name, address in _OURS.items()}
+    """Every suite by name: the built-in ones and those of installed packages."""
+    found: dict[str, Suite] = {name: import_address(address, place="suite")() for name, address in _BUILT_IN.items()}
     for entry in entry_points(group="palaestra.suites"):
         found[entry.name] = entry.load()()
     return found
 
 
 def make_task(suite: str, name: str, seed: int, params: Mapping[str, Any]) -> Task:
-    """The task `suite/name`; refuses unknown ones with the nearest known."""
+    """The task `suite/name`; refuses unknown names and suggests the closest one."""
     known = suites()
     if suite not in known:
         close = closest_names(suite, known, count=1)

@@ -1,6 +1,6 @@
-"""`click_target/*`: click the named button. From one large button to many small ones, by `difficulty`: a ladder.
+"""`click_target/*`: click the named button, from one large button to many small ones by `difficulty`.
 
-Places, labels and colours follow from the seed, drawn here and not in the page, so that the verifier knows the answer.
+Places, labels and colours depend on the seed. They are drawn here and not in the page, so that the verifier knows them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
-from palaestra.sessions.suite import Task, checked_params
-from palaestra.sessions.task import Progress
+from palaestra.sessions.suite import Task, parse_params
+from palaestra.sessions.task import TaskProgress
 
 __all__ = ["ClickTarget"]
 
 LABELS = "apple bread cloud dune ember fern glass honey iron jade kite lemon moss north olive pearl quill river".split()
 COLOURS = "#c0392b #2980b9 #27ae60 #8e44ad #d35400 #16a085 #7f8c8d #2c3e50".split()
-RUNGS = (
+LEVELS = (
     (1, 90, 60), (1, 50, 30), (2, 60, 30), (3, 50, 24), (4, 44, 20), (6, 40, 18), (8, 38, 16), (12, 36, 14),
 )  # fmt: skip
-"""Buttons, and the width and height of each, by difficulty from 1 on."""
+"""Number of buttons, and width and height of each, by difficulty from 1."""
 
 
 class ClickTarget:
@@ -35,10 +35,10 @@ class ClickTarget:
         return ("button",)
 
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
-        """The task at a rung of the ladder."""
-        given = checked_params(params, difficulty=(int, 1), step_limit=(int, 3))
-        if not 1 <= given["difficulty"] <= len(RUNGS):
-            text = f"params.difficulty = {given['difficulty']}: must lie between 1 and {len(RUNGS)}."
+        """The task with the parameters `difficulty` and `step_limit`."""
+        given = parse_params(params, difficulty=(int, 1), step_limit=(int, 3))
+        if not 1 <= given["difficulty"] <= len(LEVELS):
+            text = f"params.difficulty = {given['difficulty']}: must lie between 1 and {len(LEVELS)}."
             raise SessionRefused("bad_params", text, status=422)
         if given["step_limit"] < 1:
             raise SessionRefused("bad_params", "params.step_limit: must be at least 1.", status=422)
@@ -53,23 +53,23 @@ class _Button(Task):
     def __init__(self, seed: int, difficulty: int, step_limit: int) -> None:
         self.step_limit = step_limit
         rng = random.Random(seed * 31 + difficulty)
-        count, width, height = RUNGS[difficulty - 1]
+        count, width, height = LEVELS[difficulty - 1]
         labels = rng.sample(LABELS, count)
         self._wanted = labels[0]
         self.html = _page(labels, _places(rng, count, width, height), rng, width, height)
 
-    def told(self, begun: Any) -> str:
-        """The button by its label."""
+    def instruction(self, begun: Any) -> str:
+        """Names the button by its label."""
         return f'Click the button "{self._wanted}".'
 
-    def judge(self, probed: Any) -> Progress:
-        """The first button clicked decides; clicks beside every button decide nothing."""
+    def judge(self, probed: Any) -> TaskProgress:
+        """The first button clicked decides; clicks elsewhere do not count."""
         solved = probed == self._wanted
-        return Progress(1.0 if solved else 0.0, probed is not None, solved, detail={"clicked": probed})
+        return TaskProgress(1.0 if solved else 0.0, probed is not None, solved, detail={"clicked": probed})
 
 
 def _places(rng: random.Random, count: int, width: int, height: int) -> list[tuple[int, int]]:
-    """Corners of buttons that do not touch: cells of a grid, drawn without repetition, with room to move in each."""
+    """Corners of buttons that do not touch: in distinct cells of a grid, at random within each."""
     columns, rows = max(1, 156 // (width + 4)), max(1, 206 // (height + 4))
     cells = rng.sample([(column, row) for column in range(columns) for row in range(rows)], count)
     room_x, room_y = 156 // columns - width, 206 // rows - height

@@ -1,7 +1,7 @@
 """`data_entry/form`: a sheet of people beside a form; "enter rows 3, 7 and 9". The verifier checks every submission.
 
-A submission arrives at the task's own server side, not in the page, so nothing a page can be made to say counts. Each
-requested row that is entered exactly earns its share of 1; a wrong or repeated submission costs a tenth.
+Submissions are sent to `serve`, so the state of the page does not count. Each requested row that is entered exactly
+earns its share of 1; a wrong or repeated submission costs 0.1.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from palaestra.errors import SessionRefused
-from palaestra.sessions.page import PageRequest, PageResponse
 from palaestra.sessions.screen import Size
-from palaestra.sessions.suite import Task, checked_params
-from palaestra.sessions.task import Progress
+from palaestra.sessions.suite import PageRequest, PageResponse, Task, parse_params
+from palaestra.sessions.task import TaskProgress
 
 __all__ = ["DataEntry"]
 
@@ -24,7 +23,7 @@ FIRST = "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo June Kai Lena Milo Nora Otto Pi
 LAST = (
     "Abel Brandt Costa Dietz Ekman Fuchs Gruber Holm Ito Jansen Krause Lund Meyer Novak Olsen Price Quist Ruiz".split()
 )
-COST_OF_A_WRONG_ONE = 0.1
+WRONG_SUBMISSION_COST = 0.1
 
 
 class DataEntry:
@@ -37,8 +36,8 @@ class DataEntry:
         return ("form",)
 
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
-        """The task with so many rows in the sheet, of which so many are to be entered."""
-        given = checked_params(params, rows=(int, 10), wanted=(int, 3), step_limit=(int, 60))
+        """The task with `rows` rows in the sheet, of which `wanted` are to be entered."""
+        given = parse_params(params, rows=(int, 10), wanted=(int, 3), step_limit=(int, 60))
         if not 1 <= given["wanted"] <= given["rows"] <= 14:
             text = f"params.wanted = {given['wanted']}, params.rows = {given['rows']}: need 1 <= wanted <= rows <= 14."
             raise SessionRefused("bad_params", text, status=422)
@@ -80,20 +79,20 @@ class _Form(Task):
         else:
             self._wrong += 1
 
-    def told(self, begun: Any) -> str:
+    def instruction(self, begun: Any) -> str:
         """Which rows to enter."""
         numbers = [str(number) for number in self._wanted]
         listed = numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
         what = "row" if len(numbers) == 1 else "rows"
         return f"Enter {what} {listed} of the sheet into the form, one at a time, and submit each."
 
-    def judge(self, probed: Any) -> Progress:
-        """Shares for rows that are in, a cost for every wrong submission, done when all are in."""
+    def judge(self, probed: Any) -> TaskProgress:
+        """A share for every row entered, minus a cost for every wrong submission; done when all rows are entered."""
         done = len(self._submitted) == len(self._wanted)
-        # At least -1: one act can submit the form any number of times, such as a text of many lines.
-        reward = max(-1.0, len(self._submitted) / len(self._wanted) - COST_OF_A_WRONG_ONE * self._wrong)
+        # At least -1: one act can submit the form many times, for example by typing a text of many lines.
+        reward = max(-1.0, len(self._submitted) / len(self._wanted) - WRONG_SUBMISSION_COST * self._wrong)
         detail = {"submitted_rows": sorted(self._submitted), "wrong_submissions": self._wrong, "wanted": self._wanted}
-        return Progress(round(reward, 6), done, done and self._wrong == 0, detail=detail)
+        return TaskProgress(round(reward, 6), done, done and self._wrong == 0, detail=detail)
 
 
 def _person(rng: random.Random) -> tuple[str, str, str]:
@@ -115,7 +114,7 @@ def _page(people: list[tuple[str, str, str]]) -> str:
         event.preventDefault();
         const value = (id) => document.getElementById(id).value;
         const entered = {first: value('first'), last: value('last'), email: value('email')};
-        // Emptied at once: whoever types on while the answer is under way must not type into the old entry.
+        // Reset at once, so that text typed before the response does not go into the old entry.
         event.target.reset();
         await fetch('/submit', {method: 'POST', body: JSON.stringify(entered)});
         document.getElementById('said').textContent = 'Submitted.';

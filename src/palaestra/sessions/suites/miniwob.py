@@ -1,35 +1,46 @@
-"""`miniwob/*`: the pages of the `miniwob` package, as they are, with five changes that make them fit for learning.
+"""`miniwob/*`: the pages of the `miniwob` package, with five changes that make them suitable for training.
 
-The raw reward counts (the page's own decays with its clock, of which every act takes half a second); its time limit is
-put out of reach, since ours counts steps; the display of the last reward is hidden, since it gives answers away; an
-episode begins when we say so; and a page comes in one piece, with the scripts and style sheets it loads, since every
-request costs. Solved means a raw reward of 1.
+The raw reward counts, because the page's own reward decays with time and every act takes half a second of page time.
+The page's time limit is disabled, because episodes have a step limit. The display of the last reward is hidden, because
+it reveals answers. An episode begins at the reset. Scripts and style sheets are inlined into the page. Solved means a
+raw reward of 1.
+
+Inlining takes 5 % less processor time for a session of one act: every request of a page passes through all processes of
+the browser and ours, and a page with jQuery UI makes twelve of them. Scripts run in the same order; images of style
+sheets are there at once, instead of sometimes after the first frame.
 """
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import mimetypes
-from collections.abc import Mapping, Sequence
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from palaestra.errors import SessionRefused
-from palaestra.sessions.page import PageRequest, PageResponse
 from palaestra.sessions.screen import Size
-from palaestra.sessions.suite import Task, checked_params
-from palaestra.sessions.suites.one_file import in_one_file
-from palaestra.sessions.task import Progress
+from palaestra.sessions.suite import PageRequest, PageResponse, Task, parse_params
+from palaestra.sessions.task import TaskProgress
 
-__all__ = ["UNUSABLE", "MiniWob"]
+__all__ = ["MiniWob", "inline_resources"]
 
-UNUSABLE: dict[str, str] = {}
-"""Pages of the package that cannot be a task here, and why; filled from what a browser says of each."""
+Read = Callable[[str], bytes | None]
+"""Returns the file at a path of the page's origin, or None."""
+
+_SCRIPT = re.compile(rb'<script src="([^":?#]+)"></script>')
+_SHEET = re.compile(rb'<link rel="stylesheet"(?: type="text/css")? href="([^":?#]+)">')
+_URL = re.compile(rb"""url\((["']?)([^"'():?#]+)\1\)""")
+_ENDS_SCRIPT = re.compile(rb"</script|<!--", re.IGNORECASE)
+_ENDS_STYLE = re.compile(rb"</style", re.IGNORECASE)
 
 STEP_LIMIT = 10
 STEP_LIMITS = {"chase-circle": 20}
-"""Pages that need more steps: this one ends by itself after 9.9 s of page time, of which an act takes 0.507."""
+"""Pages that need more steps: this one ends after 9.9 s of page time, of which an act takes 0.507."""
 
 _BEGIN = """(() => {
   core.EPISODE_MAX_TIME = 1e9;
@@ -52,23 +63,23 @@ class MiniWob:
 
     @cached_property
     def root(self) -> Path | None:
-        """Where the package keeps its pages; None when it is not installed."""
-        found = importlib.util.find_spec("miniwob")
-        return Path(found.origin).parent / "html" if found is not None and found.origin else None
+        """Directory of the package's pages; None when it is not installed."""
+        spec = importlib.util.find_spec("miniwob")
+        return Path(spec.origin).parent / "html" if spec is not None and spec.origin else None
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
         if self.root is None:
             return ()
-        return tuple(sorted(path.stem for path in (self.root / "miniwob").glob("*.html") if path.stem not in UNUSABLE))
+        return tuple(sorted(path.stem for path in (self.root / "miniwob").glob("*.html")))
 
     def names(self) -> Sequence[str]:
-        """Every page that can be a task; none when the package is not installed."""
+        """The name of every page; empty when the package is not installed."""
         return self._names
 
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
-        """The page, to be begun with this seed."""
-        given = checked_params(params, step_limit=(int, STEP_LIMITS.get(name, STEP_LIMIT)))
+        """The page as a task."""
+        given = parse_params(params, step_limit=(int, STEP_LIMITS.get(name, STEP_LIMIT)))
         if given["step_limit"] < 1:
             raise SessionRefused("bad_params", "params.step_limit: must be at least 1.", status=422)
         assert self.root is not None
@@ -86,27 +97,64 @@ class _MiniWobPage(Task):
         self.entry = f"/miniwob/{name}.html"
 
     def serve(self, request: PageRequest) -> PageResponse | None:
-        """Files of the package, and nothing outside it; the page itself with what it loads."""
+        """Files of the package, and the page itself with its resources inlined."""
         path = request.path.partition("?")[0]
-        body = _whole_page(self._root, path) if path == self.entry else _file(self._root, path)
+        body = _read_page(self._root, path) if path == self.entry else _read_file(self._root, path)
         return None if body is None else PageResponse(body, mimetypes.guess_type(path)[0] or "application/octet-stream")
 
-    def told(self, begun: Any) -> str:
-        """What the page's yellow bar says."""
+    def instruction(self, begun: Any) -> str:
+        """The text of the page's yellow bar."""
         return " ".join(str(begun).split())
 
-    def judge(self, probed: Any) -> Progress:
+    def judge(self, probed: Any) -> TaskProgress:
         """The page's own verdict, before it is scaled by time."""
-        done, raw, why = probed
-        return Progress(float(raw), bool(done), bool(done) and float(raw) == 1.0, detail={"reason": why})
+        done, raw, reason = probed
+        return TaskProgress(float(raw), bool(done), bool(done) and float(raw) == 1.0, detail={"reason": reason})
 
 
 @lru_cache(maxsize=256)
-def _whole_page(root: Path, path: str) -> bytes | None:
-    page = _file(root, path)
-    return None if page is None else in_one_file(page, path, lambda other: _file(root, other))
+def _read_page(root: Path, path: str) -> bytes | None:
+    page = _read_file(root, path)
+    return None if page is None else inline_resources(page, path, lambda other: _read_file(root, other))
 
 
-def _file(root: Path, path: str) -> bytes | None:
+def _read_file(root: Path, path: str) -> bytes | None:
     file = (root / path.lstrip("/")).resolve()
     return file.read_bytes() if file.is_relative_to(root.resolve()) and file.is_file() else None
+
+
+def inline_resources(page: bytes, path: str, read: Read) -> bytes:
+    """The page at `path` with its scripts, style sheets and their images inlined where that is possible."""
+
+    def inline_script(match: re.Match[bytes]) -> bytes:
+        body = read(_resolve(path, match[1]))
+        if body is None or not _can_inline(body, _ENDS_SCRIPT):
+            return match[0]
+        return b"<script>" + body + b"</script>"
+
+    def inline_sheet(match: re.Match[bytes]) -> bytes:
+        where = _resolve(path, match[1])
+        body = read(where)
+        if body is None or not _can_inline(body, _ENDS_STYLE):
+            return match[0]
+        return b"<style>" + _URL.sub(lambda url: _inline_image(url, where, read), body) + b"</style>"
+
+    return _SHEET.sub(inline_sheet, _SCRIPT.sub(inline_script, page))
+
+
+def _can_inline(body: bytes, end: re.Pattern[bytes]) -> bool:
+    # The encoding of a file that is not ASCII may differ from the page's.
+    return body.isascii() and not end.search(body)
+
+
+def _inline_image(match: re.Match[bytes], sheet: str, read: Read) -> bytes:
+    where = _resolve(sheet, match[2])
+    body = read(where)
+    if body is None:
+        return b'url("' + where.encode() + b'")'
+    media_type = mimetypes.guess_type(where)[0] or "application/octet-stream"
+    return b'url("data:' + media_type.encode() + b";base64," + base64.b64encode(body) + b'")'
+
+
+def _resolve(path: str, relative: bytes) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(path), relative.decode("latin-1")))

@@ -1,4 +1,4 @@
-"""The mouse and keyboard events of a browser that an action consists of."""
+"""Translates actions into the mouse and keyboard events of the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, UiAction
-from palaestra.sessions.cdp import Call
-from palaestra.sessions.keys import MODIFIERS, Key, key_named
+from palaestra.sessions.browser.cdp import Call
+from palaestra.sessions.keys import MODIFIERS, Key, get_key
 
 __all__ = ["InputEvents"]
 
@@ -17,13 +17,13 @@ _EDITING = {"a": "SelectAll", "c": "Copy", "v": "Paste", "x": "Cut", "z": "Undo"
 
 
 class InputEvents:
-    """Translates actions, and remembers where the pointer is."""
+    """Translates actions, and remembers the position of the pointer."""
 
     def __init__(self) -> None:
         self._pointer = Point(0, 0)
 
-    def of(self, action: UiAction) -> Iterator[Call]:
-        """The calls that perform an action, in order; none for one that does not concern mouse or keyboard."""
+    def build_calls(self, action: UiAction) -> Iterator[Call]:
+        """The calls that perform an action, in order; none for actions without mouse or keyboard events."""
         if isinstance(action, Click):
             yield from self._click(action)
         elif isinstance(action, Move):
@@ -46,7 +46,7 @@ class InputEvents:
         at = click.at or self._pointer
         bits = sum(MODIFIERS[name] for name in click.held)
         for name in click.held:
-            yield _key("rawKeyDown", key_named(name), bits)
+            yield _key_event("rawKeyDown", get_key(name), bits)
         yield self._mouse("mouseMoved", at, modifiers=bits)
         mask = _BUTTONS[click.button]
         for count in range(1, click.times + 1):
@@ -54,14 +54,14 @@ class InputEvents:
             yield self._mouse("mousePressed", at, buttons=mask, **shared)
             yield self._mouse("mouseReleased", at, buttons=0, **shared)
         for name in reversed(click.held):
-            yield _key("keyUp", key_named(name), 0)
+            yield _key_event("keyUp", get_key(name), 0)
 
     def _drag(self, drag: Drag) -> Iterator[Call]:
         mask = _BUTTONS[drag.button]
         yield self._mouse("mouseMoved", drag.path[0])
         yield self._mouse("mousePressed", drag.path[0], button=drag.button, buttons=mask, clickCount=1)
         for start, end in pairwise(drag.path):
-            # A drag that jumps is not recognised as one by pages that measure distances.
+            # Pages that measure distances do not recognise a drag that jumps.
             for part in range(1, 6):
                 x = round(start.x + (end.x - start.x) * part / 5)
                 y = round(start.y + (end.y - start.y) * part / 5)
@@ -71,32 +71,36 @@ class InputEvents:
 
 def _type_events(text: str) -> Iterator[Call]:
     for character in text:
-        key = key_named({"\n": "Enter", "\t": "Tab"}.get(character, character))
+        key = get_key({"\n": "Enter", "\t": "Tab"}.get(character, character))
         if not key.code:
             yield "Input.insertText", {"text": character}
             continue
         bits = MODIFIERS["Shift"] if character.isupper() else 0
-        yield _key("keyDown" if key.text else "rawKeyDown", key, bits)
-        yield _key("keyUp", key, bits)
+        yield _key_event("keyDown" if key.text else "rawKeyDown", key, bits)
+        yield _key_event("keyUp", key, bits)
 
 
 def _key_events(names: tuple[str, ...]) -> Iterator[Call]:
     bits = 0
-    keys = [key_named(name) for name in names]
+    keys = [get_key(name) for name in names]
     for name, key in zip(names, keys, strict=True):
         bits |= MODIFIERS.get(name, 0)
-        # With Control or Meta held a letter is a command, not text.
+        # With Control or Meta held, a letter is a command and not text.
         types = key.text and not bits & (MODIFIERS["Control"] | MODIFIERS["Meta"])
-        yield _key("keyDown" if types else "rawKeyDown", key, bits)
+        yield _key_event("keyDown" if types else "rawKeyDown", key, bits)
     for name, key in zip(reversed(names), reversed(keys), strict=True):
         bits &= ~MODIFIERS.get(name, 0)
-        yield _key("keyUp", key, bits)
+        yield _key_event("keyUp", key, bits)
 
 
-def _key(kind: str, key: Key, bits: int) -> Call:
+def _key_event(kind: str, key: Key, bits: int) -> Call:
     event: dict[str, Any] = {
-        "type": kind, "key": key.name, "code": key.code, "windowsVirtualKeyCode": key.number, "modifiers": bits,
-    }  # fmt: skip
+        "type": kind,
+        "key": key.name,
+        "code": key.code,
+        "windowsVirtualKeyCode": key.number,
+        "modifiers": bits,
+    }
     if kind == "keyDown":
         event["text"] = event["unmodifiedText"] = key.text
     if kind == "rawKeyDown" and bits & MODIFIERS["Control"] and key.name.lower() in _EDITING:

@@ -7,8 +7,8 @@ from tests.sessions.browsing import SCREEN, drawn_on_demand, page_in, with_brows
 
 from palaestra.errors import SessionFailed
 from palaestra.sessions.action import Click, Move, Point, Scroll, TypeText, Wait
-from palaestra.sessions.cdp import CdpError
-from palaestra.sessions.virtual_time import MAX_ADVANCE_MS, SETTLE_MS, START_S, RealTime, VirtualTime
+from palaestra.sessions.browser.cdp import CdpError
+from palaestra.sessions.browser.page_clock import MAX_ADVANCE_MS, SETTLE_MS, START_S, RealTime, VirtualTime
 
 HERE = Point(20, 20)
 NOW = "[Date.now() - 1705320000000, performance.now()]"
@@ -111,11 +111,11 @@ def test_what_a_page_fetches_after_an_act_is_there_when_the_act_is_over():
 def test_a_request_that_is_never_answered_delays_an_act_and_does_not_fail_it(monkeypatch):
     async def play(browser):
         page = await page_in(browser, FETCHING, deadline=1.0)
-        answer = page._answer
-        monkeypatch.setattr(page, "_answer", lambda params: None)
+        answer = page._serve_request
+        monkeypatch.setattr(page, "_serve_request", lambda params: None)
         await page.act(Click(HERE))
         await page.act(Wait(1.0))
-        monkeypatch.setattr(page, "_answer", answer)
+        monkeypatch.setattr(page, "_serve_request", answer)
         return await page.evaluate("[document.title, performance.now() >= 2014]"), (await page.screenshot()).size
 
     told, size = with_browser(play)
@@ -190,7 +190,7 @@ def test_a_page_that_crashes_while_its_time_passes_fails_at_once():
         waiting = asyncio.create_task(page.act(Wait(0.5)))
         while page._clock._expired is None or page._clock._expired.done():
             await asyncio.sleep(0)
-        browser.cdp.tell("Page.crash", session=page._target.session)
+        browser.cdp.send("Page.crash", session=page._target.session)
         with pytest.raises(SessionFailed, match="page_crashed"):
             async with asyncio.timeout(30):
                 await waiting
@@ -203,7 +203,7 @@ def test_a_page_that_crashes_before_it_answers_fails_at_once():
         page = await page_in(browser, "<!doctype html>", deadline=60.0)
         asking = asyncio.create_task(page.evaluate("(() => { while (true) {} })()"))
         await asyncio.sleep(0)
-        browser.cdp.tell("Page.crash", session=page._target.session)
+        browser.cdp.send("Page.crash", session=page._target.session)
         with pytest.raises(SessionFailed, match="page_crashed"):
             async with asyncio.timeout(30):
                 await asking
@@ -266,7 +266,7 @@ class _Cdp:
     def __init__(self):
         self.calls, self.answers = [], []
 
-    def begin(self, method, params, *, session):
+    def start_call(self, method, params, *, session):
         self.calls.append(params)
         answer = asyncio.get_running_loop().create_future()
         self.answers.append(answer)
@@ -292,7 +292,7 @@ def test_a_long_time_is_granted_in_pieces_and_frames_follow_it():
         for number in (1, 2, 3):
             await _granted(cdp, number)
             cdp.answers[-1].set_result({"virtualTimeTicksBase": 5000.0})
-            clock.hear("Emulation.virtualTimeBudgetExpired")
+            clock.on_event("Emulation.virtualTimeBudgetExpired")
         await waiting
         return [call["budget"] for call in cdp.calls], clock.elapsed_ms, [clock.frame_ticks() for _ in range(2)]
 
@@ -306,12 +306,12 @@ def test_the_end_of_an_earlier_grant_is_not_taken_for_the_end_of_the_next():
     async def play(clock, cdp):
         waiting = asyncio.create_task(clock.advance(SETTLE_MS))
         await _granted(cdp, 1)
-        clock.hear("Emulation.virtualTimeBudgetExpired")
+        clock.on_event("Emulation.virtualTimeBudgetExpired")
         await asyncio.sleep(0)
         early = waiting.done()
         cdp.answers[-1].set_result({"virtualTimeTicksBase": 0.0})
-        clock.hear("Page.loadEventFired")
-        clock.hear("Emulation.virtualTimeBudgetExpired")
+        clock.on_event("Page.loadEventFired")
+        clock.on_event("Emulation.virtualTimeBudgetExpired")
         await waiting
         return early
 

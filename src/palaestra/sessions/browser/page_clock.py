@@ -1,12 +1,12 @@
-"""The clock of a page under Chromium's virtual time: it stands still until it is advanced.
+"""The clock of a page: `VirtualTime` stands still until it is advanced, `RealTime` runs with the machine.
 
-While it is advanced, the page's timers run as fast as the machine allows and in the order of their due times, and the
-clock waits for requests that are under way. What a page shows after an act therefore follows from its own scripts and
-not from the speed of the machine. Between two advances scripts still answer input and evaluations, at a standing time.
+While virtual time advances, the page's timers run as fast as the machine allows, in the order of their due times, and
+the clock waits for pending requests. The screen after an act therefore depends on the page's scripts and not on the
+speed of the machine. Between two advances, scripts still handle input and evaluations, at a constant time.
 
-Frames are drawn at the clock's time. A frame drawn at the machine's time would lie before or after everything the page
-has seen, and later frames might never complete. A browser that draws by itself knows the machine's time only: one
-picture in ten never came. Its pages have a `RealTime` instead, whose advances take as long as they say.
+Frames have the clock's time. A frame with the machine's time would lie before or after everything the page has seen,
+and later frames might never complete. Browsers that do not draw on demand only use the machine's time (one screenshot
+in ten never arrived); their pages have `RealTime`, which waits.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ import logging
 from typing import Any, Protocol
 
 from palaestra.errors import SessionFailed
-from palaestra.sessions.cdp import Cdp
+from palaestra.sessions.browser.cdp import CdpConnection
 
 __all__ = ["SETTLE_MS", "START_S", "PageClock", "RealTime", "VirtualTime"]
 
 _log = logging.getLogger(__name__)
 
 START_S = 1705320000
-"""The instant at which every page begins, in seconds since 1970: 15 January 2024, 12:00 UTC."""
+"""Start time of every page, in seconds since 1970: 15 January 2024, 12:00 UTC."""
 
 SETTLE_MS = 507.0
-"""How much page time passes after loading and after each act.
+"""Page time that passes after loading and after each act.
 
-Long enough for usual animations (400 ms in jQuery) and debounced widgets (300 ms). It is no round number because a
-timer that is due at the very end of an advance may run before or after it.
+Long enough for usual animations (400 ms in jQuery) and debounced widgets (300 ms). It is not a round number, because a
+timer that is due exactly at the end of an advance may run before or after it.
 """
 
 MAX_ADVANCE_MS = 1007.0
-"""The longest advance in one piece; a longer one is split, so that each piece has a deadline of its own."""
+"""Longest single advance; a longer one is split, so that each part has its own deadline."""
 
-MAX_TASKS_AT_ONE_INSTANT = 1000
-"""Tasks a page may run before its time moves on regardless. Without it a page that posts itself messages stops it."""
+MAX_TASKS_PER_INSTANT = 1000
+"""Tasks that may run before page time advances. Without a limit, a page that posts itself messages stops it."""
 
 _SET_POLICY = "Emulation.setVirtualTimePolicy"
 
 
 class PageClock(Protocol):
-    """What a page needs of its clock."""
+    """The clock of a page."""
 
     elapsed_ms: float
 
     async def start(self) -> None:
-        """Start it; to be called before the page is navigated to its task."""
+        """Start the clock, before the page is navigated to its task."""
 
     async def advance(self, milliseconds: float) -> None:
         """Return when this much page time has passed."""
@@ -56,17 +56,17 @@ class PageClock(Protocol):
     def frame_ticks(self) -> float:
         """The time stamp of the next frame."""
 
-    def hear(self, method: str) -> None:
-        """Take notice of one of the page's events."""
+    def on_event(self, method: str) -> None:
+        """Handle an event of the page."""
 
     def fail(self, failure: SessionFailed) -> None:
-        """Fail the advance under way and every later one."""
+        """Fail the current advance and every later one."""
 
 
 class VirtualTime:
-    """The clock of one page; `deadline` is how many real seconds one advance may take."""
+    """Chromium's virtual time for one page; `deadline` is the maximum duration of an advance in real seconds."""
 
-    def __init__(self, cdp: Cdp, session: str, *, deadline: float) -> None:
+    def __init__(self, cdp: CdpConnection, session: str, *, deadline: float) -> None:
         self._cdp, self._session, self._deadline = cdp, session, deadline
         self._ticks_base = self._last_frame = 0.0
         self._expired: asyncio.Future[None] | None = None
@@ -76,41 +76,41 @@ class VirtualTime:
         """Page time that has passed since the clock was started."""
 
     async def start(self) -> None:
-        """Set the clock to `START_S` and stop it there. To be called before the page is navigated to its task."""
+        """Set the clock to `START_S` and stop it there, before the page is navigated to its task."""
         policy = {"policy": "pause", "initialVirtualTime": START_S}
         answer = await self._cdp.call(_SET_POLICY, policy, session=self._session, timeout=self._deadline)
         self._ticks_base = answer["virtualTimeTicksBase"]
 
     async def advance(self, milliseconds: float) -> None:
-        """Let this much page time pass; `SessionFailed` when the page breaks or does not get there in time."""
+        """Let this much page time pass; `SessionFailed` when the page breaks or the deadline passes."""
         left = milliseconds
         while left > 0:
-            piece = min(left, MAX_ADVANCE_MS)
-            await self._advance_in_one_piece(piece)
-            left -= piece
+            part = min(left, MAX_ADVANCE_MS)
+            await self._advance_once(part)
+            left -= part
 
     def frame_ticks(self) -> float:
-        """The time stamp of the next frame: the clock's time, and always later than the frame before."""
+        """The time stamp of the next frame: the clock's time, and always later than the previous frame."""
         self._last_frame = max(self._last_frame + 0.1, self._ticks_base + self.elapsed_ms)
         return self._last_frame
 
-    def hear(self, method: str) -> None:
-        """Take notice of one of the page's events."""
+    def on_event(self, method: str) -> None:
+        """Handle an event of the page."""
         if method != "Emulation.virtualTimeBudgetExpired" or self._expired is None or self._granted is None:
             return
-        if self._granted.done():  # otherwise it is the end of an earlier grant
+        if self._granted.done():  # otherwise the event belongs to an earlier grant
             _complete(self._expired)
 
     def fail(self, failure: SessionFailed) -> None:
-        """Fail the advance under way and every later one: the page will not report their end."""
+        """Fail the current advance and every later one, because the page will not report their end."""
         self._failure = failure
         if self._expired is not None:
             _complete(self._expired, failure)
 
-    async def _advance_in_one_piece(self, milliseconds: float) -> None:
+    async def _advance_once(self, milliseconds: float) -> None:
         begin = asyncio.get_running_loop().time()
-        # A request that is never answered stops the clock. Half of the deadline is left to advance regardless of it,
-        # which shows what a person would see: the page with its request still under way.
+        # A request that is never answered stops the clock. After half of the deadline the clock advances regardless,
+        # which shows what a person would see: the page with a pending request.
         for policy, until_s in (("pauseIfNetworkFetchesPending", self._deadline / 2), ("advance", self._deadline)):
             try:
                 async with asyncio.timeout_at(begin + until_s):
@@ -128,19 +128,19 @@ class VirtualTime:
         settings = {
             "policy": policy,
             "budget": milliseconds,
-            "maxVirtualTimeTaskStarvationCount": MAX_TASKS_AT_ONE_INSTANT,
-            # Where a navigation starts a new process, its clock goes on from here instead of from the beginning.
+            "maxVirtualTimeTaskStarvationCount": MAX_TASKS_PER_INSTANT,
+            # If a navigation starts a new process, its clock continues from here.
             "initialVirtualTime": START_S + (self.elapsed_ms + milliseconds) / 1000,
         }
         expired = self._expired = asyncio.get_running_loop().create_future()
-        granted = self._granted = self._cdp.begin(_SET_POLICY, settings, session=self._session)
-        granted.add_done_callback(lambda answer: _pass_error_on(answer, expired))
+        granted = self._granted = self._cdp.start_call(_SET_POLICY, settings, session=self._session)
+        granted.add_done_callback(lambda answer: _propagate_error(answer, expired))
         await expired
         self._ticks_base = granted.result()["virtualTimeTicksBase"]
 
 
 class RealTime:
-    """The clock of a page in a browser that draws by itself: page time is the machine's."""
+    """The clock of a page in a browser that does not draw on demand: page time is the machine's."""
 
     def __init__(self) -> None:
         self._failure: SessionFailed | None = None
@@ -148,10 +148,10 @@ class RealTime:
         self.elapsed_ms = 0.0
 
     async def start(self) -> None:
-        """Nothing is to be done: it runs."""
+        """Nothing to do: it is running."""
 
     async def advance(self, milliseconds: float) -> None:
-        """Wait as long, unless the page breaks meanwhile."""
+        """Wait this long, unless the page breaks meanwhile."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(milliseconds / 1000):
                 await self._failed.wait()
@@ -160,19 +160,19 @@ class RealTime:
         self.elapsed_ms += milliseconds
 
     def frame_ticks(self) -> float:
-        """Not used: such a browser stamps its frames itself."""
+        """Not used: the browser stamps its own frames."""
         return 0.0
 
-    def hear(self, method: str) -> None:
-        """No event concerns it."""
+    def on_event(self, method: str) -> None:
+        """Nothing to do."""
 
     def fail(self, failure: SessionFailed) -> None:
-        """Fail the advance under way and every later one."""
+        """Fail the current advance and every later one."""
         self._failure = failure
         self._failed.set()
 
 
-def _pass_error_on(answer: asyncio.Future[dict[str, Any]], expired: asyncio.Future[None]) -> None:
+def _propagate_error(answer: asyncio.Future[dict[str, Any]], expired: asyncio.Future[None]) -> None:
     if not answer.cancelled() and (error := answer.exception()) is not None:
         _complete(expired, error)
 
