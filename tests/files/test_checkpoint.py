@@ -24,8 +24,8 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import SavedState, load_checkpoint, save_checkpoint
 from palaestra.runs.checkpoints.hashing import digest_path, verify
-from palaestra.runs.checkpoints.importing import import_checkpoint
-from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
+from palaestra.runs.checkpoints.import_checkpoint import import_checkpoint
+from palaestra.runs.checkpoints.metadata import OwnCheckpoint
 from palaestra.train import config_from, evaluate_checkpoint, train
 
 OLD = Path(__file__).parent / "schema_1" / "update_00000002"

@@ -9,7 +9,7 @@ from tests.runs.supervising import echo, ends, supervising
 
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
-from palaestra.runs.checkpoints.deploying import Deployment, _exchanged, in_use
+from palaestra.runs.checkpoints.deploy import Deployment, _replace_deployment, find_deployed_paths
 from palaestra.runs.checkpoints.hashing import digest_path
 
 DAY = 86_400.0
@@ -80,7 +80,7 @@ def _deployed_where_it_lies(home, path):
         "sha256": record.sha256,
         "agent_id": "palaestra/ppo",
     }
-    return _exchanged(home, Deployment(env_id="CartPole-v1", deployed=1.0, command=(), **facts))
+    return _replace_deployment(home, Deployment(env_id="CartPole-v1", deployed=1.0, command=(), **facts))
 
 
 def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
@@ -94,7 +94,7 @@ def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
                 own_checkpoint(checkpoints / f"update_{number}", env_step=number, seed=number)
             (home.path / "deployed").mkdir()
             _deployed_where_it_lies(home, checkpoints / "update_1")
-            supervisor._catalogue.recall(home, supervisor.get_run(run_id))
+            supervisor._catalogue.refresh_run(home, supervisor.get_run(run_id))
             for put_away in (supervisor.archive, supervisor.delete):
                 with pytest.raises(
                     ConfigError, match=r"update_1 is or was deployed in CartPole-v1.*checkpoints deploy [0-9a-f]+"
@@ -106,7 +106,7 @@ def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
             return run_id
 
     run_id = asyncio.run(body())
-    assert [path.parents[2].name for path in in_use(home)] == [run_id]
+    assert [path.parents[2].name for path in find_deployed_paths(home)] == [run_id]
 
 
 def test_a_run_that_was_put_away_is_restored_by_the_beginning_of_its_id(home):

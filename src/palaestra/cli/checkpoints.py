@@ -31,11 +31,11 @@ def list_command(
 ) -> None:
     """List checkpoints, newest first."""
     from palaestra.cli.runs.read import query
-    from palaestra.runs.checkpoints.listing import all_checkpoints
+    from palaestra.runs.checkpoints.catalogue import list_checkpoints
 
     owner = None if run is None else query(lambda reader: reader.run(run))
     run_id = None if owner is None else owner.run_id
-    records = all_checkpoints(Home.default(), run_id=run_id, agent_id=agent, env_id=env)
+    records = list_checkpoints(Home.default(), run_id=run_id, agent_id=agent, env_id=env)
     shown = records if everything or as_json else records[:30]
     if as_json:
         print_json([_data(record) for record in shown])
@@ -57,13 +57,13 @@ def verify_command(
 
     Exit code 1 if one does not match.
     """
+    from palaestra.runs.checkpoints.catalogue import get_checkpoint, list_checkpoints
     from palaestra.runs.checkpoints.hashing import verify
-    from palaestra.runs.checkpoints.listing import all_checkpoints, get_checkpoint
 
     home = Home.default()
     if bool(names) == everything:
         raise ConfigError("checkpoint", names or [], "nothing to verify", "Give checkpoint ids, or --all")
-    selected = all_checkpoints(home) if everything else [get_checkpoint(home, name) for name in names or []]
+    selected = list_checkpoints(home) if everything else [get_checkpoint(home, name) for name in names or []]
     results, all_match = [], True
     for record in selected:
         verdict = verify(record)
@@ -100,15 +100,15 @@ def import_command(
 
     Files that could execute code when loaded are refused.
     """
-    from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint, imported
-    from palaestra.runs.checkpoints.probing import environment_signature
+    from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint, list_imported
+    from palaestra.runs.checkpoints.signature import probe_environment
     from palaestra.runs.store.rebuild import open_registry
 
     home = Home.default()
-    known = Provenance(agent_id=agent, env_id=env, env_step=step).checked("--agent", "--env", "--step")
+    known = Provenance(agent_id=agent, env_id=env, env_step=step).validated("--agent", "--env", "--step")
     if env:
-        known = replace(known, env_signature=environment_signature(env, "--env", needed=False))
-    existing = {record.sha256: record for record in imported(home)}
+        known = replace(known, env_signature=probe_environment(env, "--env", required=False))
+    existing = {record.sha256: record for record in list_imported(home)}
     record = import_checkpoint(home, source, known, trusted=trust)
     registry = open_registry(home)
     try:
@@ -138,9 +138,9 @@ def deploy_command(
 
     It plays one test episode first.
     """
-    from palaestra.runs.checkpoints.deploying import deploy, withdraw
-    from palaestra.runs.checkpoints.listing import get_checkpoint
-    from palaestra.runs.checkpoints.probing import environment_signature
+    from palaestra.runs.checkpoints.catalogue import get_checkpoint
+    from palaestra.runs.checkpoints.deploy import deploy, withdraw
+    from palaestra.runs.checkpoints.signature import probe_environment
 
     home = Home.default()
     if name is None and not (back and env):
@@ -152,7 +152,7 @@ def deploy_command(
     if back or record is None:
         deployment = withdraw(home, env_id)
     else:
-        deployment = deploy(home, record, environment_signature(env_id, "--env", needed=env_id != record.env_id))
+        deployment = deploy(home, record, probe_environment(env_id, "--env", required=env_id != record.env_id))
     if as_json:
         print_json(deployment)
     elif deployment is None:
@@ -165,9 +165,9 @@ def deploy_command(
 
 def deployed_command(as_json: JsonOption = False) -> None:
     """List the current and previous deployment of every environment."""
-    from palaestra.runs.checkpoints.deploying import deployments
+    from palaestra.runs.checkpoints.deploy import list_deployments
 
-    current = deployments(Home.default())
+    current = list_deployments(Home.default())
     if as_json:
         print_json(current)
         return

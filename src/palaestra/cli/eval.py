@@ -134,9 +134,9 @@ def _name_or_deployed(run: str | None, deployed: str | None) -> str:
         return run
     if deployed is None or run is not None:
         raise ConfigError("RUN_OR_CHECKPOINT", run, "give either this or --deployed", "palaestra eval --help")
-    from palaestra.runs.checkpoints.deploying import deployed as deployed_in
+    from palaestra.runs.checkpoints.deploy import get_deployment
 
-    deployment = deployed_in(Home.default(), deployed)
+    deployment = get_deployment(Home.default(), deployed)
     if deployment is None:
         remedy = "Deploy one with: palaestra checkpoints deploy"
         raise ConfigError("--deployed", deployed, "nothing is deployed there", remedy)

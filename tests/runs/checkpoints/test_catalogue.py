@@ -1,7 +1,6 @@
 import asyncio
 import hashlib
 import os
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,9 @@ from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.supervising import echo, ends, journal, reaches, supervising
 
-from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue, checkpoints_of
-from palaestra.runs.checkpoints.hashing import Verifier, verify
-from palaestra.runs.checkpoints.steps import step_in_file
+from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue, find_checkpoints
+from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.metadata import CheckpointStep
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runners.echo import EchoRunner
@@ -59,9 +58,9 @@ def test_saying_it_twice_changes_nothing_and_the_best_is_one(home):
     first, second = (evil.torch_zip(attempt.work / f"step_{n}.pt") for n in (10, 20))
     records = [said(first, env_step=10, best=True, metric=1.0), said(second, env_step=20, best=True, metric=2.0, seq=2)]
 
-    catalogue.seen(RUN, attempt, records)
+    catalogue.add_announced(RUN, attempt, records)
     once = registry.checkpoints()
-    catalogue.seen(RUN, attempt, records)
+    catalogue.add_announced(RUN, attempt, records)
 
     assert registry.checkpoints() == once
     assert [(row.env_step, row.best, row.metric, row.format) for row in once] == [
@@ -77,8 +76,10 @@ def test_what_lies_outside_of_the_run_is_not_listed(home, tmp_path):
     (attempt.work / "link.pt").symlink_to(outside)
     catalogue = CheckpointCatalogue(registry)
 
-    catalogue.seen(RUN, attempt, [said(outside), said("../../../../../../etc/passwd"), said("link.pt"), said("")])
-    catalogue.scan(RUN, attempt, ["*.pt"])
+    catalogue.add_announced(
+        RUN, attempt, [said(outside), said("../../../../../../etc/passwd"), said("link.pt"), said("")]
+    )
+    catalogue.scan_attempt(RUN, attempt, ["*.pt"])
 
     assert registry.checkpoints() == []
     registry.close()
@@ -88,7 +89,7 @@ def test_bytes_that_are_not_what_the_trainer_said_are_marked_as_damaged(home):
     attempt, registry = place(home)
     path = evil.torch_zip(attempt.work / "a.pt")
 
-    CheckpointCatalogue(registry, clock=lambda: 500.0).seen(RUN, attempt, [said("a.pt", sha256="ab" * 32)])
+    CheckpointCatalogue(registry, clock=lambda: 500.0).add_announced(RUN, attempt, [said("a.pt", sha256="ab" * 32)])
 
     (row,) = registry.checkpoints()
     assert (row.path, row.checkpoint_id, row.verified) == (str(path), "abababababababab", -500.0)
@@ -104,7 +105,7 @@ def test_unannounced_files_are_found_when_the_attempt_has_ended(home):
     evil.torch_zip(model)
     evil.sb3_zip(attempt.work / "ignored.zip", "x")
 
-    CheckpointCatalogue(registry).scan(RUN, attempt, ["runs/**/*.cleanrl_model"])
+    CheckpointCatalogue(registry).scan_attempt(RUN, attempt, ["runs/**/*.cleanrl_model"])
 
     (row,) = registry.checkpoints()
     # The run had come to step 70 when it was last looked at; the file says nothing of the sort.
@@ -119,8 +120,8 @@ def test_a_pipe_in_the_place_of_a_checkpoint_does_not_hold_up_the_service(home):
     attempt, registry = place(home)
     os.mkfifo(attempt.work / "step_1.pt")
 
-    CheckpointCatalogue(registry).seen(RUN, attempt, [said("step_1.pt")])
-    CheckpointCatalogue(registry).scan(RUN, attempt, ["*.pt"])
+    CheckpointCatalogue(registry).add_announced(RUN, attempt, [said("step_1.pt")])
+    CheckpointCatalogue(registry).scan_attempt(RUN, attempt, ["*.pt"])
 
     assert registry.checkpoints() == []
     registry.close()
@@ -130,10 +131,10 @@ def test_rows_of_removed_checkpoints_go(home):
     attempt, registry = place(home)
     catalogue = CheckpointCatalogue(registry)
     path = evil.torch_zip(attempt.work / "a.pt")
-    catalogue.seen(RUN, attempt, [said(path)])
+    catalogue.add_announced(RUN, attempt, [said(path)])
     path.unlink()
 
-    catalogue.seen(RUN, attempt, [said(evil.torch_zip(attempt.work / "b.pt"), seq=2)])
+    catalogue.add_announced(RUN, attempt, [said(evil.torch_zip(attempt.work / "b.pt"), seq=2)])
 
     assert [row.path for row in registry.checkpoints()] == [str(attempt.work / "b.pt")]
     registry.close()
@@ -151,12 +152,12 @@ def test_a_lost_registry_gets_the_checkpoints_of_its_runs_back(home):
         path.unlink()
     registry = open_registry(home)
 
-    added = CheckpointCatalogue(registry).catch_up(home)
+    added = CheckpointCatalogue(registry).add_missing(home)
 
     plain = [replace(row, created=0.0) for row in before]
     assert added == 2
     assert [replace(row, created=0.0) for row in registry.checkpoints(run_id=run_id)] == plain
-    assert CheckpointCatalogue(registry).catch_up(home) == 0
+    assert CheckpointCatalogue(registry).add_missing(home) == 0
     registry.close()
 
 
@@ -169,7 +170,7 @@ def test_announcements_are_read_from_the_journal_when_the_registry_is_lost(home)
             file.write(encode(record.event, record.seq, record.time) + "\n")
             file.write('{"kind": "CheckpointSaved", "half": \n')
 
-    CheckpointCatalogue(registry).scan(RUN, attempt, ["*.pt"])
+    CheckpointCatalogue(registry).scan_attempt(RUN, attempt, ["*.pt"])
 
     assert [(Path(row.path).name, row.env_step, row.best, row.step_source) for row in registry.checkpoints()] == [
         ("b.pt", 11_995, False, "announced"),
@@ -208,11 +209,11 @@ def test_a_row_of_an_earlier_version_gets_its_true_step_when_a_service_starts(ho
     with zipfile.ZipFile(sb3, "w") as archive:
         archive.writestr("data", '{"num_timesteps": 11992}')
         archive.writestr("policy.pth", b"")
-    CheckpointCatalogue(registry).scan(RUN, attempt, [])
+    CheckpointCatalogue(registry).scan_attempt(RUN, attempt, [])
     (row,) = registry.checkpoints()
     registry.put_checkpoint(replace(row, env_step=10_623, step_source=""))
 
-    assert CheckpointCatalogue(registry).catch_up(home) == 0
+    assert CheckpointCatalogue(registry).add_missing(home) == 0
 
     assert registry.checkpoints() == [row]
     assert (row.env_step, row.step_source) == (11_992, "file")
@@ -224,7 +225,7 @@ def test_a_row_of_an_earlier_version_gets_its_true_step_when_a_service_starts(ho
     [("step_10.pt", 10), ("checkpoint-500", 500), ("rl_model_4000_steps.zip", 4000), ("update_00000120", None)],
 )
 def test_a_name_says_the_step_only_where_it_counts_steps(tmp_path, name, step):
-    assert step_in_file(tmp_path / name).env_step == step
+    assert CheckpointStep.from_file(tmp_path / name).env_step == step
 
 
 def test_our_own_checkpoints_need_no_journal_to_be_listed(home):
@@ -232,7 +233,7 @@ def test_our_own_checkpoints_need_no_journal_to_be_listed(home):
     sha256 = own_checkpoint(attempt.path / "checkpoints" / "update_00000003", env_step=4096)
     (attempt.path / "checkpoints" / "best.json").write_text('{"checkpoint": "update_00000003", "score": 30.0}')
 
-    (row,) = checkpoints_of(RUN, attempt)
+    (row,) = find_checkpoints(RUN, attempt)
 
     assert (row.sha256, row.format, row.env_step, row.best, row.metric) == (sha256, "palaestra", 4096, True, 30.0)
     assert row.metrics_digest == {"last": 20.0, "best": 30.0, "mean_100": 20.0}
@@ -243,7 +244,7 @@ def test_a_changed_byte_a_missing_file_and_a_cut_one_are_told_apart(home):
     attempt, registry = place(home)
     path = attempt.path / "checkpoints" / "update_00000003"
     own_checkpoint(path)
-    (row,) = checkpoints_of(RUN, attempt)
+    (row,) = find_checkpoints(RUN, attempt)
     policy = path / "policy.safetensors"
     whole = policy.read_bytes()
 
@@ -255,20 +256,6 @@ def test_a_changed_byte_a_missing_file_and_a_cut_one_are_told_apart(home):
     assert "truncated" in verify(row).problem
     policy.unlink()
     assert "is missing" in verify(row).problem
-    registry.close()
-
-
-def test_a_verdict_is_remembered_until_something_is_touched(home):
-    attempt, registry = place(home)
-    path = evil.torch_zip(attempt.work / "step_1.pt")
-    CheckpointCatalogue(registry).scan(RUN, attempt, ["*.pt"])
-    (row,) = registry.checkpoints()
-    ticks = iter(range(1, sys.maxsize))
-    verifier = Verifier(clock=lambda: float(next(ticks)))
-
-    assert [verifier.verify(row).time for _ in range(3)] == [1.0, 1.0, 1.0]
-    path.write_bytes(path.read_bytes() + b"x")
-    assert (verifier.verify(row).fits, verifier.verify(row).time) == (False, 2.0)
     registry.close()
 
 

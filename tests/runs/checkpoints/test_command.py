@@ -82,8 +82,8 @@ def test_one_is_imported_listed_and_verified(home, tmp_path):
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("--step", "99999999999999999999999", "is no count of steps"),
-        ("--step", "-5", "is no count of steps"),
+        ("--step", "99999999999999999999999", "is not a number of steps"),
+        ("--step", "-5", "is not a number of steps"),
         ("--agent", "a\nb", "control character"),
         ("--env", "\udcff", "is not valid UTF-8"),
     ],

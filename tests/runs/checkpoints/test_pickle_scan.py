@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tests.runs.checkpoints import evil
 
-from palaestra.runs.checkpoints.pickle_machine import _CALLABLE, _VALUES, PickleRefused, pickle_globals
-from palaestra.runs.checkpoints.pickle_scan import scan
+from palaestra.runs.checkpoints.pickle_scan import _CALLABLE, _VALUES, UnsafePickle, check_pickle, scan
 
 PICKLES = sorted(evil.pickles("x"))
 
@@ -47,14 +46,14 @@ def test_an_evil_pickle_is_refused_and_never_runs_bare_or_inside_a_torch_zip(nam
         report = scan(path)
         assert not report.safe
         assert report.reason
-    with pytest.raises(PickleRefused):
-        pickle_globals(content)
+    with pytest.raises(UnsafePickle):
+        check_pickle(content)
     assert not canary.exists()
 
 
 def test_the_reason_names_what_would_be_imported(tmp_path):
-    with pytest.raises(PickleRefused, match=r"it would import posix\.system"):
-        pickle_globals(evil.pickles(tmp_path / "canary")["reduce_protocol_4"])
+    with pytest.raises(UnsafePickle, match=r"it would import posix\.system"):
+        check_pickle(evil.pickles(tmp_path / "canary")["reduce_protocol_4"])
 
 
 def test_zips_that_two_readers_could_read_differently_are_refused(tmp_path):
@@ -178,8 +177,8 @@ def test_a_pickle_that_is_accepted_never_asks_for_a_stranger(seed, changes, data
     mutated = bytes(mutated[:cut]) + splice[cut:] + bytes(mutated[cut:])
 
     try:
-        pickle_globals(mutated)
-    except PickleRefused:
+        check_pickle(mutated)
+    except UnsafePickle:
         return
     loader = _Recording(mutated)
     with contextlib.suppress(Exception):  # it may fail in any way; what it asks for is the question

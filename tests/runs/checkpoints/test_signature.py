@@ -3,8 +3,8 @@ import numpy as np
 from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.policy.storage import space_to_json
-from palaestra.runs.checkpoints.own_checkpoint import OwnCheckpoint
-from palaestra.runs.checkpoints.signature import compatible, signature_of
+from palaestra.runs.checkpoints.metadata import OwnCheckpoint
+from palaestra.runs.checkpoints.signature import find_incompatibilities, normalize_signature
 from palaestra.runs.process.probe import environment, space_json
 
 SPACES = gymnasium.spaces.Dict(
@@ -22,20 +22,20 @@ SPACES = gymnasium.spaces.Dict(
 def test_a_policy_file_and_the_probe_describe_one_space_alike():
     ours, probed = space_to_json(SPACES), space_json(SPACES)
 
-    assert signature_of({"observation_space": ours}) == signature_of({"observation_space": probed})
+    assert normalize_signature({"observation_space": ours}) == normalize_signature({"observation_space": probed})
 
 
 def test_a_checkpoint_of_ours_fits_the_environment_it_was_trained_in(tmp_path):
     own_checkpoint(tmp_path / "c")
     found = OwnCheckpoint.read(tmp_path / "c")
 
-    assert compatible(found.env_signature, environment("CartPole-v1")["signature"]) == []
+    assert find_incompatibilities(found.env_signature, environment("CartPole-v1")["signature"]) == []
 
 
 def test_every_reason_against_another_environment_is_named():
     cartpole, pendulum = (environment(name)["signature"] for name in ("CartPole-v1", "Pendulum-v1"))
 
-    reasons = compatible(cartpole, pendulum)
+    reasons = find_incompatibilities(cartpole, pendulum)
 
     assert reasons[0] == "it was trained in CartPole-v1, this is Pendulum-v1"
     assert reasons[1].startswith("its observations are 4 float32 from")
@@ -46,8 +46,8 @@ def test_a_version_of_one_environment_is_named_as_such():
     second = environment("CartPole-v1")["signature"]
     first = {**second, "env_id": "CartPole-v0"}
 
-    assert compatible(first, second) == ["it was trained in version 0 of CartPole, this is version 1"]
+    assert find_incompatibilities(first, second) == ["it was trained in version 0 of CartPole, this is version 1"]
 
 
 def test_what_nobody_knows_is_no_reason():
-    assert compatible({}, environment("CartPole-v1")["signature"]) == []
+    assert find_incompatibilities({}, environment("CartPole-v1")["signature"]) == []

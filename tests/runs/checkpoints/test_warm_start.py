@@ -57,7 +57,11 @@ def test_the_beginning_of_an_id_means_one_checkpoint_and_the_request_keeps_all_o
         async with supervising(home, runners={"echo": runner}) as supervisor:
             first = _known(supervisor, "3a" * 32, tmp_path)
             _known(supervisor, "3f" * 32, tmp_path)
-            for name, reason in (("3", "several begin so"), ("4", "no such checkpoint"), ("3" * 60, "no such")):
+            for name, reason in (
+                ("3", "several ids begin with it"),
+                ("4", "no such checkpoint"),
+                ("3" * 60, "no such"),
+            ):
                 looked = await supervisor.preview(echo(warm_start=name))
                 assert (looked.plan, looked.refusal.check) == (None, "warm_start")
                 with pytest.raises(LaunchRefused, match=rf"checkpoint {name}: {reason}"):

@@ -14,7 +14,7 @@ from tests.runs.serving import service, service_thread
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.checkpoints.importing import Provenance, keep_checkpoint
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, keep_checkpoint
 from palaestra.runs.client.connect import find_service
 from palaestra.runs.service.server import service_config
 

@@ -51,7 +51,7 @@ def written(path, *pictures):
 def test_what_is_no_picture_is_refused_and_nothing_is_left(tmp_path):
     path = tmp_path / "a.webm"
     for bad in (None, [], np.zeros((4, 4)), np.zeros((4, 4, 3)), np.zeros((4, 4, 4), np.uint8), picture(0, 5000, 2)):
-        with pytest.raises(ConfigError, match="no RGB picture"):
+        with pytest.raises(ConfigError, match="not an RGB image"):
             written(path, picture(0), bad)
     with pytest.raises(ConfigError, match="after others of"):
         written(path, picture(0), picture(0, 10, 10))

@@ -199,14 +199,13 @@ def videos(
 ) -> None:
     """List the videos of a run, or record one."""
     from palaestra.cli.runs.show import format_slowdown
-    from palaestra.runs.video.clip import clips_of
-    from palaestra.runs.video.filming import film_run, how_to_film
-    from palaestra.runs.video.recording import film_pace
+    from palaestra.runs.video.clip import list_clips, measure_recording_overhead
+    from palaestra.runs.video.record_video import explain_recording, record_run
 
     paths = query(lambda reader: reader.paths(run))
     if record or checkpoint is not None:
-        film_run(Home.default(), paths, checkpoint, frames)
-    clips = clips_of(paths)
+        record_run(Home.default(), paths, checkpoint, frames)
+    clips = list_clips(paths)
     if as_json:
         print_json(clips)
         return
@@ -216,9 +215,9 @@ def videos(
     if not clips:
         run_record = query(lambda reader: reader.run(run))
         records_itself = bool(query(lambda reader: reader.document(run, "spec")).get("video"))
-        print(f"No videos. {how_to_film(run_record, films_itself=records_itself)}")
+        print(f"No videos. {explain_recording(run_record, records_itself=records_itself)}")
         return
-    pace = film_pace(paths)
+    pace = measure_recording_overhead(paths)
     if pace is not None:
         print(format_slowdown(pace))
 

@@ -11,14 +11,13 @@ from palaestra.cli.runs.table import format_phase, format_reason, format_steps
 from palaestra.cli.terminal import format_bytes, format_columns, format_duration, sanitize_line, shorten
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.checkpoints.listing import all_checkpoints
+from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.process.resource_usage import ResourcePeaks, ResourceSample, read_peaks, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
 from palaestra.runs.state.event_log import attempt_outcomes, duration_s
 from palaestra.runs.tools.wandb import tracking_of
-from palaestra.runs.video.clip import Pace
-from palaestra.runs.video.recording import film_pace
+from palaestra.runs.video.clip import RecordingOverhead, measure_recording_overhead
 from palaestra.strict_json import json_number
 
 __all__ = ["format_comparison", "format_run", "format_slowdown", "run_details"]
@@ -41,7 +40,7 @@ def run_details(reader: RunReader, name: str) -> dict[str, Any]:
         "directory": str(reader.home.run(record.run_id).path),
         "life": reader.life(record.run_id),
         "metrics": {key: points[-1].value for key, points in recent.items() if points},
-        "checkpoints": all_checkpoints(reader.home, run_id=record.run_id),
+        "checkpoints": list_checkpoints(reader.home, run_id=record.run_id),
         "command": reader.document(record.run_id, "command"),
     }
 
@@ -115,11 +114,11 @@ def _format_tracking(reader: RunReader, record: RunRecord) -> str:
 
 
 def _format_video(reader: RunReader, record: RunRecord) -> str:
-    pace = None if record.archived else film_pace(reader.home.run(record.run_id))
+    pace = None if record.archived else measure_recording_overhead(reader.home.run(record.run_id))
     return "" if pace is None else format_slowdown(pace)
 
 
-def format_slowdown(pace: Pace) -> str:
+def format_slowdown(pace: RecordingOverhead) -> str:
     """How much video recording slows the trainer down."""
     return (
         f"{pace.slowdown:.2f} times slower while recording "
@@ -173,7 +172,7 @@ def _format_metrics(reader: RunReader, record: RunRecord) -> list[str]:
 
 
 def _format_checkpoints(reader: RunReader, record: RunRecord) -> list[str]:
-    records = all_checkpoints(reader.home, run_id=record.run_id)
+    records = list_checkpoints(reader.home, run_id=record.run_id)
     rows = [
         (
             f"  {checkpoint.checkpoint_id}",

@@ -30,12 +30,12 @@ from palaestra.runs.archive.package import (
     write_package,
 )
 from palaestra.runs.archive.retention import RetentionAction, RetentionPolicy, plan_checkpoint_pruning, plan_retention
-from palaestra.runs.checkpoints.catalogue import CheckpointIndex
-from palaestra.runs.checkpoints.deploying import in_use
+from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
+from palaestra.runs.checkpoints.deploy import find_deployed_paths
 from palaestra.runs.record import RunRecord
 from palaestra.runs.store.rebuild import read_archived_run, read_run
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.video.clip import clips_of, prune
+from palaestra.runs.video.clip import list_clips, prune_clips
 
 __all__ = [
     "RunArchive",
@@ -60,7 +60,7 @@ class RunArchive:
         self,
         home: Home,
         registry: Registry,
-        catalogue: CheckpointIndex | None,
+        catalogue: CheckpointCatalogue | None,
         policy: RetentionPolicy,
         clock: Callable[[], float],
     ) -> None:
@@ -103,7 +103,7 @@ class RunArchive:
         """All actions of the retention policy. Runs under supervision and deployed checkpoints are kept."""
         every_run = [*self._registry.runs(), *self._registry.runs(archived=True)]
         candidates = [run for run in every_run if run.run_id not in supervised]
-        deployed = in_use(self._home)
+        deployed = find_deployed_paths(self._home)
         root = self._home.runs.resolve()
         protected = {path.relative_to(root).parts[0] for path in deployed if path.is_relative_to(root)}
         actions = plan_retention(candidates, self._policy, self._clock(), protected)
@@ -133,7 +133,7 @@ class RunArchive:
                     path.unlink(missing_ok=True)
             self._update_checkpoint_rows(record)
         elif action.action == "clips":
-            prune(run, self._policy.keep_clips or 0)
+            prune_clips(run, self._policy.keep_clips or 0)
         elif action.action == "shorten":
             for attempt in run.attempts():
                 shorten_log(attempt.stdout, self._policy.log_mb)
@@ -145,7 +145,7 @@ class RunArchive:
 
     def _plan_trimming(self, run_id: str) -> Iterator[RetentionAction]:
         run, keep, log_mb = self._home.run(run_id), self._policy.keep_clips, self._policy.log_mb
-        surplus = [] if keep is None else clips_of(run)[keep:]
+        surplus = [] if keep is None else list_clips(run)[keep:]
         if surplus:
             size = sum(clip.size_bytes for clip in surplus)
             paths = tuple(clip.path for clip in surplus)
@@ -163,7 +163,7 @@ class RunArchive:
 
     def _check_not_deployed(self, record: RunRecord) -> None:
         directory = self._home.run(record.run_id).path.resolve()
-        for path, deployment in in_use(self._home).items():
+        for path, deployment in find_deployed_paths(self._home).items():
             if path.is_relative_to(directory):
                 reason = f"{path} is or was deployed in {deployment.env_id}"
                 remedy = f"palaestra checkpoints deploy {deployment.checkpoint_id} copies it; then try again"
@@ -176,7 +176,7 @@ class RunArchive:
 
     def _update_checkpoint_rows(self, record: RunRecord) -> None:
         if self._catalogue is not None:
-            self._catalogue.recall(self._home, record)
+            self._catalogue.refresh_run(self._home, record)
 
 
 def pack_run(home: Home, record: RunRecord, now: float) -> RunRecord:

@@ -1,1 +1,1 @@
-"""Checkpoints of any trainer: found, hashed, compared, imported without running what is in them, and deployed."""
+"""Checkpoints: listing, verifying, importing and deploying them, without torch."""

@@ -1,45 +1,72 @@
-"""What a policy must find in an environment to act there: its identity and spaces, in one form whoever wrote them.
+"""Signatures of environments: the id and the spaces that a policy needs.
 
-The probe of a runner, `train --check` and our policy files each describe spaces as JSON with small differences; two
-descriptions of one space are equal after `signature_of`.
+The probe of a runner, `train --check` and policy files describe spaces as JSON with small differences. After
+`normalize_signature`, two descriptions of the same space are equal.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["compatible", "signature_of"]
+from palaestra.config import closest_names
+from palaestra.errors import UnknownEnvironment
+from palaestra.runs.process.interpreter import choose_python, probe
+from palaestra.runs.runner import Machine
+from palaestra.runs.spec import RunSpec
 
-_MANY = 64
-"""Bounds of a space with more numbers than this are told by their range, as the probe does."""
+__all__ = ["find_incompatibilities", "normalize_signature", "probe_environment"]
+
+_MAX_BOUNDS = 64
+"""Bounds of larger spaces are stored as a range, as the probe does."""
 
 _VERSION = re.compile(r"(?P<name>.+?)-v(?P<version>\d+)")
 
 
-def signature_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment's signature from any description of it; keys that it does not have are left out."""
-    kept = {key: found[key] for key in ("env_id", "entry_point", "max_episode_steps") if found.get(key)}
+def normalize_signature(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Build a signature from any description of an environment; missing keys are left out."""
+    signature = {
+        key: description[key] for key in ("env_id", "entry_point", "max_episode_steps") if description.get(key)
+    }
     for key in ("observation_space", "action_space"):
-        if isinstance(found.get(key), Mapping):
-            kept[key] = _space(found[key])
-    return kept
+        if isinstance(description.get(key), Mapping):
+            signature[key] = _normalize_space(description[key])
+    return signature
 
 
-def compatible(policy: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
-    """Why a policy of the one signature cannot act in the other; empty when it can. What nobody knows is no reason."""
-    mine, theirs = signature_of(policy), signature_of(environment)
-    reasons = _identity(mine, theirs)
+def find_incompatibilities(policy: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
+    """Return why a policy cannot act in an environment; empty when it can. Missing information is no reason."""
+    trained, target = normalize_signature(policy), normalize_signature(environment)
+    reasons = _compare_ids(trained, target)
     for key, name in (("observation_space", "observations"), ("action_space", "actions")):
-        if key in mine and key in theirs and mine[key] != theirs[key]:
-            reasons.append(f"its {name} are {_shown(mine[key])}, there they are {_shown(theirs[key])}")
+        if key in trained and key in target and trained[key] != target[key]:
+            reasons.append(
+                f"its {name} are {_describe_space(trained[key])}, there they are {_describe_space(target[key])}"
+            )
     return reasons
 
 
-def _identity(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    a, b = str(mine.get("env_id", "")), str(theirs.get("env_id", ""))
+def probe_environment(env_id: str, place: str, *, required: bool) -> Mapping[str, Any]:
+    """Create an environment in a separate process and return its signature.
+
+    When it cannot be created, raise `UnknownEnvironment` if `required`, else return the id alone.
+    """
+    machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
+    result = probe(choose_python(RunSpec()), machine, env_id=env_id).env
+    if result.get("made"):
+        return dict(result["signature"])
+    if not required:
+        return {"env_id": env_id}
+    close = closest_names(env_id, result.get("known", ()))
+    remedy = f"Nearest: {', '.join(close)}" if close else "palaestra envs lists the available ones"
+    raise UnknownEnvironment(place, env_id, f"cannot be created here ({str(result.get('reason', ''))[:200]})", remedy)
+
+
+def _compare_ids(trained: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
+    a, b = str(trained.get("env_id", "")), str(target.get("env_id", ""))
     if not a or not b or a == b:
         return []
     first, second = _VERSION.fullmatch(a), _VERSION.fullmatch(b)
@@ -48,10 +75,10 @@ def _identity(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     return [f"it was trained in {a}, this is {b}"]
 
 
-def _space(space: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize_space(space: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(space.get("type") or space.get("kind") or "")
     if kind == "Box":
-        bounds = {side: _bound(space.get(side)) for side in ("low", "high")}
+        bounds = {side: _normalize_bound(space.get(side)) for side in ("low", "high")}
         return {"type": kind, "shape": list(space.get("shape", ())), "dtype": str(space.get("dtype", "")), **bounds}
     if kind == "Discrete":
         return {"type": kind, "n": space.get("n"), "start": space.get("start", 0)}
@@ -61,46 +88,41 @@ def _space(space: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": kind, "shape": list(space.get("shape", ()))}
     inner = space.get("spaces")
     if isinstance(inner, Mapping):
-        return {"type": kind, "spaces": {str(key): _space(part) for key, part in sorted(inner.items())}}
+        return {"type": kind, "spaces": {str(key): _normalize_space(part) for key, part in sorted(inner.items())}}
     if isinstance(inner, list):
-        return {"type": kind, "spaces": [_space(part) for part in inner]}
+        return {"type": kind, "spaces": [_normalize_space(part) for part in inner]}
     return {"type": kind, "repr": space.get("repr")}
 
 
-def _bound(value: Any) -> Any:
-    numbers = [_number(number) for number in _flat(value)]
+def _normalize_bound(value: Any) -> Any:
+    numbers = [float(number) if isinstance(number, str) else number for number in _flatten(value)]
     if not numbers:
         return None
     if len(set(numbers)) == 1:
-        return _plain(numbers[0])
-    if len(numbers) > _MANY:
-        return [_plain(min(numbers)), _plain(max(numbers))]
-    return [_plain(number) for number in numbers]
+        return _to_json(numbers[0])
+    if len(numbers) > _MAX_BOUNDS:
+        return [_to_json(min(numbers)), _to_json(max(numbers))]
+    return [_to_json(number) for number in numbers]
 
 
-def _flat(value: Any) -> list[Any]:
+def _flatten(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
-        return [number for part in value for number in _flat(part)]
+        return [number for part in value for number in _flatten(part)]
     return [] if value is None else [value]
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, str) else value
-
-
-def _plain(value: float) -> Any:
+def _to_json(value: float) -> float | str:
     return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
 
 
-def _shown(space: Mapping[str, Any]) -> str:
+def _describe_space(space: Mapping[str, Any]) -> str:
     kind = space["type"]
     if kind == "Box":
-        return (
-            f"{'×'.join(str(size) for size in space['shape'])} {space['dtype']} from {space['low']} to {space['high']}"
-        )
+        shape = "×".join(str(size) for size in space["shape"])
+        return f"{shape} {space['dtype']} from {space['low']} to {space['high']}"
     if kind == "Discrete":
         return f"{space['n']} choices"
-    told = space.get("nvec") or space.get("shape") or space.get("repr")
+    details = space.get("nvec") or space.get("shape") or space.get("repr")
     if isinstance(space.get("spaces"), dict):
-        told = ", ".join(f"{name}: {_shown(part)}" for name, part in space["spaces"].items())
-    return f"{kind} ({told})"
+        details = ", ".join(f"{name}: {_describe_space(part)}" for name, part in space["spaces"].items())
+    return f"{kind} ({details})"

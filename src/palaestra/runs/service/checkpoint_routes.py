@@ -8,11 +8,13 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Query
 
 from palaestra.errors import CheckpointError
-from palaestra.runs.checkpoints.deploying import Deployment, deploy, deployments, withdraw
+from palaestra.runs.checkpoints import catalogue
+from palaestra.runs.checkpoints import deploy as deployment_store
+from palaestra.runs.checkpoints.catalogue import get_checkpoint
+from palaestra.runs.checkpoints.deploy import Deployment, deploy, withdraw
 from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint
-from palaestra.runs.checkpoints.listing import all_checkpoints, get_checkpoint
-from palaestra.runs.checkpoints.probing import environment_signature
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
+from palaestra.runs.checkpoints.signature import probe_environment
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.service.schemas import (
@@ -55,7 +57,9 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
     ) -> list[JsonObject]:
         """Checkpoints that match all filters, newest first."""
         run_id = None if run is None else reader.run(run).run_id
-        return [to_json(record) for record in all_checkpoints(home, run_id=run_id, agent_id=agent, env_id=env)]
+        return [
+            to_json(record) for record in catalogue.list_checkpoints(home, run_id=run_id, agent_id=agent, env_id=env)
+        ]
 
     @app.get(
         "/checkpoints/{checkpoint_id}",
@@ -90,7 +94,7 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
     )
     def import_file(body: ImportBody) -> JsonObject:
         """Copy a checkpoint from the service's machine, after checking that it holds only weights and no code."""
-        signature = environment_signature(body.env_id, "env_id", needed=False) if body.env_id else {}
+        signature = probe_environment(body.env_id, "env_id", required=False) if body.env_id else {}
         provenance = Provenance(
             agent_id=body.agent_id, env_id=body.env_id, env_step=body.env_step, env_signature=signature
         )
@@ -110,13 +114,13 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
         env_id = body.env_id or record.env_id
         if not env_id:
             raise CheckpointError("checkpoint", record.checkpoint_id, "it names no environment", "Give env_id")
-        signature = environment_signature(env_id, "env_id", needed=env_id != record.env_id)
+        signature = probe_environment(env_id, "env_id", required=env_id != record.env_id)
         return to_json(deploy(home, record, signature))
 
     @app.get("/deployments", operation_id="deployments", tags=["checkpoints"], response_model=list[Deployment])
     def list_deployments() -> list[JsonObject]:
         """The current deployment of every environment."""
-        return [to_json(deployment) for deployment in deployments(home)]
+        return [to_json(deployment) for deployment in deployment_store.list_deployments(home)]
 
     @app.post(
         "/deployments/back",

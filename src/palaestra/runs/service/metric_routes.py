@@ -30,8 +30,8 @@ from palaestra.runs.service.schemas import (
     VideoBody,
     describe_errors,
 )
-from palaestra.runs.video.clip import Clip, clips_of
-from palaestra.runs.video.filming import film_run
+from palaestra.runs.video.clip import Clip, list_clips
+from palaestra.runs.video.record_video import record_run
 from palaestra.runs.wire import JsonObject, to_json
 from palaestra.strict_json import json_number
 
@@ -133,7 +133,7 @@ def add_video_routes(app: FastAPI, reader: RunReader) -> None:
     def videos(run_id: RunId) -> list[JsonObject]:
         """Clips of a run, newest first."""
         run = reader.paths(run_id)
-        return [_clip_to_json(clip, run) for clip in clips_of(run)]
+        return [_clip_to_json(clip, run) for clip in list_clips(run)]
 
     @app.get(
         "/runs/{run_id}/videos/{name:path}",
@@ -146,7 +146,7 @@ def add_video_routes(app: FastAPI, reader: RunReader) -> None:
         """The file of a clip, by its `name` in the list, or the part that a `Range` header names."""
         run = reader.paths(run_id)
         # Only listed clips: the name must not reach other files of the run.
-        clip = next((clip for clip in clips_of(run) if name == _clip_name(clip, run)), None)
+        clip = next((clip for clip in list_clips(run) if name == _clip_name(clip, run)), None)
         if clip is None:
             raise UnknownRun("video", name, "the run has no such clip", f"GET /runs/{run.run_id}/videos lists them")
         stat = os.stat(clip.path)
@@ -165,7 +165,7 @@ def add_video_routes(app: FastAPI, reader: RunReader) -> None:
     def record_video(run_id: RunId, body: VideoBody) -> JsonObject:
         """Play a checkpoint and record a clip, in separate processes. Returns when the clip is complete."""
         run = reader.paths(run_id)
-        return _clip_to_json(film_run(reader.home, run, body.checkpoint_id, body.frames), run)
+        return _clip_to_json(record_run(reader.home, run, body.checkpoint_id, body.frames), run)
 
 
 def _series_to_json(series: Mapping[str, Sequence[MetricPoint]]) -> JsonObject:

@@ -29,8 +29,7 @@ from palaestra.http.hosts import AllowedHosts, exposure_warning, reachable_host
 from palaestra.http.server import listen, serve_in_background, socket_url
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
-from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
-from palaestra.runs.checkpoints.importing import separate_from_runs
+from palaestra.runs.checkpoints.import_checkpoint import detach_from_runs
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.registry import add_installed_runners, registered_runners
 from palaestra.runs.service.app import build_api
@@ -78,7 +77,7 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
         if warning:
             _log.warning("%s", warning)
         registry = await asyncio.to_thread(open_registry, home)
-        catalogue = CheckpointRecorder(CheckpointCatalogue(registry), home, registry)
+        catalogue = CheckpointRecorder(registry, home)
         runners = registered_runners()
         supervisor = Supervisor(
             home, registry, runners, config, catalogue=catalogue, add_installed=add_installed_runners
@@ -124,9 +123,9 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
 
 async def _catch_up(catalogue: CheckpointRecorder, home: Home, closing: asyncio.Event) -> None:
     try:
-        for checkpoint_id in await asyncio.to_thread(separate_from_runs, home):
+        for checkpoint_id in await asyncio.to_thread(detach_from_runs, home):
             _log.info("checkpoint %s has files of its own now", checkpoint_id)
-        await asyncio.to_thread(catalogue.catch_up, home, closing.is_set)
+        await asyncio.to_thread(catalogue.add_missing, home, closing.is_set)
     except Exception:  # noqa: BLE001 - the service must not fall over a directory that cannot be read
         _log.exception("some checkpoints could not be catalogued")
 

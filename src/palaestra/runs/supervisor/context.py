@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palaestra.files.home import Home
-from palaestra.runs.checkpoints.catalogue import CheckpointIndex
+from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.config import SupervisorConfig
@@ -54,7 +54,7 @@ class SupervisorContext:
     registry: Registry
     pump: Pump
     planner: LaunchPlanner
-    catalogue: CheckpointIndex | None
+    catalogue: CheckpointCatalogue | None
     config: SupervisorConfig
     tasks: BackgroundTasks
     clock: Callable[[], float]

@@ -17,7 +17,7 @@ from typing import Any
 from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused, PalaestraError
 from palaestra.files.home import Home
 from palaestra.redaction import Redactor, is_secret_key, redact_command
-from palaestra.runs.checkpoints.listing import get_checkpoint
+from palaestra.runs.checkpoints.catalogue import get_checkpoint
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, Runner
 from palaestra.runs.runners.registry import runner_not_found

@@ -20,7 +20,6 @@ from typing import Any, Self, TypeVar
 
 from palaestra.config import parse_section
 from palaestra.files.home import Home
-from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import Runner
 from palaestra.runs.runners.registry import add_installed_runners, registered_runners
@@ -63,7 +62,7 @@ class TrainerOrchestrator:
             stack.callback(thread.join)
             stack.callback(loop.call_soon_threadsafe, loop.stop)
             self._loop = loop
-            catalogue = CheckpointRecorder(CheckpointCatalogue(registry), self._home, registry)
+            catalogue = CheckpointRecorder(registry, self._home)
             stack.callback(catalogue.close)
             runners = self.registered_runners()
             supervisor = Supervisor(
@@ -71,7 +70,7 @@ class TrainerOrchestrator:
             )
             stack.callback(lambda: self._wait(supervisor.close()))
             self._wait(supervisor.start())
-            catalogue.catch_up(self._home)
+            catalogue.add_missing(self._home)
             self._supervisor = supervisor
             self._open = stack.pop_all()
         return self

@@ -18,7 +18,7 @@ from palaestra.config import parse_section
 from palaestra.config.file import set_value
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.files.run_directory import RunDirectory
-from palaestra.runs.checkpoints.catalogue import checkpoints_of
+from palaestra.runs.checkpoints.catalogue import find_checkpoints
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
@@ -81,7 +81,7 @@ def find_resume_point(
     `rows` are the run's checkpoints in the registry; files that are not registered yet are considered as well.
     """
     known = {row.path: row for row in rows if Path(row.path).exists()}
-    unregistered = (row for attempt in run.attempts() for row in checkpoints_of(record, attempt, known))
+    unregistered = (row for attempt in run.attempts() for row in find_checkpoints(record, attempt, known))
     checkpoints = [*known.values(), *unregistered]
     checkpoints.sort(key=lambda row: (_is_checkpoint(row), row.attempt, row.created, row.path), reverse=True)
     if not checkpoints:

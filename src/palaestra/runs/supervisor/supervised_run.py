@@ -333,10 +333,10 @@ class SupervisedRun:
             return
         try:
             if announced:
-                catalogue.seen(self.state.record, attempt, announced)
+                catalogue.add_announced(self.state.record, attempt, announced)
             else:
                 plan = AttemptPlan.read(attempt) or AttemptPlan()
-                catalogue.scan(self.state.record, attempt, plan.checkpoints)
+                catalogue.scan_attempt(self.state.record, attempt, plan.checkpoints)
         except (PalaestraError, OSError) as error:
             _log.warning("%s: its checkpoints could not be catalogued: %s", self.state.run_id, error)
 

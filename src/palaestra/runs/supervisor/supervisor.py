@@ -22,7 +22,7 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import check_run_id, new_run_id
 from palaestra.runs.archive.retention import RetentionAction
 from palaestra.runs.archive.run_archive import RunArchive
-from palaestra.runs.checkpoints.catalogue import CheckpointIndex
+from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.ingest.stream import StreamItem, follow
@@ -80,7 +80,7 @@ class Supervisor:
         *,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[str], str] = new_run_id,
-        catalogue: CheckpointIndex | None = None,
+        catalogue: CheckpointCatalogue | None = None,
         add_installed: Callable[[dict[str, Runner]], dict[str, str]] = lambda _: {},
     ) -> None:
         self._home, self._registry = home, registry
@@ -372,7 +372,7 @@ class Supervisor:
         self._generation = self._registry.generation
         self._registry.put_many([run.state.record for run in list(self._runs.values())])
         if self._catalogue is not None:
-            self._catalogue.catch_up(self._home)
+            self._catalogue.add_missing(self._home)
 
     def _scan_unsupervised(self) -> None:
         for path in self._home.runs.iterdir():

@@ -1,1 +1,1 @@
-"""Short video clips of checkpoints: recorded and encoded in separate processes."""
+"""Short video clips of checkpoints, recorded and encoded in separate processes."""

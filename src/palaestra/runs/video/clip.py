@@ -1,4 +1,4 @@
-"""Clips of a run: which there are, what they cost, and which of them go."""
+"""Clips of a run: listing and pruning them, and how much recording slowed the trainer down."""
 
 from __future__ import annotations
 
@@ -13,35 +13,44 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.wire import API_SCHEMA, Number
 
-__all__ = ["Clip", "ClipReport", "Pace", "clips_of", "pace_of", "prune"]
+__all__ = [
+    "MAX_CLIPS",
+    "Clip",
+    "ClipReport",
+    "RecordingOverhead",
+    "compute_recording_overhead",
+    "list_clips",
+    "measure_recording_overhead",
+    "prune_clips",
+]
 
-KEEP = 10
+MAX_CLIPS = 10
 _SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
 
 
 @dataclass(frozen=True)
 class ClipReport:
-    """What is written beside a clip of ours, as `<clip>.json`."""
+    """Report stored beside a clip as `<clip>.json`."""
 
     __pydantic_config__ = API_SCHEMA
 
     frames: int
     seconds: float
-    """Length of the clip."""
+    """Duration of the clip."""
     encode_s: float
-    """Spent drawing and encoding."""
+    """Time for rendering and encoding."""
     sps_with: Number
-    """Environment steps a second while it was filmed."""
+    """Environment steps per second during the recording."""
     sps_without: Number
-    """The same without the time that filming took."""
+    """The same without the time for rendering and encoding."""
     slowdown: Number
-    """The one over the other."""
+    """Ratio of the two."""
     checkpoint: str = ""
     episode_return: Number | None = None
 
     def write(self, clip: Path) -> None:
-        """Put it beside the clip."""
-        write_json(_note(clip), {"schema": 1, **asdict(self)}, durable=False)
+        """Write the report beside its clip."""
+        write_json(_report_path(clip), {"schema": 1, **asdict(self)}, durable=False)
 
 
 @dataclass(frozen=True)
@@ -55,48 +64,61 @@ class Clip:
     size_bytes: int
     created: float
     report: ClipReport | None = None
-    """None for one that the trainer wrote."""
+    """None when the trainer recorded the clip."""
 
 
-class Pace(NamedTuple):
-    """How fast a trainer was while it filmed, and else."""
+class RecordingOverhead(NamedTuple):
+    """Speed of a trainer with and without recording, in steps per second."""
 
     sps_with: float
     sps_without: float
 
     @property
     def slowdown(self) -> float:
-        """How many times slower filming made it."""
+        """Factor by which recording slowed the trainer down."""
         return self.sps_without / self.sps_with if self.sps_with > 0 else float("inf")
 
 
-def clips_of(run: RunDirectory) -> list[Clip]:
-    """Every clip, newest first: ours, and those that a trainer wrote where its plan said."""
-    found = [_clip(attempt, path) for attempt in run.attempts() for path in _files(attempt)]
-    return sorted(found, key=lambda clip: (clip.created, clip.path), reverse=True)
+def list_clips(run: RunDirectory) -> list[Clip]:
+    """Return all clips, newest first: recorded ones, and those that the trainer wrote according to its plan."""
+    clips = [_read_clip(attempt, path) for attempt in run.attempts() for path in _find_files(attempt)]
+    return sorted(clips, key=lambda clip: (clip.created, clip.path), reverse=True)
 
 
-def prune(run: RunDirectory, keep: int = KEEP) -> list[Clip]:
-    """Remove all but the newest clips of a run; those that went."""
-    gone = clips_of(run)[max(keep, 0) :]
-    for clip in gone:
+def prune_clips(run: RunDirectory, keep: int = MAX_CLIPS) -> list[Clip]:
+    """Delete all but the newest clips of a run and return the deleted ones."""
+    deleted = list_clips(run)[max(keep, 0) :]
+    for clip in deleted:
         Path(clip.path).unlink(missing_ok=True)
-        _note(Path(clip.path)).unlink(missing_ok=True)
-    return gone
+        _report_path(Path(clip.path)).unlink(missing_ok=True)
+    return deleted
 
 
-def pace_of(progress: Sequence[tuple[float, int]], filmed: Sequence[float]) -> Pace | None:
-    """Steps a second in the minutes in which clips were finished, and in the others.
+def measure_recording_overhead(run: RunDirectory) -> RecordingOverhead | None:
+    """Return how much recording slowed the trainer itself down; None when it recorded nothing."""
+    recorded = [clip.created for clip in list_clips(run) if clip.report is None]
+    if not recorded:
+        return None
+    from palaestra.runs.series.reader import RunSeries
 
-    `progress` is time and step in the order of time, `filmed` the times at which clips were complete. None when there
-    is nothing to compare: everything was filmed, or nothing.
+    points = RunSeries(run).decimate("episode/return", 2000)
+    return compute_recording_overhead(sorted((point.time, point.step) for point in points), recorded)
+
+
+def compute_recording_overhead(
+    progress: Sequence[tuple[float, int]], recorded: Sequence[float]
+) -> RecordingOverhead | None:
+    """Compare the speed in the minutes in which clips were finished with that of the others.
+
+    `progress` holds time and step in order of time, `recorded` the times at which clips were completed. None when one
+    of the two groups is empty.
     """
     if len(progress) < 2:
         return None
     first, last = progress[0][0], progress[-1][0]
-    # Minutes, or smaller parts of a run that took only a few.
+    # Minutes, or shorter intervals for a short run.
     width = min(60.0, max((last - first) / 20, 1e-9))
-    busy = {int((when - first) / width) for when in filmed if first <= when <= last}
+    busy = {int((when - first) / width) for when in recorded if first <= when <= last}
     steps, seconds = {True: 0, False: 0}, {True: 0.0, False: 0.0}
     for (before, step), (after, next_step) in itertools.pairwise(progress):
         during = int(((before + after) / 2 - first) / width) in busy
@@ -104,32 +126,32 @@ def pace_of(progress: Sequence[tuple[float, int]], filmed: Sequence[float]) -> P
         seconds[during] += max(0.0, after - before)
     if not seconds[True] or not seconds[False]:
         return None
-    return Pace(steps[True] / seconds[True], steps[False] / seconds[False])
+    return RecordingOverhead(steps[True] / seconds[True], steps[False] / seconds[False])
 
 
-def _files(attempt: Attempt) -> list[Path]:
+def _find_files(attempt: Attempt) -> list[Path]:
     plan = AttemptPlan.read(attempt)
     root = attempt.path.resolve()
-    found = {path for path in attempt.videos.glob("*") if attempt.videos.is_dir()}
+    paths = set(attempt.videos.glob("*"))
     for pattern in plan.videos if plan is not None else ():
-        found.update(attempt.work.glob(pattern))
+        paths.update(attempt.work.glob(pattern))
     return [
         path
-        for path in found
+        for path in paths
         if path.suffix in _SUFFIXES and path.name[0] != "." and path.is_file() and path.resolve().is_relative_to(root)
     ]
 
 
-def _clip(attempt: Attempt, path: Path) -> Clip:
-    facts = path.stat()
-    data: dict[str, Any] = read_json(_note(path)) or {}
+def _read_clip(attempt: Attempt, path: Path) -> Clip:
+    stat = path.stat()
+    data: dict[str, Any] = read_json(_report_path(path)) or {}
     data.pop("schema", None)
     try:
         report = ClipReport(**data) if data else None
     except TypeError:
         report = None
-    return Clip(str(path), attempt.number, facts.st_size, facts.st_mtime, report)
+    return Clip(str(path), attempt.number, stat.st_size, stat.st_mtime, report)
 
 
-def _note(clip: Path) -> Path:
+def _report_path(clip: Path) -> Path:
     return clip.with_name(f"{clip.name}.json")

@@ -1,7 +1,7 @@
-"""Frames into a video file, by an ffmpeg that runs as a process of its own.
+"""Encodes frames to a video file with ffmpeg in a separate process.
 
-The pipe to it holds little, so whoever makes frames waits rather than fills the memory. The file appears under its
-name when it is complete. VP9 in WebM, which everybody may use; H.264 in MP4 when a file is called so.
+The pipe to ffmpeg is small, so the producer of frames waits instead of filling the memory. The file appears under its
+name when it is complete. WebM files use VP9, which is royalty-free; MP4 files use H.264.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from palaestra.errors import ConfigError
 __all__ = ["MAX_FRAMES", "Encoder", "check_video_file", "require_encoder"]
 
 MAX_FRAMES = 200
-"""A clip; longer ones must be asked for."""
+"""Default limit of a clip; `--long` allows more."""
 
 MAX_LONG_FRAMES = 100_000
 _MAX_SIDE = 4096
@@ -30,90 +30,92 @@ _CODECS = {
     ".webm": ("-c:v", "libvpx-vp9", "-deadline", "realtime", "-cpu-used", "8", "-b:v", "0", "-crf", "40"),
     ".mp4": ("-c:v", "libx264", "-preset", "veryfast", "-crf", "23", "-movflags", "+faststart"),
 }
-_END_S = 120.0
+_FINISH_TIMEOUT_S = 120.0
 
 
 def require_encoder() -> str:
-    """The ffmpeg to use: the one that imageio-ffmpeg brings, else the machine's; `ConfigError` without any."""
+    """Return the path of ffmpeg: that of imageio-ffmpeg, else of the system. Raises `ConfigError` without any."""
     try:
-        found: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
+        path: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
     except (ImportError, RuntimeError):
-        found = shutil.which("ffmpeg") or ""
-    if not found:
+        path = shutil.which("ffmpeg") or ""
+    if not path:
         raise ConfigError("--video", "", "no ffmpeg is installed", "pip install 'palaestra[video]'")
-    return found
+    return path
 
 
 def check_video_file(path: Path, frames: int, *, long: bool) -> None:
-    """Refuse, before anything is played, what could not be written."""
+    """Raise `ConfigError` for a file or a number of frames that could not be written, before anything is played."""
     if path.suffix not in _CODECS:
         raise ConfigError("--video", str(path), "is neither .webm nor .mp4", "Name it clip.webm")
     if not path.absolute().parent.is_dir():
-        raise ConfigError("--video", str(path), "its directory does not exist", "Make it, or name another one")
-    if not 1 <= frames <= (MAX_LONG_FRAMES if long else MAX_FRAMES):
-        limit = MAX_LONG_FRAMES if long else MAX_FRAMES
+        raise ConfigError(
+            "--video", str(path), "its directory does not exist", "Create it, or choose another directory"
+        )
+    limit = MAX_LONG_FRAMES if long else MAX_FRAMES
+    if not 1 <= frames <= limit:
         remedy = "" if long else "Add --long for more"
         raise ConfigError("--frames", frames, f"must lie between 1 and {limit}", remedy)
     require_encoder()
 
 
 class Encoder:
-    """One video being written. Leaving it after an error removes what there is."""
+    """Writes one video. As a context manager, it deletes the incomplete file after an error."""
 
     def __init__(self, path: Path, *, fps: float) -> None:
         self.path, self.fps = path, fps
         self.frames = 0
         self.encode_s = 0.0
-        """Spent waiting for the encoder."""
+        """Time spent waiting for ffmpeg."""
         self._shape: tuple[int, int] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this does
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the encoder
         self._temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
 
     def add(self, frame: Any) -> None:
-        """One picture: an array of height, width and three bytes. `ConfigError` when it is none, or ffmpeg died."""
+        """Append an RGB frame (height, width, 3; uint8). Raises `ConfigError` for others, or if ffmpeg failed."""
         shape = tuple(getattr(frame, "shape", ()))
         if len(shape) != 3 or shape[2] != 3 or str(frame.dtype) != "uint8" or not 0 < max(shape[:2]) <= _MAX_SIDE:
             kind = f"{shape} of {frame.dtype}" if shape else type(frame).__name__
-            raise ConfigError("--video", str(self.path), f"the environment drew {kind}, which is no RGB picture")
+            raise ConfigError("--video", str(self.path), f"the environment rendered {kind}, which is not an RGB image")
         if self._shape is None:
             self._shape = (shape[0], shape[1])
-            self._process = self._started(self._shape)
+            self._process = self._start(self._shape)
         elif shape[:2] != self._shape:
-            raise ConfigError("--video", str(self.path), f"a frame is {shape[:2]} after others of {self._shape}")
+            raise ConfigError("--video", str(self.path), f"a frame has size {shape[:2]} after others of {self._shape}")
         assert self._process is not None
         assert self._process.stdin is not None
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             self._process.stdin.write(frame.tobytes())
         except BrokenPipeError:
-            raise self._failed() from None
-        self.encode_s += time.perf_counter() - begun
+            raise self._failure() from None
+        self.encode_s += time.perf_counter() - started
         self.frames += 1
 
     def finish(self) -> Path:
-        """Wait for the rest to be encoded; the file is there when this returns."""
+        """Encode the remaining frames and move the file into place."""
         if self._process is None or self._process.stdin is None:
             self.discard()
             raise ConfigError("--video", str(self.path), "there was no frame to write")
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             self._process.stdin.close()
-            code = self._process.wait(_END_S)
+            code = self._process.wait(_FINISH_TIMEOUT_S)
         except BrokenPipeError:
-            code = self._process.wait(_END_S)
+            code = self._process.wait(_FINISH_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = -1
-        self.encode_s += time.perf_counter() - begun
+        self.encode_s += time.perf_counter() - started
         if code != 0:
-            raise self._failed()
-        # ffmpeg wrote the file itself, so that `files.atomic.atomic_file` cannot.
+            raise self._failure()
+        # ffmpeg writes the file itself, so `files.atomic.atomic_file` cannot be used.
         os.replace(self._temporary, self.path)
-        self._complaints.close()
+        self._stderr.close()
         return self.path
 
     def discard(self) -> None:
-        """End it and leave nothing behind."""
+        """Stop ffmpeg and delete the incomplete file."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -121,7 +123,7 @@ class Encoder:
                 with contextlib.suppress(OSError):
                     self._process.stdin.close()
         self._temporary.unlink(missing_ok=True)
-        self._complaints.close()
+        self._stderr.close()
 
     def __enter__(self) -> Encoder:
         return self
@@ -130,22 +132,20 @@ class Encoder:
         if kind is not None:
             self.discard()
 
-    def _started(self, shape: tuple[int, int]) -> subprocess.Popen[bytes]:
+    def _start(self, shape: tuple[int, int]) -> subprocess.Popen[bytes]:
         height, width = shape
-        argv = [
-            require_encoder(), "-hide_banner", "-loglevel", "error", "-nostdin", "-y",
-            "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self.fps:g}", "-i", "pipe:0",
-            # Both codecs halve the resolution of colour, which needs even sides.
-            "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-threads", "1",
-            *_CODECS[self.path.suffix], str(self._temporary),
-        ]  # fmt: skip
+        source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {self.fps:g} -i pipe:0"
+        # Both codecs subsample colour, which needs even dimensions.
+        output = "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -pix_fmt yuv420p -threads 1"
+        argv = [require_encoder(), *"-hide_banner -loglevel error -nostdin -y".split(), *source.split()]
+        argv += [*output.split(), *_CODECS[self.path.suffix], str(self._temporary)]
         return subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._complaints, start_new_session=True
+            argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._stderr, start_new_session=True
         )
 
-    def _failed(self) -> ConfigError:
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+    def _failure(self) -> ConfigError:
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         self.discard()
-        said = lines[-1][:300] if lines else "it said nothing"
-        return ConfigError("--video", str(self.path), f"ffmpeg could not write it ({said})", "Is the disk full?")
+        message = lines[-1][:300] if lines else "no error message"
+        return ConfigError("--video", str(self.path), f"ffmpeg could not write it ({message})", "Is the disk full?")

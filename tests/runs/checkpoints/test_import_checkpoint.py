@@ -10,7 +10,7 @@ from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints.hashing import digest_path, verify
-from palaestra.runs.checkpoints.importing import Provenance, import_checkpoint, imported
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint, list_imported
 from palaestra.runs.store.rebuild import open_registry
 
 
@@ -50,7 +50,7 @@ def test_weights_are_copied_hashed_and_on_record(home, tmp_path):
     assert (record.agent_id, record.env_id, record.env_step) == ("mine/dqn", "CartPole-v1", 1000)
     assert (record.run_id, record.profile, record.format, record.verified) == ("", "managed", "safetensors", 50.0)
     assert verify(record).fits
-    assert imported(home) == [record]
+    assert list_imported(home) == [record]
 
 
 def test_importing_twice_gives_the_one_that_is_there(home, tmp_path):
@@ -149,9 +149,9 @@ def test_what_is_no_checkpoint_at_all_is_told_in_plain_words(home, tmp_path):
     (tmp_path / "letter.pt").symlink_to(tmp_path / "letter.txt")
     (tmp_path / "half.pt").write_bytes(b"\x80\x04\x95")
     for name, reason in (
-        ("empty.pt", "is empty. Known are safetensors"),
-        ("letter.pt", "is no format of checkpoints that we know. Known are"),
-        ("half.pt", "is a bare pickle, and a damaged one or cut short. Save"),
+        ("empty.pt", "is empty. Supported are safetensors"),
+        ("letter.pt", "is not a known checkpoint format. Supported are"),
+        ("half.pt", "is a bare pickle, damaged or truncated. Save"),
         ("none.pt", "No such file or directory. Check the path."),
     ):
         with pytest.raises(CheckpointError) as refused:

@@ -8,13 +8,13 @@ from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.supervising import echo, ends, supervising
 
 from palaestra.errors import ConfigError
-from palaestra.runs.checkpoints.catalogue import checkpoints_of
+from palaestra.runs.checkpoints.catalogue import find_checkpoints
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.series.reader import RunSeries
 from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.video.filming import film_run
-from palaestra.runs.video.recording import film_pace, record_clip
+from palaestra.runs.video.clip import measure_recording_overhead
+from palaestra.runs.video.record_video import record_clip, record_run
 
 RUN = RunRecord(run_id="run", runner="palaestra", agent_id="palaestra/ppo", env_id="CartPole-v1", phase=Phase.SUCCEEDED)
 
@@ -24,7 +24,7 @@ def test_a_checkpoint_is_filmed_into_its_run_with_what_it_cost(home):
     pytest.importorskip("pygame")
     run = home.run("run")
     own_checkpoint(run.attempt(1).path / "checkpoints" / "update_00000003")
-    (checkpoint,) = checkpoints_of(RUN, run.attempt(1))
+    (checkpoint,) = find_checkpoints(RUN, run.attempt(1))
     for number in range(10):
         old = run.attempt(1).videos / f"{number}.webm"
         old.parent.mkdir(exist_ok=True)
@@ -48,8 +48,8 @@ def test_a_prefix_that_two_checkpoints_share_films_neither(home):
         own_checkpoint(run.attempt(1).path / "checkpoints" / f"update_{number:08}", seed=number)
     (run.path / "resolved.json").write_text("{}")
 
-    with pytest.raises(ConfigError, match=r"several begin so \([0-9a-f]{16}, [0-9a-f]{16}\)"):
-        film_run(home, run, "")
+    with pytest.raises(ConfigError, match=r"several ids begin with it \([0-9a-f]{16}, [0-9a-f]{16}\)"):
+        record_run(home, run, "")
 
 
 def test_checkpoints_of_others_are_filmed_by_their_trainers(home):
@@ -57,7 +57,7 @@ def test_checkpoints_of_others_are_filmed_by_their_trainers(home):
     run.attempt(1).work.mkdir(parents=True)
     AttemptPlan(checkpoints=("*.pt",)).write(run.attempt(1))
     evil.torch_zip(run.attempt(1).work / "a.pt")
-    (checkpoint,) = checkpoints_of(RUN, run.attempt(1))
+    (checkpoint,) = find_checkpoints(RUN, run.attempt(1))
 
     with pytest.raises(ConfigError, match="Start a new run with palaestra runs start --video"):
         record_clip(run, checkpoint)
@@ -71,7 +71,7 @@ def test_how_much_a_trainer_was_slowed_down_is_read_from_its_numbers(home):
             return home.run(run.run_id)
 
     run = asyncio.run(body())
-    assert film_pace(run) is None
+    assert measure_recording_overhead(run) is None
 
     attempt = run.attempt(1)
     plan = json.loads((attempt.path / "plan.json").read_text())
@@ -81,6 +81,6 @@ def test_how_much_a_trainer_was_slowed_down_is_read_from_its_numbers(home):
     clip.write_bytes(b"x")
     os.utime(clip, (middle[200], middle[200]))
 
-    pace = film_pace(run)
+    pace = measure_recording_overhead(run)
     assert pace.sps_with > 0
     assert pace.sps_without > 0

@@ -9,18 +9,17 @@ from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import write_json
-from palaestra.runs.checkpoints import deploying
-from palaestra.runs.checkpoints.catalogue import checkpoints_of
-from palaestra.runs.checkpoints.deploying import deploy, deployed, deployments, in_use, withdraw
+from palaestra.runs.checkpoints import deploy as deploy_module
+from palaestra.runs.checkpoints.catalogue import find_checkpoints, get_checkpoint
+from palaestra.runs.checkpoints.deploy import deploy, find_deployed_paths, get_deployment, list_deployments, withdraw
 from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.checkpoints.importing import (
+from palaestra.runs.checkpoints.import_checkpoint import (
     Provenance,
+    detach_from_runs,
     import_checkpoint,
-    imported,
     keep_checkpoint,
-    separate_from_runs,
+    list_imported,
 )
-from palaestra.runs.checkpoints.listing import get_checkpoint
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.probe import environment
 from palaestra.runs.record import RunRecord
@@ -45,26 +44,26 @@ def test_one_acts_once_it_has_played_what_is_refused_changes_nothing_and_it_can_
         deploy(home, foreign, CARTPOLE)
     with pytest.raises(CheckpointError, match="its SHA-256 differs"):
         deploy(home, replace(second, sha256="0" * 64), CARTPOLE)
-    assert deployed(home, "CartPole-v1") == one
-    assert deployed(home, "Pendulum-v1") is None
+    assert get_deployment(home, "CartPole-v1") == one
+    assert get_deployment(home, "Pendulum-v1") is None
 
     two = deploy(home, second, CARTPOLE, clock=lambda: 20.0)
 
     assert one.previous is None
     assert one.evaluation["episodes"] == 1
     assert two.previous["checkpoint_id"] == first.checkpoint_id
-    assert deployed(home, "CartPole-v1") == two
+    assert get_deployment(home, "CartPole-v1") == two
     assert withdraw(home, "CartPole-v1") == one
-    assert deployed(home, "CartPole-v1") == one
+    assert get_deployment(home, "CartPole-v1") == one
     assert withdraw(home, "CartPole-v1") is None
-    assert deployed(home, "CartPole-v1") is None
+    assert get_deployment(home, "CartPole-v1") is None
 
 
 def in_a_run(home, seed):
     """A checkpoint where a trainer left it."""
     path = home.run("r").attempt(1).path / "checkpoints" / f"update_{seed}"
     own_checkpoint(path, env_step=100 * seed, seed=seed)
-    return next(row for row in checkpoints_of(RUN, home.run("r").attempt(1)) if row.path == str(path))
+    return next(row for row in find_checkpoints(RUN, home.run("r").attempt(1)) if row.path == str(path))
 
 
 def test_what_is_deployed_and_what_was_before_outlive_their_run(home):
@@ -73,7 +72,7 @@ def test_what_is_deployed_and_what_was_before_outlive_their_run(home):
     old = {"path": first.path, "sha256": first.sha256, "agent_id": "palaestra/ppo", "env_id": "CartPole-v1"}
     note = {"schema": 1, **old, "checkpoint_id": first.checkpoint_id, "deployed": 1.0, "command": ["x"]}
     write_json(home.path / "deployed" / "CartPole-v1.json", note)
-    assert list(in_use(home)) == [Path(first.path)]
+    assert list(find_deployed_paths(home)) == [Path(first.path)]
 
     now = deploy(home, second, CARTPOLE)
     again = deploy(home, second, CARTPOLE)
@@ -84,12 +83,12 @@ def test_what_is_deployed_and_what_was_before_outlive_their_run(home):
     store = home.path / "checkpoints"
     assert again.previous == now.previous
     assert [Path(one).is_relative_to(store) for one in (now.path, now.previous["path"], now.command[-1])] == [True] * 3
-    assert sorted(in_use(home)) == sorted([Path(now.path), Path(now.previous["path"])])
-    assert {(row.checkpoint_id, row.env_step, row.profile, verify(row).fits) for row in imported(home)} == {
+    assert sorted(find_deployed_paths(home)) == sorted([Path(now.path), Path(now.previous["path"])])
+    assert {(row.checkpoint_id, row.env_step, row.profile, verify(row).fits) for row in list_imported(home)} == {
         (first.checkpoint_id, 100, "managed", True),
         (second.checkpoint_id, 200, "managed", True),
     }
-    assert deployments(home) == [again]
+    assert list_deployments(home) == [again]
     assert withdraw(home, "CartPole-v1").sha256 == first.sha256
 
 
@@ -104,7 +103,7 @@ def test_writing_into_the_run_changes_nothing_of_what_is_deployed(home):
     now = deploy(home, record, CARTPOLE)
     write_in_place(Path(record.path) / "policy.safetensors")
 
-    (kept,) = imported(home)
+    (kept,) = list_imported(home)
     assert (kept.path, verify(kept).fits, verify(record).fits) == (now.path, True, False)
 
 
@@ -117,13 +116,13 @@ def test_files_that_an_earlier_version_linked_become_copies(home, when):
         file.hardlink_to(Path(record.path) / file.name)
 
     if when == "when a service starts":
-        assert separate_from_runs(home) == [record.checkpoint_id]
-        assert separate_from_runs(home) == []
+        assert detach_from_runs(home) == [record.checkpoint_id]
+        assert detach_from_runs(home) == []
     else:
         assert keep_checkpoint(home, Path(record.path), record.sha256, Provenance()) == copy
     write_in_place(Path(record.path) / "policy.safetensors")
 
-    (kept,) = imported(home)
+    (kept,) = list_imported(home)
     assert verify(kept).fits
     assert sorted(file.name for file in Path(kept.path).iterdir()) == sorted(
         file.name for file in Path(record.path).iterdir()
@@ -147,7 +146,7 @@ def test_going_back_to_what_is_gone_changes_nothing(home, tmp_path):
 
     with pytest.raises(CheckpointError, match="cannot be kept"):
         withdraw(home, "CartPole-v1")
-    assert deployed(home, "CartPole-v1").path == now.path
+    assert get_deployment(home, "CartPole-v1").path == now.path
     with pytest.raises(CheckpointError, match="nothing is deployed there"):
         withdraw(home, "Pendulum-v1")
 
@@ -156,19 +155,19 @@ def test_one_that_cannot_be_played_or_plays_for_ever_changes_nothing(home, tmp_p
     record = taken_in(home, tmp_path / "c")
 
     with pytest.raises(CheckpointError, match=r"no episode within 0 s"):
-        deploy(home, record, CARTPOLE, limit_s=0.05)
-    monkeypatch.setattr(deploying.sys, "executable", "/bin/false")
+        deploy(home, record, CARTPOLE, timeout_s=0.05)
+    monkeypatch.setattr(deploy_module.sys, "executable", "/bin/false")
     with pytest.raises(CheckpointError, match=r"could not be played \(exit code 1"):
         deploy(home, record, CARTPOLE)
 
     assert sys.executable == "/bin/false"
-    assert deployed(home, "CartPole-v1") is None
+    assert get_deployment(home, "CartPole-v1") is None
 
 
 def test_names_of_environments_never_become_paths(home):
     names = ["../../x/y-v1", "..", "/etc/passwd", "ALE/Pong-v5", "ALE_Pong-v5", "a" * 80, ""]
 
-    notes = [deploying._note(home, name) for name in names]
+    notes = [deploy_module._deployment_file(home, name) for name in names]
 
     assert {note.parent for note in notes} == {home.path / "deployed"}
     assert len(set(notes)) == len(names)

@@ -1,0 +1,221 @@
+"""Deploys checkpoints: selects the one that acts in an environment.
+
+A deployment has two phases. First, the bytes are verified, the spaces compared, and one episode is played in a separate
+process. Only then is the file that names the deployed checkpoint replaced; it also stores the previous deployment. A
+deployed checkpoint is copied to `checkpoints/`, so it is independent of its run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import palaestra
+from palaestra.errors import CheckpointError
+from palaestra.files.atomic import read_json, write_json
+from palaestra.files.home import Home
+from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, keep_checkpoint
+from palaestra.runs.checkpoints.signature import find_incompatibilities
+from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.wire import API_SCHEMA
+
+__all__ = ["Deployment", "deploy", "find_deployed_paths", "get_deployment", "list_deployments", "withdraw"]
+
+_PLACE = "checkpoint"
+_WARM_UP_TIMEOUT_S = 300.0
+_ROOT = str(Path(palaestra.__file__).parents[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """The checkpoint that acts in an environment."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    env_id: str
+    checkpoint_id: str
+    path: str
+    sha256: str
+    agent_id: str
+    deployed: float
+    command: tuple[str, ...]
+    """Command that evaluates it."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """Report of the warm-up episode."""
+    previous: dict[str, Any] | None = None
+    """The deployment it replaced; `withdraw` restores it."""
+
+
+def deploy(
+    home: Home,
+    record: CheckpointRecord,
+    env_signature: Mapping[str, Any],
+    *,
+    clock: Callable[[], float] = time.time,
+    timeout_s: float = _WARM_UP_TIMEOUT_S,
+) -> Deployment:
+    """Deploy a checkpoint. Raises `CheckpointError` when a check fails; the current deployment then stays."""
+    if record.format != "palaestra":
+        remedy = "Only checkpoints of palaestra can be played here; use its own trainer"
+        raise CheckpointError(_PLACE, record.checkpoint_id, f"is of the format {record.format}", remedy)
+    verdict = verify(record, clock)
+    if not verdict.fits:
+        raise CheckpointError(_PLACE, record.checkpoint_id, verdict.problem, "Deploy another checkpoint")
+    env_id = str(env_signature.get("env_id") or record.env_id)
+    reasons = find_incompatibilities(
+        {"env_id": record.env_id, **record.env_signature}, {**env_signature, "env_id": env_id}
+    )
+    if reasons:
+        remedy = f"Switch to {record.env_id}, or deploy a checkpoint that was trained in {env_id}"
+        raise CheckpointError(_PLACE, record.checkpoint_id, "; ".join(reasons), remedy)
+    evaluation = _warm_up(record, (*_eval_command(record.path), "--episodes", "1", "--json"), timeout_s)
+    ready = Deployment(
+        env_id=env_id,
+        checkpoint_id=record.checkpoint_id,
+        path=record.path,
+        sha256=record.sha256,
+        agent_id=record.agent_id,
+        deployed=clock(),
+        command=_eval_command(record.path),
+        evaluation=evaluation,
+    )
+    with _deployment_lock(home):
+        provenance = Provenance(agent_id=record.agent_id, env_id=record.env_id, env_signature=record.env_signature)
+        return _replace_deployment(home, _keep_copy(home, ready, provenance))
+
+
+def get_deployment(home: Home, env_id: str) -> Deployment | None:
+    """Return the deployment of an environment; None when there is none."""
+    return _parse_deployment(read_json(_deployment_file(home, env_id)))
+
+
+def list_deployments(home: Home) -> list[Deployment]:
+    """Return all deployments, sorted by environment."""
+    files = home.deployed.glob("[!.]*.json")
+    deployments = [deployment for file in files if (deployment := _parse_deployment(read_json(file))) is not None]
+    return sorted(deployments, key=lambda deployment: deployment.env_id)
+
+
+def find_deployed_paths(home: Home) -> dict[Path, Deployment]:
+    """Map the path of every deployed checkpoint, and of those that `withdraw` would restore, to its deployment."""
+    paths: dict[Path, Deployment] = {}
+    for deployment in list_deployments(home):
+        for used in (_parse_deployment(deployment.previous), deployment):
+            if used is not None and Path(used.path).exists():
+                paths[Path(used.path).resolve()] = deployment
+    return paths
+
+
+def withdraw(home: Home, env_id: str) -> Deployment | None:
+    """Restore the previous deployment of an environment; without one, deploy nothing and return None."""
+    with _deployment_lock(home):
+        current = get_deployment(home, env_id)
+        if current is None:
+            reason = "nothing is deployed there"
+            raise CheckpointError("environment", env_id, reason, "palaestra checkpoints deployed lists deployments")
+        previous = _parse_deployment(current.previous)
+        if previous is None:
+            _deployment_file(home, env_id).unlink(missing_ok=True)
+        else:
+            previous = _keep_copy(home, previous)
+            write_json(_deployment_file(home, env_id), {"schema": 1, **asdict(previous)})
+    return previous
+
+
+def _replace_deployment(home: Home, new: Deployment) -> Deployment:
+    previous = get_deployment(home, new.env_id)
+    if previous is not None and previous.sha256 == new.sha256:
+        previous = _parse_deployment(previous.previous)  # deployed again: keep the one before it
+    if previous is not None:
+        with contextlib.suppress(CheckpointError):
+            previous = _keep_copy(home, previous)
+        # Only one step back is kept.
+        stored = {"schema": 1, **asdict(previous), "previous": None, "command": list(previous.command)}
+        new = replace(new, previous=stored)
+    write_json(_deployment_file(home, new.env_id), {"schema": 1, **asdict(new)})
+    return new
+
+
+def _keep_copy(home: Home, deployment: Deployment, provenance: Provenance | None = None) -> Deployment:
+    """Copy the checkpoint out of its run. Raises `CheckpointError` when it is missing or damaged."""
+    provenance = provenance or Provenance(agent_id=deployment.agent_id, env_id=deployment.env_id)
+    kept = keep_checkpoint(home, Path(deployment.path), deployment.sha256, provenance)
+    return replace(deployment, path=kept.path, command=_eval_command(kept.path))
+
+
+def _eval_command(path: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", "palaestra", "eval", path)
+
+
+def _warm_up(record: CheckpointRecord, command: tuple[str, ...], timeout_s: float) -> dict[str, Any]:
+    """Play one episode in a separate process and return its report."""
+    environment = {**os.environ, "PYTHONPATH": _ROOT}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        reason = f"played no episode within {timeout_s:.0f} s"
+        raise CheckpointError(_PLACE, record.checkpoint_id, reason, f"Try {' '.join(command)}") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    try:
+        if process.returncode:
+            raise ValueError
+        report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    except (ValueError, IndexError):
+        message = (errors.strip().splitlines() or ["no error message"])[-1]
+        reason = f"could not be played (exit code {process.returncode}: {message[:300]})"
+        raise CheckpointError(_PLACE, record.checkpoint_id, reason, "The previous deployment stays active") from None
+    return report
+
+
+def _deployment_file(home: Home, env_id: str) -> Path:
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", env_id).lstrip(".") or "_"
+    if safe != env_id:
+        safe += "." + hashlib.sha256(env_id.encode()).hexdigest()[:8]
+    return home.deployed / f"{safe}.json"
+
+
+@contextlib.contextmanager
+def _deployment_lock(home: Home) -> Iterator[None]:
+    """Prevent concurrent changes of deployments in this state directory."""
+    directory = home.deployed
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _parse_deployment(data: dict[str, Any] | None) -> Deployment | None:
+    if data is None or data.get("schema") != 1:
+        return None
+    try:
+        return Deployment(**{**{k: v for k, v in data.items() if k != "schema"}, "command": tuple(data["command"])})
+    except (TypeError, KeyError):
+        return None

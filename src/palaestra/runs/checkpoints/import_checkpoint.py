@@ -1,0 +1,331 @@
+"""Imports checkpoints from other places: copies, scans, hashes and records them. The source is never changed.
+
+The copy is scanned, so the file cannot be exchanged after the scan. A failed import leaves nothing behind, and code in
+a checkpoint is never run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
+import stat
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from palaestra.errors import CheckpointError
+from palaestra.files.atomic import read_json, sync, sync_tree, write_json
+from palaestra.files.checkpoint import MANIFEST, FileDigest, digest_file, manifest_files
+from palaestra.files.home import Home
+from palaestra.runs.checkpoints.hashing import digest_path, verify
+from palaestra.runs.checkpoints.metadata import CheckpointStep, OwnCheckpoint, summarize_returns
+from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
+from palaestra.runs.checkpoints.signature import normalize_signature
+from palaestra.runs.record import MAX_INTEGER, CheckpointRecord, fit_checkpoint
+from palaestra.runs.spec import find_text_fault
+
+__all__ = ["Provenance", "detach_from_runs", "import_checkpoint", "keep_checkpoint", "list_imported"]
+
+_PLACE = "checkpoint"
+_TEXT_SUFFIXES = frozenset({".json", ".txt", ".jinja", ".md", ".yaml"})
+"""Files of a checkpoint directory that are read as text and need no scan."""
+_MAX_NAME_LENGTH = 200
+_FICLONE = 0x40049409
+_log = logging.getLogger(__name__)
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the user knows about a checkpoint that its files do not say."""
+
+    agent_id: str = ""
+    env_id: str = ""
+    env_step: int | None = None
+    env_signature: Mapping[str, Any] = field(default_factory=dict)
+
+    def validated(self, agent: str = "agent_id", env: str = "env_id", step: str = "env_step") -> Provenance:
+        """Return this if it can be stored, else raise `CheckpointError`; the arguments name the fields in errors."""
+        for place, text in ((agent, self.agent_id), (env, self.env_id)):
+            fault = find_text_fault(text, _MAX_NAME_LENGTH)
+            if fault:
+                raise CheckpointError(place, text, fault, "Give a name on one line")
+        if self.env_step is not None and not 0 <= self.env_step <= MAX_INTEGER:
+            raise CheckpointError(step, self.env_step, "is not a number of steps", f"Give 0 to {MAX_INTEGER}")
+        return self
+
+
+def import_checkpoint(
+    home: Home,
+    source: Path,
+    provenance: Provenance | None = None,
+    *,
+    trusted: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> CheckpointRecord:
+    """Copy a checkpoint into the state directory. Raises `CheckpointError` when it is refused.
+
+    `trusted` allows a configuration that names code. If the same bytes were imported before, only their record is
+    updated with the new provenance.
+    """
+    provenance = (provenance or Provenance()).validated()
+    directory = home.checkpoints
+    unfinished = _temporary_directory(directory)
+    try:
+        if "\0" in str(source):
+            raise CheckpointError(_PLACE, str(source), "is not a path", "Give the path of a file or directory")
+        unfinished.mkdir(parents=True)
+        if source.is_dir():
+            copy, form = _copy_directory(source, unfinished, is_untrusted=True), "palaestra"
+        else:
+            copy = _copy_file(source, unfinished)
+            form = _require_safe(copy, str(source))
+        own = OwnCheckpoint.read(copy)
+        step = _find_step(copy, own, provenance)
+        if form == "sb3_zip":
+            copy, form = _extract_sb3_weights(copy), "torch_zip"
+        if own is not None and own.addresses and not trusted:
+            reason = f"evaluating it would import {own.addresses[0]}, which its configuration names"
+            raise CheckpointError(_PLACE, str(source), reason, "Import it with --trust if you know that code")
+        record = _build_record(copy, digest_path(copy), form, own, provenance, step, clock())
+        existing = _update_existing(directory, record, provenance)
+        return existing or _move_into_place(directory, unfinished, copy, record)
+    except OSError as error:
+        where = "" if error.filename in (None, str(source)) else f"{error.filename}: "
+        remedy = "Check the path" if isinstance(error, FileNotFoundError | NotADirectoryError) else ""
+        raise CheckpointError(_PLACE, str(source), f"{where}{error.strerror or error}", remedy) from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def keep_checkpoint(
+    home: Home, source: Path, sha256: str, provenance: Provenance, clock: Callable[[], float] = time.time
+) -> CheckpointRecord:
+    """Copy a Palaestra checkpoint out of its run. Raises `CheckpointError` when it is damaged."""
+    directory = home.checkpoints
+    final, unfinished = directory / sha256[:16], _temporary_directory(directory)
+    existing = _read_record(final / "record.json")
+    if existing is not None and existing.sha256 == sha256:
+        with contextlib.suppress(OSError):
+            _replace_hard_links(Path(existing.path))
+        if verify(existing).fits:
+            return existing
+    try:
+        unfinished.mkdir(parents=True)
+        copy = _copy_directory(source, unfinished, is_untrusted=False)
+        digest, own = digest_path(copy), OwnCheckpoint.read(copy)
+        if digest.sha256 != sha256:
+            reason = "its SHA-256 differs: it was changed or damaged"
+            raise CheckpointError(_PLACE, str(source), reason, "Use another checkpoint")
+        step = _find_step(copy, own, provenance)
+        record = _build_record(copy, digest, "palaestra", own, provenance, step, clock())
+        shutil.rmtree(final, ignore_errors=True)
+        return _move_into_place(directory, unfinished, copy, record)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(_PLACE, str(source), f"cannot be kept ({error})", "Use another checkpoint") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def list_imported(home: Home) -> list[CheckpointRecord]:
+    """Read the records of all imported and kept checkpoints."""
+    files = sorted(home.checkpoints.glob("*/record.json"))
+    return [record for file in files if (record := _read_record(file)) is not None]
+
+
+def detach_from_runs(home: Home) -> list[str]:
+    """Copy the files of kept checkpoints that an earlier version hard-linked to those of a run; return their ids."""
+    changed = []
+    for record in list_imported(home):
+        try:
+            if _replace_hard_links(Path(record.path)):
+                changed.append(record.checkpoint_id)
+        except OSError as error:
+            _log.warning("%s: the files are still shared with those of the run: %s", record.path, error)
+    return changed
+
+
+def _replace_hard_links(path: Path) -> bool:
+    """Replace every file that has another hard link by a copy; return whether there was one."""
+    files = [inner for inner in path.rglob("*") if inner.is_file()] if path.is_dir() else [path]
+    shared = [file for file in files if file.stat().st_nlink > 1]
+    for file in shared:
+        copy = file.with_name(f".{file.name}.{os.getpid()}.new")
+        try:
+            sync(_copy(file, copy))
+            os.replace(copy, file)
+        finally:
+            copy.unlink(missing_ok=True)
+    for directory in {file.parent for file in shared}:
+        sync(directory)
+    return bool(shared)
+
+
+def _copy_file(source: Path, into: Path) -> Path:
+    name = source.name if _SAFE_NAME.fullmatch(source.name) else f"weights{source.suffix}"
+    if not _SAFE_NAME.fullmatch(name) or name == "record.json":
+        name = "weights"
+    return _copy(source, into / name)
+
+
+def _copy_directory(source: Path, into: Path, *, is_untrusted: bool) -> Path:
+    """Copy the files that the manifest of a Palaestra checkpoint lists; scan those of an untrusted one."""
+    try:
+        raw = (source / MANIFEST).read_bytes()
+        files = manifest_files(raw, source)
+    except FileNotFoundError:
+        if not is_untrusted:
+            raise
+        remedy = "Import a single file, or a checkpoint directory of palaestra"
+        raise CheckpointError(_PLACE, str(source), "is a directory without a manifest", remedy) from None
+    except ValueError as error:
+        raise CheckpointError(_PLACE, str(source), str(error), "Use another checkpoint") from None
+    copy = into / "checkpoint"
+    copy.mkdir()
+    for name, expected in files.items():
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _copy(source / name, target)
+        if digest_file(target) != expected:
+            reason = f"{name} is truncated or damaged: its SHA-256 differs"
+            raise CheckpointError(_PLACE, str(source), reason, "Use another checkpoint")
+        if is_untrusted and target.suffix not in _TEXT_SUFFIXES:
+            _require_safe(target, f"{source}/{name}")
+    (copy / MANIFEST).write_bytes(raw)
+    if is_untrusted and OwnCheckpoint.read(copy) is None:
+        raise CheckpointError(_PLACE, str(source), "its state cannot be read", "Use another checkpoint")
+    return copy
+
+
+def _copy(source: Path, target: Path) -> Path:
+    # Non-blocking, so that a pipe or device of that name cannot hang the import.
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as reading:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CheckpointError(_PLACE, str(source), "is not a regular file", "Import a file of weights")
+        with open(target, "xb") as writing:
+            if not _clone_blocks(reading.fileno(), writing.fileno()):
+                shutil.copyfileobj(reading, writing, 1 << 20)
+    return target
+
+
+def _clone_blocks(source: int, target: int) -> bool:
+    """Share the blocks of a file copy-on-write if the file system can (Btrfs, XFS); return whether it did."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        return False
+    return True
+
+
+def _temporary_directory(directory: Path) -> Path:
+    return directory / f".{os.getpid()}-{time.monotonic_ns()}.new"
+
+
+def _require_safe(copy: Path, source: str) -> str:
+    """Scan a file and return its format. Raises `CheckpointError` when it may contain code."""
+    report = scan(copy)
+    if not report.safe:
+        remedies = {
+            "unknown": "Supported are safetensors, torch.save files, Stable-Baselines3 zips and palaestra checkpoints",
+            "pickle": "Save the weights as safetensors, or their state_dict with torch.save",
+        }
+        remedy = remedies.get(report.format, "Save the weights alone, as safetensors or as a state_dict")
+        raise CheckpointError(_PLACE, source, report.reason, remedy)
+    return report.format
+
+
+def _extract_sb3_weights(copy: Path) -> Path:
+    """Extract the weights from a Stable-Baselines3 zip; its other members are pickled objects."""
+    weights = copy.with_name(f"{copy.stem}.{SB3_WEIGHTS}")
+    with zipfile.ZipFile(copy) as archive, archive.open(SB3_WEIGHTS) as reading, open(weights, "xb") as writing:
+        shutil.copyfileobj(reading, writing, 1 << 20)
+    copy.unlink()
+    return weights
+
+
+def _find_step(copy: Path, own: OwnCheckpoint | None, provenance: Provenance) -> CheckpointStep:
+    if provenance.env_step is not None:
+        return CheckpointStep(provenance.env_step, "given")
+    return CheckpointStep.from_file(copy) if own is None else CheckpointStep(own.env_step, "file")
+
+
+def _build_record(
+    copy: Path,
+    digest: FileDigest,
+    form: str,
+    own: OwnCheckpoint | None,
+    provenance: Provenance,
+    step: CheckpointStep,
+    now: float,
+) -> CheckpointRecord:
+    own = own or OwnCheckpoint()
+    env_id = provenance.env_id or own.env_id
+    agent_id = f"palaestra/{own.algorithm}" if own.algorithm else ""
+    return fit_checkpoint(
+        CheckpointRecord(
+            checkpoint_id=digest.sha256[:16],
+            run_id="",
+            agent_id=provenance.agent_id or agent_id,
+            env_id=env_id,
+            attempt=0,
+            env_step=step.env_step,
+            step_source=step.source,
+            path=str(copy),
+            sha256=digest.sha256,
+            size_bytes=digest.size_bytes,
+            format=form,
+            created=now,
+            metric=own.score,
+            profile="managed",
+            env_signature=normalize_signature({"env_id": env_id, **own.env_signature, **provenance.env_signature}),
+            metrics_digest=summarize_returns(own.returns),
+            verified=now,
+        )
+    )
+
+
+def _update_existing(directory: Path, record: CheckpointRecord, provenance: Provenance) -> CheckpointRecord | None:
+    """Update the record of an import with the same bytes from the new provenance; None when there is none."""
+    file = directory / record.checkpoint_id / "record.json"
+    existing = _read_record(file)
+    if existing is None or existing.sha256 != record.sha256 or not Path(existing.path).exists():
+        return None
+    changes: dict[str, Any] = {"agent_id": provenance.agent_id} if provenance.agent_id else {}
+    if provenance.env_id:
+        changes |= {"env_id": provenance.env_id, "env_signature": record.env_signature}
+    if provenance.env_step is not None:
+        changes |= {"env_step": provenance.env_step, "step_source": "given"}
+    updated = replace(existing, **changes)
+    if updated != existing:
+        write_json(file, {"schema": 1, **asdict(updated)})
+    return updated
+
+
+def _move_into_place(directory: Path, unfinished: Path, copy: Path, record: CheckpointRecord) -> CheckpointRecord:
+    """Move a finished copy and its record to their final directory."""
+    final = directory / record.checkpoint_id
+    moved = replace(record, path=str(final / copy.name))
+    write_json(unfinished / "record.json", {"schema": 1, **asdict(moved)})
+    sync_tree(unfinished)
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(unfinished, final)
+    sync(directory)
+    return moved
+
+
+def _read_record(file: Path) -> CheckpointRecord | None:
+    data = read_json(file)
+    if data is None or data.pop("schema", 1) != 1:
+        return None
+    try:
+        return fit_checkpoint(CheckpointRecord(**data))
+    except (TypeError, ValueError):
+        return None

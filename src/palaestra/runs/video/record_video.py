@@ -1,0 +1,119 @@
+"""Records a clip of a checkpoint of a run; playing and encoding happen in separate processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import palaestra
+from palaestra.errors import ConfigError
+from palaestra.files.home import Home
+from palaestra.files.run_directory import RunDirectory
+from palaestra.runs.checkpoints.catalogue import list_checkpoints
+from palaestra.runs.record import CheckpointRecord, RunRecord
+from palaestra.runs.video.clip import MAX_CLIPS, Clip, list_clips, prune_clips
+from palaestra.runs.video.encoder import MAX_FRAMES, check_video_file
+
+__all__ = ["explain_recording", "record_clip", "record_run"]
+
+_TIMEOUT_S = 600.0
+_POLL_EVERY_S = 0.5
+_ROOT = str(Path(palaestra.__file__).parents[1])
+
+
+def explain_recording(record: RunRecord, *, records_itself: bool) -> str:
+    """Explain how to get clips of a run that has none; `records_itself`: the run was started with `--video`."""
+    if record.runner == "palaestra":
+        return f"Record its newest checkpoint with: palaestra runs videos {record.run_id} --record"
+    if records_itself:
+        return "Its trainer records while it trains; the first clip appears after the first recorded episode."
+    return (
+        f"Only its own trainer ({record.runner}) can play its checkpoints. "
+        "Start a new run with palaestra runs start --video: the trainer then records while it trains."
+    )
+
+
+def record_run(home: Home, run: RunDirectory, checkpoint_id: str | None = None, frames: int = MAX_FRAMES) -> Clip:
+    """Record the checkpoint with this id prefix, or the newest one. Blocks until the clip is complete."""
+    checkpoints = list_checkpoints(home, run_id=run.run_id)
+    matching = [row for row in checkpoints if checkpoint_id is None or row.checkpoint_id.startswith(checkpoint_id)]
+    if not matching:
+        remedy = "Wait until it saves one; trainers that save none record with palaestra runs start --video"
+        if checkpoints:
+            remedy = f"Available: {', '.join(row.checkpoint_id for row in checkpoints[:5])}"
+        what = "checkpoint yet" if checkpoint_id is None else "such checkpoint"
+        raise ConfigError("checkpoint", checkpoint_id, f"{run.run_id} has no {what}", remedy)
+    if checkpoint_id is not None and len({row.sha256 for row in matching}) > 1:
+        ids = ", ".join(row.checkpoint_id for row in matching[:4])
+        reason, remedy = f"several ids begin with it ({ids})", "Give more characters of the id"
+        raise ConfigError("checkpoint", checkpoint_id, reason, remedy)
+    return record_clip(run, matching[0], frames=frames)
+
+
+def record_clip(
+    run: RunDirectory,
+    checkpoint: CheckpointRecord,
+    *,
+    frames: int = MAX_FRAMES,
+    keep: int = MAX_CLIPS,
+    timeout_s: float = _TIMEOUT_S,
+    niceness: int = 0,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Clip:
+    """Record a checkpoint into the `videos/` of its attempt, and delete all but the newest `keep` clips. Blocks.
+
+    `niceness` lowers the CPU priority of the process. The recording stops once `is_cancelled` returns True.
+    """
+    if checkpoint.format != "palaestra":
+        reason = f"has the format {checkpoint.format}, which only its own trainer can play"
+        remedy = "Start a new run with palaestra runs start --video: the trainer then records while it trains"
+        raise ConfigError("checkpoint", checkpoint.checkpoint_id, reason, remedy)
+    videos = run.attempt(checkpoint.attempt).videos
+    videos.mkdir(parents=True, exist_ok=True)
+    step = "unknown" if checkpoint.env_step is None else checkpoint.env_step
+    file = videos / f"step_{step}_{checkpoint.checkpoint_id[:8]}.webm"
+    check_video_file(file, frames, long=False)
+    argv = [sys.executable, "-P", "-m", "palaestra", "eval", checkpoint.path, "--episodes", "1", "--json"]
+    argv += ["--video", str(file), "--frames", str(frames)]
+    # SDL would look for a display and handle SIGTERM itself.
+    sdl = {"SDL_VIDEODRIVER": "dummy", "SDL_NO_SIGNAL_HANDLERS": "1", "PYTHONPATH": _ROOT}
+    process = subprocess.Popen(
+        argv,
+        env={**os.environ, **sdl},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + timeout_s
+    try:
+        if niceness:
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                out, errors = process.communicate(timeout=_POLL_EVERY_S)
+                break
+            if is_cancelled():
+                raise ConfigError("video", str(file), "was cancelled")
+            if time.monotonic() > deadline:
+                raise ConfigError("video", str(file), f"was not ready after {timeout_s:.0f} s", "Record fewer frames")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode or not file.is_file():
+        message = (errors.strip().splitlines() or ["no error message"])[-1]
+        raise ConfigError("video", str(file), f"could not be recorded ({message[:300]})")
+    json.loads(out.splitlines()[-1])
+    clip = next(clip for clip in list_clips(run) if clip.path == str(file))
+    prune_clips(run, max(keep, 1))
+    return clip
