@@ -1,4 +1,4 @@
-"""A script in CleanRL's shape, unmodified, from its flags to its episodes; and everything refused before."""
+"""An unmodified CleanRL-style script, from its flags to its episodes, and the refusals of the preflight."""
 
 import os
 import shutil
@@ -23,9 +23,9 @@ PYTHON = sys.executable if find_spec("tyro") else os.environ.get("PALAESTRA_CLEA
 needs_tyro = pytest.mark.skipif(PYTHON is None, reason="tyro is not installed, nor is PALAESTRA_CLEANRL_PYTHON set")
 
 
-def _spec(**wishes):
-    config = {"checkout": str(CHECKOUT), **wishes.pop("config", {})}
-    return RunSpec(**{"runner": "cleanrl", "script": "shaped", "python": PYTHON, "config": config, **wishes})
+def _spec(**options):
+    config = {"checkout": str(CHECKOUT), **options.pop("config", {})}
+    return RunSpec(**{"runner": "cleanrl", "script": "shaped", "python": PYTHON, "config": config, **options})
 
 
 def _levels(findings):
@@ -38,7 +38,7 @@ def _only_refusal(spec, machine):
 
 
 def _events(plan):
-    """What the service's reader makes of the run."""
+    """The events that the service reads from the run."""
     attempt = Attempt(plan.paths.attempt_dir)
     translator = Translator(attempt, plan.sources, 1)
     while translator.pump(10_000):
@@ -109,7 +109,7 @@ def test_a_shell_in_a_value_stays_one_word(paths, machine):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "check", "words", "remedy"),
+    ("options", "check", "words", "remedy"),
     [
         ({"script": "shaepd"}, "script", "is not in", "shaped"),
         ({"script": "../shaped"}, "script", "must be in the checkout", "dqn"),
@@ -122,8 +122,8 @@ def test_a_shell_in_a_value_stays_one_word(paths, machine):
         ({"python": "/bin/true"}, "python", "exit code 0", "--python"),
     ],
 )
-def test_what_cannot_be_launched_is_refused_with_the_remedy(machine, wishes, check, words, remedy):
-    refused = _only_refusal(_spec(**{"python": sys.executable, **wishes}), machine)
+def test_what_cannot_be_launched_is_refused_with_the_remedy(machine, options, check, words, remedy):
+    refused = _only_refusal(_spec(**{"python": sys.executable, **options}), machine)
 
     assert refused.check == check
     assert words in refused.text
@@ -260,15 +260,15 @@ def test_what_the_last_step_needs_is_looked_for_before_the_first(machine, checko
 
 def test_an_upload_after_the_training_needs_credentials_before_it(machine, checkout, tmp_path):
     bare = {k: v for k, v in machine.environment.items() if not k.startswith("HF")} | {"HOME": str(tmp_path)}
-    wishes = {"save_model": True, "upload_model": True}
+    options = {"save_model": True, "upload_model": True}
 
-    refused = _checks(Machine(bare, 10**12), checkout, **wishes)["credentials"]
+    refused = _checks(Machine(bare, 10**12), checkout, **options)["credentials"]
     assert (refused.level, refused.remedy) == ("refused", "hf auth login, or leave upload_model out")
     assert "credentials" not in _checks(Machine(bare, 10**12), checkout, upload_model=True)
-    assert _checks(Machine({**bare, "HF_TOKEN": "x"}, 10**12), checkout, **wishes)["credentials"].level == "ok"
+    assert _checks(Machine({**bare, "HF_TOKEN": "x"}, 10**12), checkout, **options)["credentials"].level == "ok"
     (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
     (tmp_path / ".cache" / "huggingface" / "token").write_text("x")
-    assert _checks(Machine(bare, 10**12), checkout, **wishes)["credentials"].level == "ok"
+    assert _checks(Machine(bare, 10**12), checkout, **options)["credentials"].level == "ok"
 
 
 def test_a_script_for_atari_needs_the_emulator(machine, checkout):

@@ -1,4 +1,4 @@
-"""What a script will import at its end, read from its source and the values of its arguments."""
+"""Late imports of a script, found from its source and the values of its arguments."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""CleanRL's own scripts, unmodified, from the checkout and interpreter that the environment names.
+"""Unmodified scripts of CleanRL, from the checkout and interpreter of the environment.
 
 PALAESTRA_CLEANRL is a checkout; PALAESTRA_CLEANRL_PYTHON an interpreter with its packages (default: this one).
 """
@@ -87,12 +87,12 @@ def test_a_filmed_and_tracked_run_ends_well(tmp_path):
 
 
 def test_an_atari_script_trains_or_names_the_emulator(tmp_path):
-    wishes = {"total_timesteps": 256, "num_envs": 2, "num_steps": 64}
+    options = {"total_timesteps": 256, "num_envs": 2, "num_steps": 64}
     if not _has("ale_py", "cv2"):
         with pytest.raises(LaunchRefused, match=r"dependency:(ale-py|opencv-python)"):
-            _trained(tmp_path, "ppo_atari", "BreakoutNoFrameskip-v4", **wishes)
+            _trained(tmp_path, "ppo_atari", "BreakoutNoFrameskip-v4", **options)
         return
-    run, _, output = _trained(tmp_path, "ppo_atari", "BreakoutNoFrameskip-v4", **wishes)
+    run, _, output = _trained(tmp_path, "ppo_atari", "BreakoutNoFrameskip-v4", **options)
     assert run.phase is Phase.SUCCEEDED, output[-2000:]
     assert run.env_step >= 100
 

@@ -1,4 +1,4 @@
-"""Arguments read from a script's source, and the words they become."""
+"""Arguments read from the source of a script, and the flags for them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the shim puts back under Gymnasium 1, asked of a fresh interpreter that has it on its path."""
+"""The behaviour that the shim restores with Gymnasium 1, tested in a fresh interpreter."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ make = lambda length: lambda: gym.wrappers.RecordEpisodeStatistics(Counting(leng
 """
 
 
-def _said(code, *, search=(), shim=True):
+def _run_python(code, *, search=(), shim=True):
     path = [str(SHIM.parent)] if shim else []
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PLAY + code], capture_output=True, text=True, check=False,
@@ -39,24 +39,24 @@ def _said(code, *, search=(), shim=True):
 
 
 def test_an_ended_episode_is_told_in_the_step_it_ends_as_0_29_told_it():
-    said = _said("""
+    output = _run_python("""
 envs = gym.vector.SyncVectorEnv([make(2), make(3)])
 envs.reset(seed=0)
-told = []
+results = []
 for _ in range(3):
     obs, reward, terminated, truncated, infos = envs.step(np.zeros(2, int))
     final = infos.get("final_info")
-    told.append([
+    results.append([
         obs.tolist(), terminated.tolist(),
         None if final is None else [None if f is None else [f["t"], repr(f["episode"]["r"]), f["episode"]["l"].tolist()]
                                     for f in final],
         [None if o is None else o.tolist() for o in infos["final_observation"]] if final is not None else None,
         infos["_final_info"].tolist() if final is not None else None,
     ])
-print(json.dumps(told))
+print(json.dumps(results))
 """)
 
-    assert said == [
+    assert output == [
         [[[1.0], [1.0]], [False, False], None, None, None],
         [
             [[0.0], [2.0]], [True, False], [[2, "array([4.], dtype=float32)", [2]], None], [[2.0], None], [True, False],
@@ -69,7 +69,7 @@ print(json.dumps(told))
 
 @pytest.mark.parametrize("shim", [True, False])
 def test_a_script_that_chose_how_to_reset_keeps_its_choice(shim):
-    said = _said(
+    output = _run_python(
         """
 envs = gym.vector.SyncVectorEnv([make(1)], autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP)
 envs.reset()
@@ -79,22 +79,22 @@ print(json.dumps([sorted(infos), envs.metadata["autoreset_mode"].value]))
         shim=shim,
     )
 
-    assert said == [["_episode", "_t", "episode", "t"], "NextStep"]
+    assert output == [["_episode", "_t", "episode", "t"], "NextStep"]
 
 
 def test_an_observation_may_be_transformed_without_naming_a_space():
-    said = _said("""
+    output = _run_python("""
 env = gym.wrappers.TransformObservation(Counting(3), lambda seen: seen + 5)
 print(json.dumps([env.reset()[0].tolist(), env.observation_space == Counting.observation_space]))
 """)
 
-    assert said == [[5.0], True]
+    assert output == [[5.0], True]
 
 
 def test_the_sitecustomize_it_hides_still_runs(tmp_path):
     Path(tmp_path / "sitecustomize.py").write_text("import sys\nsys.hidden_one = True\n")
 
-    assert _said("print(json.dumps(sys.hidden_one))", search=[str(tmp_path)]) is True
+    assert _run_python("print(json.dumps(sys.hidden_one))", search=[str(tmp_path)]) is True
 
 
 def test_a_program_that_does_not_use_gymnasium_does_not_load_it():
@@ -106,7 +106,7 @@ def test_a_program_that_does_not_use_gymnasium_does_not_load_it():
 
 
 def test_wrappers_that_were_renamed_have_their_old_names_too():
-    said = _said("""
+    output = _run_python("""
 import importlib.resources
 stacked = gym.wrappers.FrameStack(Counting(3), 4)
 print(json.dumps([
@@ -115,7 +115,7 @@ print(json.dumps([
 ]))
 """)
 
-    assert said == [[4, 1], "GrayscaleObservation", True]
+    assert output == [[4, 1], "GrayscaleObservation", True]
 
 
 def test_the_names_that_preflight_expects_of_it_are_those_it_brings():
@@ -128,7 +128,7 @@ def test_the_names_that_preflight_expects_of_it_are_those_it_brings():
 
 def test_a_recorder_that_wandb_closes_in_its_own_way_can_be_closed(tmp_path):
     (tmp_path / "moviepy.py").write_text("")
-    said = _said(
+    output = _run_python(
         f"""
 Recorder = gym.wrappers.RecordVideo
 close = Recorder.close
@@ -147,7 +147,7 @@ print(json.dumps("closed"))
         search=[str(tmp_path)],
     )
 
-    assert said == "closed"
+    assert output == "closed"
 
 
 def test_the_environments_of_an_installed_ale_py_are_registered(tmp_path):
@@ -155,6 +155,6 @@ def test_the_environments_of_an_installed_ale_py_are_registered(tmp_path):
         "import gymnasium\n"
         "gymnasium.register('Pretended-v4', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
-    said = _said("print(json.dumps('Pretended-v4' in gym.registry))", search=[str(tmp_path)])
+    output = _run_python("print(json.dumps('Pretended-v4' in gym.registry))", search=[str(tmp_path)])
 
-    assert said is True
+    assert output is True

@@ -1,4 +1,4 @@
-"""Every runner of ours keeps the rules; runners that break one are told which."""
+"""Our runners pass the conformance test, and it names the rule that a runner breaks."""
 
 import os
 import sys

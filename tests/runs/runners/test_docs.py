@@ -1,4 +1,4 @@
-"""The page about runners shows what is tested, not something like it."""
+"""The page about runners shows the tested code and output."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The process that every other test of the run service relies on."""
+"""The echo runner, on which the other tests of the run service rely."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def _events(paths):
         return [record.event for record in reader.read()], reader.corrupt_lines
 
 
-def _told(paths):
+def _totals(paths):
     return json.loads((paths.work_dir / "echo.json").read_text())
 
 
@@ -57,7 +57,7 @@ def test_every_number_it_says_can_be_computed(paths, machine):
     ]
     assert [e.env_step for e in events if isinstance(e, CheckpointSaved)] == [100, 200]
     assert events[-1] == PhaseChanged("succeeded", "done")
-    assert _told(paths) == {"seq": 26, "first_update": 0, "updates": 20, "episodes": 2}
+    assert _totals(paths) == {"seq": 26, "first_update": 0, "updates": 20, "episodes": 2}
 
 
 def test_a_resumed_one_goes_on_from_the_checkpoint(paths, machine):
@@ -88,7 +88,7 @@ def test_it_ends_as_it_is_told(paths, machine, then, code, words):
     found, output = run(_plan(paths, machine, steps=3, then=then))
 
     assert (found, words in output) == (code, True)
-    assert _told(paths)["updates"] == 3
+    assert _totals(paths)["updates"] == 3
 
 
 def test_asked_to_stop_it_saves_says_so_and_exits_with_130(paths, machine):
@@ -115,7 +115,7 @@ def test_it_can_ignore_sigterm_and_leave_orphans_in_sessions_of_their_own(paths,
                     if str(paths.attempt_dir).encode() in _command_line(pid) and pid != process.pid
                 ]  # fmt: skip
 
-            # In the instant in which one gets another parent it is below nobody.
+            # A process that is being reparented has no parent in the list.
             _wait(lambda: len(orphans()) == 2, process)
             assert process.poll() is None
             assert all(os.getsid(pid) not in (process.pid, os.getsid(0)) for pid in orphans())

@@ -1,4 +1,4 @@
-"""What a trainer is told of the world, and in which interpreter it finds itself."""
+"""The environment variables and the interpreter of a trainer."""
 
 import sys
 import venv

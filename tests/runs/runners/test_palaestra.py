@@ -1,4 +1,4 @@
-"""Our own trainer as the run service starts it."""
+"""The runner of our own trainer."""
 
 import json
 import os
@@ -25,13 +25,13 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def runner():
-    """One for all, because it remembers what it checked."""
+    """Shared, because it caches checks."""
     return PalaestraRunner()
 
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
-    """Where it is invoked: one paths for all, so that one check of the configuration serves them."""
+    """Where it is invoked: shared, so that the configuration is checked once."""
     return tmp_path_factory.mktemp("there")
 
 
@@ -154,12 +154,12 @@ def test_a_gpu_for_a_torch_that_sees_none_is_refused(runner, machine):
 
 
 def test_only_our_own_trainer_gets_the_gateways_token(runner, paths, machine, there):
-    told = Machine({**machine.environment, "PALAESTRA_GATEWAY_TOKEN": "secret-of-the-gateway"}, 10**12)
-    plan = runner.plan(RunSpec(config=CONFIG, invoked_from=there), paths, told)
+    with_token = Machine({**machine.environment, "PALAESTRA_GATEWAY_TOKEN": "secret-of-the-gateway"}, 10**12)
+    plan = runner.plan(RunSpec(config=CONFIG, invoked_from=there), paths, with_token)
 
     assert plan.environment["PALAESTRA_GATEWAY_TOKEN"] == "secret-of-the-gateway"
     assert "secret-of-the-gateway" not in str(plan.redacted())
-    assert "PALAESTRA_GATEWAY_TOKEN" not in trainer_environment(RunSpec(), paths, told)
+    assert "PALAESTRA_GATEWAY_TOKEN" not in trainer_environment(RunSpec(), paths, with_token)
 
 
 def test_the_schema_is_the_one_of_the_configuration(runner):

@@ -1,4 +1,4 @@
-"""Bad input: refused before anything is launched or written, with the remedy."""
+"""Bad input is refused with a remedy before anything is launched or written."""
 
 import asyncio
 import sys
@@ -27,7 +27,7 @@ class _Hungry(EchoRunner):
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory):
-    """Launches and answers why not; the state directory must be as empty as before."""
+    """Launches and returns the reason of the refusal; the state directory must stay empty."""
     home = tmp_path_factory.mktemp("home")
     empty = tmp_path_factory.mktemp("empty")
     venv.create(empty, with_pip=False, symlinks=True)
@@ -69,10 +69,10 @@ def refused(tmp_path_factory):
     ],
 )
 def test_it_is_refused_and_nothing_is_written(refused, runner, config, spec, reason, remedy):
-    said = refused(runner, config, **{"python": None, **spec})
+    text = refused(runner, config, **{"python": None, **spec})
 
-    assert reason in said
-    assert remedy in said
+    assert reason in text
+    assert remedy in text
 
 
 def test_a_disk_that_is_too_small_is_refused(tmp_path):
@@ -99,8 +99,8 @@ def test_a_script_that_changed_since_its_last_run_is_told_where_one_decides(home
     run_id, first, same, changed = asyncio.run(body())
 
     assert "drift" not in {finding.check for finding in first.findings + same.findings}
-    told = [finding for finding in changed.findings if finding.check == "drift"]
-    assert [(finding.level, finding.text) for finding in told] == [
+    drift = [finding for finding in changed.findings if finding.check == "drift"]
+    assert [(finding.level, finding.text) for finding in drift] == [
         ("warning", f"its script is not the one that {run_id} ran")
     ]
     assert changed.refusal is None

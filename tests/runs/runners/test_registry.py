@@ -1,4 +1,4 @@
-"""Runners by name, those of other packages included."""
+"""The registry of runners, including those of other packages."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -14,7 +14,7 @@ from palaestra.runs.runners.echo import EchoRunner
 
 @pytest.fixture
 def announced(monkeypatch):
-    """Makes packages announce runners."""
+    """Makes packages register runners."""
 
     def announce(**addresses):
         points = [EntryPoint(name, address, registry.GROUP) for name, address in addresses.items()]
@@ -82,7 +82,7 @@ class Raising(EchoRunner):
 
 
 def install(directory, name, code):
-    """What `pip install` leaves of a package that announces a runner of its name."""
+    """The files that `pip install` writes for a package with a runner of the same name."""
     (directory / f"{name}_package.py").write_text(code)
     facts = directory / f"{name}_package-1.0.dist-info"
     facts.mkdir()

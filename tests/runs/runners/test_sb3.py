@@ -1,4 +1,4 @@
-"""Stable-Baselines3 from whatever interpreter has it; refusals that need none."""
+"""The runner of Stable-Baselines3."""
 
 import json
 import os
@@ -30,8 +30,8 @@ def _real(test):
     return test
 
 
-def _spec(**wishes):
-    return RunSpec(**{"runner": "sb3", "script": "ppo", "env_id": "CartPole-v1", "python": PYTHON, **wishes})
+def _spec(**options):
+    return RunSpec(**{"runner": "sb3", "script": "ppo", "env_id": "CartPole-v1", "python": PYTHON, **options})
 
 
 def _events(plan):
@@ -104,7 +104,7 @@ def test_a_warm_start_reads_weights_only(paths, machine, tmp_path):
 
 @_real
 @pytest.mark.parametrize(
-    ("wishes", "check", "remedy"),
+    ("options", "check", "remedy"),
     [
         ({"config": {"algorithm": {"learning_rat": 1}}}, "flag", "Did you mean 'learning_rate'?"),
         ({"config": {"algorithm": {"n_steps": "many"}}}, "flag", "2048"),
@@ -112,15 +112,15 @@ def test_a_warm_start_reads_weights_only(paths, machine, tmp_path):
         ({"env_id": "CartPole-v7"}, "env", "CartPole-v1"),
     ],
 )
-def test_what_the_library_would_refuse_is_refused_before(machine, wishes, check, remedy):
-    (refused,) = [f for f in Sb3Runner().preflight(_spec(**wishes), machine) if f.level == "refused"]
+def test_what_the_library_would_refuse_is_refused_before(machine, options, check, remedy):
+    (refused,) = [f for f in Sb3Runner().preflight(_spec(**options), machine) if f.level == "refused"]
 
     assert refused.check == check
     assert remedy in refused.remedy
 
 
 @pytest.mark.parametrize(
-    ("wishes", "check", "remedy"),
+    ("options", "check", "remedy"),
     [
         ({"script": "pppo"}, "script", "Did you mean 'ppo'?"),
         ({"script": None}, "script", "--script"),
@@ -131,8 +131,8 @@ def test_what_the_library_would_refuse_is_refused_before(machine, wishes, check,
         ({"python": "/nowhere"}, "python", "virtualenv"),
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused_without_an_interpreter(machine, wishes, check, remedy):
-    (refused,) = Sb3Runner().preflight(_spec(**{"python": sys.executable, **wishes}), machine)
+def test_a_wish_that_makes_no_sense_is_refused_without_an_interpreter(machine, options, check, remedy):
+    (refused,) = Sb3Runner().preflight(_spec(**{"python": sys.executable, **options}), machine)
 
     assert (refused.level, refused.check) == ("refused", check)
     assert remedy in refused.remedy
