@@ -1,49 +1,49 @@
-"""Who starts next."""
+"""Which run is launched next."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.runs.supervisor.queue import Lease, QueuedRun, Slots, gpu_shortage, next_launches, waiting_reasons
+from palaestra.runs.supervisor.queue import QueuedRun, Slots, gpu_shortage, next_launches, waiting_reasons
 
 
 def _ids(*arguments, **options):
-    return [launch.run_id for launch in next_launches(*arguments, **options)]
+    return list(next_launches(*arguments, **options))
 
 
-def test_higher_priority_first_then_who_came_first():
+def test_higher_priority_first_then_first_come_first_served():
     waiting = [
         QueuedRun("late", 0, 3.0),
         QueuedRun("early", 0, 1.0),
         QueuedRun("urgent", 5, 9.0),
         QueuedRun("last", -1, 0.0),
     ]
-    assert _ids(waiting, [], Slots(10)) == ["urgent", "early", "late", "last"]
+    assert _ids(waiting, {}, Slots(10)) == ["urgent", "early", "late", "last"]
 
 
 def test_no_more_than_the_limit_run_at_once():
     waiting = [QueuedRun(str(number), since=number) for number in range(5)]
-    assert _ids(waiting, [Lease("x")], Slots(3)) == ["0", "1"]
-    assert _ids(waiting, [Lease(c) for c in "xyz"], Slots(3)) == []
+    assert _ids(waiting, {"x": ()}, Slots(3)) == ["0", "1"]
+    assert _ids(waiting, dict.fromkeys("xyz", ()), Slots(3)) == []
     # A limit that was lowered ends nothing; it starts nothing either.
-    assert _ids(waiting, [Lease(c) for c in "vwxyz"], Slots(3)) == []
+    assert _ids(waiting, dict.fromkeys("vwxyz", ()), Slots(3)) == []
 
 
 def test_nothing_starts_while_draining():
-    assert _ids([QueuedRun("a")], [], Slots(3), draining=True) == []
+    assert _ids([QueuedRun("a")], {}, Slots(3), draining=True) == []
 
 
 def test_every_gpu_belongs_to_one_run():
     waiting = [QueuedRun("two", since=1, gpus=2), QueuedRun("one", since=2, gpus=1)]
-    assert next_launches(waiting, [Lease("x", ("1",))], Slots(9, ("0", "1", "2", "3"))) == [
-        Lease("two", ("0", "2")),
-        Lease("one", ("3",)),
-    ]
+    assert next_launches(waiting, {"x": ("1",)}, Slots(9, ("0", "1", "2", "3"))) == {
+        "two": ("0", "2"),
+        "one": ("3",),
+    }
 
 
 def test_small_gpu_runs_do_not_starve_a_large_one_but_others_go_past():
     waiting = [QueuedRun("large", since=1, gpus=2), QueuedRun("small", since=2, gpus=1), QueuedRun("none", since=3)]
-    assert _ids(waiting, [Lease("x", ("1",))], Slots(9, ("0", "1"))) == ["none"]
+    assert _ids(waiting, {"x": ("1",)}, Slots(9, ("0", "1"))) == ["none"]
 
 
 @pytest.mark.parametrize(
@@ -65,29 +65,29 @@ _waiting = st.lists(
 
 
 @given(_waiting, st.integers(1, 6), st.integers(0, 4))
-def test_never_more_than_there_is_and_always_somebody_when_there_is_room(waiting, limit, gpus):
+def test_never_more_than_there_is_and_always_a_launch_when_there_is_room(waiting, limit, gpus):
     slots = Slots(limit, tuple(str(number) for number in range(gpus)))
-    launches = next_launches(waiting, [], slots)
-    given_out = [gpu for launch in launches for gpu in launch.gpus]
+    launches = next_launches(waiting, {}, slots)
+    leased_gpus = [gpu for leased in launches.values() for gpu in leased]
     assert len(launches) <= limit
-    assert len(set(given_out)) == len(given_out) <= gpus
-    assert all(len(launch.gpus) == next(w.gpus for w in waiting if w.run_id == launch.run_id) for launch in launches)
+    assert len(set(leased_gpus)) == len(leased_gpus) <= gpus
+    assert all(len(launches[run.run_id]) == run.gpus for run in waiting if run.run_id in launches)
     if any(run.gpus == 0 for run in waiting):
         assert launches
 
 
 def test_a_run_that_waits_is_told_what_for():
     waiting = [QueuedRun("a", since=1), QueuedRun("b", since=2)]
-    assert waiting_reasons(waiting, [Lease("x")], Slots(2)) == {"b": "waits for a slot (2 of 2 in use)"}
-    assert waiting_reasons(waiting, [], Slots(2)) == {}
-    assert set(waiting_reasons(waiting, [], Slots(2), draining=True).values()) == {
+    assert waiting_reasons(waiting, {"x": ()}, Slots(2)) == {"b": "waits for a slot (2 of 2 in use)"}
+    assert waiting_reasons(waiting, {}, Slots(2)) == {}
+    assert set(waiting_reasons(waiting, {}, Slots(2), draining=True).values()) == {
         "the service is draining: palaestra runs drain --off"
     }
 
 
 def test_a_run_that_waits_for_gpus_is_told_how_many_are_free():
     waiting = [QueuedRun("large", since=1, gpus=2), QueuedRun("small", since=2, gpus=1)]
-    assert waiting_reasons(waiting, [Lease("x", ("0",))], Slots(9, ("0", "1"))) == {
+    assert waiting_reasons(waiting, {"x": ("0",)}, Slots(9, ("0", "1"))) == {
         "large": "waits for 2 GPUs (1 of 2 free)",
         "small": "waits for 1 GPU (1 of 2 free, kept for a run before it)",
     }

@@ -10,7 +10,6 @@ from tests.runs.supervising import echo, reaches, supervising
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.resource_usage import (
-    ResourcePeaks,
     ResourceSample,
     ResourceSampler,
     read_peaks,
@@ -66,7 +65,7 @@ def test_the_most_of_everything_is_found_wherever_it_was(home):
         for cpu, rss, count, busy, used in looks
     ]
     (attempt.path / "system.jsonl").write_text("torn\n" + "".join(lines))
-    assert read_peaks(attempt) == ResourcePeaks(200.0, 900.0, 3, (("0", 90.0, 7.0),))
+    assert read_peaks(attempt) == ResourceSample(1.0, 200.0, 900.0, 3, (("0", 90.0, 7.0),))
 
 
 def test_the_supervisor_samples_every_run(home):

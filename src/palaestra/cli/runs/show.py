@@ -12,7 +12,7 @@ from palaestra.cli.terminal import format_bytes, format_columns, format_duration
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
-from palaestra.runs.process.resource_usage import ResourcePeaks, ResourceSample, read_peaks, read_samples
+from palaestra.runs.process.resource_usage import ResourceSample, read_peaks, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
 from palaestra.runs.state.event_log import attempt_outcomes, duration_s
@@ -137,7 +137,7 @@ def _format_resources(reader: RunReader, record: RunRecord) -> str:
     return _format_usage(samples[-1]) if samples else ""
 
 
-def _format_usage(usage: ResourceSample | ResourcePeaks) -> str:
+def _format_usage(usage: ResourceSample) -> str:
     gpus = "".join(f", GPU {index} {busy:.0f} % and {used:,.0f} MB" for index, busy, used in usage.gpus)
     plural = "es" if usage.processes != 1 else ""
     return f"{usage.cpu_percent:.0f} % of a core, {usage.rss_mb:,.0f} MB, {usage.processes} process{plural}{gpus}"

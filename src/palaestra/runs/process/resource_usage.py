@@ -20,7 +20,7 @@ from palaestra.processes.procfs import ProcessIdentity, list_descendants
 from palaestra.runs.state.attempt_status import read_tail
 from palaestra.runs.wire import API_SCHEMA
 
-__all__ = ["Gpu", "ResourcePeaks", "ResourceSample", "ResourceSampler", "detect_gpus", "read_peaks", "read_samples"]
+__all__ = ["Gpu", "ResourceSample", "ResourceSampler", "detect_gpus", "read_peaks", "read_samples"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -46,16 +46,6 @@ class ResourceSample:
     processes: int
     gpus: tuple[tuple[str, float, float], ...] = ()
     """Index, utilisation in percent and memory in MB of every leased GPU."""
-
-
-@dataclass(frozen=True)
-class ResourcePeaks:
-    """The maximum of every value over all samples of an attempt."""
-
-    cpu_percent: float
-    rss_mb: float
-    processes: int
-    gpus: tuple[tuple[str, float, float], ...] = ()
 
 
 class ResourceSampler:
@@ -106,31 +96,30 @@ def read_samples(attempt: Attempt, last: int | None = None) -> list[ResourceSamp
     return samples if last is None else samples[-last:] if last else []
 
 
-def read_peaks(attempt: Attempt) -> ResourcePeaks | None:
-    """The maxima over all stored samples; None without samples."""
-    peaks: ResourcePeaks | None = None
+def read_peaks(attempt: Attempt) -> ResourceSample | None:
+    """The maximum of every value over all stored samples; None without samples."""
+    peaks: ResourceSample | None = None
     try:
         with open(attempt.system, "rb") as file:
             for line in file:
                 sample = _parse_sample(line)
                 if sample is not None:
-                    peaks = _maximum(peaks, sample)
+                    peaks = sample if peaks is None else _maximum(peaks, sample)
     except OSError:
         pass
     return peaks
 
 
-def _maximum(peaks: ResourcePeaks | None, sample: ResourceSample) -> ResourcePeaks:
-    if peaks is None:
-        return ResourcePeaks(sample.cpu_percent, sample.rss_mb, sample.processes, sample.gpus)
-    gpus = {index: (busy, used) for index, busy, used in peaks.gpus}
-    for index, busy, used in sample.gpus:
+def _maximum(one: ResourceSample, other: ResourceSample) -> ResourceSample:
+    gpus = {index: (busy, used) for index, busy, used in one.gpus}
+    for index, busy, used in other.gpus:
         before = gpus.get(index, (0.0, 0.0))
         gpus[index] = (max(before[0], busy), max(before[1], used))
-    return ResourcePeaks(
-        max(peaks.cpu_percent, sample.cpu_percent),
-        max(peaks.rss_mb, sample.rss_mb),
-        max(peaks.processes, sample.processes),
+    return ResourceSample(
+        max(one.time, other.time),
+        max(one.cpu_percent, other.cpu_percent),
+        max(one.rss_mb, other.rss_mb),
+        max(one.processes, other.processes),
         tuple((index, busy, used) for index, (busy, used) in gpus.items()),
     )
 

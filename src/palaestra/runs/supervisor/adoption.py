@@ -16,7 +16,7 @@ from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.store.rebuild import read_archived_run, read_run
 from palaestra.runs.store.registry import Registry
 
-__all__ = ["AdoptionReport", "LiveRuns", "find_live_runs", "remove_unfinished"]
+__all__ = ["AdoptionReport", "find_live_runs", "remove_unfinished"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,14 +38,6 @@ class AdoptionReport:
     """Number of runs started with `palaestra train`."""
 
 
-@dataclass
-class LiveRuns:
-    """The runs that have not ended, oldest first."""
-
-    records: list[RunRecord] = field(default_factory=list)
-    unsupervised: int = 0
-
-
 def remove_unfinished(home: Home) -> None:
     """Remove directories and archives that a killed service was creating or removing."""
     for path in home.runs.glob(".*"):
@@ -56,18 +48,29 @@ def remove_unfinished(home: Home) -> None:
         path.unlink(missing_ok=True)
 
 
-def find_live_runs(home: Home, registry: Registry) -> LiveRuns:
-    """Find every run that has not ended according to its event log, and correct rows that differ."""
+def find_live_runs(home: Home, registry: Registry) -> tuple[list[RunRecord], int]:
+    """The runs that have not ended according to their event logs, oldest first, and the number of unsupervised runs.
+
+    Rows of the registry that differ are corrected.
+    """
     rows = {row.run_id: row for row in registry.runs()}
-    live = LiveRuns()
+    live: list[RunRecord] = []
     corrected: list[RunRecord] = []
+    unsupervised = 0
     for path in home.runs.iterdir():
         if path.name.startswith("."):
             continue
+        run, row = home.run(path.name), rows.pop(path.name, None)
         try:
-            _check_run(home.run(path.name), rows.pop(path.name, None), live, corrected)
+            current, is_live = _read_current(run, row)
+            unsupervised += current is not None and not run.spec.exists()
         except Exception as error:  # noqa: BLE001 - one directory must not keep the service from starting
             _log.warning("%s: left alone, because it cannot be read: %s: %s", path.name, type(error).__name__, error)
+            continue
+        if current is not None and current != row:
+            corrected.append(current)
+        if current is not None and is_live:
+            live.append(current)
     for row in rows.values():
         archived = read_archived_run(home.archive / f"{row.run_id}.json")
         if archived is not None:
@@ -76,27 +79,20 @@ def find_live_runs(home: Home, registry: Registry) -> LiveRuns:
         elif not row.phase.has_ended:
             corrected.append(replace(row, phase=Phase.LOST, reason="its directory is gone", code="no_directory"))
     registry.put_many(corrected)
-    live.records.sort(key=lambda run: run.created)
-    return live
+    return sorted(live, key=lambda run: run.created), unsupervised
 
 
-def _check_run(run: RunDirectory, row: RunRecord | None, live: LiveRuns, corrected: list[RunRecord]) -> None:
+def _read_current(run: RunDirectory, row: RunRecord | None) -> tuple[RunRecord | None, bool]:
+    """The true row of a run, and whether the service has to supervise it."""
     if not run.spec.exists():
-        unsupervised = read_run(run)
-        live.unsupervised += unsupervised is not None
-        if unsupervised is not None and unsupervised != row:
-            corrected.append(unsupervised)
-        return
+        return read_run(run), False
     log = RunEventLog(run)
     events = log.read()
     phase = current_phase(events)
     if row is None or row.phase is not phase:
         # The service was killed between the event log and the registry: the log is right.
         stored = read_run(run)
-        if stored is None:
-            return
-        row = replace(stored, phase=phase)
-        corrected.append(row)
+        row = None if stored is None else replace(stored, phase=phase)
     # A damaged log may end with the previous attempt while the next one is running.
-    if not phase.has_ended or (log.corrupt_lines and find_unrecorded_attempt(run, events) is not None):
-        live.records.append(row)
+    is_live = not phase.has_ended or (log.corrupt_lines > 0 and find_unrecorded_attempt(run, events) is not None)
+    return row, is_live

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
@@ -19,7 +19,6 @@ from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.record import RunRecord
 
 __all__ = [
-    "Lease",
     "QueueFile",
     "QueuedRun",
     "Slots",
@@ -30,6 +29,8 @@ __all__ = [
 ]
 
 _NO_SERVICE = "waits for a service; palaestra serve starts one"
+Gpus: TypeAlias = tuple[str, ...]
+"""Indices of the GPUs leased to a run."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +39,7 @@ class Slots:
     """What the runs share: the number of concurrent runs, and the GPUs."""
 
     max_running: int
-    gpus: tuple[str, ...] = ()
+    gpus: Gpus = ()
 
 
 @dataclass(frozen=True)
@@ -51,52 +52,41 @@ class QueuedRun:
     gpus: int = 0
 
 
-@dataclass(frozen=True)
-class Lease:
-    """A slot and the GPUs that are assigned to a run."""
-
-    run_id: str
-    gpus: tuple[str, ...] = ()
-
-
 def next_launches(
-    queued: Sequence[QueuedRun], running: Sequence[Lease], slots: Slots, draining: bool = False
-) -> list[Lease]:
-    """The runs to launch now: highest priority first, then first come, first served.
+    queued: Sequence[QueuedRun], running: Mapping[str, Gpus], slots: Slots, draining: bool = False
+) -> dict[str, Gpus]:
+    """The runs to launch now and their GPUs: highest priority first, then first come, first served.
 
     Runs without GPUs may overtake one that waits for GPUs. Runs with GPUs may not: it could wait forever.
     """
+    launches: dict[str, Gpus] = {}
     if draining:
-        return []
-    room = slots.max_running - len(running)
-    leased = {gpu for lease in running for gpu in lease.gpus}
+        return launches
+    leased = {gpu for gpus in running.values() for gpu in gpus}
     free = [gpu for gpu in slots.gpus if gpu not in leased]
-    launches: list[Lease] = []
     for run in sorted(queued, key=lambda run: (-run.priority, run.since, run.run_id)):
-        if len(launches) >= room:
+        if len(running) + len(launches) >= slots.max_running:
             break
         if run.gpus > len(free):
             # Reserve the free GPUs for this run.
             free = []
             continue
-        launches.append(Lease(run.run_id, tuple(free[: run.gpus])))
+        launches[run.run_id] = tuple(free[: run.gpus])
         free = free[run.gpus :]
     return launches
 
 
 def waiting_reasons(
-    queued: Sequence[QueuedRun], running: Sequence[Lease], slots: Slots, draining: bool = False
+    queued: Sequence[QueuedRun], running: Mapping[str, Gpus], slots: Slots, draining: bool = False
 ) -> dict[str, str]:
-    """What each run that does not start now waits for, by run id."""
+    """What each run that is not launched now waits for, by run id."""
     if draining:
         return {run.run_id: "the service is draining: palaestra runs drain --off" for run in queued}
-    launches = next_launches(queued, running, slots)
-    starting = {lease.run_id for lease in launches}
-    leases = [*running, *launches]
-    free = len(slots.gpus) - sum(len(lease.gpus) for lease in leases)
+    leases = {**running, **next_launches(queued, running, slots)}
+    free = len(slots.gpus) - sum(map(len, leases.values()))
     reasons = {}
     for run in queued:
-        if run.run_id in starting:
+        if run.run_id in leases:
             continue
         if len(leases) >= slots.max_running:
             reasons[run.run_id] = f"waits for a slot ({len(leases)} of {slots.max_running} in use)"

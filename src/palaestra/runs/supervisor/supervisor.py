@@ -42,7 +42,6 @@ from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.context import BackgroundTasks, SupervisorContext
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner, Preview
 from palaestra.runs.supervisor.queue import (
-    Lease,
     QueuedRun,
     QueueFile,
     Slots,
@@ -135,9 +134,9 @@ class Supervisor:
         )
         self._home.runs.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(remove_unfinished, self._home)
-        live = await asyncio.to_thread(find_live_runs, self._home, self._registry)
-        report = AdoptionReport(unsupervised=live.unsupervised)
-        for record in live.records:
+        live, unsupervised = await asyncio.to_thread(find_live_runs, self._home, self._registry)
+        report = AdoptionReport(unsupervised=unsupervised)
+        for record in live:
             run = self._runs[record.run_id] = self._supervise(record)
             try:
                 result = await run.adopt()
@@ -339,18 +338,19 @@ class Supervisor:
         """Launch the queued runs that fit. Idempotent."""
         if self._context is None:
             return
-        queued, running = [], []
+        queued: list[QueuedRun] = []
+        running: dict[str, tuple[str, ...]] = {}
         for run_id, run in self._runs.items():
             if run.is_queued:
                 gpus = run.spec.gpus if run.spec is not None else 0
                 queued.append(QueuedRun(run_id, run.state.record.priority, run.state.record.created, gpus))
             else:
-                running.append(Lease(run_id, run.gpus))
+                running[run_id] = run.gpus
         self._waiting_reasons = waiting_reasons(queued, running, self.planner.slots, self._draining)
         self._queue_file.write(self._draining, self._waiting_reasons)
-        for launch in next_launches(queued, running, self.planner.slots, self._draining):
-            run = self._runs[launch.run_id]
-            run.gpus, run.has_slot = launch.gpus, True
+        for run_id, leased in next_launches(queued, running, self.planner.slots, self._draining).items():
+            run = self._runs[run_id]
+            run.gpus, run.has_slot = leased, True
             self._tasks.spawn(run.launch())
 
     async def _scan_periodically(self) -> None:
