@@ -12,16 +12,16 @@ from palaestra.runs.process.attempt_process import AttemptProcess
 from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.state.attempt_status import read_exit_facts
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
-def attempt_in(home, run_id="run", number=1):
+def create_attempt(home, run_id="run", number=1):
     attempt = home.run(run_id).attempt(number)
     attempt.work.mkdir(parents=True)
     return attempt
 
 
-def plan_of(attempt, code, *arguments, **changes):
+def build_plan(attempt, code, *arguments, **changes):
     """A plan that runs Python code."""
     run = attempt.path.parent
     paths = AttemptPaths(run.name, attempt.number, run, attempt.path, attempt.work)
@@ -37,10 +37,10 @@ def plan_of(attempt, code, *arguments, **changes):
 
 
 @contextlib.asynccontextmanager
-async def launched(attempt, code, *arguments, memory_mb=None, nice=0, **changes):
-    """A running attempt; whatever of it still lives is ended afterwards."""
+async def run_attempt(attempt, code, *arguments, memory_mb=None, nice=0, **changes):
+    """A running attempt; processes that are left are killed afterwards."""
     child = await AttemptProcess.launch(
-        plan_of(attempt, code, *arguments, **changes), attempt, memory_mb=memory_mb, nice=nice
+        build_plan(attempt, code, *arguments, **changes), attempt, memory_mb=memory_mb, nice=nice
     )
     try:
         yield child
@@ -50,23 +50,23 @@ async def launched(attempt, code, *arguments, memory_mb=None, nice=0, **changes)
         child.close()
 
 
-async def until(fact, what="it"):
-    """Wait for something that other processes do; the deadline is for a broken test only."""
-    end = time.monotonic() + PATIENCE_S
+async def wait_until(fact, what="it"):
+    """Wait for a condition; only a broken test reaches the deadline."""
+    end = time.monotonic() + TIMEOUT_S
     while not (found := fact()):
-        assert time.monotonic() < end, f"waited {PATIENCE_S} s for {what}"
+        assert time.monotonic() < end, f"waited {TIMEOUT_S} s for {what}"
         await asyncio.sleep(0.01)
     return found
 
 
-async def said(attempt, text):
-    """Wait until it has printed something."""
-    await until(lambda: attempt.stdout.exists() and text in attempt.stdout.read_text(), f"{text!r}")
+async def wait_for_output(attempt, text):
+    """Wait until the attempt has printed a text."""
+    await wait_until(lambda: attempt.stdout.exists() and text in attempt.stdout.read_text(), f"{text!r}")
 
 
-async def within(work):
-    return await asyncio.wait_for(work, PATIENCE_S)
+async def with_timeout(work):
+    return await asyncio.wait_for(work, TIMEOUT_S)
 
 
-def ending(attempt):
+def read_outcome(attempt):
     return determine_outcome(read_exit_facts(attempt, lambda text: text))

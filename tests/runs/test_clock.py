@@ -3,8 +3,8 @@
 import asyncio
 import time
 
-from tests.runs.attempts import until
-from tests.runs.supervising import echo, ends, reaches, supervising
+from tests.runs.attempts import wait_until
+from tests.runs.supervisors import echo, run_supervisor, wait_for_end, wait_for_phase
 
 from palaestra.runs.phase import Phase
 
@@ -25,14 +25,14 @@ def _with_a_jump(home, ahead, **spec):
     wall = Wall()
 
     async def body():
-        async with supervising(home, clock=wall) as supervisor:
+        async with run_supervisor(home, clock=wall) as supervisor:
             run_id = (await supervisor.submit(echo(steps=3, until=str(home.path / "go"), **spec))).run_id
-            await reaches(supervisor, run_id, Phase.RUNNING)
+            await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             wall.ahead = ahead
             looks = supervisor._runs[run_id]._monitor._alarms._last_activity
             assert looks <= time.monotonic()
             (home.path / "go").touch()
-            return await ends(supervisor, run_id)
+            return await wait_for_end(supervisor, run_id)
 
     return asyncio.run(body())
 
@@ -53,11 +53,11 @@ def test_the_grace_of_a_stop_is_not_the_walls(home):
     wall = Wall()
 
     async def body():
-        async with supervising(home, clock=wall) as supervisor:
+        async with run_supervisor(home, clock=wall) as supervisor:
             run_id = (await supervisor.submit(echo(steps=3, then="hang", ignore_term=True))).run_id
-            await reaches(supervisor, run_id, Phase.RUNNING)
+            await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             stopping = asyncio.ensure_future(supervisor.stop(run_id, grace_s=3600))
-            await until(lambda: supervisor.registry.get(run_id).phase is Phase.STOPPING)
+            await wait_until(lambda: supervisor.registry.get(run_id).phase is Phase.STOPPING)
             wall.ahead = DAY
             done, _ = await asyncio.wait({stopping}, timeout=0.5)
             assert not done

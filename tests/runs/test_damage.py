@@ -8,8 +8,15 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
-from tests.runs.attempts import until, within
-from tests.runs.supervising import echo, ends, happenings, leaving, reaches, supervising
+from tests.runs.attempts import wait_until, with_timeout
+from tests.runs.supervisors import (
+    echo,
+    event_kinds,
+    run_and_close_supervisor,
+    run_supervisor,
+    wait_for_end,
+    wait_for_phase,
+)
 
 from palaestra.cli.runs.table import format_note
 from palaestra.config import parse_section
@@ -72,7 +79,7 @@ class _Odd(EchoRunner):
 @pytest.mark.parametrize("script", ["steps", "env", "value"])
 def test_a_plan_that_cannot_be_put_on_record_is_refused_and_nothing_is_written(home, script):
     async def body():
-        async with supervising(home, runners={"odd": _Odd()}) as supervisor:
+        async with run_supervisor(home, runners={"odd": _Odd()}) as supervisor:
             with pytest.raises(LaunchRefused, match="plan"):
                 await supervisor.submit(RunSpec(runner="odd", script=script, config={"steps": 1}))
             assert supervisor.idle
@@ -83,12 +90,12 @@ def test_a_plan_that_cannot_be_put_on_record_is_refused_and_nothing_is_written(h
 
 def test_a_fault_while_launching_refuses_the_run_and_frees_its_slot(home):
     async def body():
-        async with supervising(home, runners={"odd": _Odd(), "echo": EchoRunner()}, max_running=1) as supervisor:
+        async with run_supervisor(home, runners={"odd": _Odd(), "echo": EchoRunner()}, max_running=1) as supervisor:
             run_id = (await supervisor.submit(RunSpec(runner="odd", script="environment", config={"steps": 1}))).run_id
             other = (await supervisor.submit(echo(steps=1))).run_id
-            assert (await ends(supervisor, other)).phase is Phase.SUCCEEDED
+            assert (await wait_for_end(supervisor, other)).phase is Phase.SUCCEEDED
             with pytest.raises(IllegalTransition, match="is refused"):
-                await within(supervisor.stop(run_id))
+                await with_timeout(supervisor.stop(run_id))
             return supervisor.registry.get(run_id)
 
     record = asyncio.run(body())
@@ -102,7 +109,7 @@ def test_a_request_that_fails_half_way_leaves_nothing_behind(home, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             with monkeypatch.context() as broken:
                 broken.setattr(RunEventLog, "append", unable)
                 with pytest.raises(PermissionError):
@@ -110,7 +117,9 @@ def test_a_request_that_fails_half_way_leaves_nothing_behind(home, monkeypatch):
             assert supervisor.idle
             assert supervisor.registry.count() == 0
             assert list(home.runs.iterdir()) == []
-            assert (await ends(supervisor, (await supervisor.submit(echo(steps=1))).run_id)).phase is Phase.SUCCEEDED
+            assert (
+                await wait_for_end(supervisor, (await supervisor.submit(echo(steps=1))).run_id)
+            ).phase is Phase.SUCCEEDED
 
     asyncio.run(body())
 
@@ -126,11 +135,11 @@ def test_steps_beyond_64_bits_are_not_counted_and_the_next_service_starts(home, 
             return replace(plan, argv=(plan.argv[0], str(script)))
 
     async def body():
-        async with supervising(home, runners={"echo": Speaking()}) as supervisor:
-            record = await ends(supervisor, (await supervisor.submit(echo(speak="stdout"))).run_id)
+        async with run_supervisor(home, runners={"echo": Speaking()}) as supervisor:
+            record = await wait_for_end(supervisor, (await supervisor.submit(echo(speak="stdout"))).run_id)
             assert (record.phase, record.env_step) == (Phase.SUCCEEDED, 0)
         home.registry.unlink()
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             assert supervisor.registry.get(record.run_id).phase is Phase.SUCCEEDED
 
     asyncio.run(body())
@@ -138,7 +147,7 @@ def test_steps_beyond_64_bits_are_not_counted_and_the_next_service_starts(home, 
 
 def test_a_run_that_cannot_be_read_keeps_neither_the_service_nor_the_others(home, caplog):
     async def body():
-        async with leaving(home) as supervisor:
+        async with run_and_close_supervisor(home) as supervisor:
             await supervisor.drain(True)
             return [(await supervisor.submit(echo(steps=1, name=name))).run_id for name in ("a", "b", "c", "good")]
 
@@ -150,10 +159,10 @@ def test_a_run_that_cannot_be_read_keeps_neither_the_service_nor_the_others(home
     home.registry.unlink()
 
     async def again():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             await supervisor.drain(False)
             for run_id in (huge, spec, good):
-                await ends(supervisor, run_id)
+                await wait_for_end(supervisor, run_id)
             return {run.run_id: run for run in supervisor.registry.runs()}
 
     rows = asyncio.run(again())
@@ -168,9 +177,9 @@ def _left_running(home, **config):
     """A run that goes on without any service; its id and its trainer."""
 
     async def body():
-        async with leaving(home) as supervisor:
+        async with run_and_close_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=2, then="hang", **config))).run_id
-            record = await reaches(supervisor, run_id, Phase.RUNNING)
+            record = await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             return run_id, record.trainer
 
     return asyncio.run(body())
@@ -182,17 +191,17 @@ def _left_dead(home):
     attempt = home.run(run_id).attempt(1)
     for identity in (read_status(attempt).watchdog, trainer):
         os.kill(identity.pid, 9)
-    asyncio.run(until(lambda: not read_status(attempt).alive, "both to be gone"))
+    asyncio.run(wait_until(lambda: not read_status(attempt).alive, "both to be gone"))
     return run_id, attempt
 
 
 def _adopts_and_stops(home, run_id, trainer):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             assert supervisor.report.adopted == [run_id]
-            record = await reaches(supervisor, run_id, Phase.RUNNING)
+            record = await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             assert (record.trainer, record.attempt) == (trainer, 1)
-            stopped = await within(supervisor.stop(run_id))
+            stopped = await with_timeout(supervisor.stop(run_id))
             assert not trainer.is_alive()
             return stopped
 
@@ -204,7 +213,7 @@ def test_a_live_attempt_whose_process_file_is_lost_is_adopted_and_not_started_tw
     home.run(run_id).attempt(1).process.unlink()
     record = _adopts_and_stops(home, run_id, trainer)
     assert record.phase is Phase.STOPPED
-    assert happenings(home, run_id).count("launched") == 1
+    assert event_kinds(home, run_id).count("launched") == 1
 
 
 def test_an_attempt_that_ran_and_of_which_nothing_is_known_is_lost_and_not_run_again(home):
@@ -212,13 +221,13 @@ def test_an_attempt_that_ran_and_of_which_nothing_is_known_is_lost_and_not_run_a
     attempt.process.unlink()
 
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             assert supervisor.report.ended == [run_id]
-            return await ends(supervisor, run_id)
+            return await wait_for_end(supervisor, run_id)
 
     record = asyncio.run(body())
     assert (record.phase, record.attempt) == (Phase.LOST, 1)
-    assert happenings(home, run_id).count("launched") == 1
+    assert event_kinds(home, run_id).count("launched") == 1
 
 
 def test_what_is_written_waits_for_a_registry_that_somebody_holds_and_says_so(home, caplog, monkeypatch):
@@ -226,13 +235,13 @@ def test_what_is_written_waits_for_a_registry_that_somebody_holds_and_says_so(ho
     monkeypatch.setattr("palaestra.runs.store.database._BUSY_TIMEOUT_S", 0.05)
 
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             with contextlib.closing(sqlite3.connect(home.registry, isolation_level=None)) as browser:
                 browser.execute("BEGIN IMMEDIATE")
                 submitting = asyncio.create_task(supervisor.submit(echo(steps=1)))
-                await until(lambda: "the registry is held by another process" in caplog.text, "the word")
+                await wait_until(lambda: "the registry is held by another process" in caplog.text, "the word")
                 browser.execute("ROLLBACK")
-            return await ends(supervisor, (await submitting).run_id)
+            return await wait_for_end(supervisor, (await submitting).run_id)
 
     assert asyncio.run(body()).phase is Phase.SUCCEEDED
     assert "space" not in caplog.text
@@ -242,7 +251,7 @@ def test_a_trainer_without_watchdog_and_process_file_is_found_by_its_label(home)
     run_id, trainer = _left_running(home)
     attempt = home.run(run_id).attempt(1)
     os.kill(read_status(attempt).watchdog.pid, 9)
-    asyncio.run(until(lambda: not read_status(attempt).watchdog_alive, "the watchdog to be gone"))
+    asyncio.run(wait_until(lambda: not read_status(attempt).watchdog_alive, "the watchdog to be gone"))
     attempt.process.unlink()
     assert _adopts_and_stops(home, run_id, trainer).phase is Phase.STOPPED
 
@@ -257,12 +266,12 @@ def test_a_live_run_whose_life_is_damaged_is_adopted_and_not_started_twice(home,
 
 def test_a_run_that_ended_and_whose_life_is_damaged_is_not_run_again(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=3))).run_id
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
         home.run(run_id).life.write_bytes(b"garbage\n")
-        async with supervising(home) as supervisor:
-            return await ends(supervisor, run_id)
+        async with run_supervisor(home) as supervisor:
+            return await wait_for_end(supervisor, run_id)
 
     record = asyncio.run(body())
     assert (record.phase, record.attempt, record.env_step) == (Phase.SUCCEEDED, 1, 30)
@@ -270,19 +279,19 @@ def test_a_run_that_ended_and_whose_life_is_damaged_is_not_run_again(home):
 
 def test_the_attempt_of_a_damaged_life_that_ends_too_early_is_found(home):
     async def body():
-        async with leaving(home) as supervisor:
+        async with run_and_close_supervisor(home) as supervisor:
             spec = echo(steps=20, checkpoint_every=10, until=str(home.path / "go"))
             run_id = (await supervisor.submit(spec)).run_id
-            await reaches(supervisor, run_id, Phase.RUNNING)
+            await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             await supervisor.stop(run_id)
             await supervisor.resume(run_id)
-            await until(lambda: supervisor.registry.get(run_id).phase is Phase.RUNNING, "the second attempt")
+            await wait_until(lambda: supervisor.registry.get(run_id).phase is Phase.RUNNING, "the second attempt")
             trainer = supervisor.registry.get(run_id).trainer
         life = home.run(run_id).life
         lines = life.read_bytes().splitlines(keepends=True)
         kept = next(number for number, line in enumerate(lines) if b'"resumed"' in line)
         life.write_bytes(b"".join(lines[:kept]) + b"garbage\n")
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             assert supervisor.report.adopted == [run_id]
             record = supervisor.get_run(run_id)
             assert (record.attempt, record.trainer) == (2, trainer)
@@ -293,9 +302,9 @@ def test_the_attempt_of_a_damaged_life_that_ends_too_early_is_found(home):
 
 def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=20, checkpoint_every=10, then="exit:1"))).run_id
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
             other = home.run(run_id).attempt(2)
             other.path.mkdir()
             told = r"trains in its attempt 2\. Wait for it, or end it with kill"
@@ -304,7 +313,7 @@ def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
                     with pytest.raises(LaunchRefused, match=told):
                         await _pretending(change(run_id))
             await supervisor.resume(run_id)
-            await until(lambda: supervisor.idle)
+            await wait_until(lambda: supervisor.idle)
             return supervisor.registry.get(run_id)
 
     async def _pretending(work):
@@ -318,9 +327,9 @@ def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
 
 def test_the_numbers_of_a_resumed_run_do_not_go_back(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=40, checkpoint_every=40, then="exit:1"))).run_id
-            first = await ends(supervisor, run_id)
+            first = await wait_for_end(supervisor, run_id)
             assert (first.env_step, first.episodes, first.episode_return) == (400, 4, 2.5)
             await supervisor.drain(True)
             await supervisor.resume(run_id)
@@ -331,7 +340,7 @@ def test_the_numbers_of_a_resumed_run_do_not_go_back(home):
             return await ends_again(supervisor, run_id)
 
     async def ends_again(supervisor, run_id):
-        await until(lambda: supervisor.idle, "the second end")
+        await wait_until(lambda: supervisor.idle, "the second end")
         return supervisor.registry.get(run_id)
 
     record = asyncio.run(body())
@@ -344,8 +353,8 @@ def test_the_numbers_of_a_resumed_run_do_not_go_back(home):
 
 def test_a_rebuilt_row_of_an_ended_run_is_the_row_that_was(home):
     async def body():
-        async with supervising(home) as supervisor:
-            return await ends(supervisor, (await supervisor.submit(echo(steps=5, seed=3, tags=("t",)))).run_id)
+        async with run_supervisor(home) as supervisor:
+            return await wait_for_end(supervisor, (await supervisor.submit(echo(steps=5, seed=3, tags=("t",)))).run_id)
 
     record = asyncio.run(body())
     told = read_run(home.run(record.run_id))
@@ -359,8 +368,8 @@ def test_a_run_that_ended_unseen_ended_when_it_last_showed_itself(home):
         os.utime(path, (trainer_began := home.run(run_id).spec.stat().st_mtime + 1000,) * 2)
 
     async def body():
-        async with supervising(home, clock=lambda: trainer_began + 30_000) as supervisor:
-            return await ends(supervisor, run_id)
+        async with run_supervisor(home, clock=lambda: trainer_began + 30_000) as supervisor:
+            return await wait_for_end(supervisor, run_id)
 
     record = asyncio.run(body())
     assert (record.phase, record.ended) == (Phase.LOST, trainer_began)
@@ -369,7 +378,7 @@ def test_a_run_that_ended_unseen_ended_when_it_last_showed_itself(home):
 
 def test_a_run_that_succeeded_without_an_episode_says_so_for_ever(home):
     async def body():
-        async with supervising(home, no_episode_steps=100) as supervisor:
+        async with run_supervisor(home, no_episode_steps=100) as supervisor:
             told = {}
             for name, spec in {
                 "silent": echo(steps=60, episodes_every=0),
@@ -378,7 +387,7 @@ def test_a_run_that_succeeded_without_an_episode_says_so_for_ever(home):
                 "unasked": echo(steps=60, episodes_every=0, no_episode_steps=0),
                 "failed": echo(steps=60, episodes_every=0, then="exit:1"),
             }.items():
-                told[name] = await ends(supervisor, (await supervisor.submit(spec)).run_id)
+                told[name] = await wait_for_end(supervisor, (await supervisor.submit(spec)).run_id)
             return told
 
     told = asyncio.run(body())
@@ -393,7 +402,7 @@ def test_a_run_that_succeeded_without_an_episode_says_so_for_ever(home):
 
 def test_a_rebuilt_row_of_a_run_that_waits_is_the_row_that_was(home):
     async def body():
-        async with leaving(home) as supervisor:
+        async with run_and_close_supervisor(home) as supervisor:
             await supervisor.drain(True)
             return await supervisor.submit(echo(steps=5, seed=3, priority=2))
 
@@ -404,14 +413,14 @@ def test_a_rebuilt_row_of_a_run_that_waits_is_the_row_that_was(home):
 
 def test_a_registry_that_is_removed_under_the_service_is_made_anew(home, caplog):
     async def body():
-        async with supervising(home, scan_every_s=0.05) as supervisor:
-            over = await ends(supervisor, (await supervisor.submit(echo(steps=5))).run_id)
+        async with run_supervisor(home, scan_every_s=0.05) as supervisor:
+            over = await wait_for_end(supervisor, (await supervisor.submit(echo(steps=5))).run_id)
             live = (await supervisor.submit(echo(steps=7, then="hang"))).run_id
-            await until(lambda: supervisor.get_run(live).env_step == 70, "the numbers")
+            await wait_until(lambda: supervisor.get_run(live).env_step == 70, "the numbers")
             home.registry.unlink()
-            await until(lambda: home.registry.exists(), "the registry")
-            await until(lambda: {run.run_id for run in RunReader(home).runs()} == {over.run_id, live}, "the rows")
-            await until(lambda: RunReader(home).run(live).env_step == 70, "the numbers of what runs")
+            await wait_until(lambda: home.registry.exists(), "the registry")
+            await wait_until(lambda: {run.run_id for run in RunReader(home).runs()} == {over.run_id, live}, "the rows")
+            await wait_until(lambda: RunReader(home).run(live).env_step == 70, "the numbers of what runs")
             assert RunReader(home).run(over.run_id).ended == over.ended
 
     asyncio.run(body())

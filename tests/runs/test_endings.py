@@ -6,7 +6,15 @@ import signal
 from dataclasses import replace
 
 import pytest
-from tests.runs.attempts import attempt_in, ending, launched, plan_of, said, until, within
+from tests.runs.attempts import (
+    build_plan,
+    create_attempt,
+    read_outcome,
+    run_attempt,
+    wait_for_output,
+    wait_until,
+    with_timeout,
+)
 
 from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_json
@@ -17,14 +25,14 @@ from palaestra.runs.state.attempt_status import exception_line, last_lines
 
 
 def _end_of(home, code, **options):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, code, **options) as child:
-            await within(child.wait())
+        async with run_attempt(attempt, code, **options) as child:
+            await with_timeout(child.wait())
 
     asyncio.run(body())
-    return ending(attempt)
+    return read_outcome(attempt)
 
 
 def test_exit_zero_is_succeeded(home):
@@ -43,16 +51,16 @@ def test_a_traceback_is_failed_with_its_last_line(home):
 
 
 def test_a_killed_trainer_is_killed_sigkill(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
-            await said(attempt, "up")
+        async with run_attempt(attempt, "import time; print('up'); time.sleep(60)") as child:
+            await wait_for_output(attempt, "up")
             os.kill(child.trainer.pid, signal.SIGKILL)
-            await within(child.wait())
+            await with_timeout(child.wait())
 
     asyncio.run(body())
-    end = ending(attempt)
+    end = read_outcome(attempt)
     assert (end.event, end.reason, end.code) == (PhaseEvent.KILLED, "killed (SIGKILL)", "signal")
 
 
@@ -68,86 +76,86 @@ def test_memory_beyond_the_limit_fails_the_trainer_and_not_the_machine(home):
 
 
 def test_a_program_that_is_not_there_is_refused(home):
-    attempt = attempt_in(home)
-    plan = replace(plan_of(attempt, ""), argv=("/nowhere/python", "x"))
+    attempt = create_attempt(home)
+    plan = replace(build_plan(attempt, ""), argv=("/nowhere/python", "x"))
     with pytest.raises(LaunchRefused, match="/nowhere/python cannot be executed: No such file or directory"):
         asyncio.run(AttemptProcess.launch(plan, attempt))
-    end = ending(attempt)
+    end = read_outcome(attempt)
     assert (end.event, end.code) == (PhaseEvent.LAUNCH_REFUSED, "exec_failed")
 
 
 def test_a_working_directory_that_is_not_there_is_refused(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     with pytest.raises(LaunchRefused, match="gone cannot be executed: No such file"):
-        asyncio.run(AttemptProcess.launch(plan_of(attempt, "", cwd=attempt.path / "gone"), attempt))
+        asyncio.run(AttemptProcess.launch(build_plan(attempt, "", cwd=attempt.path / "gone"), attempt))
 
 
 def test_a_trainer_asked_to_stop_is_stopped_whatever_it_exits_with(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up'); time.sleep(60)"
 
     async def body():
-        async with launched(attempt, code) as child:
-            await said(attempt, "up")
-            await within(child.stop("operator", 10.0))
+        async with run_attempt(attempt, code) as child:
+            await wait_for_output(attempt, "up")
+            await with_timeout(child.stop("operator", 10.0))
 
     asyncio.run(body())
-    end = ending(attempt)
+    end = read_outcome(attempt)
     assert (end.event, end.reason, end.code) == (PhaseEvent.STOPPED, "stopped by the operator", "operator")
 
 
 def test_a_run_that_finished_before_it_heard_of_the_stop_has_succeeded(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     line = '{"schema":1,"kind":"PhaseChanged","seq":1,"time":0.0,"phase":"succeeded","reason":"done"}'
     code = f"open('../metrics.jsonl', 'w').write('{line}\\n')"
 
     async def body():
-        async with launched(attempt, code) as child:
-            await within(child.wait())
+        async with run_attempt(attempt, code) as child:
+            await with_timeout(child.wait())
         write_json(attempt.stop, {"schema": 1, "reason": "operator", "grace_s": 1, "asked": 0.0})
 
     asyncio.run(body())
-    assert ending(attempt).event is PhaseEvent.SUCCEEDED
+    assert read_outcome(attempt).event is PhaseEvent.SUCCEEDED
 
 
 def test_a_trainer_whose_watchdog_was_killed_ends_as_lost_unless_its_journal_knows(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
-            await said(attempt, "up")
+        async with run_attempt(attempt, "import time; print('up'); time.sleep(60)") as child:
+            await wait_for_output(attempt, "up")
             os.kill(child.watchdog.pid, signal.SIGKILL)
-            await until(lambda: not child.watchdog.is_alive())
+            await wait_until(lambda: not child.watchdog.is_alive())
             os.kill(child.trainer.pid, signal.SIGKILL)
-            await within(child.wait())
+            await with_timeout(child.wait())
 
     asyncio.run(body())
-    assert (ending(attempt).event, ending(attempt).code) == (PhaseEvent.LOST, "no_witness")
+    assert (read_outcome(attempt).event, read_outcome(attempt).code) == (PhaseEvent.LOST, "no_witness")
     attempt.journal.write_text('{"schema":1,"kind":"PhaseChanged","seq":9,"time":0.0,"phase":"failed","reason":""}\n')
-    assert (ending(attempt).event, ending(attempt).code) == (PhaseEvent.FAILED, "journal")
+    assert (read_outcome(attempt).event, read_outcome(attempt).code) == (PhaseEvent.FAILED, "journal")
 
 
 def test_a_run_of_an_earlier_boot_is_lost_to_the_restart(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     earlier = {"pid": os.getpid(), "started": 1, "boot_id": "another"}
     write_json(attempt.process, {"schema": 1, "warden": earlier, "trainer": earlier, "label": "x", "started": 0.0})
     assert AttemptProcess.adopt(attempt) is None
-    assert (ending(attempt).event, ending(attempt).code) == (PhaseEvent.LOST, "reboot")
+    assert (read_outcome(attempt).event, read_outcome(attempt).code) == (PhaseEvent.LOST, "reboot")
 
 
 def test_a_pid_that_was_given_to_somebody_else_is_not_taken_for_the_trainer(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     me = ProcessIdentity.of(os.getpid())
     other = {"pid": me.pid, "started": me.started - 1, "boot_id": me.boot_id}
     write_json(attempt.process, {"schema": 1, "warden": other, "trainer": other, "label": "x", "started": 0.0})
     assert AttemptProcess.adopt(attempt) is None
-    assert ending(attempt).code == "no_witness"
+    assert read_outcome(attempt).code == "no_witness"
 
 
 def test_a_record_of_a_later_version_is_treated_as_absent(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     write_json(attempt.exit, {"schema": 2, "returncode": 0})
-    assert ending(attempt).code == "no_witness"
+    assert read_outcome(attempt).code == "no_witness"
 
 
 def test_the_last_lines_are_what_a_person_saw(tmp_path):
@@ -157,12 +165,12 @@ def test_the_last_lines_are_what_a_person_saw(tmp_path):
 
 
 def test_arguments_reach_the_trainer_as_they_are(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     nasty = ["; touch canary", "$(touch canary)", "--x=*", "", "a b\n", "ünï"]
 
     async def body():
-        async with launched(attempt, "import sys; print(sys.argv[1:])", *nasty) as child:
-            await within(child.wait())
+        async with run_attempt(attempt, "import sys; print(sys.argv[1:])", *nasty) as child:
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     assert attempt.stdout.read_text() == f"{nasty}\n"
@@ -170,7 +178,7 @@ def test_arguments_reach_the_trainer_as_they_are(home):
 
 
 def test_a_trainer_inherits_no_descriptor_and_no_signal_setting(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     code = (
         "import os; print(len(os.listdir('/proc/self/fd')), "
         "hex(int(open('/proc/self/status').read().split('SigIgn:')[1].split()[0], 16) & 0x7FFFFFFF))"
@@ -179,8 +187,8 @@ def test_a_trainer_inherits_no_descriptor_and_no_signal_setting(home):
     async def body():
         left_open = os.open(os.devnull, os.O_RDONLY)
         os.set_inheritable(left_open, True)
-        async with launched(attempt, code) as child:
-            await within(child.wait())
+        async with run_attempt(attempt, code) as child:
+            await with_timeout(child.wait())
         os.close(left_open)
 
     asyncio.run(body())

@@ -7,8 +7,8 @@ import os
 import subprocess
 
 import pytest
-from tests.runs.attempts import attempt_in, launched, until, within
-from tests.runs.supervising import echo, ends, journal, supervising
+from tests.runs.attempts import create_attempt, run_attempt, wait_until, with_timeout
+from tests.runs.supervisors import echo, read_journal, run_supervisor, wait_for_end
 
 from palaestra.files.home import Home
 from palaestra.runs.phase import Phase
@@ -41,11 +41,11 @@ with contextlib.suppress(OSError):
 
 
 def test_an_end_is_recorded_on_a_disk_without_a_byte_to_spare(small_disk):
-    attempt = attempt_in(small_disk)
+    attempt = create_attempt(small_disk)
 
     async def body():
-        async with launched(attempt, f"import contextlib\n{FILL}\nimport sys; sys.exit(9)") as child:
-            await within(child.wait())
+        async with run_attempt(attempt, f"import contextlib\n{FILL}\nimport sys; sys.exit(9)") as child:
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     with contextlib.suppress(FileNotFoundError), pytest.raises(OSError, match="No space left"):
@@ -62,38 +62,38 @@ def _printed(home, run_id):
 
 def test_the_service_lives_through_it_and_takes_in_the_rest_when_there_is_space(small_disk):
     async def body():
-        async with supervising(small_disk, min_free_disk_mb=1) as supervisor:
+        async with run_supervisor(small_disk, min_free_disk_mb=1) as supervisor:
             run_id = (await supervisor.submit(echo(speak="stdout", steps=200, fill_disk=True))).run_id
             attempt = small_disk.run(run_id).attempt(1)
-            await until(attempt.exit.exists, "exit.json")
+            await wait_until(attempt.exit.exists, "exit.json")
             # Full: whatever is to be written waits, and the service answers all the same.
             assert supervisor.registry.get(run_id) is not None
             (attempt.work / "filling").unlink()
-            record = await ends(supervisor, run_id)
+            record = await wait_for_end(supervisor, run_id)
             last = 10 * _printed(small_disk, run_id)[-1]
-            await until(lambda: supervisor.registry.get(run_id).env_step == last, "the last telemetry")
+            await wait_until(lambda: supervisor.registry.get(run_id).env_step == last, "the last telemetry")
             other = await supervisor.submit(echo(steps=2))
-            assert (await ends(supervisor, other.run_id)).phase is Phase.SUCCEEDED
+            assert (await wait_for_end(supervisor, other.run_id)).phase is Phase.SUCCEEDED
             return record
 
     record = asyncio.run(body())
     assert record.phase.has_ended
-    steps = [r.event.update for r in journal(small_disk, record.run_id) if isinstance(r.event, TrainingStep)]
+    steps = [r.event.update for r in read_journal(small_disk, record.run_id) if isinstance(r.event, TrainingStep)]
     assert steps == _printed(small_disk, record.run_id) != []
 
 
 def test_who_fills_the_disk_can_be_stopped_while_it_is_full(small_disk):
     async def body():
-        async with supervising(small_disk, min_free_disk_mb=1) as supervisor:
+        async with run_supervisor(small_disk, min_free_disk_mb=1) as supervisor:
             run_id = (await supervisor.submit(echo(steps=10, fill_disk=True, then="hang", until="/nowhere"))).run_id
             attempt = small_disk.run(run_id).attempt(1)
-            await until(lambda: supervisor.registry.get(run_id).trainer, "the trainer")
+            await wait_until(lambda: supervisor.registry.get(run_id).trainer, "the trainer")
             trainer = supervisor.registry.get(run_id).trainer
-            await until(lambda: (attempt.work / "filling").exists() and not _fits(small_disk), "a full disk")
-            await within(supervisor.stop(run_id, grace_s=5))
+            await wait_until(lambda: (attempt.work / "filling").exists() and not _fits(small_disk), "a full disk")
+            await with_timeout(supervisor.stop(run_id, grace_s=5))
             assert not trainer.is_alive()
             (attempt.work / "filling").unlink(missing_ok=True)
-            return await ends(supervisor, run_id)
+            return await wait_for_end(supervisor, run_id)
 
     record = asyncio.run(body())
     assert (record.phase, record.code) == (Phase.STOPPED, "operator")

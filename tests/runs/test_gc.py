@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from tests.runs.checkpoints.own import own_checkpoint
-from tests.runs.supervising import echo, ends, supervising
+from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
@@ -17,7 +17,7 @@ DAY = 86_400.0
 
 async def _ended(supervisor, **config):
     run_id = (await supervisor.submit(echo(steps=1, **config))).run_id
-    await ends(supervisor, run_id)
+    await wait_for_end(supervisor, run_id)
     return run_id
 
 
@@ -26,7 +26,7 @@ def test_the_dry_run_lists_everything_that_the_real_one_does(home):
     policy = {"keep_clips": 1, "log_mb": 11, "undo_days": 7}
 
     async def body():
-        async with supervising(home, retention=policy, clock=lambda: now[0]) as supervisor:
+        async with run_supervisor(home, retention=policy, clock=lambda: now[0]) as supervisor:
             kept, gone = await _ended(supervisor), await _ended(supervisor)
             attempt = home.run(kept).attempt(1)
             attempt.videos.mkdir()
@@ -59,7 +59,7 @@ def test_the_dry_run_lists_everything_that_the_real_one_does(home):
 
 def test_a_run_that_cannot_be_packed_keeps_no_other_from_it(home):
     async def body():
-        async with supervising(home, retention={"archive_after_days": 0}) as supervisor:
+        async with run_supervisor(home, retention={"archive_after_days": 0}) as supervisor:
             first, second = await _ended(supervisor), await _ended(supervisor)
             shutil.rmtree(home.run(first).path)
             return first, second, await supervisor.gc(dry_run=False)
@@ -87,7 +87,7 @@ def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
     policy = {"archive_after_days": 0, "keep_checkpoints": 1}
 
     async def body():
-        async with supervising(home, catalogue=CheckpointCatalogue, retention=policy) as supervisor:
+        async with run_supervisor(home, catalogue=CheckpointCatalogue, retention=policy) as supervisor:
             run_id = await _ended(supervisor)
             checkpoints = home.run(run_id).attempt(1).path / "checkpoints"
             for number in (1, 2):
@@ -111,7 +111,7 @@ def test_what_is_deployed_inside_of_a_run_keeps_it_from_being_put_away(home):
 
 def test_a_run_that_was_put_away_is_restored_by_the_beginning_of_its_id(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             packed, thrown = await _ended(supervisor, name="packed"), await _ended(supervisor, name="thrown")
             both = await _ended(supervisor, name="packed")
             await supervisor.archive(packed)

@@ -5,7 +5,7 @@ import os
 import threading
 
 import pytest
-from tests.runs.supervising import echo, reaches, supervising
+from tests.runs.supervisors import echo, run_supervisor, wait_for_phase
 
 from palaestra.processes.procfs import list_descendants
 from palaestra.runs.phase import Phase
@@ -13,7 +13,7 @@ from palaestra.runs.phase import Phase
 
 def _cycles(home, count):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             await _cycle(supervisor)
             before = _held()
             for _ in range(count):
@@ -31,7 +31,7 @@ def _cycles(home, count):
 
 async def _cycle(supervisor):
     run_id = (await supervisor.submit(echo(steps=2, then="hang", fork="1:setsid"))).run_id
-    await reaches(supervisor, run_id, Phase.RUNNING)
+    await wait_for_phase(supervisor, run_id, Phase.RUNNING)
     assert (await supervisor.stop(run_id, grace_s=5)).phase is Phase.STOPPED
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.runs.attempts import attempt_in, ending, launched, within
+from tests.runs.attempts import create_attempt, read_outcome, run_attempt, with_timeout
 
 from palaestra.runs.phase import PhaseEvent
 
@@ -39,19 +39,19 @@ def small_cgroup():
 
 
 def test_a_trainer_killed_for_memory_says_so(home, small_cgroup):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     code = (
         f"import os; open('{small_cgroup}/cgroup.procs', 'w').write(str(os.getpid())); held = []\n"
         "while True: held.append(bytearray(b'x' * (1 << 20)))"
     )
 
     async def body():
-        async with launched(attempt, code) as child:
-            await within(child.wait())
+        async with run_attempt(attempt, code) as child:
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     assert json.loads(attempt.exit.read_text())["out_of_memory"] is True
-    end = ending(attempt)
+    end = read_outcome(attempt)
     assert (end.event, end.reason, end.code) == (
         PhaseEvent.KILLED,
         "out of memory: the kernel killed it",

@@ -4,8 +4,8 @@ import asyncio
 import os
 import time
 
-from tests.runs.attempts import attempt_in, launched, said, until
-from tests.runs.supervising import echo, reaches, supervising
+from tests.runs.attempts import create_attempt, run_attempt, wait_for_output, wait_until
+from tests.runs.supervisors import echo, run_supervisor, wait_for_phase
 
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
@@ -18,17 +18,17 @@ from palaestra.runs.process.resource_usage import (
 
 
 def test_a_busy_trainer_is_seen_to_be_busy_and_large(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     code = "import time; held = bytearray(b'x') * (100 << 20); print('up')\nwhile True: sum(range(1000))"
 
     async def body():
-        async with launched(attempt, code) as child:
-            await said(attempt, "up")
+        async with run_attempt(attempt, code) as child:
+            await wait_for_output(attempt, "up")
             now = [0.0]
             sampler = ResourceSampler(attempt, child.watchdog, clock=lambda: 7.0, monotonic=lambda: now[0])
             assert sampler.sample() is None
             used = os.times()
-            await until(lambda: os.times().elapsed - used.elapsed > 0.5, "half a second")
+            await wait_until(lambda: os.times().elapsed - used.elapsed > 0.5, "half a second")
             now[0] = 1.0
             return sampler.sample()
 
@@ -41,14 +41,14 @@ def test_a_busy_trainer_is_seen_to_be_busy_and_large(home):
 
 
 def test_what_has_ended_is_not_looked_at(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     assert ResourceSampler(attempt, gone).sample() is None
     assert read_samples(attempt) == []
 
 
 def test_torn_and_foreign_lines_are_skipped_and_the_last_are_kept(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     lines = [f'{{"schema":1,"time":{n},"cpu_percent":1,"rss_mb":2,"processes":3,"gpus":[["0",4,5]]}}' for n in range(5)]
     (attempt.path / "system.jsonl").write_text("\n".join([lines[0][:30], "[]", *lines]) + "\n")
     assert [sample.time for sample in read_samples(attempt)] == [0, 1, 2, 3, 4]
@@ -57,7 +57,7 @@ def test_torn_and_foreign_lines_are_skipped_and_the_last_are_kept(home):
 
 
 def test_the_most_of_everything_is_found_wherever_it_was(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     assert read_peaks(attempt) is None
     looks = [(10, 5, 1, 90, 1), (200, 2, 3, 10, 7), (30, 900, 2, 0, 2), (1, 1, 1, 0, 0)]
     lines = [
@@ -70,11 +70,11 @@ def test_the_most_of_everything_is_found_wherever_it_was(home):
 
 def test_the_supervisor_samples_every_run(home):
     async def body():
-        async with supervising(home, sample_every_s=0.05) as supervisor:
+        async with run_supervisor(home, sample_every_s=0.05) as supervisor:
             run_id = (await supervisor.submit(echo(steps=1, then="hang"))).run_id
-            await reaches(supervisor, run_id, Phase.RUNNING)
+            await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             attempt = home.run(run_id).attempt(1)
-            await until(lambda: len(read_samples(attempt)) >= 3, "three samples")
+            await wait_until(lambda: len(read_samples(attempt)) >= 3, "three samples")
             return read_samples(attempt)
 
     began = time.time()

@@ -5,9 +5,9 @@ import random
 import time
 
 import pytest
-from tests.runs.attempts import until
-from tests.runs.killed_service import killed_service
-from tests.runs.supervising import echo, happenings, journal, what_echo_said
+from tests.runs.attempts import wait_until
+from tests.runs.serving import killed_service
+from tests.runs.supervisors import echo, event_kinds, read_echo_report, read_journal
 
 from palaestra.runs.phase import Phase
 from palaestra.runs.series.reader import RunSeries
@@ -32,7 +32,7 @@ def _rows(home, ids):
 
 
 async def _all(home, ids, fact, what):
-    await until(lambda: all(fact(row) for row in _rows(home, ids)), what)
+    await wait_until(lambda: all(fact(row) for row in _rows(home, ids)), what)
 
 
 def _kill_in_the_middle(home, languages):
@@ -41,10 +41,12 @@ def _kill_in_the_middle(home, languages):
     with killed_service(home) as first:
         ids = [first.submit(spec).run_id for spec in specs]
         asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
-        asyncio.run(until(lambda: all(len(journal(home, run_id)) > 20 for run_id in ids), "something measured"))
+        asyncio.run(
+            wait_until(lambda: all(len(read_journal(home, run_id)) > 20 for run_id in ids), "something measured")
+        )
     before = _rows(home, ids)
     with killed_service(home):
-        assert all(happenings(home, run_id)[-1] == "adopted" for run_id in ids)
+        assert all(event_kinds(home, run_id)[-1] == "adopted" for run_id in ids)
         after = _rows(home, ids)
         assert [row.phase for row in after] == [Phase.RUNNING] * len(ids)
         assert [row.trainer for row in after] == [row.trainer for row in before]
@@ -54,8 +56,8 @@ def _kill_in_the_middle(home, languages):
 
 
 def _check_everything_once(home, run_id):
-    told = what_echo_said(home, run_id)
-    records = journal(home, run_id)
+    told = read_echo_report(home, run_id)
+    records = read_journal(home, run_id)
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
     steps = [record.event for record in records if isinstance(record.event, TrainingStep)]
     measured = sorted((event.env_step, value) for event in steps for value in event.metrics.values())
@@ -65,7 +67,7 @@ def _check_everything_once(home, run_id):
     series = RunSeries(home.run(run_id))
     points = {name.rpartition("/")[2]: info.points for name, info in series.names().items()}
     assert (points["m0"], points["m1"], points["return"]) == (STEPS, STEPS, STEPS // 10)
-    assert happenings(home, run_id) == ["note", "launched", "first_sign", "adopted", "succeeded"]
+    assert event_kinds(home, run_id) == ["note", "launched", "first_sign", "adopted", "succeeded"]
     assert current_phase(RunEventLog(home.run(run_id)).read()) is Phase.SUCCEEDED
 
 
@@ -90,12 +92,12 @@ def test_a_service_killed_again_and_again_changes_nothing(home):
         asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
     for _ in range(3):
         with killed_service(home):
-            assert all(happenings(home, run_id)[-1] == "adopted" for run_id in ids)
+            assert all(event_kinds(home, run_id)[-1] == "adopted" for run_id in ids)
     (home.path / "go").touch()
     with killed_service(home):
         asyncio.run(_all(home, ids, lambda row: row.phase.has_ended, "all to end"))
     for run_id in ids:
-        updates = [r.event.update for r in journal(home, run_id) if isinstance(r.event, TrainingStep)]
+        updates = [r.event.update for r in read_journal(home, run_id) if isinstance(r.event, TrainingStep)]
         assert updates == list(range(1, STEPS + 1))
 
 
@@ -108,7 +110,7 @@ def test_runs_that_end_while_no_service_looks_are_told_as_they_ended(home):
         asyncio.run(_all(home, ids, lambda row: row.phase is Phase.RUNNING, "all to run"))
     (home.path / "go").touch()
     exits = [home.run(run_id).attempt(1).exit for run_id in ids]
-    asyncio.run(until(lambda: all(exit_.exists() for exit_ in exits), "the trainers to end"))
+    asyncio.run(wait_until(lambda: all(exit_.exists() for exit_ in exits), "the trainers to end"))
     with killed_service(home):
         asyncio.run(_all(home, ids, lambda row: row.phase.has_ended, "the ends to be noted"))
     reasons = [row.reason for row in _rows(home, ids)]
@@ -128,10 +130,10 @@ def _killed_at_any_moment(home, seed, kills):
         asyncio.run(_all(home, ids, lambda row: row.phase.has_ended, "all to end"))
     for run_id, row in zip(ids, _rows(home, ids), strict=True):
         assert (row.phase, row.attempt, row.env_step) == (Phase.SUCCEEDED, 1, 500), (run_id, row.reason)
-        steps = [record.event for record in journal(home, run_id) if isinstance(record.event, TrainingStep)]
+        steps = [record.event for record in read_journal(home, run_id) if isinstance(record.event, TrainingStep)]
         measured = sorted((event.env_step, value) for event in steps for value in event.metrics.values())
         assert measured == sorted((10 * u, float(u + i)) for u in range(1, 51) for i in (0, 1))
-        assert happenings(home, run_id).count("launched") == 1
+        assert event_kinds(home, run_id).count("launched") == 1
 
 
 def test_a_service_killed_at_any_moment_loses_no_run(home):

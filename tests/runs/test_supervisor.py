@@ -8,8 +8,17 @@ import signal
 import stat
 
 import pytest
-from tests.runs.attempts import said, until, within
-from tests.runs.supervising import echo, ends, happenings, journal, leaving, reaches, supervising, what_echo_said
+from tests.runs.attempts import wait_for_output, wait_until, with_timeout
+from tests.runs.supervisors import (
+    echo,
+    event_kinds,
+    read_echo_report,
+    read_journal,
+    run_and_close_supervisor,
+    run_supervisor,
+    wait_for_end,
+    wait_for_phase,
+)
 
 from palaestra.errors import ConsentRequired, IllegalTransition, LaunchRefused, UnknownRun
 from palaestra.files.atomic import write_json
@@ -27,12 +36,12 @@ from palaestra.telemetry.event import TrainingStep
 
 def test_a_run_goes_from_queued_to_succeeded_and_every_step_is_on_record(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             record = await supervisor.submit(echo(steps=40, seed=7, tags=("t",), name="Mine"))
             assert (record.phase, record.total_steps) == (Phase.QUEUED, 400)
             assert record.run_id.startswith("mine-")
-            end = await ends(supervisor, record.run_id)
-            await until(lambda: supervisor.idle, "the slot to be free")
+            end = await wait_for_end(supervisor, record.run_id)
+            await wait_until(lambda: supervisor.idle, "the slot to be free")
             return end
 
     record = asyncio.run(body())
@@ -42,7 +51,7 @@ def test_a_run_goes_from_queued_to_succeeded_and_every_step_is_on_record(home):
     assert (record.env_step, record.episodes, record.episode_return) == (400, 4, 2.5)
     assert record.ended >= record.started >= record.created
     assert record.bytes_on_disk > 1000
-    assert happenings(home, record.run_id) == ["note", "launched", "first_sign", "succeeded"]
+    assert event_kinds(home, record.run_id) == ["note", "launched", "first_sign", "succeeded"]
     run = home.run(record.run_id)
     assert json.loads(run.spec.read_text())["config"] == {"steps": 40}
     assert json.loads((run.path / "resolved.json").read_text())["steps"] == 40
@@ -51,11 +60,11 @@ def test_a_run_goes_from_queued_to_succeeded_and_every_step_is_on_record(home):
 
 def test_what_is_shown_is_what_is_executed(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             preview = await supervisor.preview(echo(steps=3))
             assert not home.runs.exists() or not list(home.runs.iterdir())
             record = await supervisor.submit(echo(steps=3))
-            await ends(supervisor, record.run_id)
+            await wait_for_end(supervisor, record.run_id)
             return preview, record
 
     preview, record = asyncio.run(body())
@@ -66,8 +75,8 @@ def test_what_is_shown_is_what_is_executed(home):
 
 def test_a_failed_run_remembers_its_last_lines(home):
     async def body():
-        async with supervising(home) as supervisor:
-            return await ends(supervisor, (await supervisor.submit(echo(steps=2, then="exit:3"))).run_id)
+        async with run_supervisor(home) as supervisor:
+            return await wait_for_end(supervisor, (await supervisor.submit(echo(steps=2, then="exit:3"))).run_id)
 
     record = asyncio.run(body())
     assert (record.phase, record.code) == (Phase.FAILED, "exit")
@@ -78,21 +87,21 @@ def test_a_failed_run_remembers_its_last_lines(home):
 
 def test_a_killed_trainer_is_killed_sigkill(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=2, then="hang"))).run_id
-            record = await reaches(supervisor, run_id, Phase.RUNNING)
+            record = await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             os.kill(record.trainer.pid, signal.SIGKILL)
-            return await ends(supervisor, run_id)
+            return await wait_for_end(supervisor, run_id)
 
     assert asyncio.run(body()).reason == "killed (SIGKILL)"
 
 
 def test_stop_answers_when_nothing_lives_and_the_end_is_written(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=2, then="hang", fork="2:setsid"))).run_id
-            before = await reaches(supervisor, run_id, Phase.RUNNING)
-            after = await within(supervisor.stop(run_id))
+            before = await wait_for_phase(supervisor, run_id, Phase.RUNNING)
+            after = await with_timeout(supervisor.stop(run_id))
             assert (after.phase, after.reason) == (Phase.STOPPED, "stopped by the operator")
             assert not before.trainer.is_alive()
             assert not before.warden.is_alive()
@@ -101,15 +110,15 @@ def test_stop_answers_when_nothing_lives_and_the_end_is_written(home):
             return run_id
 
     run_id = asyncio.run(body())
-    assert happenings(home, run_id)[-2:] == ["stop_asked", "stopped"]
+    assert event_kinds(home, run_id)[-2:] == ["stop_asked", "stopped"]
 
 
 def test_two_stops_at_once_are_one(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=2, then="hang", ignore_term=True))).run_id
-            await reaches(supervisor, run_id, Phase.RUNNING)
-            both = await within(
+            await wait_for_phase(supervisor, run_id, Phase.RUNNING)
+            both = await with_timeout(
                 asyncio.gather(supervisor.stop(run_id, grace_s=3600), supervisor.stop(run_id, grace_s=0.1))
             )
             assert {record.phase for record in both} == {Phase.STOPPED}
@@ -119,15 +128,15 @@ def test_two_stops_at_once_are_one(home):
 
 def test_a_limit_makes_runs_wait_and_priority_decides(home):
     async def body():
-        async with supervising(home, max_running=1) as supervisor:
+        async with run_supervisor(home, max_running=1) as supervisor:
             first = await supervisor.submit(echo(steps=1, until=str(home.path / "go"), name="first"))
             low = await supervisor.submit(echo(steps=1, priority=-1, name="low"))
             high = await supervisor.submit(echo(steps=1, priority=9, name="high"))
-            await reaches(supervisor, first.run_id, Phase.RUNNING)
+            await wait_for_phase(supervisor, first.run_id, Phase.RUNNING)
             assert [supervisor.registry.get(r.run_id).phase for r in (low, high)] == [Phase.QUEUED] * 2
             (home.path / "go").touch()
             for record in (first, low, high):
-                await ends(supervisor, record.run_id)
+                await wait_for_end(supervisor, record.run_id)
             return [supervisor.registry.get(r.run_id).started for r in (first, high, low)]
 
     started = asyncio.run(body())
@@ -136,7 +145,7 @@ def test_a_limit_makes_runs_wait_and_priority_decides(home):
 
 def test_a_waiting_run_is_stopped_without_ever_starting(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             await supervisor.drain(True)
             record = await supervisor.submit(echo(steps=1))
             stopped = await supervisor.stop(record.run_id)
@@ -149,24 +158,24 @@ def test_a_waiting_run_is_stopped_without_ever_starting(home):
 
 def test_draining_starts_nothing_and_ends_nothing(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             running = await supervisor.submit(echo(steps=1, then="hang"))
-            await reaches(supervisor, running.run_id, Phase.RUNNING)
+            await wait_for_phase(supervisor, running.run_id, Phase.RUNNING)
             await supervisor.drain(True)
             waiting = await supervisor.submit(echo(steps=1))
             assert supervisor.registry.get(waiting.run_id).phase is Phase.QUEUED
             assert supervisor.registry.get(running.run_id).phase is Phase.RUNNING
             await supervisor.drain(False)
-            assert (await ends(supervisor, waiting.run_id)).phase is Phase.SUCCEEDED
+            assert (await wait_for_end(supervisor, waiting.run_id)).phase is Phase.SUCCEEDED
 
     asyncio.run(body())
 
 
 def test_a_run_that_waits_says_why_to_whoever_looks(home):
     async def body():
-        async with leaving(home, max_running=1) as supervisor:
+        async with run_and_close_supervisor(home, max_running=1) as supervisor:
             running = await supervisor.submit(echo(steps=1, then="hang"))
-            await reaches(supervisor, running.run_id, Phase.RUNNING)
+            await wait_for_phase(supervisor, running.run_id, Phase.RUNNING)
             waiting = (await supervisor.submit(echo(steps=1))).run_id
             for look in (supervisor.get_run, RunReader(home).run):
                 assert look(waiting).reason == "waits for a slot (1 of 1 in use)"
@@ -183,11 +192,11 @@ def test_a_run_that_waits_says_why_to_whoever_looks(home):
     assert RunReader(home).run(run_id).reason == "waits for a service; palaestra serve starts one"
 
     async def next_service():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             assert supervisor.draining
             assert supervisor.get_run(run_id).phase is Phase.QUEUED
             await supervisor.drain(False)
-            assert (await ends(supervisor, run_id)).phase is Phase.SUCCEEDED
+            assert (await wait_for_end(supervisor, run_id)).phase is Phase.SUCCEEDED
 
     asyncio.run(next_service())
 
@@ -196,14 +205,14 @@ def test_gpus_are_leased_to_one_run_at_a_time(home, monkeypatch):
     monkeypatch.setenv("PALAESTRA_GPUS", "4,7")
 
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             runs = [await supervisor.submit(echo(steps=1, gpus=1, until=str(home.path / "go"))) for _ in range(3)]
             for record in runs[:2]:
-                await reaches(supervisor, record.run_id, Phase.RUNNING)
+                await wait_for_phase(supervisor, record.run_id, Phase.RUNNING)
             assert supervisor.registry.get(runs[2].run_id).phase is Phase.QUEUED
             (home.path / "go").touch()
             for record in runs:
-                await ends(supervisor, record.run_id)
+                await wait_for_end(supervisor, record.run_id)
             with pytest.raises(LaunchRefused, match="needs 3 GPUs and this machine has 2"):
                 await supervisor.submit(echo(gpus=3))
             return runs
@@ -242,7 +251,7 @@ REFUSED = [
 @pytest.mark.parametrize(("spec", "told"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
 def test_what_cannot_work_is_refused_before_anything_is_written(home, spec, told):
     async def body():
-        async with supervising(home, runners={"echo": EchoRunner(), "fussy": _Fussy()}) as supervisor:
+        async with run_supervisor(home, runners={"echo": EchoRunner(), "fussy": _Fussy()}) as supervisor:
             with pytest.raises(LaunchRefused, match=told):
                 await supervisor.submit(RunSpec(**spec))
             assert supervisor.idle
@@ -254,7 +263,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(home, spec, told
 
 def test_a_disk_that_is_too_small_is_refused(home):
     async def body():
-        async with supervising(home, min_free_disk_mb=10**9) as supervisor:
+        async with run_supervisor(home, min_free_disk_mb=10**9) as supervisor:
             with pytest.raises(
                 LaunchRefused, match=r"MB are free where runs are stored, and at least 1000000000 MB are required"
             ):
@@ -266,7 +275,7 @@ def test_a_disk_that_is_too_small_is_refused(home):
 
 def test_foreign_code_runs_only_once_somebody_agreed_to_exactly_it(home):
     async def body():
-        async with supervising(home, runners={"fussy": _Fussy()}) as supervisor:
+        async with run_supervisor(home, runners={"fussy": _Fussy()}) as supervisor:
             spec = RunSpec(runner="fussy", script="x", config={"steps": 1})
             with pytest.raises(ConsentRequired) as asked:
                 await supervisor.submit(spec)
@@ -275,21 +284,21 @@ def test_foreign_code_runs_only_once_somebody_agreed_to_exactly_it(home):
             with pytest.raises(ConsentRequired, match="has changed since it was agreed to"):
                 await supervisor.submit(other, asked.value.digest)
             record = await supervisor.submit(spec, asked.value.digest)
-            assert (await ends(supervisor, record.run_id)).phase is Phase.SUCCEEDED
+            assert (await wait_for_end(supervisor, record.run_id)).phase is Phase.SUCCEEDED
 
     asyncio.run(body())
 
 
 def test_a_command_that_changed_while_it_waited_is_not_run(home, monkeypatch):
     async def body():
-        async with supervising(home, runners={"fussy": _Fussy()}) as supervisor:
+        async with run_supervisor(home, runners={"fussy": _Fussy()}) as supervisor:
             spec = RunSpec(runner="fussy", script="x", config={"steps": 1})
             digest = (await supervisor.preview(spec)).plan.digest()
             await supervisor.drain(True)
             record = await supervisor.submit(spec, digest)
             monkeypatch.setenv("PATH", os.environ["PATH"] + ":/tmp/another")
             await supervisor.drain(False)
-            return await ends(supervisor, record.run_id)
+            return await wait_for_end(supervisor, record.run_id)
 
     record = asyncio.run(body())
     assert record.phase is Phase.REFUSED
@@ -298,28 +307,28 @@ def test_a_command_that_changed_while_it_waited_is_not_run(home, monkeypatch):
 
 def test_a_resumed_run_goes_on_in_a_new_attempt(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=30, checkpoint_every=10, then="exit:1"))).run_id
-            assert (await ends(supervisor, run_id)).phase is Phase.FAILED
+            assert (await wait_for_end(supervisor, run_id)).phase is Phase.FAILED
             resumed = await supervisor.resume(run_id)
             assert resumed.phase is Phase.QUEUED
             with pytest.raises(IllegalTransition, match="cannot be resumed"):
                 await supervisor.resume(run_id)
-            await until(lambda: supervisor.idle)
+            await wait_until(lambda: supervisor.idle)
             return supervisor.registry.get(run_id)
 
     record = asyncio.run(body())
     assert record.attempt == 2
-    assert happenings(home, record.run_id).count("launched") == 2
+    assert event_kinds(home, record.run_id).count("launched") == 2
     command = json.loads(home.run(record.run_id).attempt(2).command.read_text())
     assert any("--resume-from=" in word and "attempt_1/checkpoints" in word for word in command["argv"])
 
 
 def test_a_run_without_a_checkpoint_cannot_be_resumed(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=1))).run_id
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
             with pytest.raises(LaunchRefused, match=r"has no checkpoint to resume from\. Start a new run"):
                 await supervisor.resume(run_id)
             assert supervisor.registry.get(run_id).phase is Phase.SUCCEEDED
@@ -329,7 +338,7 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(home):
 
 def test_an_unknown_run_is_unknown_to_every_request(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             for request in (
                 supervisor.stop,
                 supervisor.resume,
@@ -346,25 +355,25 @@ def test_an_unknown_run_is_unknown_to_every_request(home):
 
 def test_stalling_is_told_and_where_asked_for_ends_the_run(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             told = (await supervisor.submit(echo(steps=1, then="hang", stall_after_s=0.3))).run_id
             ended = (await supervisor.submit(echo(steps=1, then="hang", stall_after_s=0.3, stall_action="stop"))).run_id
-            record = await ends(supervisor, ended)
+            record = await wait_for_end(supervisor, ended)
             assert (record.phase, record.code) == (Phase.STALLED, "stalled")
-            await until(lambda: supervisor.registry.get(told).alarms)
+            await wait_until(lambda: supervisor.registry.get(told).alarms)
             record = supervisor.registry.get(told)
             assert (record.phase, record.alarms[0].code) == (Phase.RUNNING, "stalled")
             return told
 
     run_id = asyncio.run(body())
-    assert "alarm" in happenings(home, run_id)
+    assert "alarm" in event_kinds(home, run_id)
 
 
 def test_steps_without_episodes_raise_an_alarm(home):
     async def body():
-        async with supervising(home, no_episode_steps=100) as supervisor:
+        async with run_supervisor(home, no_episode_steps=100) as supervisor:
             run_id = (await supervisor.submit(echo(steps=10, episodes_every=0, then="hang"))).run_id
-            await until(lambda: supervisor.registry.get(run_id).alarms)
+            await wait_until(lambda: supervisor.registry.get(run_id).alarms)
             return supervisor.registry.get(run_id).alarms[0]
 
     alarm = asyncio.run(body())
@@ -373,14 +382,14 @@ def test_steps_without_episodes_raise_an_alarm(home):
 
 def test_a_killed_watchdog_is_an_alarm_and_the_run_goes_on(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=1, until=str(home.path / "go")))).run_id
-            record = await reaches(supervisor, run_id, Phase.RUNNING)
+            record = await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             os.kill(record.warden.pid, signal.SIGKILL)
-            await until(lambda: supervisor.registry.get(run_id).alarms)
+            await wait_until(lambda: supervisor.registry.get(run_id).alarms)
             assert supervisor.registry.get(run_id).alarms[0].code == "warden_gone"
             (home.path / "go").touch()
-            end = await ends(supervisor, run_id)
+            end = await wait_for_end(supervisor, run_id)
             assert (end.phase, end.code, end.alarms) == (Phase.SUCCEEDED, "journal", ())
 
     asyncio.run(body())
@@ -388,7 +397,7 @@ def test_a_killed_watchdog_is_an_alarm_and_the_run_goes_on(home):
 
 def test_a_stream_has_everything_once_and_can_be_taken_up_anywhere(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=300, rate=600))).run_id
             live = [item async for item in supervisor.subscribe(run_id)]
             again = [item async for item in supervisor.subscribe(run_id)]
@@ -407,7 +416,7 @@ def test_a_stream_has_everything_once_and_can_be_taken_up_anywhere(home):
 
 def test_the_life_of_all_runs_is_one_stream(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             heard = []
 
             async def listen():
@@ -417,7 +426,7 @@ def test_the_life_of_all_runs_is_one_stream(home):
             listening = asyncio.ensure_future(listen())
             await asyncio.sleep(0)
             runs = [(await supervisor.submit(echo(steps=1))).run_id for _ in range(2)]
-            await until(lambda: sum(what == "succeeded" for _, what in heard) == 2)
+            await wait_until(lambda: sum(what == "succeeded" for _, what in heard) == 2)
             listening.cancel()
             assert {run_id for run_id, _ in heard} == set(runs)
 
@@ -426,11 +435,11 @@ def test_the_life_of_all_runs_is_one_stream(home):
 
 def test_runs_outlive_a_service_and_are_adopted_by_the_next(home):
     async def first():
-        async with leaving(home) as supervisor:
+        async with run_and_close_supervisor(home) as supervisor:
             hanging = (await supervisor.submit(echo(steps=5, until=str(home.path / "go")))).run_id
             short = (await supervisor.submit(echo(steps=5, until=str(home.path / "first")))).run_id
             for run_id in (hanging, short):
-                await reaches(supervisor, run_id, Phase.RUNNING)
+                await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             await supervisor.drain(True)
             waiting = (await supervisor.submit(echo(steps=5))).run_id
             return hanging, short, waiting
@@ -439,8 +448,8 @@ def test_runs_outlive_a_service_and_are_adopted_by_the_next(home):
     (home.path / "first").touch()
 
     async def second():
-        await until(home.run(short).attempt(1).exit.exists)
-        async with supervising(home) as supervisor:
+        await wait_until(home.run(short).attempt(1).exit.exists)
+        async with run_supervisor(home) as supervisor:
             assert supervisor.report.adopted == [hanging]
             assert supervisor.report.ended == [short]
             assert supervisor.report.queued == [waiting]
@@ -448,28 +457,28 @@ def test_runs_outlive_a_service_and_are_adopted_by_the_next(home):
             await supervisor.drain(False)
             (home.path / "go").touch()
             for run_id in (hanging, waiting, short):
-                assert (await ends(supervisor, run_id)).phase is Phase.SUCCEEDED
+                assert (await wait_for_end(supervisor, run_id)).phase is Phase.SUCCEEDED
 
     asyncio.run(second())
     for run_id in (hanging, short, waiting):
-        records = journal(home, run_id)
-        assert [record.seq for record in records] == list(range(1, what_echo_said(home, run_id)["seq"] + 1))
-    assert happenings(home, hanging) == ["note", "launched", "first_sign", "adopted", "succeeded"]
+        records = read_journal(home, run_id)
+        assert [record.seq for record in records] == list(range(1, read_echo_report(home, run_id)["seq"] + 1))
+    assert event_kinds(home, hanging) == ["note", "launched", "first_sign", "adopted", "succeeded"]
 
 
 def test_a_stop_that_the_service_did_not_live_to_make_is_made_by_the_next(home):
     async def first():
-        async with leaving(home) as supervisor:
+        async with run_and_close_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=5, then="hang"))).run_id
-            await reaches(supervisor, run_id, Phase.RUNNING)
+            await wait_for_phase(supervisor, run_id, Phase.RUNNING)
             return run_id
 
     run_id = asyncio.run(first())
     RunEventLog(home.run(run_id)).append(RunEvent(0, 1.0, 1, "stop_asked", Phase.STOPPING, code="operator"))
 
     async def second():
-        async with supervising(home) as supervisor:
-            return await ends(supervisor, run_id)
+        async with run_supervisor(home) as supervisor:
+            return await wait_for_end(supervisor, run_id)
 
     record = asyncio.run(second())
     assert (record.phase, record.reason) == (Phase.STOPPED, "stopped by the operator")
@@ -477,7 +486,7 @@ def test_a_stop_that_the_service_did_not_live_to_make_is_made_by_the_next(home):
 
 def test_a_launch_that_was_cut_short_is_made_again_under_the_same_number(home):
     async def first():
-        async with leaving(home) as supervisor:
+        async with run_and_close_supervisor(home) as supervisor:
             await supervisor.drain(True)
             return (await supervisor.submit(echo(steps=5))).run_id
 
@@ -487,18 +496,18 @@ def test_a_launch_that_was_cut_short_is_made_again_under_the_same_number(home):
     RunEventLog(run).append(RunEvent(0, 1.0, 1, "launched", Phase.STARTING))
 
     async def second():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             assert supervisor.report.relaunched == [run_id]
-            return await ends(supervisor, run_id)
+            return await wait_for_end(supervisor, run_id)
 
     record = asyncio.run(second())
     assert (record.phase, record.attempt) == (Phase.SUCCEEDED, 1)
-    assert happenings(home, run_id) == ["note", "launched", "first_sign", "succeeded"]
+    assert event_kinds(home, run_id) == ["note", "launched", "first_sign", "succeeded"]
 
 
 def test_a_run_whose_directory_is_gone_is_lost_and_the_service_starts(home):
     async def first():
-        async with leaving(home) as supervisor:
+        async with run_and_close_supervisor(home) as supervisor:
             await supervisor.drain(True)
             return (await supervisor.submit(echo(steps=5))).run_id
 
@@ -506,7 +515,7 @@ def test_a_run_whose_directory_is_gone_is_lost_and_the_service_starts(home):
     shutil.rmtree(home.run(run_id).path)
 
     async def second():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             return supervisor.registry.get(run_id)
 
     record = asyncio.run(second())
@@ -515,16 +524,16 @@ def test_a_run_whose_directory_is_gone_is_lost_and_the_service_starts(home):
 
 def test_a_registry_damaged_while_the_service_runs_is_rebuilt(home, caplog):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             first = (await supervisor.submit(echo(steps=1))).run_id
-            await ends(supervisor, first)
+            await wait_for_end(supervisor, first)
             # The file under the open connection turns into noise, its log included.
             supervisor.registry._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             with open(home.registry, "r+b") as file:
                 file.write(b"\xa5" * 4096 * 2)
             supervisor.registry._connection.execute("PRAGMA cache_size = 0")
             second = (await supervisor.submit(echo(steps=1))).run_id
-            await ends(supervisor, second)
+            await wait_for_end(supervisor, second)
             return {run.run_id: run.phase for run in supervisor.registry.runs()}, {first, second}
 
     found, runs = asyncio.run(body())
@@ -535,12 +544,12 @@ def test_a_registry_damaged_while_the_service_runs_is_rebuilt(home, caplog):
 
 def test_what_the_registry_says_is_what_the_directories_say(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             ids = [
                 (await supervisor.submit(echo(steps=12, then=then))).run_id for then in ("exit:0", "exit:2", "abort")
             ]
             for run_id in ids:
-                await ends(supervisor, run_id)
+                await wait_for_end(supervisor, run_id)
             return supervisor.registry.runs()
 
     kept = asyncio.run(body())
@@ -568,11 +577,11 @@ def test_what_the_registry_says_is_what_the_directories_say(home):
 
 def test_archive_restore_delete_and_gc(home):
     async def body():
-        async with supervising(home, retention={"keep_last": 1}) as supervisor:
+        async with run_supervisor(home, retention={"keep_last": 1}) as supervisor:
             ids = []
             for _ in range(2):
                 ids.append((await supervisor.submit(echo(steps=1))).run_id)
-                await ends(supervisor, ids[-1])
+                await wait_for_end(supervisor, ids[-1])
             live = (await supervisor.submit(echo(steps=1, then="hang"))).run_id
             for put_away in (supervisor.archive, supervisor.delete):
                 with pytest.raises(IllegalTransition, match="only a run that has ended"):
@@ -595,12 +604,12 @@ def test_archive_restore_delete_and_gc(home):
 
 def test_a_service_killed_after_packing_finds_the_package(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=1))).run_id
-            ended = await ends(supervisor, run_id)
+            ended = await wait_for_end(supervisor, run_id)
             await supervisor.archive(run_id)
             supervisor.registry.put(ended)
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             assert [run.run_id for run in supervisor.registry.runs(archived=True)] == [run_id]
             assert (await supervisor.restore(run_id)).archived is False
 
@@ -609,7 +618,7 @@ def test_a_service_killed_after_packing_finds_the_package(home):
 
 def test_a_run_of_palaestra_train_is_known_from_its_first_moment(home):
     async def body():
-        async with supervising(home, scan_every_s=3600) as supervisor:
+        async with run_supervisor(home, scan_every_s=3600) as supervisor:
             attempt = home.run("solo-1").attempt(1)
             attempt.path.mkdir(parents=True)
             write_json(home.run("solo-1").path / "resolved.json", {"env": {"id": "CartPole-v1"}})
@@ -621,9 +630,9 @@ def test_a_run_of_palaestra_train_is_known_from_its_first_moment(home):
 
 def test_one_change_of_a_run_at_a_time(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10, then="exit:1"))).run_id
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
             changes = (supervisor.archive, supervisor.resume, supervisor.delete, supervisor.restore)
             first, *others = await asyncio.gather(*(change(run_id) for change in changes), return_exceptions=True)
             assert first.archived
@@ -634,7 +643,7 @@ def test_one_change_of_a_run_at_a_time(home):
             assert (await supervisor.resume(run_id)).phase is Phase.QUEUED
             with pytest.raises(IllegalTransition, match="only a run that has ended"):
                 await supervisor.delete(run_id)
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
 
     asyncio.run(body())
 
@@ -648,12 +657,12 @@ def test_a_run_of_palaestra_train_alone_is_shown_and_not_stopped(home):
         from palaestra.telemetry import Journal
 
         with Journal(attempt.journal):
-            async with supervising(home, scan_every_s=0.05) as supervisor:
+            async with run_supervisor(home, scan_every_s=0.05) as supervisor:
                 assert supervisor.report.unsupervised == 1
                 assert supervisor.registry.get("solo-1").phase is Phase.RUNNING
                 with pytest.raises(IllegalTransition, match=f"not stopped by it; end it with kill {os.getpid()}"):
                     await supervisor.stop("solo-1")
-        async with supervising(home, scan_every_s=0.05) as supervisor:
+        async with run_supervisor(home, scan_every_s=0.05) as supervisor:
             assert supervisor.registry.get("solo-1").phase is Phase.LOST
 
     asyncio.run(body())
@@ -661,11 +670,11 @@ def test_a_run_of_palaestra_train_alone_is_shown_and_not_stopped(home):
 
 def test_arguments_and_output_are_the_trainers_own(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=1, until=";touch canary $(touch canary)"))).run_id
             attempt = home.run(run_id).attempt(1)
-            await reaches(supervisor, run_id, Phase.RUNNING)
-            await said(attempt, "")
+            await wait_for_phase(supervisor, run_id, Phase.RUNNING)
+            await wait_for_output(attempt, "")
             await supervisor.stop(run_id, grace_s=1)
             return attempt
 
@@ -685,9 +694,9 @@ def test_checkpoints_are_told_to_the_catalogue_once_announced_and_looked_for_at_
             scanned.append((run.run_id, attempt.number, patterns))
 
     async def body():
-        async with supervising(home, catalogue=CheckpointCatalogue()) as supervisor:
+        async with run_supervisor(home, catalogue=CheckpointCatalogue()) as supervisor:
             run_id = (await supervisor.submit(echo(steps=30, checkpoint_every=10))).run_id
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
             return run_id
 
     run_id = asyncio.run(body())
@@ -699,9 +708,9 @@ def test_a_traceback_in_the_output_of_a_run_that_goes_on_is_an_alarm(home, monke
     monkeypatch.setattr("palaestra.runs.state.alarms.TRACEBACK_AFTER_S", 0.1)
 
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=4, traceback_alive=True, then="hang"))).run_id
-            await until(lambda: supervisor.registry.get(run_id).alarms, "an alarm")
+            await wait_until(lambda: supervisor.registry.get(run_id).alarms, "an alarm")
             return supervisor.registry.get(run_id)
 
     record = asyncio.run(body())

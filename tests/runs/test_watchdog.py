@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 
-from tests.runs.attempts import attempt_in, launched, said, until, within
+from tests.runs.attempts import create_attempt, run_attempt, wait_for_output, wait_until, with_timeout
 
 from palaestra.processes.procfs import ProcessIdentity, boot_id, find_by_environment
 from palaestra.runs.process import watchdog
@@ -16,11 +16,11 @@ from palaestra.runs.state.attempt_status import LABEL_VARIABLE, read_status
 
 
 def test_an_end_is_written_down_with_its_cost(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, "sum(range(10**6)); import sys; sys.exit(7)") as child:
-            await within(child.wait())
+        async with run_attempt(attempt, "sum(range(10**6)); import sys; sys.exit(7)") as child:
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     record = json.loads(attempt.exit.read_text())
@@ -35,23 +35,23 @@ def test_an_end_is_written_down_with_its_cost(home):
 
 
 def test_a_trainer_is_on_record_before_its_first_instruction(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     # The trainer itself looks for the record of who it is.
     code = "import json, os; print(json.load(open('../process.json'))['trainer']['pid'] == os.getpid())"
 
     async def body():
-        async with launched(attempt, code) as child:
-            await within(child.wait())
+        async with run_attempt(attempt, code) as child:
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     assert attempt.stdout.read_text() == "True\n"
 
 
 def test_watchdog_and_trainer_are_known_by_pid_start_and_boot_and_carry_a_label(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, "import time; time.sleep(60)") as child:
+        async with run_attempt(attempt, "import time; time.sleep(60)") as child:
             seen = read_status(attempt)
             assert seen.watchdog == child.watchdog == ProcessIdentity.of(child.watchdog.pid)
             assert seen.trainer.boot_id == boot_id()
@@ -63,11 +63,11 @@ def test_watchdog_and_trainer_are_known_by_pid_start_and_boot_and_carry_a_label(
 
 
 def test_orders_are_removed_and_files_are_private(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, "print('hi')") as child:
-            await within(child.wait())
+        async with run_attempt(attempt, "print('hi')") as child:
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     assert sorted(path.name for path in attempt.path.iterdir()) == ["exit.json", "process.json", "stdout.log", "work"]
@@ -75,12 +75,12 @@ def test_orders_are_removed_and_files_are_private(home):
 
 
 def test_the_temporary_directory_goes_with_the_attempt(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     code = "import tempfile; print(open(tempfile.mkstemp()[1], 'w').name)"
 
     async def body():
-        async with launched(attempt, code) as child:
-            await within(child.wait())
+        async with run_attempt(attempt, code) as child:
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     assert attempt.stdout.read_text().startswith(str(attempt.scratch))
@@ -88,13 +88,13 @@ def test_the_temporary_directory_goes_with_the_attempt(home):
 
 
 def test_sigterm_without_a_stop_request_is_recorded_as_shutdown(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
-            await said(attempt, "up")
+        async with run_attempt(attempt, "import time; print('up'); time.sleep(60)") as child:
+            await wait_for_output(attempt, "up")
             os.kill(child.watchdog.pid, signal.SIGTERM)
-            await within(child.wait())
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     assert json.loads(attempt.stop.read_text())["reason"] == "shutdown"
@@ -102,11 +102,11 @@ def test_sigterm_without_a_stop_request_is_recorded_as_shutdown(home):
 
 
 def test_hangup_and_interrupt_do_not_reach_the_run(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, "import time; print('up'); time.sleep(60)") as child:
-            await said(attempt, "up")
+        async with run_attempt(attempt, "import time; print('up'); time.sleep(60)") as child:
+            await wait_for_output(attempt, "up")
             os.kill(child.watchdog.pid, signal.SIGHUP)
             os.kill(child.watchdog.pid, signal.SIGINT)
             os.kill(child.watchdog.pid, 0)
@@ -118,48 +118,48 @@ def test_hangup_and_interrupt_do_not_reach_the_run(home):
 
 
 def test_a_second_bare_signal_ends_the_grace(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     code = "import signal, time; signal.signal(15, lambda *_: print('asked')); print('up'); time.sleep(600)"
 
     async def body():
-        async with launched(attempt, code) as child:
-            await said(attempt, "up")
+        async with run_attempt(attempt, code) as child:
+            await wait_for_output(attempt, "up")
             attempt.stop.write_text('{"schema": 1, "reason": "operator", "grace_s": 3600, "asked": 1.0}')
             os.kill(child.watchdog.pid, signal.SIGTERM)
-            await said(attempt, "asked")
+            await wait_for_output(attempt, "asked")
             os.kill(child.watchdog.pid, signal.SIGTERM)
-            await within(child.wait())
+            await with_timeout(child.wait())
 
     asyncio.run(body())
     assert json.loads(attempt.exit.read_text())["signal"] == signal.SIGKILL
 
 
 def test_a_second_request_shortens_the_grace_and_never_lengthens_it(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
     code = "import signal, time; signal.signal(15, lambda *_: print('asked')); print('up'); time.sleep(600)"
 
     async def body():
-        async with launched(attempt, code) as child:
-            await said(attempt, "up")
+        async with run_attempt(attempt, code) as child:
+            await wait_for_output(attempt, "up")
             first = asyncio.ensure_future(child.stop("operator", 3600.0))
-            await said(attempt, "asked")
-            await within(child.stop("operator", 0.1))
-            await within(first)
+            await wait_for_output(attempt, "asked")
+            await with_timeout(child.stop("operator", 0.1))
+            await with_timeout(first)
 
     asyncio.run(body())
     assert json.loads(attempt.exit.read_text())["signal"] == signal.SIGKILL
 
 
 def test_a_killed_watchdog_leaves_the_trainer_running(home):
-    attempt = attempt_in(home)
+    attempt = create_attempt(home)
 
     async def body():
-        async with launched(attempt, "input() if 0 else __import__('time').sleep(60)") as child:
+        async with run_attempt(attempt, "input() if 0 else __import__('time').sleep(60)") as child:
             os.kill(child.watchdog.pid, signal.SIGKILL)
-            await until(lambda: not child.watchdog.is_alive())
+            await wait_until(lambda: not child.watchdog.is_alive())
             assert child.trainer.is_alive()
             assert child.watchdog_gone
-            await within(child.stop("operator", 5.0))
+            await with_timeout(child.stop("operator", 5.0))
             assert not child.trainer.is_alive()
 
     asyncio.run(body())

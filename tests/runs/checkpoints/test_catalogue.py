@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runs.attempts import until
+from tests.runs.attempts import wait_until
 from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
-from tests.runs.supervising import echo, ends, journal, reaches, supervising
+from tests.runs.supervisors import echo, read_journal, run_supervisor, wait_for_end, wait_for_phase
 
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue, find_checkpoints
 from palaestra.runs.checkpoints.hashing import verify
@@ -37,9 +37,9 @@ def said(path, *, env_step=40, sha256="", best=False, metric=None, seq=1):
 
 def test_a_run_of_the_supervisor_has_its_checkpoints_catalogued(home):
     async def body():
-        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
+        async with run_supervisor(home, catalogue=CheckpointCatalogue) as supervisor:
             run = await supervisor.submit(echo(steps=40, rate=0, episodes_every=1, checkpoint_every=10))
-            await ends(supervisor, run.run_id)
+            await wait_for_end(supervisor, run.run_id)
             return supervisor.registry.checkpoints(run_id=run.run_id)
 
     rows = asyncio.run(body())
@@ -142,9 +142,9 @@ def test_rows_of_removed_checkpoints_go(home):
 
 def test_a_lost_registry_gets_the_checkpoints_of_its_runs_back(home):
     async def body():
-        async with supervising(home, runners={"echo": EchoRunner()}, catalogue=CheckpointCatalogue) as supervisor:
+        async with run_supervisor(home, runners={"echo": EchoRunner()}, catalogue=CheckpointCatalogue) as supervisor:
             run = await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))
-            await ends(supervisor, run.run_id)
+            await wait_for_end(supervisor, run.run_id)
             return run.run_id, supervisor.registry.checkpoints()
 
     run_id, before = asyncio.run(body())
@@ -183,15 +183,15 @@ def test_announcements_are_read_from_the_journal_when_the_registry_is_lost(home)
 @pytest.mark.parametrize(("speak", "step", "shown"), [("tensorboard", 400, "400+"), ("stdout", None, "unknown")])
 def test_a_file_without_a_step_has_the_last_one_logged_before_it_if_the_log_has_times(home, speak, step, shown):
     async def body():
-        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
+        async with run_supervisor(home, catalogue=CheckpointCatalogue) as supervisor:
             run = await supervisor.submit(echo(speak=speak, steps=40, episodes_every=1, until="over"))
             attempt = home.run(run.run_id).attempt(1)
-            await reaches(supervisor, run.run_id, Phase.RUNNING)
-            await until(lambda: 400 in _steps(home, run.run_id), "its last step")
+            await wait_for_phase(supervisor, run.run_id, Phase.RUNNING)
+            await wait_until(lambda: 400 in _steps(home, run.run_id), "its last step")
             (attempt.path / "checkpoints").mkdir()
             evil.torch_zip(attempt.path / "checkpoints" / "model.pt")
             (attempt.work / "over").touch()
-            await ends(supervisor, run.run_id)
+            await wait_for_end(supervisor, run.run_id)
             return supervisor.registry.checkpoints()
 
     (row,) = asyncio.run(body())
@@ -260,7 +260,7 @@ def test_a_changed_byte_a_missing_file_and_a_cut_one_are_told_apart(home):
 
 
 def _steps(home, run_id):
-    return {record.event.env_step for record in journal(home, run_id) if isinstance(record.event, TrainingStep)}
+    return {record.event.env_step for record in read_journal(home, run_id) if isinstance(record.event, TrainingStep)}
 
 
 def _ids(supervisor):
@@ -269,9 +269,9 @@ def _ids(supervisor):
 
 def test_rows_follow_a_run_that_is_packed_thrown_away_and_brought_back(home):
     async def body():
-        async with supervising(home, catalogue=CheckpointCatalogue) as supervisor:
+        async with run_supervisor(home, catalogue=CheckpointCatalogue) as supervisor:
             run = await supervisor.submit(echo(steps=20, rate=0, checkpoint_every=10))
-            await ends(supervisor, run.run_id)
+            await wait_for_end(supervisor, run.run_id)
             seen = [_ids(supervisor)]
             for change in (supervisor.archive, supervisor.restore, supervisor.delete, supervisor.restore):
                 await change(run.run_id)
@@ -287,9 +287,9 @@ def test_rows_follow_a_run_that_is_packed_thrown_away_and_brought_back(home):
 
 def test_surplus_checkpoints_go_when_the_policy_says_so(home):
     async def body():
-        async with supervising(home, catalogue=CheckpointCatalogue, retention={"keep_checkpoints": 1}) as supervisor:
+        async with run_supervisor(home, catalogue=CheckpointCatalogue, retention={"keep_checkpoints": 1}) as supervisor:
             run = await supervisor.submit(echo(steps=30, rate=0, checkpoint_every=10))
-            await ends(supervisor, run.run_id)
+            await wait_for_end(supervisor, run.run_id)
             before = sorted((row.env_step, row.path) for row in supervisor.registry.checkpoints())
             told = await supervisor.gc()
             kept = [row.path for row in supervisor.registry.checkpoints()]

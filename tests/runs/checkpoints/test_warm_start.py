@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.runs.checkpoints.own import own_checkpoint
-from tests.runs.supervising import echo, ends, supervising
+from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
 from palaestra.errors import LaunchRefused
 from palaestra.files.home import Home
@@ -54,7 +54,7 @@ def test_the_beginning_of_an_id_means_one_checkpoint_and_the_request_keeps_all_o
     runner = Beginner()
 
     async def body():
-        async with supervising(home, runners={"echo": runner}) as supervisor:
+        async with run_supervisor(home, runners={"echo": runner}) as supervisor:
             first = _known(supervisor, "3a" * 32, tmp_path)
             _known(supervisor, "3f" * 32, tmp_path)
             for name, reason in (
@@ -69,7 +69,7 @@ def test_the_beginning_of_an_id_means_one_checkpoint_and_the_request_keeps_all_o
             assert list(home.runs.iterdir()) == []
             looked = await supervisor.preview(echo(warm_start="3a"))
             run_id = (await supervisor.submit(echo(steps=1, warm_start="3a"))).run_id
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
             return first, looked, json.loads(home.run(run_id).spec.read_text())
 
     first, looked, spec = asyncio.run(body())
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_a_run_without_a_row_and_a_path_are_known(home, tmp_path
     runner = Beginner()
 
     async def body():
-        async with supervising(home, runners={"echo": runner}) as supervisor:
+        async with run_supervisor(home, runners={"echo": runner}) as supervisor:
             for name in (sha256[:6], "beef", str(path)):
                 assert (await supervisor.preview(echo(warm_start=name))).plan is not None
 
@@ -102,15 +102,15 @@ def test_a_run_is_resumed_though_what_it_began_with_is_gone(tmp_path):
     home, runner = Home(tmp_path / "var" / "training"), Beginner()
 
     async def body():
-        async with supervising(home, runners={"echo": runner}) as supervisor:
+        async with run_supervisor(home, runners={"echo": runner}) as supervisor:
             gone = tmp_path / "gone"
             gone.write_bytes(b"weights")
             asked = echo(steps=20, checkpoint_every=10, then="exit:1", warm_start=str(gone))
             run_id = (await supervisor.submit(asked)).run_id
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
             gone.unlink()
             await supervisor.resume(run_id)
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
 
     asyncio.run(body())
     assert runner.seen[-1] is None

@@ -6,7 +6,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from tests.runs.supervising import ends, supervising
+from tests.runs.supervisors import run_supervisor, wait_for_end
 
 from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused
 from palaestra.runs.runner import RunnerCapabilities
@@ -88,10 +88,10 @@ def test_a_script_that_changed_since_its_last_run_is_told_where_one_decides(home
     spec = RunSpec(runner="script", script=str(script), python=sys.executable)
 
     async def body():
-        async with supervising(home, runners={"script": ScriptRunner()}) as supervisor:
+        async with run_supervisor(home, runners={"script": ScriptRunner()}) as supervisor:
             first = await supervisor.preview(spec)
             run_id = (await supervisor.submit(spec, first.plan.digest())).run_id
-            await ends(supervisor, run_id)
+            await wait_for_end(supervisor, run_id)
             same = await supervisor.preview(spec)
             script.write_text("print()")
             return run_id, first, same, await supervisor.preview(spec)
@@ -113,7 +113,7 @@ class _Filmed(EchoRunner):
 
 def test_who_asks_for_film_is_told_what_it_costs(home):
     async def body():
-        async with supervising(home, runners={"filmed": _Filmed()}) as supervisor:
+        async with run_supervisor(home, runners={"filmed": _Filmed()}) as supervisor:
             return [await supervisor.preview(RunSpec(runner="filmed", video=video)) for video in (False, True)]
 
     plain, filmed = asyncio.run(body())

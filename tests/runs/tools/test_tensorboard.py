@@ -5,7 +5,7 @@ import urllib.request
 from unittest import mock
 
 import pytest
-from tests.runs.supervising import echo, ends, supervising
+from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
 from palaestra.errors import ConfigError
 from palaestra.runs.tools.tensorboard import TensorBoards, event_directories
@@ -13,9 +13,9 @@ from palaestra.runs.tools.tensorboard import TensorBoards, event_directories
 
 def trained(home, **config):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run = await supervisor.submit(echo(steps=20, rate=0, metrics=2, **config))
-            await ends(supervisor, run.run_id)
+            await wait_for_end(supervisor, run.run_id)
             return run.run_id
 
     return asyncio.run(body())

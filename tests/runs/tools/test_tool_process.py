@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from tests.runs.attempts import PATIENCE_S
+from tests.runs.attempts import TIMEOUT_S
 
 from palaestra.errors import ConfigError
 from palaestra.processes.procfs import ProcessIdentity
@@ -43,7 +43,7 @@ def identities(found):
 
 
 def gone(processes):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while any(one.is_alive() for one in processes) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(one.is_alive() for one in processes)
@@ -53,7 +53,7 @@ def test_a_tool_is_ended_with_everything_below_it_and_is_given_no_secrets(tmp_pa
     tool = ToolProcess(
         [sys.executable, "-c", PROGRAM], tmp_path / "log", {**os.environ, "SOME_TOKEN": "abc", "MARK": str(tmp_path)}
     )
-    found = tool.wait_for_output(READY, PATIENCE_S)
+    found = tool.wait_for_output(READY, TIMEOUT_S)
     processes = identities(found)
     assert tool.is_running
     assert all(one.is_alive() for one in processes)
@@ -83,7 +83,7 @@ def test_a_tool_ends_when_its_service_is_killed(number, tmp_path):
 def test_a_tool_that_ends_at_once_or_never_speaks_is_told_with_its_last_line(tmp_path):
     dead = ToolProcess([sys.executable, "-c", "print('no such port'); raise SystemExit(3)"], tmp_path / "a")
     with pytest.raises(ConfigError, match="ended at once: no such port"):
-        dead.wait_for_output(READY, PATIENCE_S)
+        dead.wait_for_output(READY, TIMEOUT_S)
 
     mute = ToolProcess([sys.executable, "-c", "import time; time.sleep(1000)"], tmp_path / "b")
     with pytest.raises(ConfigError, match="it printed nothing"):

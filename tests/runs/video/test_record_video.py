@@ -5,7 +5,7 @@ import os
 import pytest
 from tests.runs.checkpoints import evil
 from tests.runs.checkpoints.own import own_checkpoint
-from tests.runs.supervising import echo, ends, supervising
+from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
 from palaestra.errors import ConfigError
 from palaestra.runs.checkpoints.catalogue import find_checkpoints
@@ -65,9 +65,9 @@ def test_checkpoints_of_others_are_filmed_by_their_trainers(home):
 
 def test_how_much_a_trainer_was_slowed_down_is_read_from_its_numbers(home):
     async def body():
-        async with supervising(home) as supervisor:
+        async with run_supervisor(home) as supervisor:
             run = await supervisor.submit(echo(steps=400, rate=400, episodes_every=1))
-            await ends(supervisor, run.run_id)
+            await wait_for_end(supervisor, run.run_id)
             return home.run(run.run_id)
 
     run = asyncio.run(body())

@@ -1,10 +1,10 @@
-"""A supervisor in the test's own process, and echo runs for it."""
+"""A supervisor in the process of the test, and echo runs for it."""
 
 import asyncio
 import contextlib
 import json
 
-from tests.runs.attempts import PATIENCE_S, until
+from tests.runs.attempts import TIMEOUT_S, wait_until
 
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
@@ -13,12 +13,12 @@ from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor, SupervisorConfig
 from palaestra.telemetry.journal import JournalReader
 
-_LONGEST_S = 180.0
+_MAX_TEST_S = 180.0
 
 
 @contextlib.asynccontextmanager
-async def supervising(home, *, runners=None, catalogue=None, clock=None, **config):
-    """A started supervisor; runs that go on at its end are stopped. A class of catalogues is given the registry."""
+async def run_supervisor(home, *, runners=None, catalogue=None, clock=None, **config):
+    """A started supervisor; runs are stopped at the end. A catalogue class is created with the registry."""
     registry = open_registry(home)
     config = SupervisorConfig(**{"min_free_disk_mb": 0, "alarm_every_s": 0.05, "max_running": 8, **config})
     options = {"catalogue": catalogue(registry) if isinstance(catalogue, type) else catalogue} | (
@@ -29,7 +29,7 @@ async def supervising(home, *, runners=None, catalogue=None, clock=None, **confi
         supervisor.report = await supervisor.start()
         supervisor.registry = registry
         # A broken test must fail, not hang.
-        async with asyncio.timeout(_LONGEST_S):
+        async with asyncio.timeout(_MAX_TEST_S):
             yield supervisor
     finally:
         for run_id in list(supervisor._runs):
@@ -40,9 +40,9 @@ async def supervising(home, *, runners=None, catalogue=None, clock=None, **confi
 
 
 @contextlib.asynccontextmanager
-async def leaving(home, **config):
-    """A supervisor that lets go of its runs, as one that ends in order does."""
-    async with supervising(home, **config) as supervisor:
+async def run_and_close_supervisor(home, **config):
+    """A supervisor that is closed at the end while its runs continue."""
+    async with run_supervisor(home, **config) as supervisor:
         yield supervisor
         await supervisor.close()
 
@@ -52,8 +52,8 @@ def echo(**config):
     return RunSpec(runner="echo", config=config, **spec)
 
 
-async def reaches(supervisor, run_id, *phases):
-    """Wait until a run is in one of these phases; its row."""
+async def wait_for_phase(supervisor, run_id, *phases):
+    """Wait until a run is in one of these phases; returns its row."""
 
     async def body():
         async for item in supervisor.subscribe(run_id):
@@ -61,27 +61,27 @@ async def reaches(supervisor, run_id, *phases):
                 return
         raise AssertionError(f"{run_id} ended as {supervisor.registry.get(run_id)}")
 
-    await asyncio.wait_for(body(), PATIENCE_S * 2)
-    # The row is written right after the life.
-    await until(lambda: supervisor.registry.get(run_id).phase in phases, "the row")
+    await asyncio.wait_for(body(), TIMEOUT_S * 2)
+    # The row is written after the event.
+    await wait_until(lambda: supervisor.registry.get(run_id).phase in phases, "the row")
     return supervisor.registry.get(run_id)
 
 
-async def ends(supervisor, run_id):
-    """Wait until a run has ended and nobody does anything for it any more; its row."""
+async def wait_for_end(supervisor, run_id):
+    """Wait until the end of a run is recorded; returns its row."""
     async for _ in supervisor.subscribe(run_id):
         pass
     return supervisor.get_run(run_id)
 
 
-def happenings(home, run_id):
-    return [record.happening for record in RunEventLog(home.run(run_id)).read()]
+def event_kinds(home, run_id):
+    return [event.happening for event in RunEventLog(home.run(run_id)).read()]
 
 
-def journal(home, run_id, attempt=1):
+def read_journal(home, run_id, attempt=1):
     with JournalReader(home.run(run_id).attempt(attempt).journal) as reader:
         return reader.read()
 
 
-def what_echo_said(home, run_id, attempt=1):
+def read_echo_report(home, run_id, attempt=1):
     return json.loads((home.run(run_id).attempt(attempt).work / "echo.json").read_text())
