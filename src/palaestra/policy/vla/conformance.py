@@ -189,7 +189,7 @@ def _check_exploration(check: _ModelCheck) -> None:
     if any(not torch.equal(check.action, check.sample(seed)) for seed in (2, 3, 4)):
         return
     raise check.violation(
-        "forward gives the same actions whatever the random numbers", "Draw a sample (GaussianHead adds normal noise)"
+        "forward gives the same actions for different random numbers", "Draw a sample (GaussianHead adds normal noise)"
     )
 
 
@@ -237,7 +237,7 @@ def _check_independent_rows(check: _ModelCheck) -> None:
     for name, one, two in (("log_prob", whole[:1], alone), ("value", values[0][:1], values[1])):
         if not _close(one, two):
             raise check.violation(
-                f"the {name} of the first of {BATCH} rows is not that of the row by itself",
+                f"the {name} of the first of {BATCH} rows differs from that of the same row alone",
                 "Normalise within a row, not over the batch, and never reshape rows into each other",
             )
 

@@ -197,7 +197,7 @@ def _read_archive(path: Path) -> dict[str, Tensor]:
         match = re.search(r"GLOBAL (\S+)", str(error))
         reason = "is not an archive of tensors and nothing else"
         if match:
-            reason = f"reading it would run code of its own (it asks for {match[1]}); nothing was run"
+            reason = f"reading it would run code (it asks for {match[1]}); nothing was run"
         raise ConfigError(PATH_PLACE, str(path), reason, RESAVE) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError, TypeError) as error:
         raise _unreadable(path, error) from None
@@ -221,7 +221,7 @@ def _find_state_dict(content: Any, path: Path) -> dict[str, Tensor]:
             if len(tensors) == len(candidate):
                 return tensors
     kind = f"keys {', '.join(map(repr, list(content)[:5]))}" if isinstance(content, Mapping) else type(content).__name__
-    remedy = f"Save model.state_dict(), by itself or under one of {', '.join(STATE_DICT_KEYS)}"
+    remedy = f"Save model.state_dict() directly, or under one of {', '.join(STATE_DICT_KEYS)}"
     raise ConfigError(PATH_PLACE, str(path), f"holds no state dict ({kind})", remedy)
 
 
