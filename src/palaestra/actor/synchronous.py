@@ -28,6 +28,7 @@ class SynchronousSource:
         """Collect a rollout."""
         began = time.perf_counter()
         self._buffer = self.collector.collect(self.num_steps, self._buffer, policy_version=self._version)
+        self._buffer.is_fresh = True
         seconds = time.perf_counter() - began
         steps, episodes = self.num_steps * self._buffer.num_envs, self.collector.episodes
         self.progress.add(steps, episodes)

@@ -81,6 +81,8 @@ class RolloutBuffer:
         self.first_stream = 0
         self.first_env_step = 0
         self.position = 0
+        self.is_fresh = False
+        """Whether the present weights of the learner collected it, so that no step can be stale."""
 
     @classmethod
     def bytes_needed(cls, num_steps: int, *args: Any, **kwargs: Any) -> int:
@@ -158,7 +160,7 @@ class RolloutBuffer:
 
     def reset(self) -> None:
         """Start again at the first step, keeping the memory."""
-        self.position = 0
+        self.position, self.is_fresh = 0, False
         self.valid[:] = True
 
     def is_full(self) -> bool:

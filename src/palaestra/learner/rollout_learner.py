@@ -75,8 +75,10 @@ class RolloutLearner:
         for one in columns:
             check_columns(one, self._spec)
         columns = [move_columns(one, flat.vector.device) for one in columns]
-        fingerprint = policy_fingerprint(self.policy)
-        stale = [stale_steps(one, self.version, fingerprint) for one in columns]
+        stale: list[Tensor | None] = [None] * len(columns)
+        if not (only_once and all(getattr(rollout, "is_fresh", False) for rollout in rollouts)):
+            fingerprint = policy_fingerprint(self.policy)
+            stale = [stale_steps(one, self.version, fingerprint) for one in columns]
         prepare = partial(self.algorithm.prepare_batch, self.policy, compiled=self._compiled)
         batch = concatenate_batches([prepare(one, steps) for one, steps in zip(columns, stale, strict=True)])
         size = num_samples(batch)
