@@ -127,5 +127,5 @@ def test_trainers_of_one_policy_with_the_default_seed_play_different_episodes() 
 
 def test_combining_the_same_experience_twice_warns_and_says_what_to_do() -> None:
     rollouts = [trainer_for(seed=3).collect_rollouts(16) for _ in range(2)]
-    with pytest.warns(UserWarning, match=r"rollouts 0 and 1 are the same, step by step.*give each a seed of its own"):
+    with pytest.warns(UserWarning, match=r"rollouts 0 and 1 are the same, step by step.*give each its own seed"):
         assert combine_rollouts(rollouts).batch_size == (16, 4)

@@ -74,7 +74,7 @@ def test_a_resumed_run_says_that_its_episodes_are_fresh(tmp_path):
     again = train(_config(total_timesteps=8 * 32), root=tmp_path, run_id="a", resume=RunDirectory(first.run.path))
     assert again.steps == 256
     warnings = [event.text for event in _events(again.run, 1) if isinstance(event, LogLine)]
-    assert any("start fresh episodes" in text for text in warnings)
+    assert any("start new episodes" in text for text in warnings)
 
 
 def test_a_failed_collector_leaves_a_checkpoint_and_a_failed_phase(tmp_path):

@@ -109,7 +109,7 @@ def test_every_configuration_that_ships_is_accepted(path):
         ({"inference": {"backend": "process"}}, "collection=asynchronous"),
         ({"tasks": [{"task": "no-slash"}]}, "tasks.0.task"),
         ({"tasks": [{"task": "a/b", "params": {"x": ["\ud800"]}}]}, "half of a surrogate pair"),
-        ({"actor": {"task_prompt": "Do \ud800"}}, r"'Do \\ud800': holds half of a surrogate pair"),
+        ({"actor": {"task_prompt": "Do \ud800"}}, r"'Do \\ud800': has half of a surrogate pair"),
         ({"model": {"name": "tiny", "lora_target_option": "atention"}}, "model.lora_target_option"),
     ],
 )
