@@ -215,9 +215,9 @@ def test_a_run_of_train_alone_that_went_on_is_shown_as_it_is_now_and_not_as_a_se
     with service_thread(home):
         trainer = TrainerService(home)
         assert trainer.run(run_id).env_step == 256
-        before = {row["path"] for row in trainer.ask("GET", "/checkpoints", run=run_id)}
+        before = {row["path"] for row in trainer.request("GET", "/checkpoints", run=run_id)}
         assert palaestra("train", "--resume", run_id, "trainer.total_timesteps=320", "-q").code == 0
-        after = {row["path"] for row in trainer.ask("GET", "/checkpoints", run=run_id)}
+        after = {row["path"] for row in trainer.request("GET", "/checkpoints", run=run_id)}
         assert after > before
         registry = Registry.open(home.registry)
         registry.put(replace(registry.get(run_id), phase=Phase.RUNNING))

@@ -78,7 +78,7 @@ def test_who_watches_a_run_that_waits_is_told_so(runs, home, started):
     runs("drain")
     run_id = started("steps=1", wait=False)
     assert f"{run_id} queued: " in runs("logs", run_id).err
-    threading.Timer(0.5, lambda: TrainerService(home).ask("POST", "/drain", {"on": False})).start()
+    threading.Timer(0.5, lambda: TrainerService(home).request("POST", "/drain", {"on": False})).start()
     result = runs("watch", run_id)
     assert result.code == 0
     assert result.err.startswith("  queued: ")

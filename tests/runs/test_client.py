@@ -21,8 +21,7 @@ from palaestra.errors import (
 from palaestra.files.atomic import read_json
 from palaestra.runs import TrainerService
 from palaestra.runs.client import client, connect
-from palaestra.runs.client.connect import end_service as stop_service
-from palaestra.runs.client.connect import ensure_service, find_service
+from palaestra.runs.client.connect import ensure_service, find_service, stop_service
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunEvent
 from palaestra.runs.spec import RunSpec
@@ -152,7 +151,7 @@ def test_a_stream_goes_on_across_a_killed_service_and_tells_everything_once(home
 
 
 def test_a_state_directory_that_an_orchestrator_holds_is_named(home, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.client.connect._HOLDER_S", 0.0)
+    monkeypatch.setattr("palaestra.runs.client.connect._LOCK_TIMEOUT_S", 0.0)
     with TrainerOrchestrator(home), pytest.raises(StateDirectoryLocked, match=f"is held by process {os.getpid()}"):
         ensure_service(home)
 
@@ -179,7 +178,7 @@ def test_the_environment_of_the_client_says_who_trains_whatever_that_of_the_serv
     with service(home):
         trainer = TrainerService(home)
         script = next(one for one in trainer.prepare_training(spec).findings if one.check == "script")
-        assert (script.level, "no CleanRL checkout is known" in script.text) == ("refused", True)
+        assert (script.level, "no CleanRL checkout" in script.text) == ("refused", True)
         monkeypatch.setenv("PALAESTRA_CLEANRL", "checkout")
         monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", "own")
         findings = {one.check: one for one in trainer.prepare_training(spec).findings}
@@ -237,11 +236,11 @@ def test_an_orchestrator_is_not_ended_for_a_service(home):
 
 
 def test_a_token_that_the_service_does_not_take_is_told_with_the_file_and_the_way_out(home, monkeypatch):
-    monkeypatch.setattr("palaestra.runs.client.connect._HOLDER_S", 0.0)
+    monkeypatch.setattr("palaestra.runs.client.connect._LOCK_TIMEOUT_S", 0.0)
     with service(home) as said:
         token = home.token.read_text()
         home.token.write_text("0" * 64)
-        with pytest.raises(ServiceUnreachable, match=rf"does not take what {home.token} holds.*palaestra serve --stop"):
+        with pytest.raises(ServiceUnreachable, match=rf"not accept the token in {home.token}.*palaestra serve --stop"):
             TrainerService(home).runs()
         home.token.unlink()
         with pytest.raises(ServiceUnreachable, match=rf"{said['url']}, and {home.token} cannot be read.*serve --stop"):
@@ -255,8 +254,8 @@ def test_a_service_that_falls_silent_is_named(home, monkeypatch, caplog):
     with service(home) as said:
         trainer = TrainerService(home)
         assert trainer.runs() == []
-        monkeypatch.setattr(client, "_SILENCE_S", 0.1)
-        monkeypatch.setattr(client, "_SOON_S", 0.3)
+        monkeypatch.setattr(client, "_WARN_AFTER_S", 0.1)
+        monkeypatch.setattr(client, "_QUICK_TIMEOUT_S", 0.3)
         os.kill(said["pid"], signal.SIGSTOP)
         try:
             with pytest.raises(ServiceUnreachable, match=rf"process {said['pid']}\) has not answered GET /runs for"):
@@ -268,8 +267,8 @@ def test_a_service_that_falls_silent_is_named(home, monkeypatch, caplog):
 
 def test_a_service_that_is_stopped_is_told_from_one_that_serves(home, monkeypatch):
     with service(home) as said:
-        monkeypatch.setattr(connect, "_ANSWER_S", 0.2)
+        monkeypatch.setattr(connect, "_RESPONSE_TIMEOUT_S", 0.2)
         os.kill(said["pid"], signal.SIGSTOP)
-        with pytest.raises(ServiceUnreachable, match=f"is stopped and answers nobody.*kill -CONT {said['pid']}"):
+        with pytest.raises(ServiceUnreachable, match=f"is suspended.*kill -CONT {said['pid']}"):
             ensure_service(home)
         assert stop_service(home) == said["pid"]

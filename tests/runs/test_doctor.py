@@ -20,7 +20,7 @@ def findings(home, monkeypatch):
 
 
 def test_a_service_that_was_killed_is_not_told_as_running(home, findings):
-    assert findings()["service"].text == "not running; it starts by itself when a run is started"
+    assert findings()["service"].text == "not running; starting a run starts it"
     with service(home) as said:
         assert findings()["service"].text == f"{said['url']} (process {said['pid']})"
         os.kill(said["pid"], signal.SIGKILL)

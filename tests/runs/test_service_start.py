@@ -25,7 +25,7 @@ def test_a_fault_of_its_own_is_the_services_last_word(home, monkeypatch, capsys)
         service.main([])
     error = error_from_json(json.loads(capsys.readouterr().out)["error"])
     assert isinstance(error, ServiceUnreachable)
-    assert str(error) == "the run service ended with a fault of its own (ZeroDivisionError: a bug of ours)"
+    assert str(error) == "the run service failed (ZeroDivisionError: a bug of ours)"
 
 
 def test_a_service_that_dies_without_a_word_is_not_called_slow(home, monkeypatch, tmp_path):

@@ -40,9 +40,9 @@ def serve(
     """
     home = Home.default()
     if stop:
-        from palaestra.runs.client.connect import end_service
+        from palaestra.runs.client.connect import stop_service
 
-        pid = end_service(home)
+        pid = stop_service(home)
         if as_json:
             print_json({"ended": pid})
         else:

@@ -1,8 +1,8 @@
-"""The run service: launch, watch, stop, recover and compare runs of any trainer. Never imports torch.
+"""The run service: launches, monitors, stops, recovers and compares runs of any trainer. Never imports torch.
 
-`TrainerService` speaks to the run service, which starts by itself; `TrainerOrchestrator` does without one. A
-trainer of your own is a `Runner` (docs/runners.md). Names are loaded when asked for: `palaestra runs list` must not
-pay for a web server.
+`TrainerService` is a client of the run service and starts it automatically; `TrainerOrchestrator` works without one.
+Your own trainer is a `Runner` (docs/runners.md). Names are imported lazily, so that `palaestra runs list` does not
+import a web server.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,7 @@
-"""Everything there is to know about runs, read from the registry and the run directories; needs no service.
+"""Reads runs from the registry and the run directories, for the command line and the HTTP routes; needs no service.
 
-The command line and the HTTP routes ask the same questions here. Nothing is written but series that are behind their
-journal, and nothing heavy is imported until numbers are asked for: `palaestra runs list` has half a second for ten
-thousand runs.
+Writes only series that lag behind their journal. Heavy modules are imported when metrics are read: listing ten thousand
+runs must take less than half a second.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ if TYPE_CHECKING:
     from palaestra.runs.series import MetricPoint
     from palaestra.runs.series.reader import MetricInfo, RunSeries
 
-__all__ = ["LogPiece", "RunReader"]
+__all__ = ["LogChunk", "RunReader", "read_lines"]
 
-_LONGEST_LINE = 1 << 20
-_OTHERS_S = 5.0
+_MAX_LINE_BYTES = 1 << 20
+_SERIES_LOCK_TIMEOUT_S = 5.0
 
 
-class LogPiece(NamedTuple):
+class LogChunk(NamedTuple):
     """Whole lines of an output."""
 
     text: str
     offset: int
-    """Where the next piece begins."""
+    """Offset of the next chunk."""
     size: int
-    """How long the output is by now."""
+    """Current size of the output."""
 
 
 class RunReader:
-    """Reads one state directory."""
+    """Reads the runs of one state directory."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -67,98 +66,105 @@ class RunReader:
         before: str | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Runs that fit, newest first, each as it is at this moment; of pages, those older than the run `before`.
+        """Runs that match all filters in their current state, newest first; with `before`, those older than that run.
 
-        A search finds runs of which every word is part of the id, the agent, the environment, a tag or the reason.
+        Every word of `search` must occur in the id, the agent, the environment, a tag or the reason.
         """
-        mark = None if before is None else _age(self.run(before))
-        later = phases is not None or agent_id is not None or bool(search)
+        before_key = None if before is None else _sort_key(self.run(before))
+        filters_later = phases is not None or agent_id is not None or bool(search)
         registry = open_registry_read_only(self.home)
         if registry is None:
             known, rows = frozenset[str](), list[RunRecord]()
         else:
             with closing(registry):
                 rows = registry.runs(
-                    phases=_before(phases), runner=runner, env_id=env_id, tag=tag, archived=archived, before=mark,
-                    limit=None if later else limit,
-                )  # fmt: skip
+                    phases=_possible_phases(phases),
+                    runner=runner,
+                    env_id=env_id,
+                    tag=tag,
+                    archived=archived,
+                    before=before_key,
+                    limit=None if filters_later else limit,
+                )
                 known = registry.ids()
         if not archived:
-            strangers = self._unregistered(known)
+            unregistered = self._unregistered(known)
             rows += [
-                row for row in strangers
+                row
+                for row in unregistered
                 if runner in (None, row.runner) and env_id in (None, row.env_id) and (tag is None or tag in row.tags)
-            ]  # fmt: skip
-            if strangers:
-                rows.sort(key=_age, reverse=True)
-            if mark is not None:
-                rows = [row for row in rows if _age(row) < mark]
-        found = [self._as_it_is(row) for row in rows]
+            ]
+            if unregistered:
+                rows.sort(key=_sort_key, reverse=True)
+            if before_key is not None:
+                rows = [row for row in rows if _sort_key(row) < before_key]
+        records = [self._current(row) for row in rows]
         if phases is not None:
-            found = [row for row in found if row.phase in phases]
+            records = [record for record in records if record.phase in phases]
         if agent_id is not None:
-            found = [row for row in found if row.agent_id == agent_id]
-        wanted = [word.lower() for word in search]
-        return [row for row in found if _tells(row, wanted)][:limit]
+            records = [record for record in records if record.agent_id == agent_id]
+        words = [word.lower() for word in search]
+        return [record for record in records if _matches(record, words)][:limit]
 
     def run(self, name: str) -> RunRecord:
-        """The run of an id, or the only one whose id begins so. `UnknownRun` otherwise."""
+        """The run with this id or unique prefix of an id; `UnknownRun` otherwise."""
         matches = self._matching(check_run_id(name))
         if len(matches) == 1:
-            return self._as_it_is(matches[0])
+            return self._current(matches[0])
         if matches:
-            raise _several(name, sorted(row.run_id for row in matches)[:5])
+            run_ids = sorted(row.run_id for row in matches)[:5]
+            raise UnknownRun("run", name, "is a prefix of several runs", f"Which of {', '.join(run_ids)}?")
         raise UnknownRun("run", name, "no such run", "palaestra runs list --all shows them")
 
     def paths(self, run_id: str) -> RunDirectory:
-        """Where a run lies; `ConfigError` when it is archived, or somebody removed it."""
+        """The directory of a run; `ConfigError` when it is archived or was removed."""
         record = self.run(run_id)
         if record.archived:
             remedy = f"palaestra runs restore {record.run_id}"
             raise ConfigError("run", record.run_id, "is archived and cannot be read", remedy)
         paths = self.home.run(record.run_id)
         if not paths.path.is_dir():
-            raise ConfigError("run", record.run_id, f"its directory {paths.path} is gone", "Put it back to read it")
+            raise ConfigError("run", record.run_id, f"its directory {paths.path} is gone", "Restore it to read it")
         return paths
 
     def life(self, run_id: str) -> list[RunEvent]:
-        """What happened to a run."""
+        """The events of a run."""
         return RunEventLog(self.paths(run_id)).read()
 
     def document(self, run_id: str, name: str, attempt: int | None = None) -> dict[str, Any]:
-        """`spec`, `resolved` or an attempt's `command` (the newest's) as stored; empty when there is none."""
+        """The stored `spec`, `resolved` or `command` (of an attempt, default: the newest); empty when there is none."""
         paths = self.attempt(run_id, attempt) if name == "command" else None
         return read_json((paths or self.paths(run_id)).path / f"{name}.json") or {}
 
-    def log(self, run_id: str, offset: int = 0, limit: int = 1 << 20, attempt: int | None = None) -> LogPiece:
-        """Whole lines of an attempt's output from a byte on, secrets hidden; negative counts from the end."""
+    def log(self, run_id: str, offset: int = 0, limit: int = 1 << 20, attempt: int | None = None) -> LogChunk:
+        """Whole lines of an attempt's output from a byte offset, redacted; a negative offset counts from the end."""
         paths = self.attempt(run_id, attempt)
         if paths is None:
-            return LogPiece("", 0, 0)
+            return LogChunk("", 0, 0)
         return read_lines(paths, offset, limit, self._redact)
 
-    def last_lines(self, run_id: str, count: int, attempt: int | None = None) -> LogPiece:
-        """The last lines of an attempt's output, secrets hidden."""
+    def last_lines(self, run_id: str, count: int, attempt: int | None = None) -> LogChunk:
+        """The last lines of an attempt's output, redacted."""
         paths = self.attempt(run_id, attempt)
         if paths is None or not paths.stdout.exists():
-            return LogPiece("", 0, 0)
+            return LogChunk("", 0, 0)
         size = paths.stdout.stat().st_size
-        reach = 1 << 16
+        tail_bytes = 1 << 16
         while True:
-            piece = read_lines(paths, max(0, size - reach), reach, self._redact, cut=size > reach)
-            lines = piece.text.splitlines(keepends=True)
-            if len(lines) >= count or reach >= size or reach >= 1 << 26:
-                return piece._replace(text="".join(lines[len(lines) - min(count, len(lines)) :]))
-            reach *= 4
+            chunk = read_lines(paths, max(0, size - tail_bytes), tail_bytes, self._redact, cut=size > tail_bytes)
+            lines = chunk.text.splitlines(keepends=True)
+            if len(lines) >= count or tail_bytes >= size or tail_bytes >= 1 << 26:
+                return chunk._replace(text="".join(lines[len(lines) - min(count, len(lines)) :]))
+            tail_bytes *= 4
 
     def metric_names(self, run_id: str) -> dict[str, MetricInfo]:
-        """Every metric of a run, with its number of points and where they come from."""
+        """All metrics of a run by name, with their number of points and source."""
         return self._series(run_id).names()
 
     def recent_metrics(self, run_id: str, count: int, names: Collection[str] = ()) -> dict[str, list[MetricPoint]]:
-        """The last points of the named metrics; of all, when none is named."""
+        """The last points of the named metrics (default: of all metrics)."""
         series = self._series(run_id)
-        return {name: series.recent(name, count) for name in self._named(series.names(), names)}
+        return {name: series.recent(name, count) for name in self._check_names(series.names(), names)}
 
     def metrics(
         self,
@@ -169,22 +175,22 @@ class RunReader:
         first: int | None = None,
         last: int | None = None,
     ) -> dict[str, list[MetricPoint]]:
-        """At most so many points of each metric between two steps, extremes among them."""
+        """At most `points` points of each metric between two steps, including the extremes."""
         series = self._series(run_id)
-        return {name: series.decimate(name, points, first, last) for name in self._named(series.names(), names)}
+        return {name: series.decimate(name, points, first, last) for name in self._check_names(series.names(), names)}
 
     def _series(self, run_id: str) -> RunSeries:
         from palaestra.runs.ingest.feed import update_series
         from palaestra.runs.series.reader import RunSeries
 
         paths = self.paths(run_id)
-        # Of a run that goes on, somebody else may be writing for as long as it does.
-        wait_s = _OTHERS_S if self.run(run_id).phase.has_ended else 0.0
+        # The service holds the lock of the series for as long as a run is live.
+        wait_s = _SERIES_LOCK_TIMEOUT_S if self.run(run_id).phase.has_ended else 0.0
         for attempt in paths.attempts():
             update_series(attempt, wait_s=wait_s)
         return RunSeries(paths)
 
-    def _named(self, known: Collection[str], names: Collection[str]) -> list[str]:
+    def _check_names(self, known: Collection[str], names: Collection[str]) -> list[str]:
         for name in names:
             if name not in known:
                 import difflib
@@ -195,18 +201,19 @@ class RunReader:
         return list(names) or list(known)
 
     def attempt(self, run_id: str, number: int | None = None) -> Attempt | None:
-        """Where an attempt lies, the newest when none is named; None before the first."""
+        """The directory of an attempt (default: the newest); None before the first."""
         attempts = self.paths(run_id).attempts()
         if number is None:
             return attempts[-1] if attempts else None
-        found = next((attempt for attempt in attempts if attempt.number == number), None)
-        if found is None:
-            there = ", ".join(str(attempt.number) for attempt in attempts)
-            raise ConfigError("attempt", number, "the run has no such attempt", f"There are {there}" if there else "")
-        return found
+        match = next((attempt for attempt in attempts if attempt.number == number), None)
+        if match is None:
+            numbers = ", ".join(str(attempt.number) for attempt in attempts)
+            remedy = f"There are {numbers}" if numbers else ""
+            raise ConfigError("attempt", number, "the run has no such attempt", remedy)
+        return match
 
     def _matching(self, name: str) -> list[RunRecord]:
-        """The run of this id; else all whose ids begin so, registered or not, as far as two are enough to know."""
+        """The run with this id; else runs with this prefix, registered or not. Incomplete when there are several."""
         rows: list[RunRecord] = []
         registry = open_registry_read_only(self.home)
         if registry is not None:
@@ -214,15 +221,15 @@ class RunReader:
                 row = registry.get(name)
                 if row is not None:
                     return [row]
-                found = (registry.get(run_id) for run_id in registry.ids_with_prefix(name))
-                rows = [row for row in found if row is not None]
+                candidates = (registry.get(run_id) for run_id in registry.ids_with_prefix(name))
+                rows = [row for row in candidates if row is not None]
         exact = list(self._read([name]))
         if exact or len(rows) > 1:
             return exact or rows
         return [*rows, *self._unregistered({row.run_id for row in rows}, name)]
 
     def _unregistered(self, known: Collection[str], prefix: str = "") -> list[RunRecord]:
-        """Runs whose ids begin so, that lie there and that no service has looked at yet."""
+        """Runs with this prefix whose directories are not in the registry yet."""
         try:
             names = [name for name in os.listdir(self.home.runs) if name not in known and name[0] != "."]
         except FileNotFoundError:
@@ -240,8 +247,8 @@ class RunReader:
             if row is not None:
                 yield row
 
-    def _as_it_is(self, row: RunRecord) -> RunRecord:
-        """A row that says something lives, held against what lives."""
+    def _current(self, row: RunRecord) -> RunRecord:
+        """The current state of a row: a run may have ended since the row was written."""
         if row.phase is Phase.QUEUED:
             return dataclasses.replace(row, reason=waiting_reason(row, self._queue.reason(row.run_id)))
         if row.phase.has_ended:
@@ -251,7 +258,7 @@ class RunReader:
         attempt = self.home.run(row.run_id).attempt(row.attempt)
         status = read_status(attempt)
         if status.alive or (status.watchdog is None and status.exit is None):
-            # Alive, or so young that nobody has written down who it is.
+            # Running, or started so recently that its process is not recorded yet.
             return row
         outcome = determine_outcome(read_exit_facts(attempt, self._redact))
         ended = float((status.exit or {}).get("ended") or 0.0) or row.ended
@@ -261,8 +268,8 @@ class RunReader:
         )
 
 
-def read_lines(attempt: Attempt, offset: int, limit: int, redact: Redactor, *, cut: bool = False) -> LogPiece:
-    """Whole lines from a byte on; `cut` says that the first may be half a line, which is left out."""
+def read_lines(attempt: Attempt, offset: int, limit: int, redact: Redactor, *, cut: bool = False) -> LogChunk:
+    """Whole lines from a byte offset; with `cut`, the offset may lie within a line, whose rest is skipped."""
     try:
         with open(attempt.stdout, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -270,37 +277,32 @@ def read_lines(attempt: Attempt, offset: int, limit: int, redact: Redactor, *, c
             cut = cut or offset < 0
             file.seek(start)
             block = file.read(limit)
-            # A line that is not complete is left for later, unless nobody will ever see its end.
+            # An incomplete line is left for later, unless it will never be completed.
             end = block.rfind(b"\n") + 1
             if not end and len(block) == limit:
-                block += file.readline(_LONGEST_LINE)
+                block += file.readline(_MAX_LINE_BYTES)
                 end = len(block)
             elif end < len(block) and start + len(block) == size and attempt.exit.exists():
                 end = len(block)
     except FileNotFoundError:
-        return LogPiece("", 0, 0)
-    taken = block[:end]
+        return LogChunk("", 0, 0)
+    lines = block[:end]
     if cut and start > 0:
-        taken = taken[taken.find(b"\n") + 1 :]
-    return LogPiece(redact(taken.decode("utf-8", "replace")), start + end, size)
+        lines = lines[lines.find(b"\n") + 1 :]
+    return LogChunk(redact(lines.decode("utf-8", "replace")), start + end, size)
 
 
-def _age(row: RunRecord) -> tuple[float, str]:
-    """What runs are sorted by."""
+def _sort_key(row: RunRecord) -> tuple[float, str]:
     return row.created, row.run_id
 
 
-def _before(phases: Collection[Phase] | None) -> Collection[Phase] | None:
-    """The phases a row may have that is now in one of these: what lived when the service looked may have ended."""
+def _possible_phases(phases: Collection[Phase] | None) -> Collection[Phase] | None:
+    """Phases in the registry of runs that are now in `phases`: a run may have ended since its row was written."""
     if phases is None:
         return None
     return {*phases, *(phase for phase in Phase if phase.has_process)}
 
 
-def _tells(row: RunRecord, words: Collection[str]) -> bool:
+def _matches(row: RunRecord, words: Collection[str]) -> bool:
     text = "\n".join((row.run_id, row.agent_id, row.env_id, *row.tags, row.reason)).lower() if words else ""
     return all(word in text for word in words)
-
-
-def _several(prefix: str, ids: list[str]) -> UnknownRun:
-    return UnknownRun("run", prefix, "is a prefix of several runs", f"Which of {', '.join(ids)}?")

@@ -99,7 +99,7 @@ def test_a_runner_that_is_installed_while_a_service_runs_can_be_started(home, tm
         with pytest.raises(LaunchRefused, match=rf"no such runner in {sys.prefix}, where the service runs\. Known:"):
             trainer.start_run({"steps": 1}, runner="zzz")
         install(site, "zzz", "from palaestra.runs.runners.echo import EchoRunner as Runner\n")
-        assert "zzz" in trainer.ask("GET", "/runners")
+        assert "zzz" in trainer.request("GET", "/runners")
         assert trainer.wait(trainer.start_run({"steps": 1}, runner="zzz"), timeout_s=30).phase == "succeeded"
         install(site, "yyy", "import a_module_that_needs_a_new_process\n")
         reason = (
@@ -107,5 +107,5 @@ def test_a_runner_that_is_installed_while_a_service_runs_can_be_started(home, tm
         )
         with pytest.raises(LaunchRefused, match=reason):
             trainer.start_run({"steps": 1}, runner="yyy")
-        assert trainer.ask("GET", "/runners/zzz/schema")["properties"]["steps"]["default"] == 100
+        assert trainer.request("GET", "/runners/zzz/schema")["properties"]["steps"]["default"] == 100
     sys.modules.pop("zzz_package")

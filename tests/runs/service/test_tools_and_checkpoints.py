@@ -143,7 +143,7 @@ def test_an_idle_service_leaves_by_itself_and_looking_whether_it_is_there_does_n
             find_service(home)
         os.close(watched)
     assert not home.endpoint.exists()
-    assert "nothing to do any more" in (home.service / "service.log").read_text()
+    assert "idle; shutting down" in (home.service / "service.log").read_text()
 
 
 def test_a_service_that_starts_gives_linked_checkpoints_files_of_their_own(home, tmp_path):

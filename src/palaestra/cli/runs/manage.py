@@ -96,7 +96,7 @@ def tensorboard(
         raise ConfigError("RUN", None, "no run given", "List runs with: palaestra runs list")
     ids = resolve_runs(runs or [])
     if not should_stop:
-        url = connect_service().ask("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
+        url = connect_service().request("POST", "/tools/tensorboard", {"run_ids": ids})["url"]
         if as_json:
             print_json({"url": url})
         else:
@@ -107,7 +107,7 @@ def tensorboard(
 
     # Without a service there is no TensorBoard, and no reason to start a service.
     is_running = find_service(Home.default()) is not None
-    stopped = connect_service().ask("DELETE", "/tools/tensorboard", run=ids) if is_running else []
+    stopped = connect_service().request("DELETE", "/tools/tensorboard", run=ids) if is_running else []
     if as_json:
         print_json(stopped)
     else:
@@ -121,7 +121,7 @@ def archive(runs: RunsArgument, as_json: JsonOption = False) -> None:
     """
     ids = query(lambda reader: [reader.paths(run_id).run_id for run_id in resolve_runs(runs)])
     service = connect_service()
-    _print_changed([service.ask("POST", f"/runs/{run}/archive", {}) for run in ids], "archived", as_json)
+    _print_changed([service.request("POST", f"/runs/{run}/archive", {}) for run in ids], "archived", as_json)
 
 
 def restore(runs: RunsArgument, as_json: JsonOption = False) -> None:
@@ -129,7 +129,7 @@ def restore(runs: RunsArgument, as_json: JsonOption = False) -> None:
     from palaestra.files.run_directory import check_run_id
 
     service = connect_service()
-    restored = [service.ask("POST", f"/runs/{check_run_id(run)}/restore", {}) for run in runs]
+    restored = [service.request("POST", f"/runs/{check_run_id(run)}/restore", {}) for run in runs]
     _print_changed(restored, "restored", as_json)
 
 
@@ -141,7 +141,7 @@ def delete(runs: RunsArgument, yes: YesOption = False, as_json: JsonOption = Fal
     ids = resolve_runs(runs)
     confirm(f"delete {', '.join(ids)}", yes)
     service = connect_service()
-    _print_changed([service.ask("DELETE", f"/runs/{run}") for run in ids], "deleted", as_json)
+    _print_changed([service.request("DELETE", f"/runs/{run}") for run in ids], "deleted", as_json)
 
 
 def _print_changed(rows: list[dict[str, Any]], change: str, as_json: bool) -> None:
@@ -163,7 +163,7 @@ def gc(
     from palaestra.runs.service.config import settings_changed
 
     service = connect_service()
-    entries = service.ask("POST", "/gc", {"dry_run": not yes})
+    entries = service.request("POST", "/gc", {"dry_run": not yes})
     changed = settings_changed(service.home)
     if changed:
         print(f"{changed}. Stop it with: palaestra serve --stop", file=sys.stderr)
@@ -194,7 +194,7 @@ def drain(
 
     Running runs continue, and queued runs keep their places.
     """
-    state = connect_service().ask("POST", "/drain", {"on": not off})
+    state = connect_service().request("POST", "/drain", {"on": not off})
     if as_json:
         print_json(state)
     else:

@@ -1,7 +1,7 @@
-"""Finding the run service of a state directory, starting it when there is none, and ending it.
+"""Finds, starts and stops the run service of a state directory.
 
-Who looks first starts it; who looks at the same time waits for that, and who looks while one is leaving waits until it
-has left. Standard library only, so that a client costs nothing to import.
+The first client starts the service; clients that look at the same time wait for it, and while a service is shutting
+down they wait until it has ended. Only uses the standard library, so that a client is cheap to import.
 """
 
 from __future__ import annotations
@@ -30,99 +30,131 @@ from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.state.attempt_status import last_lines
 from palaestra.runs.wire import error_from_json
 
-__all__ = ["Endpoint", "Holder", "end_service", "ensure_service", "find_service", "holder_of"]
+__all__ = ["Endpoint", "LockHolder", "ensure_service", "find_lock_holder", "find_service", "stop_service"]
 
 _log = logging.getLogger(__name__)
 IDLE_EXIT_S = 900.0
-RESTART = "End it with: palaestra serve --stop. The next command starts another; runs go on meanwhile."
-_START_S = 60.0
-_STARTS = 3
-_ANSWER_S = 5.0
-_HOLDER_S = 5.0
-_LEAVE_S = 120.0
+RESTART = "Stop it with: palaestra serve --stop. The next command starts a new one; runs are not affected."
+_START_TIMEOUT_S = 60.0
+_START_ATTEMPTS = 3
+_RESPONSE_TIMEOUT_S = 5.0
+_LOCK_TIMEOUT_S = 5.0
+_STOP_TIMEOUT_S = 120.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a service answers, and what it wants to hear."""
+    """URL and token of a service."""
 
     url: str
     token: str
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """A connection to it, encrypted when its URL says `https`; not opened yet."""
+        """A connection that is not open yet, encrypted if the URL is `https`."""
         parts = urllib.parse.urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         return kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
 
 
 @dataclass(frozen=True)
-class Holder:
-    """Who holds a state directory: a service, or the orchestrator of somebody's program."""
+class LockHolder:
+    """The process that holds the lock of a state directory: a service, or a program with an orchestrator."""
 
     identity: ProcessIdentity
     url: str
-    """Where it answers; empty for an orchestrator, and for a service that has just begun."""
+    """URL of the service; empty for an orchestrator, and for a service that is starting."""
 
 
-def holder_of(home: Home) -> Holder | None:
-    """Who holds a state directory; None when nobody of this machine does."""
-    told = read_json(home.lock)
-    identity = ProcessIdentity.from_json(told)
-    if told is None or identity is None or not identity.is_alive():
+def find_lock_holder(home: Home) -> LockHolder | None:
+    """The running process that holds the lock of a state directory; None when there is none."""
+    lock = read_json(home.lock)
+    identity = ProcessIdentity.from_json(lock)
+    if lock is None or identity is None or not identity.is_alive():
         return None
-    return Holder(identity, str(told.get("url") or ""))
+    return LockHolder(identity, str(lock.get("url") or ""))
 
 
 def find_service(home: Home) -> Endpoint | None:
     """The service of a state directory; None when none answers."""
-    told = read_json(home.endpoint)
-    if told is None and home.endpoint.exists():
-        told = read_json(home.lock)  # damaged by somebody; the holder of the lock says the same
-    if told is None:
+    data = read_json(home.endpoint)
+    if data is None and home.endpoint.exists():
+        data = read_json(home.lock)  # the endpoint file is damaged, and the lock names the same URL
+    if data is None:
         return None
-    identity = ProcessIdentity.from_json(told)
+    identity = ProcessIdentity.from_json(data)
     if identity is None or not identity.is_alive():
         return None
     try:
-        endpoint = Endpoint(str(told["url"]), home.token.read_text().strip())
+        endpoint = Endpoint(str(data["url"]), home.token.read_text().strip())
     except (KeyError, OSError):
         return None
-    return endpoint if _answers(endpoint) else None
+    return endpoint if _is_healthy(endpoint) else None
 
 
 def ensure_service(home: Home, *, start: bool = True, settings: dict[str, Any] | None = None) -> Endpoint:
-    """The service of a state directory, started when there is none. `ServiceUnreachable`, `StateDirectoryLocked`."""
-    found = find_service(home)
-    if found is not None:
-        return found
-    _refuse_if_stopped(home)
+    """The service of a state directory, started if necessary. `ServiceUnreachable`, `StateDirectoryLocked`."""
+    endpoint = find_service(home)
+    if endpoint is not None:
+        return endpoint
+    _raise_if_suspended(home)
     if not start:
         raise ServiceUnreachable(f"no run service answers for {home.path}. Start it with: palaestra serve")
-    with _first(home):
-        found = find_service(home)
-        if found is not None:
-            return found
-        for left in range(_STARTS, 0, -1):
+    with _start_lock(home):
+        endpoint = find_service(home)
+        if endpoint is not None:
+            return endpoint
+        for attempts_left in range(_START_ATTEMPTS, 0, -1):
             try:
-                _start(home, {"idle_exit_s": IDLE_EXIT_S, **(settings or {})})
+                _start_process(home, {"idle_exit_s": IDLE_EXIT_S, **(settings or {})})
                 break
             except StateDirectoryLocked:
-                # Somebody started one by hand at this moment, and it will answer soon; an orchestrator never does.
-                found = _awaited(home)
-                if found is not None:
-                    return found
-                _refuse_if_held(home)
-                if holder_of(home) is not None or left == 1:
+                # A service started by hand at this moment will answer soon; an orchestrator never does.
+                endpoint = _wait_for_service(home)
+                if endpoint is not None:
+                    return endpoint
+                _raise_if_unusable(home)
+                if find_lock_holder(home) is not None or attempts_left == 1:
                     raise
-    found = find_service(home)
-    if found is None:
-        raise ServiceUnreachable(f"the run service of {home.path} started and does not answer. {_tail(home)}")
-    return found
+    endpoint = find_service(home)
+    if endpoint is None:
+        raise ServiceUnreachable(f"the run service of {home.path} started and does not answer. {_describe_log(home)}")
+    return endpoint
 
 
-def _answers(endpoint: Endpoint) -> bool:
-    connection = endpoint.connection(_ANSWER_S)
+def stop_service(home: Home, timeout_s: float = _STOP_TIMEOUT_S) -> int | None:
+    """Stop the service of a state directory and wait until it has ended; runs continue.
+
+    Returns its pid, or None when there was no service. `StateDirectoryLocked` when the lock holder is not a service.
+    """
+    holder = find_lock_holder(home)
+    if holder is None:
+        return None
+    pid = holder.identity.pid
+    if not holder.url:
+        reason = f"is held by process {pid}, which is an orchestrator or a service that is starting"
+        raise StateDirectoryLocked("state directory", str(home.path), reason, f"Try again, or end process {pid}")
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return pid
+    try:
+        # Checked again: from now on the pid cannot be reused.
+        if holder.identity.is_alive():
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)  # a suspended process would not handle SIGTERM
+        if not select.select([pidfd], [], [], timeout_s)[0]:
+            text = f"the run service (process {pid}) has not ended within {timeout_s:.0f} s"
+            raise ServiceUnreachable(f"{text}. {_describe_log(home)}")
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
+    return pid
+
+
+def _is_healthy(endpoint: Endpoint) -> bool:
+    connection = endpoint.connection(_RESPONSE_TIMEOUT_S)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
@@ -133,8 +165,8 @@ def _answers(endpoint: Endpoint) -> bool:
 
 
 @contextlib.contextmanager
-def _first(home: Home) -> Iterator[None]:
-    """One at a time."""
+def _start_lock(home: Home) -> Iterator[None]:
+    """Lets one client at a time start a service."""
     try:
         home.service.mkdir(parents=True, mode=0o700, exist_ok=True)
         descriptor = os.open(home.service / "starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -148,48 +180,54 @@ def _first(home: Home) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _start(home: Home, settings: dict[str, Any]) -> None:
-    """Start one that outlives us, and wait for its first line."""
+def _start_process(home: Home, settings: dict[str, Any]) -> None:
+    """Start a service that outlives this process, and wait for the first line of its output."""
     command = [sys.executable, "-m", "palaestra.runs.service.server", json.dumps(settings)]
     environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
     with open(_log_file(home), "ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, cwd=home.base, env=environment,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=home.base,
+            env=environment,
             start_new_session=True,
-        )  # fmt: skip
+        )
     assert process.stdout is not None
     with process.stdout as pipe:
-        line = _first_line(pipe.fileno())
-    said = _parsed(line)
-    if "url" in said:
-        if said.get("warning"):
-            _log.warning("%s", said["warning"])
-        # It lives on without us; told so, Python does not complain that nobody waits for it.
+        line = _read_first_line(pipe.fileno())
+    status = _parse_status(line)
+    if "url" in status:
+        if status.get("warning"):
+            _log.warning("%s", status["warning"])
+        # Keeps Python from warning about a child process that is still running.
         process.returncode = 0
         return
-    late = not line and not _ended_by_itself(process)
-    if late:
+    timed_out = not line and not _has_exited(process)
+    if timed_out:
         process.kill()
     process.wait()
-    if "error" in said:
-        raise error_from_json(said["error"])
-    why = f" within {_START_S:.0f} s" if late else ""
-    raise ServiceUnreachable(f"the run service did not start{why} (exit code {process.returncode}). {_tail(home)}")
+    if "error" in status:
+        raise error_from_json(status["error"])
+    why = f" within {_START_TIMEOUT_S:.0f} s" if timed_out else ""
+    text = f"the run service did not start{why} (exit code {process.returncode})"
+    raise ServiceUnreachable(f"{text}. {_describe_log(home)}")
 
 
-def _ended_by_itself(process: subprocess.Popen[bytes]) -> bool:
-    """A process that closed its output without a word is on its way out."""
+def _has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Wait for a process that closed its output without writing a line."""
     try:
-        process.wait(_ANSWER_S)
+        process.wait(_RESPONSE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return False
     return True
 
 
-def _first_line(descriptor: int) -> bytes:
-    end, text = time.monotonic() + _START_S, b""
+def _read_first_line(descriptor: int) -> bytes:
+    deadline, text = time.monotonic() + _START_TIMEOUT_S, b""
     while not text.endswith(b"\n"):
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         block = os.read(descriptor, 4096) if ready else b""
         if not block:
             break
@@ -197,7 +235,7 @@ def _first_line(descriptor: int) -> bytes:
     return text
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse_status(line: bytes) -> dict[str, Any]:
     try:
         data = json.loads(line)
     except ValueError:
@@ -205,37 +243,37 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _awaited(home: Home) -> Endpoint | None:
-    """The service of whoever holds the directory, once it answers; None when it left, or does not."""
-    began = time.monotonic()
-    while (holder := holder_of(home)) is not None:
-        found = find_service(home)
-        if found is not None:
-            return found
-        # One that says where it answers, and has taken its address away, is on its way out.
-        leaving = holder.url and not home.endpoint.exists()
-        if time.monotonic() - began >= (_LEAVE_S if leaving else _HOLDER_S):
+def _wait_for_service(home: Home) -> Endpoint | None:
+    """Wait until the service of the lock holder answers; None when it ended, or does not answer in time."""
+    started = time.monotonic()
+    while (holder := find_lock_holder(home)) is not None:
+        endpoint = find_service(home)
+        if endpoint is not None:
+            return endpoint
+        # A service that has removed its endpoint file is shutting down.
+        is_stopping = holder.url and not home.endpoint.exists()
+        if time.monotonic() - started >= (_STOP_TIMEOUT_S if is_stopping else _LOCK_TIMEOUT_S):
             return None
-        time.sleep(0.05)
+        time.sleep(_POLL_S)
     return None
 
 
-def _refuse_if_held(home: Home) -> None:
-    """Say what is wrong with a service that does not answer, or that we cannot speak to."""
-    holder = holder_of(home)
+def _raise_if_unusable(home: Home) -> None:
+    """Raise the reason why the running service cannot be used."""
+    holder = find_lock_holder(home)
     if holder is None or not holder.url:
         return
     pid = holder.identity.pid
-    if _answers(Endpoint(holder.url, "")):
+    if _is_healthy(Endpoint(holder.url, "")):
         text = f"the run service (process {pid}) answers at {holder.url}, and {home.token} cannot be read."
         raise ServiceUnreachable(f"{text} {RESTART}")
     text = f"the run service (process {pid}) does not answer at {holder.url}"
-    raise ServiceUnreachable(f"{text}. {RESTART} {_tail(home)}")
+    raise ServiceUnreachable(f"{text}. {RESTART} {_describe_log(home)}")
 
 
-def _refuse_if_stopped(home: Home) -> None:
-    """Waiting for a service that a signal or a debugger holds would be in vain."""
-    holder = holder_of(home)
+def _raise_if_suspended(home: Home) -> None:
+    """Raise when the service is suspended by a signal or a debugger: it would never answer."""
+    holder = find_lock_holder(home)
     if holder is None or not holder.url:
         return
     pid = holder.identity.pid
@@ -244,48 +282,15 @@ def _refuse_if_stopped(home: Home) -> None:
     except OSError:
         return
     if state in ([b"T"], [b"t"]):
-        text = f"the run service (process {pid}) is stopped and answers nobody. Let it go on with: kill -CONT {pid}"
-        raise ServiceUnreachable(f"{text}, or end it with: palaestra serve --stop")
-
-
-def end_service(home: Home, timeout_s: float = _LEAVE_S) -> int | None:
-    """Ask the service of a state directory to end, and wait until it is gone; runs go on.
-
-    Its pid, or None when there was none. `StateDirectoryLocked` when the holder is no service.
-    """
-    holder = holder_of(home)
-    if holder is None:
-        return None
-    pid = holder.identity.pid
-    if not holder.url:
-        reason = f"is held by process {pid}, which is an orchestrator or a service that has just begun"
-        raise StateDirectoryLocked(
-            "state directory", str(home.path), reason, f"Try again, or end process {pid} yourself"
-        )
-    try:
-        watched = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return pid
-    try:
-        # Looked at once more now that the number cannot go to somebody else.
-        if holder.identity.is_alive():
-            signal.pidfd_send_signal(watched, signal.SIGTERM)
-            signal.pidfd_send_signal(watched, signal.SIGCONT)  # one that is stopped would never hear of it
-        if not select.select([watched], [], [], timeout_s)[0]:
-            text = f"the run service (process {pid}) has not ended within {timeout_s:.0f} s"
-            raise ServiceUnreachable(f"{text}. {_tail(home)}")
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(watched)
-    return pid
+        text = f"the run service (process {pid}) is suspended. Continue it with: kill -CONT {pid}"
+        raise ServiceUnreachable(f"{text}, or stop it with: palaestra serve --stop")
 
 
 def _log_file(home: Home) -> Path:
     return home.service / "service.log"
 
 
-def _tail(home: Home) -> str:
+def _describe_log(home: Home) -> str:
     path = _log_file(home)
-    last = last_lines(path, 1).strip()
-    return f"Its log is {path}" + (f"; it ends with: {last}" if last else "")
+    last_line = last_lines(path, 1).strip()
+    return f"Its log is {path}" + (f"; it ends with: {last_line}" if last_line else "")

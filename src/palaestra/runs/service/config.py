@@ -1,4 +1,4 @@
-"""How the service listens and looks after runs, and the file in which that is kept."""
+"""Settings of the run service, and the file that holds them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from palaestra.config.file import read_config_file
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.http.hosts import is_host_name
-from palaestra.runs.client.connect import holder_of
+from palaestra.runs.client.connect import find_lock_holder
 from palaestra.runs.supervisor.config import SupervisorConfig
 
 __all__ = ["SETTINGS_FILE", "ServiceConfig", "service_config", "settings_changed"]
@@ -21,18 +21,18 @@ SETTINGS_FILE = "service.yaml"
 
 
 class ServiceConfig(SupervisorConfig):
-    """How the service listens, and how runs are looked after."""
+    """Settings of the run service and of its supervisor."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Beyond loopback, other machines can connect with the token, which is sent unencrypted."""
     allowed_hosts: tuple[str, ...] = Field(default=(), max_length=100)
     """Further `Host` names that the service answers to, such as that of a proxy; `*` allows all."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0 takes a free one; clients find it in the state directory."""
+    """0 chooses a free port; clients find it in the state directory."""
     idle_exit_s: float | None = Field(default=None, gt=0)
-    """Leave when nothing runs, waits or asks for this long; null stays."""
+    """Exit after this many seconds without runs, queued runs and requests; null: never."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """What goes into service.log."""
+    """Level of service.log."""
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -44,17 +44,17 @@ class ServiceConfig(SupervisorConfig):
 
 
 def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
-    """What was given on top of what `service.yaml` of the state directory says, if there is one."""
+    """The given settings on top of those in `service.yaml` of the state directory, if there is one."""
     path = home.path / SETTINGS_FILE
-    lasting = read_config_file(path) if path.exists() else {}
-    return parse_section(ServiceConfig, {**lasting, **given}, place="service")
+    stored = read_config_file(path) if path.exists() else {}
+    return parse_section(ServiceConfig, {**stored, **given}, place="service")
 
 
 def settings_changed(home: Home) -> str:
-    """A sentence when `service.yaml` was changed after the service that runs had read it; else empty."""
+    """A warning when `service.yaml` was changed after the running service had read it; else empty."""
     path = home.path / SETTINGS_FILE
-    since = (read_json(home.lock) or {}).get("since")
-    if not path.exists() or holder_of(home) is None or not isinstance(since, int | float):
+    started = (read_json(home.lock) or {}).get("since")
+    if not path.exists() or find_lock_holder(home) is None or not isinstance(started, int | float):
         return ""
-    changed = path.stat().st_mtime > since
-    return f"{path} was changed after the service started, which goes on with what stood there" if changed else ""
+    changed = path.stat().st_mtime > started
+    return f"{path} was changed after the service started, which still uses the old settings" if changed else ""

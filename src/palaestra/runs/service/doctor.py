@@ -1,4 +1,4 @@
-"""The preflight of a machine: what works here, what would fail, and the command that mends it."""
+"""Checks of this machine: what works, what would fail, and how to fix it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -17,9 +17,9 @@ from palaestra.errors import PalaestraError
 from palaestra.files.home import Home
 from palaestra.http.hosts import exposure_warning
 from palaestra.redaction import is_secret_name
-from palaestra.runs.client.connect import find_service, holder_of
+from palaestra.runs.client.connect import find_lock_holder, find_service
 from palaestra.runs.process.interpreter import Interpreter, cuda_findings, probe
-from palaestra.runs.process.resource_usage import detect_gpus
+from palaestra.runs.process.resource_usage import Gpu, detect_gpus
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.registry import broken_runners, registered_runners
 from palaestra.runs.service.config import SETTINGS_FILE, service_config, settings_changed
@@ -28,7 +28,7 @@ from palaestra.runs.store.database import RegistryCorrupt, open_for_reading
 
 __all__ = ["examine"]
 
-_LEAST_MB = 512
+_MIN_FREE_MB = 512
 _PACKAGES: dict[str, tuple[str, str, Literal["warning", "refused"]]] = {
     "fastapi": ("the run service", "serve", "refused"),
     "uvicorn": ("the run service", "serve", "refused"),
@@ -42,66 +42,70 @@ _PACKAGES: dict[str, tuple[str, str, Literal["warning", "refused"]]] = {
     "transformers": ("vision-language models", "vlm", "warning"),
     "miniwob": ("screen tasks", "ui", "warning"),
 }
-_RESTART = "palaestra serve --stop; the next command starts another, and runs go on meanwhile"
-_SENT = "Nothing to do: runs that are started here take what is set here"
-# Variables of which a trainer gets the service's, and what to do when this shell has another.
-_MATTERING = {
-    "PALAESTRA_CLEANRL": _SENT,
-    "UV_PROJECT_ENVIRONMENT": _SENT,
+_RESTART = "palaestra serve --stop; the next command starts a new service, and runs are not affected"
+_SENT_BY_CLIENT = "Nothing to do: runs started in this shell use its value"
+# Variables that a trainer inherits from the service, with the remedy when this shell has another value.
+_INHERITED_VARIABLES = {
+    "PALAESTRA_CLEANRL": _SENT_BY_CLIENT,
+    "UV_PROJECT_ENVIRONMENT": _SENT_BY_CLIENT,
     "WANDB_API_KEY": _RESTART,
     "WANDB_BASE_URL": _RESTART,
     "CUDA_VISIBLE_DEVICES": _RESTART,
 }
-# What a runner would be asked to do here, to hear what it lacks.
-_TRIALS = {
+# Specs whose preflight shows what a runner lacks.
+_TRIAL_SPECS = {
     "cleanrl": {"script": "ppo", "env_id": "CartPole-v1"},
     "sb3": {"script": "ppo", "env_id": "CartPole-v1"},
 }
 
 
 def examine(home: Home) -> list[Finding]:
-    """Look at everything. Starts short probes of other interpreters, writes nothing."""
-    return [*_machine(home), *_state(home), *_packages(), *_runners(home)]
+    """Run all checks. Starts short probes of other interpreters, and changes nothing."""
+    checks = (_check_machine(home), _check_state(home), _check_packages(), _check_runners())
+    return [finding for findings in checks for finding in findings]
 
 
-def _machine(home: Home) -> Iterator[Finding]:
+def _check_machine(home: Home) -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} at {sys.executable}")
     yield Finding("cores", "ok", f"{os.cpu_count()}")
-    place = next(path for path in (home.path, *home.path.parents) if path.exists())
-    free = shutil.disk_usage(place).free >> 20
-    if free < _LEAST_MB:
-        text = f"{free} MB are free at {place}, and {_LEAST_MB} are the least for a launch"
+    directory = next(path for path in (home.path, *home.path.parents) if path.exists())
+    free = shutil.disk_usage(directory).free >> 20
+    if free < _MIN_FREE_MB:
+        text = f"{free} MB are free at {directory}, and a launch needs {_MIN_FREE_MB}"
         yield Finding("disk", "refused", text, "palaestra runs gc, or set PALAESTRA_HOME to a larger disk")
     else:
-        yield Finding("disk", "ok", f"{free:,} MB free at {place}")
-    if not os.access(place, os.W_OK):
-        yield Finding("state", "refused", f"{place} cannot be written", "Set PALAESTRA_HOME to a directory of yours")
+        yield Finding("disk", "ok", f"{free:,} MB free at {directory}")
+    if not os.access(directory, os.W_OK):
+        remedy = "Set PALAESTRA_HOME to a directory that you can write"
+        yield Finding("state", "refused", f"{directory} cannot be written", remedy)
     gpus = detect_gpus()
     shown = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.memory_mb:,} MB)" for gpu in gpus)
-    yield Finding("gpu", "ok", shown or "none: runs train on the processor")
+    yield Finding("gpu", "ok", shown or "none: runs train on the CPU")
     if gpus and importlib.util.find_spec("torch") is not None:
-        mine = Interpreter(sys.executable, "this one")
-        lacks = cuda_findings(mine, probe(mine, _here(tuple(gpu.index for gpu in gpus)), cuda=True))
-        yield from (replace(one, check="cuda", level="warning") if one.level == "refused" else one for one in lacks)
+        interpreter = Interpreter(sys.executable, "this one")
+        findings = cuda_findings(interpreter, probe(interpreter, _this_machine(gpus), cuda=True))
+        for finding in findings:
+            yield replace(finding, check="cuda", level="warning") if finding.level == "refused" else finding
     uv = shutil.which("uv")
     yield Finding("uv", "ok", uv or "not found: needed only to set up checkouts that bring a uv.lock")
 
 
-def _here(gpus: tuple[str, ...] = ()) -> Machine:
-    return Machine(environment=dict(os.environ), free_disk_bytes=1 << 40, gpus=gpus)
+def _this_machine(gpus: Sequence[Gpu] = ()) -> Machine:
+    indices = tuple(gpu.index for gpu in gpus)
+    return Machine(environment=dict(os.environ), free_disk_bytes=1 << 40, gpus=indices)
 
 
-def _state(home: Home) -> Iterator[Finding]:
-    yield from _registry(home)
-    yield from _settings(home)
-    yield from _service(home)
+def _check_state(home: Home) -> Iterator[Finding]:
+    yield from _check_registry(home)
+    yield from _check_settings(home)
+    yield from _check_service(home)
     if home.token.exists() and home.token.stat().st_mode & 0o077:
         yield Finding("token", "refused", f"{home.token} can be read by others", f"chmod 600 {home.token}")
 
 
-def _registry(home: Home) -> Iterator[Finding]:
+def _check_registry(home: Home) -> Iterator[Finding]:
     if home.registry.exists() and not home.registry.is_file():
-        remedy = f"Move it away; the next service makes one from the run directories: mv {home.registry} elsewhere"
+        remedy = f"Move it away; the next service rebuilds it from the run directories: mv {home.registry} elsewhere"
         yield Finding("registry", "refused", f"{home.registry} is not a file", remedy)
         return
     if home.registry.exists() and not os.access(home.registry, os.R_OK | os.W_OK):
@@ -112,7 +116,7 @@ def _registry(home: Home) -> Iterator[Finding]:
     try:
         connection = open_for_reading(home.registry)
         if connection is None:
-            yield Finding("registry", "ok", "none yet; the first run makes it")
+            yield Finding("registry", "ok", "none yet; the first run creates it")
         else:
             count = connection.execute("SELECT count(*) FROM runs").fetchone()[0]
             connection.close()
@@ -124,18 +128,18 @@ def _registry(home: Home) -> Iterator[Finding]:
         yield Finding("registry", "refused", str(error))
 
 
-def _settings(home: Home) -> Iterator[Finding]:
+def _check_settings(home: Home) -> Iterator[Finding]:
     path = home.path / SETTINGS_FILE
     if not path.exists():
         return
     try:
         config = service_config(home, {})
     except PalaestraError as error:
-        yield Finding("settings", "refused", f"no service starts with {path}: {error}", "Mend it, or move it away")
+        yield Finding("settings", "refused", f"no service starts with {path}: {error}", "Fix it, or move it away")
         return
     warning = exposure_warning(config.host, config.port)
     if warning:
-        yield Finding("network", "warning", warning, f"Take host out of {path}")
+        yield Finding("network", "warning", warning, f"Remove host from {path}")
     changed = settings_changed(home)
     if changed:
         yield Finding("settings", "warning", changed, _RESTART)
@@ -143,30 +147,32 @@ def _settings(home: Home) -> Iterator[Finding]:
         yield Finding("settings", "ok", str(path))
 
 
-def _service(home: Home) -> Iterator[Finding]:
-    holder = holder_of(home)
+def _check_service(home: Home) -> Iterator[Finding]:
+    holder = find_lock_holder(home)
     if holder is None:
         killed = " (the last one was killed)" if home.endpoint.exists() else ""
-        yield Finding("service", "ok", f"not running{killed}; it starts by itself when a run is started")
+        yield Finding("service", "ok", f"not running{killed}; starting a run starts it")
         return
     pid = holder.identity.pid
     if not holder.url:
-        text = f"process {pid} holds {home.path} and serves nobody: an orchestrator, or a service that has just begun"
+        text = f"process {pid} holds {home.path} without a URL: an orchestrator, or a service that is starting"
         yield Finding("service", "ok", text)
         return
     if pid != os.getpid() and find_service(home) is None:
-        yield Finding("service", "warning", f"process {pid} at {holder.url} does not answer us", _RESTART)
+        yield Finding("service", "warning", f"process {pid} at {holder.url} does not answer", _RESTART)
         return
     yield Finding("service", "ok", f"{holder.url} (process {pid})")
-    theirs = _environment_of(pid)
-    for name in _MATTERING if theirs is not None and pid != os.getpid() else ():
-        one, other = (theirs or {}).get(name), os.environ.get(name)
-        if one != other and not (one and other and is_secret_name(name)):
-            text = f"{_told(name, one)} for the service and {_told(name, other)} here"
-            yield Finding("environment", "warning", f"{name} is {text}", _MATTERING[name])
+    environment = _read_environment(pid)
+    if environment is None or pid == os.getpid():
+        return
+    for name, remedy in _INHERITED_VARIABLES.items():
+        theirs, ours = environment.get(name), os.environ.get(name)
+        if theirs != ours and not (theirs and ours and is_secret_name(name)):
+            text = f"{name} is {_format_value(name, theirs)} for the service and {_format_value(name, ours)} here"
+            yield Finding("environment", "warning", text, remedy)
 
 
-def _environment_of(pid: int) -> dict[str, str] | None:
+def _read_environment(pid: int) -> dict[str, str] | None:
     try:
         words = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
     except OSError:
@@ -174,19 +180,19 @@ def _environment_of(pid: int) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _told(name: str, value: str | None) -> str:
+def _format_value(name: str, value: str | None) -> str:
     if value is None:
         return "not set"
     return "set" if is_secret_name(name) else repr(value)
 
 
-def _packages() -> Iterator[Finding]:
-    for package, (what, extra, level) in _PACKAGES.items():
+def _check_packages() -> Iterator[Finding]:
+    for package, (purpose, extra, level) in _PACKAGES.items():
         if importlib.util.find_spec(package) is not None:
-            yield Finding(f"dependency:{package}", "ok", f"{_version(package)} ({what})")
+            yield Finding(f"dependency:{package}", "ok", f"{_version(package)} ({purpose})")
         else:
             remedy = f"pip install 'palaestra[{extra}]'" if extra else f"pip install {package}"
-            yield Finding(f"dependency:{package}", level, f"is not installed: {what} will not work", remedy)
+            yield Finding(f"dependency:{package}", level, f"is not installed: {purpose} will not work", remedy)
 
 
 def _version(package: str) -> str:
@@ -198,19 +204,20 @@ def _version(package: str) -> str:
     return "installed"
 
 
-def _runners(home: Home) -> Iterator[Finding]:
-    machine = _here()
+def _check_runners() -> Iterator[Finding]:
+    machine = _this_machine()
     for name, runner in registered_runners().items():
-        trial = _TRIALS.get(name)
+        trial = _TRIAL_SPECS.get(name)
         if trial is None:
             yield Finding(f"runner:{name}", "ok", runner.capabilities.title)
             continue
         spec = RunSpec.model_validate({"runner": name, "invoked_from": Path.cwd(), **trial})
-        # A foreign trainer that cannot run here is no fault of the machine, so it is told and no more.
-        lacks = [finding for finding in runner.preflight(spec, machine) if finding.level == "refused"]
-        for finding in lacks[:1]:
-            yield Finding(f"runner:{name}", "warning", f"{finding.text}", finding.remedy)
-        if not lacks:
+        # A warning only: a machine without a foreign trainer is not broken.
+        refusals = (finding for finding in runner.preflight(spec, machine) if finding.level == "refused")
+        refusal = next(refusals, None)
+        if refusal is None:
             yield Finding(f"runner:{name}", "ok", runner.capabilities.title)
+        else:
+            yield Finding(f"runner:{name}", "warning", refusal.text, refusal.remedy)
     for name, reason in broken_runners().items():
-        yield Finding(f"runner:{name}", "warning", f"cannot be loaded: {reason}", "Mend or uninstall its package")
+        yield Finding(f"runner:{name}", "warning", f"cannot be loaded: {reason}", "Fix or uninstall its package")

@@ -1,8 +1,8 @@
-"""The run service as a process: the state directory's lock, the supervisor and the HTTP port, held together.
+"""The process of the run service: the lock of the state directory, the supervisor and the HTTP server.
 
 `python -m palaestra.runs.service.server '{"idle_exit_s": 900}'` prints one JSON line:
-the address once it answers, or the reason why it cannot start.
-SIGTERM and SIGINT end it in order; the runs go on, and the next service adopts them.
+the URL once it answers, or the reason why it cannot start.
+SIGTERM and SIGINT shut it down; runs continue, and the next service adopts them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from palaestra import __version__
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
@@ -44,31 +44,29 @@ from palaestra.runs.wire import error_to_json
 
 __all__ = ["ServiceConfig", "main", "run_service", "serve", "service_config"]
 
-_LOOK_EVERY_S = 1.0
-_LOG_BYTES = 10 << 20
-_LOGS_KEPT = 3
+_IDLE_CHECK_S = 1.0
+_MAX_LOG_BYTES = 10 << 20
+_LOG_BACKUPS = 3
 
 _log = logging.getLogger("palaestra.runs.service.server")
+_Announce: TypeAlias = Callable[[Mapping[str, object]], None]
 
 
-_Told: TypeAlias = Callable[[Mapping[str, object]], None]
+def run_service(config: ServiceConfig, home: Home, announce: _Announce) -> None:
+    """Serve on the main thread until a signal arrives or the service is idle."""
+
+    async def serve_until_signal() -> None:
+        async with _stop_signals() as stop:
+            await serve(config, home, announce, stop)
+
+    asyncio.run(serve_until_signal())
 
 
-def run_service(config: ServiceConfig, home: Home, told: _Told) -> None:
-    """Serve on the main thread until a signal or idleness ends it."""
-
-    async def until_signalled() -> None:
-        async with _signals() as stop:
-            await serve(config, home, told, stop)
-
-    asyncio.run(until_signalled())
-
-
-async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Event) -> None:
-    """Serve until told to stop or idle; `told` hears where, as soon as requests are answered."""
+async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set or the service is idle; calls `announce` with the URL once requests are answered."""
     with (
         ServiceLock(home) as lock,
-        _logging(home, config.log_level),
+        _log_to_file(home, config.log_level),
         listen(config.host, config.port, "service.port") as sock,
     ):
         token = read_token(home)
@@ -83,60 +81,58 @@ async def serve(config: ServiceConfig, home: Home, told: _Told, stop: asyncio.Ev
             home, registry, runners, config, catalogue=catalogue, add_installed=add_installed_runners
         )
         tensorboards, closing = TensorBoards(home), asyncio.Event()
-        catching_up: asyncio.Task[None] | None = None
+        cataloguing: asyncio.Task[None] | None = None
         try:
             report = await supervisor.start()
             _log.info("version %s at %s; %s", __version__, url, report)
-            # Beside the work: thousands of directories take seconds, and a resume finds its checkpoint without a row.
-            catching_up = asyncio.create_task(_catch_up(catalogue, home, closing))
+            # In the background: thousands of directories take seconds, and a resume finds checkpoints without rows.
+            cataloguing = asyncio.create_task(_catalogue_checkpoints(catalogue, home, closing))
             app = build_api(supervisor, RunReader(home), registry, tensorboards, closing)
             auth = AuthMiddleware(app, token, AllowedHosts(config.host, config.allowed_hosts))
             async with serve_in_background(auth, sock) as serving:
                 lock.publish_url(url)
-                me = ProcessIdentity.of(os.getpid())
-                write_json(
-                    home.endpoint,
-                    {"schema": 1, "url": url, "version": __version__, **(asdict(me) if me else {})},
-                    mode=0o600,
-                )
-                told({"url": url, "pid": os.getpid(), **({"warning": warning} if warning else {})})
+                identity = ProcessIdentity.of(os.getpid())
+                endpoint = {"schema": 1, "url": url, "version": __version__, **(asdict(identity) if identity else {})}
+                write_json(home.endpoint, endpoint, mode=0o600)
+                announce({"url": url, "pid": os.getpid(), **({"warning": warning} if warning else {})})
 
-                def idle() -> bool:
-                    in_use = tensorboards.in_use or catalogue.busy
-                    return not in_use and _idle(config, supervisor, auth)
+                def is_idle() -> bool:
+                    if config.idle_exit_s is None or tensorboards.in_use or catalogue.busy or not supervisor.idle:
+                        return False
+                    return auth.idle_s() > config.idle_exit_s
 
                 try:
-                    await _until(stop, serving, idle)
+                    await _wait_for_end(stop, serving, is_idle)
                 finally:
                     home.endpoint.unlink(missing_ok=True)
                     closing.set()
         finally:
             closing.set()
-            if catching_up is not None:
-                await catching_up
+            if cataloguing is not None:
+                await cataloguing
             await supervisor.close()
             await asyncio.to_thread(catalogue.close)
             await asyncio.to_thread(tensorboards.close)
             registry.close()
-            _log.info("ended; runs go on")
+            _log.info("ended; runs continue")
 
 
-async def _catch_up(catalogue: CheckpointRecorder, home: Home, closing: asyncio.Event) -> None:
+async def _catalogue_checkpoints(catalogue: CheckpointRecorder, home: Home, closing: asyncio.Event) -> None:
     try:
         for checkpoint_id in await asyncio.to_thread(detach_from_runs, home):
-            _log.info("checkpoint %s has files of its own now", checkpoint_id)
+            _log.info("checkpoint %s was copied out of its run", checkpoint_id)
         await asyncio.to_thread(catalogue.add_missing, home, closing.is_set)
-    except Exception:  # noqa: BLE001 - the service must not fall over a directory that cannot be read
+    except Exception:  # noqa: BLE001 - an unreadable directory must not end the service
         _log.exception("some checkpoints could not be catalogued")
 
 
 def read_token(home: Home) -> str:
-    """What clients must send, made when there is none. `ConfigError` when others could have read it."""
+    """The token of the service, created if there is none. `ConfigError` when other users can read the file."""
     try:
         descriptor = os.open(home.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if home.token.stat().st_mode & 0o077:
-            reason, remedy = "can be read by others", "Delete it; the next start makes a new one"
+            reason, remedy = "can be read by others", "Delete it; the next start creates a new one"
             raise ConfigError("token file", str(home.token), reason, remedy) from None
         token = home.token.read_text().strip()
         if len(token) >= 32:
@@ -150,46 +146,43 @@ def read_token(home: Home) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The process: one JSON line on standard output, then silence until it ends."""
+    """Run the service; writes one JSON line to standard output."""
 
-    def told(facts: Mapping[str, object]) -> None:
-        sys.stdout.write(json.dumps(facts) + "\n")
+    def announce(status: Mapping[str, object]) -> None:
+        sys.stdout.write(json.dumps(status) + "\n")
         sys.stdout.flush()
 
     try:
         home = Home.default()
         given = json.loads(arguments[0]) if arguments else {}
-        run_service(service_config(home, given), home, told)
+        run_service(service_config(home, given), home, announce)
     except PalaestraError as error:
-        told({"error": error_to_json(error)})
+        announce({"error": error_to_json(error)})
         return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:
-        # Who waits for our first line must hear why there is none; the traceback goes where stderr leads.
-        why = f"the run service ended with a fault of its own ({type(error).__name__}: {error})"
-        with contextlib.suppress(OSError):  # whoever started us may have left long ago
-            told({"error": error_to_json(ServiceUnreachable(why))})
+        # The client waits for the first line; the traceback goes to standard error.
+        why = f"the run service failed ({type(error).__name__}: {error})"
+        with contextlib.suppress(OSError):  # the client may have exited
+            announce({"error": error_to_json(ServiceUnreachable(why))})
         raise
     return 0
 
 
-async def _until(stop: asyncio.Event, serving: asyncio.Task[None], idle: Callable[[], bool]) -> None:
-    asked = asyncio.create_task(stop.wait())
+async def _wait_for_end(stop: asyncio.Event, serving: asyncio.Task[None], is_idle: Callable[[], bool]) -> None:
+    stopping = asyncio.create_task(stop.wait())
     try:
-        while not idle():
-            done, _ = await asyncio.wait((asked, serving), timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        while not is_idle():
+            tasks = (stopping, serving)
+            done, _ = await asyncio.wait(tasks, timeout=_IDLE_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
-        _log.info("nothing to do any more")
+        _log.info("idle; shutting down")
     finally:
-        asked.cancel()
-
-
-def _idle(config: ServiceConfig, supervisor: Supervisor, auth: AuthMiddleware) -> bool:
-    return config.idle_exit_s is not None and supervisor.idle and auth.idle_s() > config.idle_exit_s
+        stopping.cancel()
 
 
 @contextlib.asynccontextmanager
-async def _signals() -> AsyncIterator[asyncio.Event]:
+async def _stop_signals() -> AsyncIterator[asyncio.Event]:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -200,8 +193,8 @@ async def _signals() -> AsyncIterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-class _Hiding(logging.Formatter):
-    """Writes no secret, wherever in a record or a traceback it stands."""
+class _RedactingFormatter(logging.Formatter):
+    """Redacts secrets in messages and tracebacks."""
 
     def __init__(self, redact: Redactor) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -212,11 +205,11 @@ class _Hiding(logging.Formatter):
 
 
 @contextlib.contextmanager
-def _logging(home: Home, level: str) -> Iterator[None]:
-    """Everything that is logged goes to service.log, which is turned over before it grows."""
+def _log_to_file(home: Home, level: str) -> Iterator[None]:
+    """Log to service.log, with rotation."""
     path = home.service / "service.log"
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT, delay=True)
-    handler.setFormatter(_Hiding(Redactor.from_environment(os.environ)))
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_LOG_BYTES, backupCount=_LOG_BACKUPS, delay=True)
+    handler.setFormatter(_RedactingFormatter(Redactor.from_environment(os.environ)))
     root = logging.getLogger("palaestra")
     before = root.level
     root.addHandler(handler)
@@ -229,12 +222,8 @@ def _logging(home: Home, level: str) -> Iterator[None]:
         handler.close()
 
 
-def _quietly() -> Any:
-    # Whoever started us reads one line and leaves; what libraries warn about belongs into the log.
+if __name__ == "__main__":
+    # The client reads one line only; warnings of libraries belong in the log.
     logging.captureWarnings(True)
     warnings.simplefilter("default")
-
-
-if __name__ == "__main__":
-    _quietly()
     sys.exit(main(sys.argv[1:]))
