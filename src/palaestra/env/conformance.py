@@ -113,7 +113,7 @@ def _check_snapshot(envs: list[VectorEnv], make_env: Callable[[], VectorEnv], st
     envs.append(make_env())
     twin, mirror = envs[-1], _allocate_row(env)
     _fill_with_garbage(mirror, 1)
-    _require(twin.restore(Snapshot(arrays, facts), mirror), "restore returns to the state of its own snapshot")
+    _require(twin.restore(Snapshot(arrays, facts), mirror), "restore returns to the state of the snapshot")
     _require(same_observation(row.observation, mirror.observation), "restore writes the observation of the snapshot")
     for _ in range(steps):
         action = random_actions(env.action_space, env.num_envs, rng, row.action_mask)

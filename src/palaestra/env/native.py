@@ -242,7 +242,7 @@ class NativeEnv(MethodForwarding):
 
 
 def _autoreset_mode(env: GymVectorEnv) -> AutoresetMode:
-    # The default is Gymnasium's; one of its own environments misspells the key.
+    # The default is Gymnasium's; one Gymnasium environment misspells the key.
     mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
     try:
         return AutoresetMode(mode)
