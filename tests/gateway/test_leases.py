@@ -35,7 +35,7 @@ def test_a_request_after_the_end_is_refused_even_before_the_reaper_came_by():
     table = LeaseTable(1)
     _leased(table)
 
-    refusal = _refusal(table.begin, "a", 60.0)
+    refusal = _refusal(table.begin_request, "a", 60.0)
 
     assert (refusal.status, refusal.code) == (404, "no_session")
     assert "lease expired" in str(refusal)
@@ -91,13 +91,13 @@ def test_the_seventeenth_of_sixteen_is_refused_and_told_when_to_come_back():
     for number in range(16):
         _leased(table, str(number), ttl_s=10.0 + number)
 
-    refusal = _refusal(table.admit, "17", "browser", 60.0, 3.5)
+    refusal = _refusal(table.reserve, "17", "browser", 60.0, 3.5)
 
     assert (refusal.status, refusal.code) == (429, "no_room")
     assert refusal.retry_after == 5.0  # the first ends in 6.5 s, but may well be closed before
-    assert _refusal(table.admit, "17", "browser", 60.0, 7.5).retry_after == 3.0  # 2.5 s, in whole seconds
+    assert _refusal(table.reserve, "17", "browser", 60.0, 7.5).retry_after == 3.0  # 2.5 s, in whole seconds
     table.close("8", 7.5)
-    assert _refusal(table.admit, "17", "browser", 60.0, 7.5).retry_after == 1.0  # one is being removed
+    assert _refusal(table.reserve, "17", "browser", 60.0, 7.5).retry_after == 1.0  # one is being removed
 
 
 def test_a_session_keeps_its_place_until_it_is_really_removed():
@@ -105,7 +105,7 @@ def test_a_session_keeps_its_place_until_it_is_really_removed():
     _leased(table)
     assert table.close("a", 1.0)
 
-    assert _refusal(table.admit, "b", "browser", 60.0, 1.0).status == 429
+    assert _refusal(table.reserve, "b", "browser", 60.0, 1.0).status == 429
     table.mark_removed("a")
     table.reserve("b", "browser", 60.0, 1.0)
 
@@ -121,7 +121,7 @@ def test_a_lost_session_frees_its_place_and_says_why_for_one_more_lease():
         table.begin_request("a", 13.9)
     assert table.expire(14.0) == []
     assert "a" not in table
-    assert "its server was killed" in str(_refusal(table.begin, "a", 14.0))
+    assert "its server was killed" in str(_refusal(table.begin_request, "a", 14.0))
 
 
 def test_closing_a_lost_session_leaves_nothing_to_remove():
@@ -166,7 +166,7 @@ def test_what_is_still_opening_can_be_neither_used_nor_closed():
     table = LeaseTable(1)
     table.reserve("a", "browser", 10.0, 0.0)
 
-    assert _refusal(table.begin, "a", 0.0).status == 409
+    assert _refusal(table.begin_request, "a", 0.0).status == 409
     assert _refusal(table.close, "a", 0.0).status == 409
     assert _refusal(table.renew, "a", 5.0, 0.0).status == 409
 
@@ -183,7 +183,7 @@ def test_an_impossible_event_is_an_error_of_ours():
     table = LeaseTable(1)
     _leased(table)
 
-    with pytest.raises(ValueError, match="leased cannot have opened"):
+    with pytest.raises(ValueError, match="the event 'opened' cannot happen to a session that is leased"):
         table.mark_opened("a", 0.0)
 
 
@@ -194,8 +194,8 @@ def test_what_is_gone_is_remembered_up_to_a_bound():
         table.close(str(number), 0.0)
         table.mark_removed(str(number))
 
-    assert "there is no session '0'" in str(_refusal(table.begin, "0", 0.0))
-    assert "it was closed" in str(_refusal(table.begin, "1", 0.0))
+    assert "there is no session '0'" in str(_refusal(table.begin_request, "0", 0.0))
+    assert "it was closed" in str(_refusal(table.begin_request, "1", 0.0))
 
 
 @given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=20))

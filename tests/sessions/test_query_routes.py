@@ -13,7 +13,7 @@ from palaestra.sessions.action import Click, Move, Point, PressKeys, Scroll, Typ
 from palaestra.sessions.fake import FakeSession
 from palaestra.sessions.query_language import parse_query, row_report, write_query
 from palaestra.sessions.screen import Screenshot, Size
-from palaestra.sessions.server.auto_reset import AutoResetSession
+from palaestra.sessions.server.process import AutoResetSession
 from palaestra.sessions.task import TaskRequest
 
 HIT = "/act?action_type=left_click&x=40&y=60&step=1"

@@ -15,7 +15,7 @@ from palaestra.sessions.browser.session import BrowserSession
 from palaestra.sessions.clients.client import open_session
 from palaestra.sessions.clients.query_dialect import Assignment, QueryDialectSession, rows_entered
 from palaestra.sessions.conformance import check_session
-from palaestra.sessions.server.auto_reset import AutoResetSession
+from palaestra.sessions.server.process import AutoResetSession
 from palaestra.sessions.suites.data_entry import DataEntry
 from palaestra.sessions.task import TaskRequest
 

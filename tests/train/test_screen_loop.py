@@ -204,7 +204,7 @@ def test_what_waits_to_be_learned_from_is_in_the_checkpoint(gateway, tmp_path):
         ({"model": {"name": "tiny", "lora_target_option": "custom", "lora_target_modules": ["q_prod"]}}, "q_prod"),
         ({"actor": {"codec": "qwen4"}}, "no codec has this name"),
         ({"environment": {"gateway": "http://127.0.0.1:9"}}, "cannot be reached"),
-        ({"tasks": [{"task": "fake/button"}, {"task": "fake/no"}]}, r"tasks\[1\].task = 'fake/no': there is"),
+        ({"tasks": [{"task": "fake/button"}, {"task": "fake/no"}]}, r"tasks\[1\].task = 'fake/no': the only task is"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_run_directory_exists(gateway, tmp_path, wrong, message):

@@ -16,7 +16,7 @@ from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.auth import CALLER
 from palaestra.gateway.config import GatewayConfig
 from palaestra.gateway.error_responses import ErrorResponse, error_response
-from palaestra.gateway.leases import Lease, LeaseState
+from palaestra.gateway.leases import LeaseState, SessionLease
 from palaestra.gateway.metrics import CONTENT_TYPE
 from palaestra.gateway.session_service import SessionService
 from palaestra.http.strict_route import StrictJsonRoute
@@ -42,7 +42,7 @@ class GatewayError(BaseModel):
     error: GatewayErrorDetail
 
 
-class SessionLease(BaseModel):
+class LeaseResponse(BaseModel):
     """The lease of a session."""
 
     session_id: str
@@ -52,7 +52,7 @@ class SessionLease(BaseModel):
     ttl_s: float
 
 
-class OpenedSession(SessionLease):
+class OpenedSession(LeaseResponse):
     """The lease of a new session, and its token, which is sent only once."""
 
     session_token: str
@@ -164,9 +164,9 @@ def _add_session_routes(app: FastAPI, service: SessionService, config: GatewayCo
     renew_errors, close_errors = _errors(404, 409, 422, 502), _errors(404, 409, 422)
 
     @app.post("/sessions/{session_id}/renew", responses=renew_errors, operation_id="renew_session", openapi_extra=owned)
-    async def renew_session(session_id: SessionId, body: renew_body, request: Request) -> SessionLease:
+    async def renew_session(session_id: SessionId, body: renew_body, request: Request) -> LeaseResponse:
         service.check_owner(session_id, request.scope[CALLER])
-        return SessionLease(**_lease_fields(service.renew(session_id, body.ttl_s), service))
+        return LeaseResponse(**_lease_fields(service.renew(session_id, body.ttl_s), service))
 
     @app.delete("/sessions/{session_id}", responses=close_errors, operation_id="close_session", openapi_extra=owned)
     async def close_session(session_id: SessionId, request: Request) -> ClosedSession:
@@ -191,7 +191,7 @@ def _add_observation_routes(app: FastAPI, service: SessionService) -> None:
         return PlainTextResponse(rendered, media_type=CONTENT_TYPE)
 
 
-def _lease_fields(lease: Lease, service: SessionService) -> dict[str, Any]:
+def _lease_fields(lease: SessionLease, service: SessionService) -> dict[str, Any]:
     return {
         "session_id": lease.session_id,
         "session_type": lease.session_type,

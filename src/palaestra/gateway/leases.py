@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from palaestra.errors import SessionFailed, SessionRefused
 
-__all__ = ["Lease", "LeaseState", "LeaseTable"]
+__all__ = ["LeaseState", "LeaseTable", "SessionLease"]
 
 MAX_REMEMBERED = 1000
 """Removed sessions that are remembered, to tell clients what happened to them."""
@@ -65,7 +65,7 @@ _NEXT: dict[tuple[LeaseState, _Event], LeaseState | None] = {
 
 
 @dataclass(slots=True)
-class Lease:
+class SessionLease:
     """The lease of one session; only the table changes it."""
 
     session_id: str
@@ -94,14 +94,14 @@ class LeaseTable:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, SessionLease] = {}
         self._removed: OrderedDict[str, str] = OrderedDict()
         """Why each of the last removed sessions is gone."""
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def __iter__(self) -> Iterator[Lease]:
+    def __iter__(self) -> Iterator[SessionLease]:
         return iter(list(self._leases.values()))
 
     def __contains__(self, session_id: str) -> bool:
@@ -119,22 +119,22 @@ class LeaseTable:
             counts[lease.state] += 1
         return counts
 
-    def get(self, session_id: str) -> Lease | None:
+    def get(self, session_id: str) -> SessionLease | None:
         """The lease of a session, if it exists."""
         return self._leases.get(session_id)
 
-    def reserve(self, session_id: str, session_type: str, ttl_s: float, now: float, *, token: str = "") -> Lease:
+    def reserve(self, session_id: str, session_type: str, ttl_s: float, now: float, *, token: str = "") -> SessionLease:
         """Reserve room for a session that is about to be opened; refused with 429 when there is none."""
         if session_id in self._leases or session_id in self._removed:
             raise ValueError(f"session {session_id!r} exists or existed; ids are used once")
         if self.num_active >= self.limit:
             text = f"all {self.limit} sessions are taken. Close one, or try again later."
             raise SessionRefused("no_room", text, status=429, retry_after=self._retry_after_s(now))
-        lease = Lease(session_id, session_type, ttl_s, now, now + ttl_s, token=token)
+        lease = SessionLease(session_id, session_type, ttl_s, now, now + ttl_s, token=token)
         self._leases[session_id] = lease
         return lease
 
-    def mark_opened(self, session_id: str, now: float) -> Lease:
+    def mark_opened(self, session_id: str, now: float) -> SessionLease:
         """Start the term of a session that was opened; `SessionFailed` when it was lost meanwhile."""
         lease = self._leases[session_id]
         if lease.state is LeaseState.LOST:
@@ -150,19 +150,19 @@ class LeaseTable:
         if lease is not None:
             self._apply(lease, _Event.CLOSE if lease.state is LeaseState.LOST else _Event.OPEN_FAILED)
 
-    def begin_request(self, session_id: str, now: float) -> Lease:
+    def begin_request(self, session_id: str, now: float) -> SessionLease:
         """Count a request to the session. Refused (404, 409) or `SessionFailed` when it cannot be used."""
         lease = self._get_usable(session_id, now)
         lease.in_flight += 1
         return lease
 
-    def end_request(self, lease: Lease, now: float) -> None:
+    def end_request(self, lease: SessionLease, now: float) -> None:
         """Count the end of a request, which renews the lease."""
         lease.in_flight -= 1
         if lease.state is LeaseState.LEASED:
             lease.expires_at = now + lease.ttl_s
 
-    def renew(self, session_id: str, ttl_s: float, now: float) -> Lease:
+    def renew(self, session_id: str, ttl_s: float, now: float) -> SessionLease:
         """Start a new term now, shorter or longer than the rest of the old one."""
         lease = self._get_usable(session_id, now)
         lease.ttl_s, lease.expires_at = ttl_s, now + ttl_s
@@ -216,13 +216,13 @@ class LeaseTable:
             return 1.0
         return float(math.ceil(min(MAX_RETRY_AFTER_S, max(1.0, self.next_expiry() - now))))
 
-    def _get_usable(self, session_id: str, now: float) -> Lease:
+    def _get_usable(self, session_id: str, now: float) -> SessionLease:
         lease = self._get(session_id, now)
         if lease.state is LeaseState.LOST:
             raise SessionFailed("session_lost", lease.reason)
         return lease
 
-    def _get(self, session_id: str, now: float) -> Lease:
+    def _get(self, session_id: str, now: float) -> SessionLease:
         """The lease of a session that is leased or lost; refused (404, 409) otherwise."""
         lease = self._leases.get(session_id)
         if lease is not None:
@@ -238,15 +238,15 @@ class LeaseTable:
         text = f"session {session_id} is gone: {reason}." if reason else f"there is no session {session_id[:64]!r}."
         raise SessionRefused("no_session", f"{text} Open another one.", status=404)
 
-    def _expire(self, lease: Lease, now: float) -> None:
+    def _expire(self, lease: SessionLease, now: float) -> None:
         if now >= lease.expires_at and not lease.in_flight and lease.state in (LeaseState.LEASED, LeaseState.LOST):
             self._apply(lease, _Event.EXPIRED, "its lease expired")
 
-    def _apply(self, lease: Lease, event: _Event, reason: str = "it was closed") -> None:
+    def _apply(self, lease: SessionLease, event: _Event, reason: str = "it was closed") -> None:
         try:
             state = _NEXT[lease.state, event]
         except KeyError:
-            raise ValueError(f"the event {event!r} cannot happen to a session that is {lease.state}") from None
+            raise ValueError(f"the event {event.value!r} cannot happen to a session that is {lease.state}") from None
         if state is not None:
             lease.state = state
             return

@@ -17,7 +17,7 @@ from typing import Any
 from palaestra.config import closest_names
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.auth import Caller
-from palaestra.gateway.leases import Lease, LeaseState, LeaseTable
+from palaestra.gateway.leases import LeaseState, LeaseTable, SessionLease
 from palaestra.gateway.metrics import Metrics
 from palaestra.gateway.runtime import Address, Runtime
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
@@ -79,7 +79,7 @@ class SessionService:
         types = tuple(self.runtime.session_types)
         return (*types, *(alias for alias, name in ALIASES.items() if name in types and alias not in types))
 
-    async def open(self, session_type: str, ttl_s: float) -> Lease:
+    async def open(self, session_type: str, ttl_s: float) -> SessionLease:
         """Open a session. Refused (422, 429, 503) or `SessionFailed`."""
         if self.draining:
             text = "the gateway is shutting down. Use another one."
@@ -121,7 +121,7 @@ class SessionService:
             )
             raise SessionRefused("not_your_session", text, status=403)
 
-    def renew(self, session_id: str, ttl_s: float) -> Lease:
+    def renew(self, session_id: str, ttl_s: float) -> SessionLease:
         """Start a new term of the lease."""
         lease = self.leases.renew(session_id, ttl_s, self.clock())
         self._leases_changed.set()
@@ -135,12 +135,12 @@ class SessionService:
             await self._remove(session_id, "it was closed")
         self._update_empty()
 
-    def begin_request(self, session_id: str) -> tuple[Lease, Address]:
+    def begin_request(self, session_id: str) -> tuple[SessionLease, Address]:
         """Begin a request: the lease, to be passed to `end_request`, and the address of the session."""
         lease = self.leases.begin_request(session_id, self.clock())
         return lease, self._addresses[session_id]
 
-    def end_request(self, lease: Lease) -> None:
+    def end_request(self, lease: SessionLease) -> None:
         """End a request, which renews the lease."""
         self.leases.end_request(lease, self.clock())
 

@@ -21,23 +21,68 @@ from fastapi import FastAPI
 
 from palaestra.errors import ConfigError, SessionFailed, SessionRefused
 from palaestra.http.server import KEEP_ALIVE_S, SignalFreeServer, listen, loop_factory
+from palaestra.sessions.action import UiAction
 from palaestra.sessions.browser.browser import SharedBrowser
 from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.browser.session import BrowserSession
 from palaestra.sessions.fake import FakeSession
+from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.server.app import build_app
-from palaestra.sessions.server.auto_reset import AutoResetSession
-from palaestra.sessions.session import Session
-from palaestra.sessions.task import SCHEMA, TaskRequest
+from palaestra.sessions.session import Session, Step
+from palaestra.sessions.task import SCHEMA, TaskProgress, TaskRequest, TaskSpec
 from palaestra.strict_json import read_json
 
-__all__ = ["main", "serve"]
+__all__ = ["AutoResetSession", "main", "serve"]
 
 GRACE_S = 1
 """Seconds that requests may continue after SIGTERM before the browser is stopped."""
 
 ABORT_S = 1
 """Seconds that the responses to failed requests may take after that."""
+
+
+class AutoResetSession:
+    """Wraps a session and resets it to the task `first` before its first use; other resets work as before."""
+
+    def __init__(self, session: Session, first: TaskRequest) -> None:
+        self._session, self._first = session, first
+        self._is_reset = False
+        self._lock = asyncio.Lock()
+
+    async def reset(self, request: TaskRequest) -> TaskSpec:
+        """Begin an episode."""
+        async with self._lock:
+            spec = await self._session.reset(request)
+            self._is_reset = True
+            return spec
+
+    async def act(self, action: UiAction, *, step: int) -> Step:
+        """Perform an action once."""
+        await self._ensure_reset()
+        return await self._session.act(action, step=step)
+
+    async def screenshot(self) -> Screenshot:
+        """The current screen."""
+        await self._ensure_reset()
+        return await self._session.screenshot()
+
+    async def progress(self) -> TaskProgress:
+        """The verifier's current judgement."""
+        await self._ensure_reset()
+        return await self._session.progress()
+
+    async def close(self) -> None:
+        """Release the screen."""
+        self._is_reset = True
+        await self._session.close()
+
+    async def _ensure_reset(self) -> None:
+        if self._is_reset:
+            return
+        async with self._lock:
+            if not self._is_reset:
+                await self._session.reset(self._first)
+                self._is_reset = True
 
 
 async def serve(
