@@ -208,15 +208,15 @@ def test_what_gives_clips_depends_on_who_trains(started, runs, home):
     run_id = started("steps=2")
     assert runs("videos", run_id).out == (
         "No videos. Only its own trainer (echo) can play its checkpoints. "
-        "Start a new run with palaestra runs start --video: the trainer then films while it trains.\n"
+        "Start a new run with palaestra runs start --video: the trainer then records while it trains.\n"
     )
     record = runs("videos", run_id, "--record")
-    assert (record.code, "trainers that save none film with palaestra runs start --video" in record.err) == (2, True)
+    assert (record.code, "trainers that save none record with palaestra runs start --video" in record.err) == (2, True)
 
 
 def test_a_run_of_ours_without_clips_says_how_to_film_it(palaestra, home):
     (home.run("solo").attempt(1).path).mkdir(parents=True)
     (home.run("solo").path / "resolved.json").write_text("{}")
     assert palaestra("runs", "videos", "solo").out == (
-        "No videos. Film its newest checkpoint with: palaestra runs videos solo --record\n"
+        "No videos. Record its newest checkpoint with: palaestra runs videos solo --record\n"
     )

@@ -8,7 +8,7 @@ import pytest
 from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
 from palaestra.errors import ConfigError
-from palaestra.runs.tools.tensorboard import TensorBoards, event_directories
+from palaestra.runs.tools.tensorboard import TensorBoards, find_event_directories
 
 
 def trained(home, **config):
@@ -57,14 +57,14 @@ def test_both_kinds_of_runs_are_shown_by_one_instance_that_is_used_again_and_end
 def test_one_that_nobody_asks_for_ends_by_itself(home):
     pytest.importorskip("tensorboard")
     run_id = trained(home)
-    boards = TensorBoards(home, idle_s=0.05)
+    boards = TensorBoards(home, idle_timeout_s=0.05)
     try:
         boards.open([run_id])
         deadline = time.monotonic() + 60
-        while boards.in_use:
+        while boards.running():
             assert time.monotonic() < deadline, "it did not end"
             time.sleep(0.02)
-        assert boards.shown() == []
+        assert boards.running() == []
     finally:
         boards.close()
 
@@ -73,8 +73,8 @@ def test_event_files_of_a_trainer_are_shown_as_they_are_and_others_are_written(h
     pytest.importorskip("tensorboard")
     ours, foreign = trained(home), trained(home, speak="tensorboard")
 
-    assert event_directories(home.run(ours)) == {ours: home.run(ours).path / "tensorboard"}
-    (directory,) = event_directories(home.run(foreign)).values()
+    assert find_event_directories(home.run(ours)) == {ours: home.run(ours).path / "tensorboard"}
+    (directory,) = find_event_directories(home.run(foreign)).values()
     assert directory.is_relative_to(home.run(foreign).attempt(1).work)
 
 

@@ -1,4 +1,4 @@
-from palaestra.runs.tools.wandb import tracking_of
+from palaestra.runs.tools.wandb import read_tracking
 from palaestra.telemetry.event import LogLine
 from palaestra.telemetry.journal import Journal
 
@@ -20,14 +20,14 @@ def place(home):
 
 
 def test_a_run_that_is_not_tracked_is_off(home):
-    assert tracking_of(place(home)[0]).state == "off"
+    assert read_tracking(place(home)[0]).state == "off"
 
 
 def test_an_offline_run_is_uploaded_by_the_command_that_is_told(home):
     run, attempt = place(home)
     directory = offline_run(attempt, "abc")
 
-    found = tracking_of(run)
+    found = read_tracking(run)
 
     assert found.state == "offline"
     assert found.sync_command == f"wandb sync '{directory}'"
@@ -38,10 +38,10 @@ def test_an_offline_run_is_uploaded_by_the_command_that_is_told(home):
 def test_what_wandb_marked_as_uploaded_is_not_uploaded_again(home):
     run, attempt = place(home)
     offline_run(attempt, "abc", synced=True)
-    assert tracking_of(run).state == "uploaded"
+    assert read_tracking(run).state == "uploaded"
 
     left = offline_run(attempt, "def")
-    assert tracking_of(run).pending == (str(left),)
+    assert read_tracking(run).pending == (str(left),)
 
 
 def test_the_address_of_an_online_run_is_read_from_its_output(home):
@@ -49,11 +49,11 @@ def test_the_address_of_an_online_run_is_read_from_its_output(home):
     text = "wandb: 🚀 View run \x1b[33mbrave-sky-1\x1b[0m at: \x1b[34mhttps://wandb.ai/me/p/runs/x1\x1b[0m\n"
     attempt.stdout.write_text(text.replace("\x1b[34m", ""))
 
-    assert tracking_of(run).url == "https://wandb.ai/me/p/runs/x1"
-    assert tracking_of(run).state == "online"
+    assert read_tracking(run).url == "https://wandb.ai/me/p/runs/x1"
+    assert read_tracking(run).state == "online"
     attempt.stdout.write_text("View run at https://wandb.ai/me/p/runs/x2\n")
-    assert tracking_of(run).url == "https://wandb.ai/me/p/runs/x2"
-    assert tracking_of(run, "https://wandb.ai/told").url == "https://wandb.ai/told"
+    assert read_tracking(run).url == "https://wandb.ai/me/p/runs/x2"
+    assert read_tracking(run, "https://wandb.ai/told").url == "https://wandb.ai/told"
 
 
 def test_a_flood_of_output_is_read_at_both_ends_only(home):
@@ -62,22 +62,22 @@ def test_a_flood_of_output_is_read_at_both_ends_only(home):
         file.write(b"x\n" * (6 << 20))
         file.write(b"View run at https://wandb.ai/end\n")
 
-    assert tracking_of(run).url == "https://wandb.ai/end"
+    assert read_tracking(run).url == "https://wandb.ai/end"
 
 
 def test_our_own_trainer_keeps_what_is_offline_beside_the_attempts(home):
     run, _ = place(home)
     directory = offline_run(run, "abc")
 
-    assert tracking_of(run).state == "offline"
-    assert tracking_of(run).pending == (str(directory),)
+    assert read_tracking(run).state == "offline"
+    assert read_tracking(run).pending == (str(directory),)
 
 
 def test_our_own_run_that_is_online_is_so_and_its_address_is_in_its_journal(home):
     run, attempt = place(home)
     offline_run(run, "abc", mode="")
-    assert (tracking_of(run).state, tracking_of(run).url) == ("online", "")
+    assert (read_tracking(run).state, read_tracking(run).url) == ("online", "")
 
     with Journal(attempt.journal) as journal:
         journal.emit(LogLine("info", "View run at https://wandb.ai/me/p/runs/x3"))
-    assert tracking_of(run).url == "https://wandb.ai/me/p/runs/x3"
+    assert read_tracking(run).url == "https://wandb.ai/me/p/runs/x3"

@@ -16,7 +16,7 @@ from palaestra.runs.process.resource_usage import ResourceSample, read_peaks, re
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
 from palaestra.runs.state.event_log import attempt_outcomes, duration_s
-from palaestra.runs.tools.wandb import tracking_of
+from palaestra.runs.tools.wandb import read_tracking
 from palaestra.runs.video.clip import RecordingOverhead, measure_recording_overhead
 from palaestra.strict_json import json_number
 
@@ -107,7 +107,7 @@ def _format_earlier_attempts(reader: RunReader, record: RunRecord) -> str:
 def _format_tracking(reader: RunReader, record: RunRecord) -> str:
     if record.archived:
         return record.tracking_url
-    tracking = tracking_of(reader.home.run(record.run_id), record.tracking_url)
+    tracking = read_tracking(reader.home.run(record.run_id), record.tracking_url)
     if tracking.sync_command:
         return f"stored on disk; upload it with: {tracking.sync_command}   ({tracking.remedy})"
     return tracking.url or ("uploaded to W&B" if tracking.state == "uploaded" else "")

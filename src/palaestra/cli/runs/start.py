@@ -294,7 +294,7 @@ def _print_command(prepared: LaunchPreview, out: TextIO) -> None:
 
 def _watch_run(service: TrainerService, run_id: str, as_json: bool) -> None:
     from palaestra.cli.runs.table import format_outcome
-    from palaestra.runs.tools.wandb import tracking_of
+    from palaestra.runs.tools.wandb import read_tracking
 
     try:
         record = _follow(service, run_id)
@@ -305,7 +305,7 @@ def _watch_run(service: TrainerService, run_id: str, as_json: bool) -> None:
         print_json(record)
     else:
         print(format_outcome(record))
-    tracking = tracking_of(service.home.run(run_id), record.tracking_url)
+    tracking = read_tracking(service.home.run(run_id), record.tracking_url)
     if tracking.url:
         print(f"On W&B: {tracking.url}", file=sys.stderr)
     if tracking.sync_command:

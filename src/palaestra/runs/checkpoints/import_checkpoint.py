@@ -51,7 +51,7 @@ class Provenance:
     env_step: int | None = None
     env_signature: Mapping[str, Any] = field(default_factory=dict)
 
-    def validated(self, agent: str = "agent_id", env: str = "env_id", step: str = "env_step") -> Provenance:
+    def validate(self, agent: str = "agent_id", env: str = "env_id", step: str = "env_step") -> Provenance:
         """Return this if it can be stored, else raise `CheckpointError`; the arguments name the fields in errors."""
         for place, text in ((agent, self.agent_id), (env, self.env_id)):
             fault = find_text_fault(text, _MAX_NAME_LENGTH)
@@ -75,7 +75,7 @@ def import_checkpoint(
     `trusted` allows a configuration that names code. If the same bytes were imported before, only their record is
     updated with the new provenance.
     """
-    provenance = (provenance or Provenance()).validated()
+    provenance = (provenance or Provenance()).validate()
     directory = home.checkpoints
     unfinished = _temporary_directory(directory)
     try:

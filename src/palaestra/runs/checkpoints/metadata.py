@@ -55,7 +55,6 @@ class OwnCheckpoint:
     env_step: int = 0
     env_id: str = ""
     algorithm: str = ""
-    run_id: str = ""
     score: float | None = None
     returns: tuple[float, ...] = ()
     """Returns of the last episodes before it was saved, at most 100."""
@@ -79,7 +78,6 @@ class OwnCheckpoint:
                 env_step=int(progress.get("steps") or 0),
                 env_id=env_id,
                 algorithm=str((config.get("algorithm") or {}).get("name", "")),
-                run_id=str(about.get("run_id", "")),
                 score=float(score) if isinstance(score, int | float) else None,
                 returns=tuple(float(value) for value in progress.get("episode_rewards") or ()),
                 env_signature=normalize_signature({"env_id": env_id, **_read_spaces(path / POLICY["vector"])}),

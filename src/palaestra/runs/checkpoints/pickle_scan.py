@@ -87,25 +87,25 @@ def _scan_bare_pickle(file: IO[bytes]) -> ScanReport:
 
 
 def _scan_safetensors(file: IO[bytes], size: int) -> ScanReport:
-    def refused(reason: str) -> ScanReport:
+    def refuse(reason: str) -> ScanReport:
         return ScanReport(False, "safetensors", reason=reason)
 
     (length,) = struct.unpack("<Q", file.read(8))
     if length > min(_MAX_HEADER_BYTES, size - 8):
-        return refused(f"has a header of {length} bytes in a file of {size}")
+        return refuse(f"has a header of {length} bytes in a file of {size}")
     try:
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         spans = sorted((int(t["data_offsets"][0]), int(t["data_offsets"][1]), str(t["dtype"])) for t in header.values())
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        return refused("has a header that cannot be read")
+        return refuse("has a header that cannot be read")
     position = 0
     for begin, end, dtype in spans:
         if begin != position or end < begin or not _SAFE_DTYPES.fullmatch(dtype):
-            return refused("has tensors that overlap, leave gaps, or are of no known kind")
+            return refuse("has tensors that overlap, leave gaps, or are of no known kind")
         position = end
     if 8 + length + position != size:
-        return refused(f"should have {8 + length + position} bytes and has {size}: truncated or added to")
+        return refuse(f"should have {8 + length + position} bytes and has {size}: truncated or added to")
     return ScanReport(True, "safetensors")
 
 

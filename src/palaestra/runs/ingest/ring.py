@@ -37,12 +37,6 @@ class Ring:
         self._lock = threading.Lock()
         self._subscribers: dict[object, Callable[[], None]] = {}
 
-    @property
-    def newest(self) -> Key | None:
-        """The key of the last record; None before the first."""
-        with self._lock:
-            return self._records[-1].key if self._records else None
-
     def publish(self, attempt: int, records: Sequence[Record]) -> None:
         """Append records in order and notify every subscriber once. Records that were added before are skipped."""
         with self._lock:

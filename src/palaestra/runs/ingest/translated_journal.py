@@ -1,8 +1,8 @@
 """The journal of a trainer that does not write one: a translation of its output and event files.
 
 Lines are those of a journal plus `from` (file and byte offset). The last line of every batch also has `resume`: the
-state from which translation continues. Data and position are one write, so they cannot disagree. Whatever follows the
-last `resume` is an incomplete batch, which is truncated and translated again.
+state from which translation continues. Data and position are one write, so they cannot disagree. Lines after the
+last `resume` are an incomplete batch, which is truncated and translated again.
 """
 
 from __future__ import annotations

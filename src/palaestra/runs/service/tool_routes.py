@@ -22,7 +22,7 @@ from palaestra.runs.service.schemas import (
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
-from palaestra.runs.tools.wandb import Tracking, tracking_of
+from palaestra.runs.tools.wandb import Tracking, read_tracking
 from palaestra.runs.wire import JsonObject, to_json
 
 __all__ = ["add_tool_routes"]
@@ -63,7 +63,7 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, ten
     )
     def tracking(run_id: RunId) -> JsonObject:
         """The URL of the run on W&B, or the command that uploads an offline run."""
-        return to_json(tracking_of(reader.paths(run_id), reader.run(run_id).tracking_url))
+        return to_json(read_tracking(reader.paths(run_id), reader.run(run_id).tracking_url))
 
     @app.post("/tools/tensorboard", operation_id="tensorboard", tags=["tools"], responses=describe_errors(404))
     def start_tensorboard(body: TensorBoardBody) -> TensorBoardResponse:
@@ -77,7 +77,7 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, ten
     @app.get("/tools/tensorboard", operation_id="tensorboards", tags=["tools"])
     def list_tensorboards() -> list[TensorBoardResponse]:
         """The running TensorBoards."""
-        return [TensorBoardResponse(url=board.url, run_ids=list(board.run_ids)) for board in tensorboards.shown()]
+        return [TensorBoardResponse(url=board.url, run_ids=list(board.run_ids)) for board in tensorboards.running()]
 
     @app.delete("/tools/tensorboard", operation_id="stop_tensorboards", tags=["tools"], responses=describe_errors(404))
     def stop_tensorboards(run: _RunIds = None) -> list[TensorBoardResponse]:

@@ -33,11 +33,8 @@ class RebuildReport:
     """Result of a rebuild."""
 
     runs: int
-    checkpoints: int
     unreadable: tuple[str, ...] = ()
     """Directories under runs/ without a readable run."""
-    moved_to: Path | None = None
-    """Where the damaged file is now."""
 
 
 def open_registry(home: Home) -> Registry:
@@ -57,19 +54,15 @@ def open_registry(home: Home) -> Registry:
     return registry
 
 
-def rebuild_if_damaged(home: Home, registry: Registry) -> RebuildReport:
+def rebuild_if_damaged(home: Home, registry: Registry) -> None:
     """Replace and rebuild an open registry whose file is damaged or gone. Does nothing when it is intact."""
     with registry.rebuild_lock:
         if registry.is_intact():
-            return RebuildReport(0, 0)
+            return
         aside = registry.replace()
         report = rebuild(home, registry)
-    if not aside.exists():
-        _log.warning("the registry was removed; it was rebuilt from %d run directories", report.runs)
-        return report
-    message = "the registry was damaged; it was moved to %s and rebuilt from %d run directories"
-    _log.warning(message, aside, report.runs)
-    return replace(report, moved_to=aside)
+    cause = f"damaged; it was moved to {aside} and" if aside.exists() else "removed; it was"
+    _log.warning("the registry was %s rebuilt from %d run directories", cause, report.runs)
 
 
 def rebuild(home: Home, registry: Registry) -> RebuildReport:
@@ -90,16 +83,14 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
         if archived is not None:
             records.setdefault(archived.run_id, archived)
     registry.put_many(list(records.values()))
-    imported = 0
     for note in sorted(home.checkpoints.glob("*/record.json")):
         checkpoint = _read_checkpoint(note)
         try:
             if checkpoint is not None:
                 registry.put_checkpoint(checkpoint)
-                imported += 1
         except ROW_ERRORS as error:
             _log.warning("%s: the row cannot be written: %s", note.parent, error)
-    return RebuildReport(len(records), imported, tuple(unreadable))
+    return RebuildReport(len(records), tuple(unreadable))
 
 
 def read_run(run: RunDirectory) -> RunRecord | None:

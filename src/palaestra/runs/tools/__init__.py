@@ -1,1 +1,1 @@
-"""Programs that show runs: TensorBoard, started and ended by us, and W&B, which is told where a run's data is."""
+"""External tools that show runs: TensorBoard, which the service starts, and Weights & Biases."""
