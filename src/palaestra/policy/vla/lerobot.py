@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.policy.vla.conformance import random_observations
-from palaestra.policy.vla.models import GaussianHead
+from palaestra.policy.vla.models import GaussianHead, GaussianVLA
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
+    from palaestra.policy.vla.models import Observations
 
 __all__ = ["LeRobotModel"]
 
@@ -42,7 +42,7 @@ HEADS = {"act": "model.action_head", "smolvla": "model.action_out_proj", "pi0": 
 BOUNDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 
 
-class LeRobotModel(nn.Module):
+class LeRobotModel(GaussianVLA):
     """A LeRobot policy with a normal distribution around its actions and a value head."""
 
     fresh_weights = ("gaussian", "value_head", "normalization")
@@ -76,13 +76,13 @@ class LeRobotModel(nn.Module):
             log_std_init: Initial logarithm of the standard deviation, in units of normalised actions.
         """
         super().__init__()
-        shown = {name: part[0] for name, part in random_observations(observation_space, 1).items()}
+        observation = {name: part[0] for name, part in random_observations(observation_space, 1).items()}
         fields = dict(config or {})
-        self._keys = _match_keys(fields.get("input_features"), keys, shown)
+        self._keys = _match_keys(fields.get("input_features"), keys, observation)
         cls = _policy_class(policy)
         self._chunked = chunk != 1
         self._chunk = chunk
-        settings = _settings(cls.config_class, fields, self._keys, shown, action_dim, chunk)
+        settings = _settings(cls.config_class, fields, self._keys, observation, action_dim, chunk)
         self.policy = cls(settings)
         self._check_trainable(policy, settings, action_dim)
         self.normalization = _Normalization(settings, stats or {})
@@ -123,35 +123,7 @@ class LeRobotModel(nn.Module):
         """LeRobot's tensors under the prefix `policy`."""
         return {f"policy.{name}": value for name, value in tensors.items()}
 
-    def forward(
-        self, observations: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Sample actions around the policy's prediction."""
-        mean, _ = self._predict(observations)
-        return self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
-
-    def get_value(self, observations: TensorDict) -> Tensor:
-        """Values `[B, 1]`."""
-        return self._predict(observations)[1]
-
-    def evaluate_actions(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-density and entropy of actions."""
-        return self.gaussian.evaluate(self._predict(observations)[0], actions)
-
-    def act(
-        self, observations: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Action, log-density and value in one pass."""
-        mean, value = self._predict(observations)
-        actions = self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
-        return actions, self.gaussian.evaluate(mean, actions)[0], value
-
-    def evaluate(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-density, entropy and value in one pass."""
-        mean, value = self._predict(observations)
-        return *self.gaussian.evaluate(mean, actions), value
-
-    def _predict(self, observations: TensorDict) -> tuple[Tensor, Tensor]:
+    def predict(self, observations: Observations) -> tuple[Tensor, Tensor]:
         """The policy's actions in the environment's units, and the values."""
         inputs: list[Tensor] = []
         # The hook exists for one call: a module that keeps a function cannot be sent to another process.
@@ -177,7 +149,7 @@ class LeRobotModel(nn.Module):
         chunk: Tensor = predict(self.policy, batch, **keywords)
         return chunk
 
-    def _build_batch(self, observations: TensorDict) -> dict[str, Tensor]:
+    def _build_batch(self, observations: Any) -> dict[str, Tensor]:
         batch: dict[str, Tensor] = {}
         for name, key in self._keys.items():
             part = observations[tuple(key.split("/"))]
@@ -301,7 +273,7 @@ def _settings(
     config_class: Any,
     fields: dict[str, Any],
     keys: Mapping[str, str],
-    shown: Mapping[str, Tensor],
+    observation: Mapping[str, Tensor],
     size: int,
     chunk: int,
 ) -> Any:
@@ -317,7 +289,7 @@ def _settings(
             }
     if not fields.get("input_features"):
         values["input_features"] = {
-            name: types.PolicyFeature(types.FeatureType(_kind(name)), _shape(name, shown[key]))
+            name: types.PolicyFeature(types.FeatureType(_kind(name)), _shape(name, observation[key]))
             for name, key in keys.items()
             if name != TOKENS
         }
@@ -353,29 +325,29 @@ def _shape(name: str, part: Tensor) -> tuple[int, ...]:
 
 
 def _match_keys(
-    wanted: Mapping[str, Any] | None, given: Mapping[str, str] | None, shown: Mapping[str, Tensor]
+    wanted: Mapping[str, Any] | None, given: Mapping[str, str] | None, observation: Mapping[str, Tensor]
 ) -> dict[str, str]:
     """Map LeRobot's input names to keys of the environment."""
-    images = [key for key, part in shown.items() if part.ndim == 3 and part.shape[-1] in (1, 3)]
+    images = [key for key, part in observation.items() if part.ndim == 3 and part.shape[-1] in (1, 3)]
     if given is None:
         matched = {f"{IMAGE}s.{key.replace('/', '.')}": key for key in images}
-        for key in shown:
+        for key in observation:
             matched |= {name: key for name in _usual_names(key.rpartition("/")[2])}
         theirs = [name for name in wanted or {} if name.startswith(IMAGE)]
         if len(theirs) == len(images) == 1:
             matched = {name: key for name, key in matched.items() if key != images[0]} | {theirs[0]: images[0]}
         given = {name: key for name, key in matched.items() if wanted is None or name in wanted or name == TOKENS}
     for name, key in given.items():
-        if key not in shown:
-            close = closest_names(key, shown, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"It shows {', '.join(shown)}"
+        if key not in observation:
+            close = closest_names(key, observation, count=1)
+            remedy = f"Did you mean {close[0]!r}?" if close else f"It shows {', '.join(observation)}"
             raise ConfigError(f"{PLACE}.keys.{name}", key, "the environment shows no such key", remedy)
     missing = sorted(set(wanted or {}) - set(given))
     if missing or not given:
         first = (missing or [STATE])[0]
-        fitting = [key for key in shown if (key in images) == first.startswith(IMAGE)] or list(shown)
+        fitting = [key for key in observation if (key in images) == first.startswith(IMAGE)] or list(observation)
         reason = f"the policy needs {', '.join(missing) or 'an input'}"
-        example = f"{{{first}: {fitting[0]}}}; the environment shows {', '.join(shown)}"
+        example = f"{{{first}: {fitting[0]}}}; the environment shows {', '.join(observation)}"
         raise ConfigError(f"{PLACE}.keys", dict(given), reason, f"Say where it comes from, e.g. {example}")
     return dict(given)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Observations = TensorDict | Mapping[str, Tensor]
 
-__all__ = ["GaussianHead", "LinearVLA", "SmallVLA"]
+__all__ = ["GaussianHead", "GaussianVLA", "LinearVLA", "SmallVLA"]
 
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -51,6 +51,44 @@ class GaussianHead(nn.Module):
         log_prob = (-0.5 * z * z - self.log_std - _LOG_SQRT_2PI).sum(-1)
         entropy = (self.log_std + (0.5 + _LOG_SQRT_2PI)).sum().expand_as(log_prob)
         return log_prob, entropy
+
+
+class GaussianVLA(nn.Module):
+    """Base class of models that predict a mean action and a value; samples are drawn from `self.gaussian`."""
+
+    gaussian: GaussianHead
+
+    def predict(self, observations: Observations) -> tuple[Tensor, Tensor]:
+        """Mean actions `[B, d]` or `[B, k, d]`, and values `[B, 1]`."""
+        raise NotImplementedError
+
+    def forward(
+        self, observations: Observations, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Sample actions; `deterministic` returns their mean."""
+        mean, _ = self.predict(observations)
+        return self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
+
+    def get_value(self, observations: Observations) -> Tensor:
+        """Values `[B, 1]`."""
+        return self.predict(observations)[1]
+
+    def evaluate_actions(self, observations: Observations, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-density and entropy `[B]`, or `[B, k]`, one per action."""
+        return self.gaussian.evaluate(self.predict(observations)[0], actions)
+
+    def act(
+        self, observations: Observations, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions, their log-density and values, in one pass."""
+        mean, value = self.predict(observations)
+        actions = self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
+        return actions, self.gaussian.evaluate(mean, actions)[0], value
+
+    def evaluate(self, observations: Observations, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-density, entropy and values, in one pass."""
+        mean, value = self.predict(observations)
+        return *self.gaussian.evaluate(mean, actions), value
 
 
 class LinearVLA(nn.Module):
@@ -105,7 +143,7 @@ _PATCH = 4
 """Side of a grid cell in pixels."""
 
 
-class SmallVLA(nn.Module):
+class SmallVLA(GaussianVLA):
     """Images, words and proprioception to actions `[B, action_dim]`, or chunks of them `[B, chunk, action_dim]`.
 
     `vision_encoder` turns the image into a grid of features, `language_encoder` the instruction into a vector, which
@@ -163,39 +201,11 @@ class SmallVLA(nn.Module):
         if freeze_vision_encoder:
             self.vision_encoder.requires_grad_(False)
 
-    def forward(
-        self, observations: Observations, *, deterministic: bool = False, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Sample actions; `deterministic` returns their mean."""
-        mean = self._mean(self._fuse(observations))
-        return self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
-
-    def get_value(self, observations: Observations) -> Tensor:
-        """Values `[B, 1]`."""
-        value: Tensor = self.value_head(self._fuse(observations))
-        return value
-
-    def evaluate_actions(self, observations: Observations, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-density and entropy `[B]`, or `[B, chunk]`, one per action."""
-        return self.gaussian.evaluate(self._mean(self._fuse(observations)), actions)
-
-    def act(
-        self, observations: Observations, *, deterministic: bool = False, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions, their log-density and values, in one pass."""
+    def predict(self, observations: Observations) -> tuple[Tensor, Tensor]:
+        """Mean actions and values."""
         fused = self._fuse(observations)
-        mean = self._mean(fused)
-        actions = self.gaussian.sample(mean, deterministic=deterministic, generator=generator)
-        return actions, self.gaussian.evaluate(mean, actions)[0], self.value_head(fused)
-
-    def evaluate(self, observations: Observations, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-density, entropy and values, in one pass."""
-        fused = self._fuse(observations)
-        return *self.gaussian.evaluate(self._mean(fused), actions), self.value_head(fused)
-
-    def _mean(self, fused: Tensor) -> Tensor:
         mean: Tensor = self.action_head(fused)
-        return mean.view(-1, *self._shape)
+        return mean.view(-1, *self._shape), self.value_head(fused)
 
     def _fuse(self, observations: Observations) -> Tensor:
         """The input of the heads: positions, image features, words and proprioception."""
