@@ -1,6 +1,6 @@
-"""A policy whose inference takes its time, with and without a collector in the background.
+"""A policy with slow inference, with synchronous and asynchronous collection.
 
-Here it sleeps, as one does that waits for a remote GPU. In turn, collecting and learning add up; in the background
+Here it sleeps, like one that waits for a remote GPU. Synchronously, collecting and learning add up; asynchronously
 the longer of the two is all there is. Every step says how many updates old the weights were that took it.
 
     python examples/slow_policy.py
@@ -45,15 +45,17 @@ def train(asynchronous: AsyncConfig | None, updates: int, thinking: float, seed:
 
 
 def main(updates: int = 12, thinking: float = 0.01, seed: int = 0):
-    in_turn, _ = train(None, updates, thinking, seed)
-    overlapped, history = train(AsyncConfig(max_staleness=1), updates, thinking, seed)
+    synchronous, _ = train(None, updates, thinking, seed)
+    asynchronous, history = train(AsyncConfig(max_staleness=1), updates, thinking, seed)
     last = history[-1]
-    print(f"in turn {in_turn:.1f} s, in the background {overlapped:.1f} s: {in_turn / overlapped:.2f} times as fast")
+    print(
+        f"synchronous {synchronous:.1f} s, asynchronous {asynchronous:.1f} s: {synchronous / asynchronous:.2f} times as fast"
+    )
     print(
         f"staleness {last['staleness']:.2f}, collector busy {last['collector_utilisation']:.0%}, "
         f"learner busy {last['learner_utilisation']:.0%}"
     )
-    return in_turn, overlapped, history
+    return synchronous, asynchronous, history
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def test_run_training(cluster_host, command):
 def test_options_that_mean_nothing_or_too_much_are_refused(command, tmp_path):
     path = tmp_path / "cartpole.yaml"
     path.write_text("env: {id: CartPole-v1}\n")
-    assert "--cluster-host = 'h': is for a model on screens" in command("train", path, "--cluster-host", "h")
+    assert "--cluster-host = 'h': is only for UI agents" in command("train", path, "--cluster-host", "h")
     assert "--config" in command("train", path, "--config", path)
 
 

@@ -1,7 +1,7 @@
 """Scores of a model on screens from its trajectories, by task, and paired comparisons of two models.
 
 Episodes with an environment failure are counted separately; they enter no rate and no pair. Intervals assume that
-episodes are independent, so many episodes of one seed carry less information than as many seeds.
+episodes are independent; repeated episodes of one seed carry less information than as many seeds.
 """
 
 from __future__ import annotations

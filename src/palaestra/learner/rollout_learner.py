@@ -198,8 +198,8 @@ def stale_steps(rollout: Columns, version: int, fingerprint: int = NO_FINGERPRIN
 def staleness_metrics(rollouts: Sequence[Columns], version: int, stale: Sequence[Tensor | None]) -> dict[str, float]:
     """The age of the acting weights in updates, given the `stale_steps` of each rollout.
 
-    Fresh steps have age 0, whatever their version. A stale step whose version is not older than the current weights is
-    foreign (another trainer's); it counts as one update old.
+    Fresh steps have age 0, regardless of their version. A stale step whose version is not older than the current
+    weights is foreign (another trainer's); it counts as one update old.
     """
     if all(steps is None for steps in stale):
         return {"staleness": 0.0, "staleness_max": 0.0}

@@ -64,7 +64,7 @@ class VLMWrapper:
         """`settings`: keys of the section `model`, such as `use_lora`, `lora_target_option` and `lora_rank`."""
         self.config = parse_section(ModelConfig, {"name": model_name, **settings}, place="model")
         self.checkpoint: Path | None = None
-        self.actors: ActorPool | None = None
+        self.actors: ScreenActorPool | None = None
 
     @cached_property
     def policy(self) -> VLMPolicy:
@@ -80,7 +80,7 @@ class VLMWrapper:
         self.__dict__.pop("policy", None)
 
 
-class ActorPool:
+class ScreenActorPool:
     """Number, location and task of concurrent episodes."""
 
     def __init__(
@@ -99,7 +99,7 @@ class ActorPool:
         self._model.actors = None
 
 
-class Trainer:
+class ScreenTrainer:
     """Trains a model with the episodes of its actor pool."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Trainer:
         return outcome
 
 
-class TaskRunner:
+class ScreenTaskRunner:
     """Plays one episode per call in a new session, without learning."""
 
     def __init__(self, *, model: VLMWrapper, **where: Any) -> None:
@@ -204,3 +204,7 @@ def _train(
     outcome = train_screens(config, root=root, run_id=new_run_id("script"), resume=resume, warm_start=start)
     model.use_checkpoint(outcome.checkpoint)
     return outcome
+
+
+# The names of the specification.
+ActorPool, TaskRunner, Trainer = ScreenActorPool, ScreenTaskRunner, ScreenTrainer
