@@ -1,7 +1,7 @@
 """A policy with slow inference, with synchronous and asynchronous collection.
 
 Here it sleeps, like one that waits for a remote GPU. Synchronously, collecting and learning add up; asynchronously
-the longer of the two is all there is. Every step says how many updates old the weights were that took it.
+they overlap. Every step records how many updates old its weights were.
 
     python examples/slow_policy.py
 """
@@ -48,9 +48,8 @@ def main(updates: int = 12, thinking: float = 0.01, seed: int = 0):
     synchronous, _ = train(None, updates, thinking, seed)
     asynchronous, history = train(AsyncConfig(max_staleness=1), updates, thinking, seed)
     last = history[-1]
-    print(
-        f"synchronous {synchronous:.1f} s, asynchronous {asynchronous:.1f} s: {synchronous / asynchronous:.2f} times as fast"
-    )
+    ratio = synchronous / asynchronous
+    print(f"synchronous {synchronous:.1f} s, asynchronous {asynchronous:.1f} s: {ratio:.2f} times as fast")
     print(
         f"staleness {last['staleness']:.2f}, collector busy {last['collector_utilisation']:.0%}, "
         f"learner busy {last['learner_utilisation']:.0%}"
