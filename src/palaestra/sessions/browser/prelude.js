@@ -77,7 +77,7 @@ window.cancelAnimationFrame = (request) => {
 
 // ------------------------------------------------------------------ windows of the system
 
-// There is one window, of one size, and nobody to answer the system's own dialogs: some of them would stop the page from
+// There is one window of one size, and no one can answer system dialogs: some of them would stop the page from
 // ever being drawn again.
 window.open = () => null;
 for (const name of ['print', 'moveTo', 'moveBy', 'resizeTo', 'resizeBy']) window[name] = () => {};
