@@ -141,7 +141,7 @@ def in_browser(path, *steps):
         try:
             page = await browser.open(Size(1200, 900))
             wrong = []
-            browser.cdp.listen(page.session, lambda method, params: _complaint(method, params, wrong))
+            browser.cdp.subscribe(page.session, lambda method, params: _complaint(method, params, wrong))
 
             async def call(method, **given):
                 return await browser.cdp.call(method, given, session=page.session, timeout=30.0)

@@ -128,7 +128,7 @@ def _rebuild(entries: dict[str, Any], shape: tuple[int, ...]) -> Rollout:
     return Rollout(entries, batch_size=shape)
 
 
-# Allow rollouts written by `torch.save` in `torch.load(weights_only=True)`.
+# Allow rollouts written by `torch.save` in the `weights_only` mode of `torch.load`.
 torch.serialization.add_safe_globals([_rebuild])
 
 
