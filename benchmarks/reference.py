@@ -166,7 +166,7 @@ many acts with their screenshots come of two cores, beside a program that does t
 CDP and nothing else. `python -m benchmarks.sessions` measures it again.
 
 Milliseconds, sessions one after the other with 100 ms between two, the ways in turn. A page waits in reserve in every
-browser, in a context that nobody has used, so that what is left of a reset is loading the task's page and drawing it.
+browser, in an unused context, so that what is left of a reset is loading the task's page and drawing it.
 Sessions that are opened without a pause, or several at once, make their contexts themselves.
 
 One step is move, press and release, 507 ms of [page time](sessions.md#page-time), a PNG of 160 x 210 and the score. Raw

@@ -172,7 +172,7 @@ def _tables(report: Line) -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
     lines = report["results"]
     return [
         ("Speed of training, steps per second", _SUMMARY_HEAD, [_summary_cells(row) for row in summary(lines)]),
-        ("Everybody", _CONTENDER_HEAD, [_contender_cells(line) for line in contenders(lines)]),
+        ("All contenders", _CONTENDER_HEAD, [_contender_cells(line) for line in contenders(lines)]),
         ("Compiling and starting", _COMPILE_HEAD, [_compile_cells(row) for row in compilation(lines)]),
     ]
 
@@ -251,7 +251,7 @@ def _method(report: Line) -> str:
         f"{kind}Every contender is a process of its own; they take turns (ours, rival, rival, ..., ours again) for "
         f"{report['rounds']} rounds, and each one's best round counts. A run lasts {report['seconds']:g} s after its "
         "first iteration, which is set apart. Settings, networks and simulator versions are the same for all; value "
-        "losses are brought to the same scale; Gymnasium's checker is off for everybody. *One*: pinned to one core, "
+        "losses are brought to the same scale; Gymnasium's checker is off for all. *One*: pinned to one core, "
         "one thread. *Two*: free; SB3 runs there with one and with two torch threads, so does ours where the policy is "
         "a CNN, and the better result counts. Ours clips actor and critic gradients apart, its default; "
         "`ours (global)` clips them together, as the rivals do. SB3 computes advantages at the end of collection, "

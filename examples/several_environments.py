@@ -1,7 +1,7 @@
 """Collect apart, learn together: four trainers share one policy, each with environments and randomness of its own.
 
 The rollouts come from different environments, so `combine_rollouts` sets them side by side and no advantage leaks from
-one into another. Whoever learns changes the policy that all four act with.
+one into another. An update by any trainer changes the policy that all four act with.
 
     python examples/several_environments.py
 """

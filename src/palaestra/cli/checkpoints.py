@@ -68,7 +68,7 @@ def verify_command(
     for record in selected:
         verdict = verify(record)
         all_match &= verdict.fits
-        _update_registry(home, replace(record, verified=verdict.verified))
+        _update_registry(home, replace(record, verified=verdict.verified_time))
         results.append({**_data(record), "fits": verdict.fits, "problem": verdict.problem})
         if not as_json:
             text = (

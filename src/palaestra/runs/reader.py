@@ -88,7 +88,7 @@ class RunReader:
                 )
                 known = registry.ids()
         if not archived:
-            unregistered = self._unregistered(known)
+            unregistered = self._unregistered_runs(known)
             rows += [
                 row
                 for row in unregistered
@@ -226,9 +226,9 @@ class RunReader:
         exact = list(self._read([name]))
         if exact or len(rows) > 1:
             return exact or rows
-        return [*rows, *self._unregistered({row.run_id for row in rows}, name)]
+        return [*rows, *self._unregistered_runs({row.run_id for row in rows}, name)]
 
-    def _unregistered(self, known: Collection[str], prefix: str = "") -> list[RunRecord]:
+    def _unregistered_runs(self, known: Collection[str], prefix: str = "") -> list[RunRecord]:
         """Runs with this prefix whose directories are not in the registry yet."""
         try:
             names = [name for name in os.listdir(self.home.runs) if name not in known and name[0] != "."]

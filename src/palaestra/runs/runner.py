@@ -170,7 +170,7 @@ class LaunchPlan:
     script_sha256: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def redacted(self) -> dict[str, Any]:
+    def to_redacted_dict(self) -> dict[str, Any]:
         """The plan without secrets, as shown in previews and stored in command.json."""
         return {
             "schema": 1,

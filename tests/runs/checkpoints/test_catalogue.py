@@ -251,7 +251,7 @@ def test_a_changed_byte_a_missing_file_and_a_cut_one_are_told_apart(home):
     assert verify(row).fits
     policy.write_bytes(whole[:-1] + b"\xff")
     assert verify(row, clock=lambda: 9.0).problem == "policy.safetensors was changed or damaged: its SHA-256 differs"
-    assert verify(row, clock=lambda: 9.0).verified == -9.0
+    assert verify(row, clock=lambda: 9.0).verified_time == -9.0
     policy.write_bytes(whole[:-1])
     assert "truncated" in verify(row).problem
     policy.unlink()

@@ -78,7 +78,7 @@ def test_the_shim_is_a_file_of_the_attempt_and_declared_with_its_hash(paths, mac
 
     (injection,) = plan.injected
     assert injection.path == str(paths.attempt_dir / "shim" / "sitecustomize.py")
-    assert plan.redacted()["injected"][0]["sha256"] == injection.sha256
+    assert plan.to_redacted_dict()["injected"][0]["sha256"] == injection.sha256
     assert plan.environment["PYTHONPATH"] == f"{paths.attempt_dir / 'shim'}:{CHECKOUT}"
     assert "final_info" in plan.files["shim/sitecustomize.py"]
 
@@ -208,7 +208,7 @@ def test_logging_online_needs_credentials_and_offline_does_not(paths, machine, t
 
     plan = CleanrlRunner().plan(spec, paths, Machine(keyed, 10**12))
     assert (plan.environment["WANDB_MODE"], plan.environment["WANDB_API_KEY"]) == ("online", "0123456789")
-    assert plan.redacted()["environment"]["WANDB_API_KEY"] == "***"
+    assert plan.to_redacted_dict()["environment"]["WANDB_API_KEY"] == "***"
     assert "--track" in plan.argv
 
 

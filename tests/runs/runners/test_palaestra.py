@@ -158,7 +158,7 @@ def test_only_our_own_trainer_gets_the_gateways_token(runner, paths, machine, th
     plan = runner.plan(RunSpec(config=CONFIG, invoked_from=there), paths, with_token)
 
     assert plan.environment["PALAESTRA_GATEWAY_TOKEN"] == "secret-of-the-gateway"
-    assert "secret-of-the-gateway" not in str(plan.redacted())
+    assert "secret-of-the-gateway" not in str(plan.to_redacted_dict())
     assert "PALAESTRA_GATEWAY_TOKEN" not in trainer_environment(RunSpec(), paths, with_token)
 
 

@@ -29,7 +29,7 @@ class Verdict:
     time: float
 
     @property
-    def verified(self) -> float:
+    def verified_time(self) -> float:
         """Value for `CheckpointRecord.verified`: the time, negative when damaged."""
         return self.time if self.fits else -self.time
 

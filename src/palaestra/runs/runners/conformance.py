@@ -53,7 +53,7 @@ def check_runner(
         plan, make().plan(spec, _paths(directory, "trial-two"), machine), "the digest does not depend on the run id"
     )
     assert _list_files(directory) == before, "preflight and plan write nothing"
-    assert CANARY not in json.dumps(plan.redacted()), "a redacted plan contains no secrets"
+    assert CANARY not in json.dumps(plan.to_redacted_dict()), "a redacted plan contains no secrets"
     if launch:
         asyncio.run(asyncio.wait_for(_check_run(plan), timeout_s))
         second = make().plan(spec, _paths(directory, "three"), machine)

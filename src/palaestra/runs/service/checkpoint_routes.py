@@ -81,7 +81,7 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
         """Read every byte of a checkpoint and compare its hash with the saved one."""
         record = get_checkpoint(home, checkpoint_id)
         verdict = verify(record)
-        record = replace(record, verified=verdict.verified)
+        record = replace(record, verified=verdict.verified_time)
         registry.put_checkpoint(record)
         return {"checkpoint": to_json(record), "fits": verdict.fits, "problem": verdict.problem}
 

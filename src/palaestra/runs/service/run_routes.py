@@ -236,7 +236,7 @@ def _launch_preview(preview: Preview) -> LaunchPreview:
     plan = preview.plan
     return LaunchPreview(
         findings=preview.findings,
-        command=None if plan is None else plan.redacted(),
+        command=None if plan is None else plan.to_redacted_dict(),
         environment={} if plan is None else plan.environment_changes(os.environ),
         run_id=None if plan is None else plan.paths.run_id,
         digest=None if plan is None else plan.digest(),

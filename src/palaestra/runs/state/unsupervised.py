@@ -81,14 +81,14 @@ def read_unsupervised(run: RunDirectory) -> RunRecord | None:
         supervised=False,
         created=created,
         started=created,
-        ended=None if trainer else _modified(newest.journal, created),
+        ended=None if trainer else _modification_time(newest.journal, created),
         trainer=trainer,
         env_step=summary.env_step,
         total_steps=total if isinstance(total, int) else None,
         episodes=summary.episodes,
         episode_return=summary.episode_return,
         seed=seed if isinstance(seed, int) else None,
-        alarms=(Alarm("non_finite", text, _modified(newest.journal, 0.0)),) if text else (),
+        alarms=(Alarm("non_finite", text, _modification_time(newest.journal, 0.0)),) if text else (),
     )
 
 
@@ -162,7 +162,7 @@ def _count(data: dict[str, Any], name: str) -> int:
     return value if isinstance(value, int) and 0 <= value < _MAX_COUNT else 0
 
 
-def _modified(path: Path, otherwise: float) -> float:
+def _modification_time(path: Path, otherwise: float) -> float:
     try:
         return path.stat().st_mtime
     except OSError:

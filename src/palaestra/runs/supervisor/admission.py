@@ -95,9 +95,9 @@ def prepare_attempt(attempt: Attempt, plan: LaunchPlan, gpus: tuple[str, ...]) -
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     AttemptPlan.of(plan, gpus).write(attempt)
-    write_json(attempt.command, plan.redacted(), mode=0o600)
+    write_json(attempt.command, plan.to_redacted_dict(), mode=0o600)
     if attempt.number == 1:
-        write_json(RunDirectory(attempt.path.parent).command, plan.redacted(), mode=0o600)
+        write_json(RunDirectory(attempt.path.parent).command, plan.to_redacted_dict(), mode=0o600)
     sync(attempt.path)
 
 
