@@ -97,12 +97,7 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
                 announce({"url": url, "pid": os.getpid(), **({"warning": warning} if warning else {})})
 
                 def is_idle() -> bool:
-                    if (
-                        config.idle_exit_s is None
-                        or bool(tensorboards.running())
-                        or catalogue.busy
-                        or not supervisor.idle
-                    ):
+                    if config.idle_exit_s is None or tensorboards.running() or catalogue.busy or not supervisor.idle:
                         return False
                     return auth.idle_s() > config.idle_exit_s
 
