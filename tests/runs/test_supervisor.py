@@ -687,10 +687,10 @@ def test_checkpoints_are_told_to_the_catalogue_once_announced_and_looked_for_at_
     seen, scanned = [], []
 
     class CheckpointCatalogue:
-        def seen(self, run, attempt, records):
+        def add_announced(self, run, attempt, records):
             seen.extend((run.run_id, attempt.number, record.event.env_step) for record in records)
 
-        def scan(self, run, attempt, patterns):
+        def scan_attempt(self, run, attempt, patterns):
             scanned.append((run.run_id, attempt.number, patterns))
 
     async def body():
