@@ -49,9 +49,9 @@ UNSTORABLE = [
 ]
 
 
-@pytest.mark.parametrize(("given", "told"), UNSTORABLE, ids=[str(number) for number in range(len(UNSTORABLE))])
-def test_what_cannot_be_stored_is_refused_at_the_door(given, told):
-    with pytest.raises(ConfigError, match=told):
+@pytest.mark.parametrize(("given", "message"), UNSTORABLE, ids=[str(number) for number in range(len(UNSTORABLE))])
+def test_what_cannot_be_stored_is_refused_at_the_door(given, message):
+    with pytest.raises(ConfigError, match=message):
         parse_section(RunSpec, given, place="spec")
 
 
@@ -307,10 +307,10 @@ def test_a_new_attempt_takes_no_directory_that_somebody_trained_in(home):
             await wait_for_end(supervisor, run_id)
             other = home.run(run_id).attempt(2)
             other.path.mkdir()
-            told = r"trains in its attempt 2\. Wait for it, or end it with kill"
+            message = r"trains in its attempt 2\. Wait for it, or end it with kill"
             with Journal(other.journal):
                 for change in (supervisor.resume, supervisor.archive, supervisor.delete):
-                    with pytest.raises(LaunchRefused, match=told):
+                    with pytest.raises(LaunchRefused, match=message):
                         await _pretending(change(run_id))
             await supervisor.resume(run_id)
             await wait_until(lambda: supervisor.idle)
@@ -347,8 +347,8 @@ def test_the_numbers_of_a_resumed_run_do_not_go_back(home):
     assert (record.attempt, record.env_step) == (2, 400)
     assert record.episodes >= 4
     assert record.episode_return is not None
-    told = read_run(home.run(record.run_id))
-    assert (told.env_step, told.episodes, told.episode_return) == (400, record.episodes, record.episode_return)
+    stored = read_run(home.run(record.run_id))
+    assert (stored.env_step, stored.episodes, stored.episode_return) == (400, record.episodes, record.episode_return)
 
 
 def test_a_rebuilt_row_of_an_ended_run_is_the_row_that_was(home):
@@ -357,9 +357,9 @@ def test_a_rebuilt_row_of_an_ended_run_is_the_row_that_was(home):
             return await wait_for_end(supervisor, (await supervisor.submit(echo(steps=5, seed=3, tags=("t",)))).run_id)
 
     record = asyncio.run(body())
-    told = read_run(home.run(record.run_id))
-    assert abs(told.created - record.created) < 1.0
-    assert replace(told, created=record.created, warden=record.warden, trainer=record.trainer) == record
+    stored = read_run(home.run(record.run_id))
+    assert abs(stored.created - record.created) < 1.0
+    assert replace(stored, created=record.created, warden=record.warden, trainer=record.trainer) == record
 
 
 def test_a_run_that_ended_unseen_ended_when_it_last_showed_itself(home):
@@ -379,7 +379,7 @@ def test_a_run_that_ended_unseen_ended_when_it_last_showed_itself(home):
 def test_a_run_that_succeeded_without_an_episode_says_so_for_ever(home):
     async def body():
         async with run_supervisor(home, no_episode_steps=100) as supervisor:
-            told = {}
+            records = {}
             for name, spec in {
                 "silent": echo(steps=60, episodes_every=0),
                 "short": echo(steps=9, episodes_every=0),
@@ -387,17 +387,17 @@ def test_a_run_that_succeeded_without_an_episode_says_so_for_ever(home):
                 "unasked": echo(steps=60, episodes_every=0, no_episode_steps=0),
                 "failed": echo(steps=60, episodes_every=0, then="exit:1"),
             }.items():
-                told[name] = await wait_for_end(supervisor, (await supervisor.submit(spec)).run_id)
-            return told
+                records[name] = await wait_for_end(supervisor, (await supervisor.submit(spec)).run_id)
+            return records
 
-    told = asyncio.run(body())
-    assert (told["silent"].reason, told["silent"].code) == ("600 steps and no finished episode", "no_episodes")
-    assert told["silent"].phase is Phase.SUCCEEDED
-    assert {told[name].reason for name in ("short", "loud", "unasked")} == {"done"}
-    assert told["failed"].reason.startswith("exit code 1")
-    assert format_note(told["silent"]) == "! 600 steps and no finished episode"
-    assert format_note(told["loud"]) == ""
-    assert read_run(home.run(told["silent"].run_id)).code == "no_episodes"
+    records = asyncio.run(body())
+    assert (records["silent"].reason, records["silent"].code) == ("600 steps and no finished episode", "no_episodes")
+    assert records["silent"].phase is Phase.SUCCEEDED
+    assert {records[name].reason for name in ("short", "loud", "unasked")} == {"done"}
+    assert records["failed"].reason.startswith("exit code 1")
+    assert format_note(records["silent"]) == "! 600 steps and no finished episode"
+    assert format_note(records["loud"]) == ""
+    assert read_run(home.run(records["silent"].run_id)).code == "no_episodes"
 
 
 def test_a_rebuilt_row_of_a_run_that_waits_is_the_row_that_was(home):
@@ -407,8 +407,8 @@ def test_a_rebuilt_row_of_a_run_that_waits_is_the_row_that_was(home):
             return await supervisor.submit(echo(steps=5, seed=3, priority=2))
 
     record = asyncio.run(body())
-    told = read_run(home.run(record.run_id))
-    assert replace(told, created=record.created) == record
+    stored = read_run(home.run(record.run_id))
+    assert replace(stored, created=record.created) == record
 
 
 def test_a_registry_that_is_removed_under_the_service_is_made_anew(home, caplog):

@@ -56,8 +56,8 @@ def test_an_end_is_recorded_on_a_disk_without_a_byte_to_spare(small_disk):
 def _printed(home, run_id):
     """The updates that the trainer managed to print, whole lines only."""
     lines = home.run(run_id).attempt(1).stdout.read_text().split("\n")[:-1]
-    told = [json.loads(line.removeprefix("@palaestra ")) for line in lines if line.startswith("@palaestra {")]
-    return [line["update"] for line in told if line["kind"] == "TrainingStep"]
+    events = [json.loads(line.removeprefix("@palaestra ")) for line in lines if line.startswith("@palaestra {")]
+    return [line["update"] for line in events if line["kind"] == "TrainingStep"]
 
 
 def test_the_service_lives_through_it_and_takes_in_the_rest_when_there_is_space(small_disk):
@@ -66,7 +66,7 @@ def test_the_service_lives_through_it_and_takes_in_the_rest_when_there_is_space(
             run_id = (await supervisor.submit(echo(speak="stdout", steps=200, fill_disk=True))).run_id
             attempt = small_disk.run(run_id).attempt(1)
             await wait_until(attempt.exit.exists, "exit.json")
-            # Full: whatever is to be written waits, and the service answers all the same.
+            # The disk is full: writes wait, and the service still responds.
             assert supervisor.registry.get(run_id) is not None
             (attempt.work / "filling").unlink()
             record = await wait_for_end(supervisor, run_id)

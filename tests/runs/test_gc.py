@@ -36,22 +36,26 @@ def test_the_dry_run_lists_everything_that_the_real_one_does(home):
             await supervisor.delete(gone)
             assert [action.action for action in await supervisor.gc()] == ["clips", "shorten"]
             now[0] += 8 * DAY
-            told = await supervisor.gc()
+            planned = await supervisor.gc()
             assert len(list(attempt.videos.iterdir())) == 3
             assert attempt.stdout.stat().st_size == 12 << 20
             assert len(list((home.path / "trash").iterdir())) == 1
             done = await supervisor.gc(dry_run=False)
             left = len(list(attempt.videos.iterdir())), attempt.stdout.stat().st_size
-            return kept, gone, told, done, left, await supervisor.gc()
+            return kept, gone, planned, done, left, await supervisor.gc()
 
-    kept, gone, told, done, left, after = asyncio.run(body())
+    kept, gone, planned, done, left, after = asyncio.run(body())
 
-    assert done == told
+    assert done == planned
     assert after == []
-    assert [(action.run_id, action.action) for action in told] == [(kept, "clips"), (kept, "shorten"), (gone, "purge")]
-    assert [action.bytes for action in told[:2]] == [8, 2 << 20]
-    assert told[2].bytes > 100
-    assert told[2].why == "deleted 8 days ago; deleted runs are kept 7"
+    assert [(action.run_id, action.action) for action in planned] == [
+        (kept, "clips"),
+        (kept, "shorten"),
+        (gone, "purge"),
+    ]
+    assert [action.bytes for action in planned[:2]] == [8, 2 << 20]
+    assert planned[2].bytes > 100
+    assert planned[2].why == "deleted 8 days ago; deleted runs are kept 7"
     assert left[0] == 1
     assert left[1] < 11 << 20
     assert list((home.path / "trash").iterdir()) == []
@@ -124,7 +128,7 @@ def test_a_run_that_was_put_away_is_restored_by_the_beginning_of_its_id(home):
             with pytest.raises(UnknownRun, match=r"is a prefix of several runs\. Which of packed-"):
                 await supervisor.restore("packed-")
             with pytest.raises(UnknownRun, match="neither archived nor in the trash"):
-                await supervisor.restore("nobody")
+                await supervisor.restore("unknown")
             assert not (await supervisor.restore(both)).archived
             assert not home.run(packed).path.exists()
 

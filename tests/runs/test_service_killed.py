@@ -56,14 +56,14 @@ def _kill_in_the_middle(home, languages):
 
 
 def _check_everything_once(home, run_id):
-    told = read_echo_report(home, run_id)
+    report = read_echo_report(home, run_id)
     records = read_journal(home, run_id)
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
     steps = [record.event for record in records if isinstance(record.event, TrainingStep)]
     measured = sorted((event.env_step, value) for event in steps for value in event.metrics.values())
     # Metric i is u + i at update u, and an update is ten environment steps.
     assert measured == sorted((10 * u, float(u + i)) for u in range(1, STEPS + 1) for i in (0, 1))
-    assert sum(isinstance(r.event, EpisodeSummary) for r in records) == told["episodes"] == STEPS // 10
+    assert sum(isinstance(r.event, EpisodeSummary) for r in records) == report["episodes"] == STEPS // 10
     series = RunSeries(home.run(run_id))
     points = {name.rpartition("/")[2]: info.points for name, info in series.names().items()}
     assert (points["m0"], points["m1"], points["return"]) == (STEPS, STEPS, STEPS // 10)

@@ -33,11 +33,11 @@ def holder(home):
 
 
 def test_the_second_is_refused_and_told_who_holds_it(home, holder):
-    told = (
+    message = (
         rf"state directory = '{re.escape(str(home.path))}': is held by process {holder.pid} on host \S+ since \d\d:\d\d"
         rf", serving http://127.0.0.1:1. Use that one \(palaestra runs list\), or end it with: palaestra serve --stop"
     )
-    with pytest.raises(StateDirectoryLocked, match=told), ServiceLock(home):
+    with pytest.raises(StateDirectoryLocked, match=message), ServiceLock(home):
         pass
 
 

@@ -33,6 +33,6 @@ def test_a_service_that_dies_without_a_word_is_not_called_slow(home, monkeypatch
     python.write_text("#!/bin/sh\necho 'libfoo.so: cannot open shared object file' >&2\nexit 3\n")
     python.chmod(0o755)
     monkeypatch.setattr("palaestra.runs.client.connect.sys.executable", str(python))
-    told = r"did not start \(exit code 3\)\. Its log is .*; it ends with: libfoo.so: cannot open shared object file"
-    with pytest.raises(ServiceUnreachable, match=told):
+    message = r"did not start \(exit code 3\)\. Its log is .*; it ends with: libfoo.so: cannot open shared object file"
+    with pytest.raises(ServiceUnreachable, match=message):
         ensure_service(home)

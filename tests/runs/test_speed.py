@@ -45,11 +45,11 @@ def bytes_read(monkeypatch):
 
 def read_all_ways(directory, count, spike_at, bytes_read):
     reader = SeriesReader(directory)
-    told = reader.decimate("loss", 2_000)
+    points = reader.decimate("loss", 2_000)
     whole = sum(bytes_read)
-    assert len(told) <= 2_000
-    assert [point.step for point in told if point.value == SPIKE] == [4 * spike_at]
-    assert (told[0].step, told[-1].step) == (0, 4 * (count - 1))
+    assert len(points) <= 2_000
+    assert [point.step for point in points if point.value == SPIKE] == [4 * spike_at]
+    assert (points[0].step, points[-1].step) == (0, 4 * (count - 1))
     bytes_read.clear()
     assert len(reader.recent("loss", 1_000)) == 1_000
     recent = sum(bytes_read)

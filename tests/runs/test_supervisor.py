@@ -248,11 +248,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "told"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
-def test_what_cannot_work_is_refused_before_anything_is_written(home, spec, told):
+@pytest.mark.parametrize(("spec", "message"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+def test_what_cannot_work_is_refused_before_anything_is_written(home, spec, message):
     async def body():
         async with run_supervisor(home, runners={"echo": EchoRunner(), "fussy": _Fussy()}) as supervisor:
-            with pytest.raises(LaunchRefused, match=told):
+            with pytest.raises(LaunchRefused, match=message):
                 await supervisor.submit(RunSpec(**spec))
             assert supervisor.idle
             assert supervisor.registry.count() == 0
@@ -356,14 +356,14 @@ def test_an_unknown_run_is_unknown_to_every_request(home):
 def test_stalling_is_told_and_where_asked_for_ends_the_run(home):
     async def body():
         async with run_supervisor(home) as supervisor:
-            told = (await supervisor.submit(echo(steps=1, then="hang", stall_after_s=0.3))).run_id
+            stalled = (await supervisor.submit(echo(steps=1, then="hang", stall_after_s=0.3))).run_id
             ended = (await supervisor.submit(echo(steps=1, then="hang", stall_after_s=0.3, stall_action="stop"))).run_id
             record = await wait_for_end(supervisor, ended)
             assert (record.phase, record.code) == (Phase.STALLED, "stalled")
-            await wait_until(lambda: supervisor.registry.get(told).alarms)
-            record = supervisor.registry.get(told)
+            await wait_until(lambda: supervisor.registry.get(stalled).alarms)
+            record = supervisor.registry.get(stalled)
             assert (record.phase, record.alarms[0].code) == (Phase.RUNNING, "stalled")
-            return told
+            return stalled
 
     run_id = asyncio.run(body())
     assert "alarm" in event_kinds(home, run_id)
@@ -417,18 +417,18 @@ def test_a_stream_has_everything_once_and_can_be_taken_up_anywhere(home):
 def test_the_life_of_all_runs_is_one_stream(home):
     async def body():
         async with run_supervisor(home) as supervisor:
-            heard = []
+            events = []
 
             async def listen():
                 async for run_id, record in supervisor.stream_events():
-                    heard.append((run_id, record.happening))
+                    events.append((run_id, record.happening))
 
             listening = asyncio.ensure_future(listen())
             await asyncio.sleep(0)
             runs = [(await supervisor.submit(echo(steps=1))).run_id for _ in range(2)]
-            await wait_until(lambda: sum(what == "succeeded" for _, what in heard) == 2)
+            await wait_until(lambda: sum(what == "succeeded" for _, what in events) == 2)
             listening.cancel()
-            assert {run_id for run_id, _ in heard} == set(runs)
+            assert {run_id for run_id, _ in events} == set(runs)
 
     asyncio.run(body())
 
@@ -556,7 +556,7 @@ def test_what_the_registry_says_is_what_the_directories_say(home):
     fresh = Registry.open(home.path / "fresh.sqlite")
     rebuild(home, fresh)
 
-    def told(runs):
+    def columns_of(runs):
         columns = (
             "run_id",
             "phase",
@@ -571,7 +571,7 @@ def test_what_the_registry_says_is_what_the_directories_say(home):
         )
         return sorted(tuple(getattr(run, name) for name in columns) for run in runs)
 
-    assert told(fresh.runs()) == told(kept)
+    assert columns_of(fresh.runs()) == columns_of(kept)
     fresh.close()
 
 

@@ -70,7 +70,7 @@ def test_what_a_trainer_writes_reaches_followers_while_it_runs_and_the_series_in
 
     assert followed.seqs() == list(range(1, 104))
     assert (progress.seq, progress.env_step, progress.update, progress.episodes) == (103, 1010, 99, 2)
-    assert (progress.episode_return, progress.said, progress.problem) == (6.0, "succeeded", "")
+    assert (progress.episode_return, progress.reported_phase, progress.problem) == (6.0, "succeeded", "")
     series = SeriesReader(attempt.series)
     assert {name: info.points for name, info in series.names().items()} == {
         "loss": 100,

@@ -88,9 +88,8 @@ class AttemptProgress:
     episodes: int = 0
     episode_return: float | None = None
     """Mean of the last 100 episodes."""
-    said: str = ""
+    reported_phase: str = ""
     """The last phase reported by the trainer, such as `succeeded`."""
-    said_reason: str = ""
     tracking_url: str = ""
     """The page of the run in an experiment tracker, once it appears in the output."""
     output_bytes: int = 0
@@ -102,8 +101,6 @@ class AttemptProgress:
     """Python tracebacks in the output."""
     corrupt: int = 0
     """Damaged lines and damaged stretches of event files; all were skipped."""
-    unread_lines: int = 0
-    """Lines of output that the grammar does not match."""
     episode_lines: int = 0
     """Episodes announced on stdout by trainers whose metrics come from event files: the two should agree."""
     points_left_out: int = 0
