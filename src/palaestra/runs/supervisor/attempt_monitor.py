@@ -36,8 +36,8 @@ class AttemptMonitor:
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
         totals_before: RunTotals,
-        drift: str = "",
-        on_stall: Callable[[], None] = lambda: None,
+        drift: str,
+        on_stall: Callable[[], object],
     ) -> None:
         self._state, self._process, self._progress = state, process, progress
         self._poll_s, self._clock, self._monotonic = poll_s, clock, monotonic

@@ -27,7 +27,7 @@ from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.admission import attempt_paths, find_plan_fault, free_disk_bytes
 from palaestra.runs.supervisor.queue import Slots, gpu_shortage
-from palaestra.runs.supervisor.resume import ResumePoint, ResumeRequest, find_resume_point
+from palaestra.runs.supervisor.resume import ResumeRequest, find_resume_point
 
 __all__ = ["LaunchPlanner", "Preview", "find_script_change"]
 
@@ -128,12 +128,7 @@ class LaunchPlanner:
         if number == 1:
             return attempt_paths(run, number)
         wanted = ResumeRequest.pending(RunEventLog(run).read()).checkpoint
-        return attempt_paths(run, number, self.find_resume_point(record, wanted).checkpoint.path)
-
-    def find_resume_point(self, record: RunRecord, wanted: str | None) -> ResumePoint:
-        """The checkpoint that a resume of the run continues from. `LaunchRefused` without one."""
-        rows = self._registry.checkpoints(run_id=record.run_id)
-        return find_resume_point(self._home.run(record.run_id), record, rows, wanted)
+        return attempt_paths(run, number, find_resume_point(self._home, self._registry, record, wanted).checkpoint.path)
 
     def _preview(self, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...]) -> Preview:
         """Blocks: a runner may probe other interpreters."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from palaestra.config import parse_section
 from palaestra.config.file import set_value
 from palaestra.errors import ConfigError, LaunchRefused
+from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.checkpoints.catalogue import find_checkpoints
 from palaestra.runs.checkpoints.hashing import verify
@@ -24,6 +25,7 @@ from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.admission import read_spec
 
 __all__ = [
@@ -73,14 +75,13 @@ class ResumePoint:
         return f"{text}; skipped {'; '.join(self.skipped)}" if self.skipped else text
 
 
-def find_resume_point(
-    run: RunDirectory, record: RunRecord, rows: Sequence[CheckpointRecord], wanted: str | None
-) -> ResumePoint:
+def find_resume_point(home: Home, registry: Registry, record: RunRecord, wanted: str | None) -> ResumePoint:
     """The wanted checkpoint, or the newest undamaged one; every byte of it is read. `LaunchRefused` without one.
 
-    `rows` are the run's checkpoints in the registry; files that are not registered yet are considered as well.
+    Files that are not in the registry yet are considered as well.
     """
-    known = {row.path: row for row in rows if Path(row.path).exists()}
+    run = home.run(record.run_id)
+    known = {row.path: row for row in registry.checkpoints(run_id=record.run_id) if Path(row.path).exists()}
     unregistered = (row for attempt in run.attempts() for row in find_checkpoints(record, attempt, known))
     checkpoints = [*known.values(), *unregistered]
     checkpoints.sort(key=lambda row: (_is_checkpoint(row), row.attempt, row.created, row.path), reverse=True)

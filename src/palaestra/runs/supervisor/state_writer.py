@@ -91,6 +91,10 @@ class RunStateWriter:
         """The current phase."""
         return self.record.phase
 
+    async def read_events(self) -> list[RunEvent]:
+        """All events of the run."""
+        return await asyncio.to_thread(self._log.read)
+
     async def advance(
         self,
         event: PhaseEvent,
@@ -116,7 +120,7 @@ class RunStateWriter:
     async def cancel_resume(self, why: str) -> bool:
         """Return a queued run to its outcome before the resume; False if it was never resumed."""
         async with self._lock:
-            before = outcome_before_resume(await asyncio.to_thread(self._log.read))
+            before = outcome_before_resume(await self.read_events())
             if self.record.phase is not Phase.QUEUED or before is None:
                 return False
             reason = f"{before.reason}; it was not resumed: {why}" if before.reason else f"it was not resumed: {why}"

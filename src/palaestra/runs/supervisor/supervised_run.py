@@ -35,7 +35,6 @@ from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.alarms import AlarmLimits, describe_missing_episodes, lasting_alarms, merge_alarms
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.attempt_status import AttemptStatus, read_exit_facts, read_status
-from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.progress import AttemptProgress, RunTotals
 from palaestra.runs.supervisor.admission import prepare_attempt
 from palaestra.runs.supervisor.attempt_monitor import AttemptMonitor
@@ -94,7 +93,8 @@ class SupervisedRun:
         async with self._lock:
             await self._record_unknown_attempt()
             try:
-                self.spec = await asyncio.to_thread(self._read_spec)
+                events = await self.state.read_events()
+                self.spec = await asyncio.to_thread(read_current_spec, self.state.paths, events)
             except ConfigError as error:
                 if self.state.phase is Phase.QUEUED:
                     await self._refuse(str(error), "spec")
@@ -172,14 +172,11 @@ class SupervisedRun:
     def _spec(self) -> RunSpec:
         return self.spec if self.spec is not None else RunSpec.model_validate({"runner": self.state.record.runner})
 
-    def _read_spec(self) -> RunSpec:
-        return read_current_spec(self.state.paths, RunEventLog(self.state.paths).read())
-
     # Launching and adopting
 
     async def _record_unknown_attempt(self) -> None:
         """Record an attempt that ran or runs but is missing in a damaged event log."""
-        events = await asyncio.to_thread(RunEventLog(self.state.paths).read)
+        events = await self.state.read_events()
         attempt = await asyncio.to_thread(find_unrecorded_attempt, self.state.paths, events)
         if attempt is None:
             return
@@ -235,7 +232,7 @@ class SupervisedRun:
         if preview.plan is not None and number > 1:
             # The request to resume is the consent.
             return preview.require_plan(preview.plan.digest())
-        events = await asyncio.to_thread(RunEventLog(self.state.paths).read)
+        events = await self.state.read_events()
         consent = next((str(event.facts["consent"]) for event in events if event.facts.get("consent")), None)
         return preview.require_plan(consent)
 
@@ -276,12 +273,12 @@ class SupervisedRun:
             clock=context.clock,
             totals_before=self._totals_before,
             drift=drift,
-            on_stall=(lambda: None) if spec.stall_action == "tell" else self._stop_stalled,
+            on_stall=lambda: None if spec.stall_action == "tell" else self._spawn(self.stop("stalled", None)),
         )
         self._spawn(self._watch_until_end(self._monitor, process, plan))
 
     async def _start_ingestion(self, attempt: Attempt, plan: AttemptPlan) -> None:
-        events = await asyncio.to_thread(RunEventLog(self.state.paths).read)
+        events = await self.state.read_events()
         self._totals_before = RunTotals.before_attempt(events, attempt.number)
         self._context.pump.watch(self.state.run_id, attempt, plan.sources, self._spec.thin_every)
 
@@ -311,9 +308,6 @@ class SupervisedRun:
             except Exception:  # noqa: BLE001
                 _log.exception("%s: supervision failed and is retried", self.state.run_id)
                 await asyncio.sleep(_RETRY_S)
-
-    def _stop_stalled(self) -> None:
-        self._spawn(self.stop("stalled", None))
 
     def _limits(self) -> AlarmLimits:
         steps = self._spec.no_episode_steps
@@ -370,7 +364,9 @@ class SupervisedRun:
             if alarm.code not in noted:
                 await self.state.note("alarm", reason=alarm.text, code=alarm.code)
         if outcome.event is not PhaseEvent.SUCCEEDED:
-            outcome = replace(outcome, reason=outcome.reason + await asyncio.to_thread(self._earlier_success))
+            succeeded = [e.attempt for e in await self.state.read_events() if e.happening == PhaseEvent.SUCCEEDED]
+            if succeeded:
+                outcome = replace(outcome, reason=f"{outcome.reason}; attempt {succeeded[-1]} succeeded")
         url = progress.tracking_url or self.state.record.tracking_url
         columns = {**self._totals_before.columns_with(progress), "tracking_url": url, "bytes_on_disk": size}
         ended = self._end_time(exit_)
@@ -418,12 +414,6 @@ class SupervisedRun:
             with contextlib.suppress(OSError):
                 times.append(path.stat().st_mtime)
         return min(now, max(times))
-
-    def _earlier_success(self) -> str:
-        """A note about an earlier attempt that succeeded."""
-        events = RunEventLog(self.state.paths).read()
-        succeeded = [event.attempt for event in events if event.happening == PhaseEvent.SUCCEEDED]
-        return f"; attempt {succeeded[-1]} succeeded" if succeeded else ""
 
     async def _drain_later(self, attempt: Attempt, plan: AttemptPlan) -> None:
         """Read telemetry that did not fit on the disk at the end of the run once there is space."""

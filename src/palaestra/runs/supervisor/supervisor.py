@@ -54,6 +54,7 @@ from palaestra.runs.supervisor.resume import (
     ResumeRequest,
     change_spec,
     check_work_left,
+    find_resume_point,
     read_current_spec,
     resume_columns,
 )
@@ -235,7 +236,7 @@ class Supervisor:
         await asyncio.to_thread(check_no_trainer, paths)
         spec = change_spec(read_current_spec(paths, await asyncio.to_thread(RunEventLog(paths).read)), request.changes)
         await self.planner.get_runner(spec.runner)
-        point = await asyncio.to_thread(self.planner.find_resume_point, record, request.checkpoint)
+        point = await asyncio.to_thread(find_resume_point, self._home, self._registry, record, request.checkpoint)
         attempt = attempt_paths(paths, next_attempt(paths, record.attempt), point.checkpoint.path)
         plan = (await self.planner.preview(spec, attempt)).require_plan(consent)
         check_work_left(record, request, point, plan)
