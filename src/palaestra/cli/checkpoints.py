@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,12 +39,12 @@ def list_command(
     records = list_checkpoints(Home.default(), run_id=run_id, agent_id=agent, env_id=env)
     shown = records if everything or as_json else records[:30]
     if as_json:
-        print_json([_data(record) for record in shown])
+        print_json([_record_data(record) for record in shown])
         return
     if not records:
         print(f"No matching checkpoint.{_archived_hint(owner)}" if run or agent or env else "No checkpoints yet.")
         return
-    print("\n".join(format_columns([_HEADINGS, *(_row(record) for record in shown)])))
+    print("\n".join(format_columns([_HEADINGS, *(_record_row(record) for record in shown)])))
     if len(records) > len(shown):
         print(f"{len(records) - len(shown)} more with --all")
 
@@ -69,7 +70,7 @@ def verify_command(
         verdict = verify(record)
         all_match &= verdict.fits
         _update_registry(home, replace(record, verified=verdict.verified_time))
-        results.append({**_data(record), "fits": verdict.fits, "problem": verdict.problem})
+        results.append({**_record_data(record), "fits": verdict.fits, "problem": verdict.problem})
         if not as_json:
             text = (
                 f"verified ({format_bytes(record.size_bytes)})"
@@ -105,18 +106,15 @@ def import_command(
     from palaestra.runs.store.rebuild import open_registry
 
     home = Home.default()
-    known = Provenance(agent_id=agent, env_id=env, env_step=step).validate("--agent", "--env", "--step")
+    known = Provenance(agent_id=agent, env_id=env, env_step=step).validated("--agent", "--env", "--step")
     if env:
         known = replace(known, env_signature=probe_environment(env, "--env", required=False))
     existing = {record.sha256: record for record in list_imported(home)}
     record = import_checkpoint(home, source, known, trusted=trust)
-    registry = open_registry(home)
-    try:
+    with closing(open_registry(home)) as registry:
         registry.put_checkpoint(record)
-    finally:
-        registry.close()
     if as_json:
-        print_json(_data(record))
+        print_json(_record_data(record))
     elif record.sha256 in existing:
         print(f"{record.checkpoint_id} was imported already{_format_changes(existing[record.sha256], record)}")
     else:
@@ -183,7 +181,7 @@ def deployed_command(as_json: JsonOption = False) -> None:
 def _archived_hint(run: RunRecord | None) -> str:
     if run is None or not run.archived:
         return ""
-    return f" {run.run_id} is archived; unpack it with: palaestra runs restore {run.run_id}"
+    return f" {run.run_id} is archived; restore it with: palaestra runs restore {run.run_id}"
 
 
 def _update_registry(home: Home, record: CheckpointRecord) -> None:
@@ -191,11 +189,8 @@ def _update_registry(home: Home, record: CheckpointRecord) -> None:
     from palaestra.runs.store.registry import Registry
 
     if home.registry.exists():
-        registry = Registry.open(home.registry)
-        try:
+        with closing(Registry.open(home.registry)) as registry:
             registry.put_checkpoint(record)
-        finally:
-            registry.close()
 
 
 def _format_changes(before: CheckpointRecord, now: CheckpointRecord) -> str:
@@ -208,11 +203,11 @@ def _format_changes(before: CheckpointRecord, now: CheckpointRecord) -> str:
     return f", with agent {now.agent_id!r}, env {now.env_id!r} and step {now.env_step}; nothing changed"
 
 
-def _data(record: CheckpointRecord) -> dict[str, Any]:
+def _record_data(record: CheckpointRecord) -> dict[str, Any]:
     return {**asdict(record), "uri": Path(record.path).as_uri()}
 
 
-def _row(record: CheckpointRecord) -> tuple[str, ...]:
+def _record_row(record: CheckpointRecord) -> tuple[str, ...]:
     mean = record.metrics_digest.get("mean_100")
     saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
     state = "damaged" if (record.verified or 0) < 0 else "verified" if record.verified else ""

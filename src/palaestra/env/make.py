@@ -49,7 +49,7 @@ _MAX_AUTO_WORKERS = 32
 
 
 class EnvConfig(Section):
-    """Which environment, how many, and how they are stepped."""
+    """The environment, the number of copies, and how they are stepped."""
 
     id: str
     """A Gymnasium id (`CartPole-v1`), the address of a class or function that makes an environment

@@ -25,7 +25,7 @@ __all__ = ["TelemetryConfig", "check_telemetry", "open_telemetry"]
 
 
 class TelemetryConfig(Section):
-    """How a run is shown, besides its journal."""
+    """Outputs of a run besides its journal."""
 
     progress: bool = True
     """Show progress on stderr: a live display on a terminal, a plain line every ten seconds elsewhere."""

@@ -1,4 +1,4 @@
-"""`palaestra checkpoints …` as a person types it."""
+"""`palaestra checkpoints`."""
 
 import json
 
