@@ -106,7 +106,7 @@ def import_command(
     from palaestra.runs.store.rebuild import open_registry
 
     home = Home.default()
-    known = Provenance(agent_id=agent, env_id=env, env_step=step).validated("--agent", "--env", "--step")
+    known = Provenance(agent_id=agent, env_id=env, env_step=step).validate("--agent", "--env", "--step")
     if env:
         known = replace(known, env_signature=probe_environment(env, "--env", required=False))
     existing = {record.sha256: record for record in list_imported(home)}
