@@ -14,7 +14,6 @@ from starlette.routing import Route
 from palaestra import __version__
 from palaestra.config import parse_section
 from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, PalaestraError, UnknownRun
-from palaestra.http.strict_route import StrictJsonRoute
 from palaestra.redaction import Redactor
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.checkpoint_routes import add_checkpoint_routes
@@ -49,8 +48,8 @@ def build_api(
         description="Launches, watches, stops, recovers and compares training runs. Send `Authorization: Bearer` and "
         "the token that the service keeps in `var/training/service/token`.",
         responses=describe_errors(*COMMON_ERRORS),
+        generate_unique_id_function=lambda route: route.name,
     )
-    app.router.route_class = StrictJsonRoute
     add_run_routes(app, supervisor, reader)
     add_metric_routes(app, reader)
     add_stream_routes(app, supervisor, reader, closing)

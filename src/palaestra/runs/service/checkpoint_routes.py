@@ -6,6 +6,7 @@ from pathlib import Path as FilePath
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Query
+from pydantic import Field
 
 from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints import catalogue
@@ -18,13 +19,13 @@ from palaestra.runs.checkpoints.signature import probe_environment
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.service.schemas import (
-    DeployBody,
+    NOT_FOUND,
     FilterText,
-    ImportBody,
+    RequestBody,
+    ResponseBody,
     RunIdText,
-    VerifyResponse,
-    WithdrawBody,
-    describe_errors,
+    StoredText,
+    new_router,
 )
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.wire import JsonObject, to_json
@@ -39,16 +40,45 @@ _CheckpointId = Annotated[
 ]
 
 
+class VerifyResponse(ResponseBody):
+    """Whether the bytes of a checkpoint are those that were saved."""
+
+    checkpoint: CheckpointRecord
+    fits: bool
+    problem: str
+
+
+class ImportBody(RequestBody):
+    """A checkpoint to import."""
+
+    path: Annotated[StoredText, Field(min_length=1, max_length=4096)]
+    """Path on the service's machine."""
+    agent_id: Annotated[StoredText, Field(max_length=200)] = ""
+    env_id: Annotated[StoredText, Field(max_length=200)] = ""
+    env_step: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+
+
+class DeployBody(RequestBody):
+    """Where to deploy a checkpoint."""
+
+    env_id: Annotated[StoredText | None, Field(max_length=200)] = None
+    """Null uses the environment that it was trained in."""
+
+
+class WithdrawBody(RequestBody):
+    """Which deployment to withdraw."""
+
+    env_id: Annotated[StoredText, Field(min_length=1, max_length=200)]
+
+
 def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -> None:
     """Add the routes to the application."""
+    checkpoints_router = new_router("checkpoints")
+
     home = reader.home
 
-    @app.get(
-        "/checkpoints",
-        operation_id="checkpoints",
-        tags=["checkpoints"],
-        responses=describe_errors(404),
-        response_model=list[CheckpointRecord],
+    @checkpoints_router.get(
+        "/checkpoints", operation_id="checkpoints", responses=NOT_FOUND, response_model=list[CheckpointRecord]
     )
     def list_checkpoints(
         run: Annotated[RunIdText | None, Query(description="A run id, or a unique prefix of one.")] = None,
@@ -61,22 +91,12 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
             to_json(record) for record in catalogue.list_checkpoints(home, run_id=run_id, agent_id=agent, env_id=env)
         ]
 
-    @app.get(
-        "/checkpoints/{checkpoint_id}",
-        operation_id="show_checkpoint",
-        tags=["checkpoints"],
-        response_model=CheckpointRecord,
-    )
+    @checkpoints_router.get("/checkpoints/{checkpoint_id}", response_model=CheckpointRecord)
     def show_checkpoint(checkpoint_id: _CheckpointId) -> JsonObject:
         """One checkpoint."""
         return to_json(get_checkpoint(home, checkpoint_id))
 
-    @app.post(
-        "/checkpoints/{checkpoint_id}/verify",
-        operation_id="verify_checkpoint",
-        tags=["checkpoints"],
-        response_model=VerifyResponse,
-    )
+    @checkpoints_router.post("/checkpoints/{checkpoint_id}/verify", response_model=VerifyResponse)
     def verify_checkpoint(checkpoint_id: _CheckpointId) -> JsonObject:
         """Read every byte of a checkpoint and compare its hash with the saved one."""
         record = get_checkpoint(home, checkpoint_id)
@@ -85,12 +105,8 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
         registry.put_checkpoint(record)
         return {"checkpoint": to_json(record), "fits": verdict.fits, "problem": verdict.problem}
 
-    @app.post(
-        "/checkpoints/import",
-        status_code=201,
-        operation_id="import_checkpoint",
-        tags=["checkpoints"],
-        response_model=CheckpointRecord,
+    @checkpoints_router.post(
+        "/checkpoints/import", status_code=201, operation_id="import_checkpoint", response_model=CheckpointRecord
     )
     def import_file(body: ImportBody) -> JsonObject:
         """Copy a checkpoint from the service's machine, after checking that it holds only weights and no code."""
@@ -102,12 +118,7 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
         registry.put_checkpoint(record)
         return to_json(record)
 
-    @app.post(
-        "/checkpoints/{checkpoint_id}/deploy",
-        operation_id="deploy_checkpoint",
-        tags=["checkpoints"],
-        response_model=Deployment,
-    )
+    @checkpoints_router.post("/checkpoints/{checkpoint_id}/deploy", response_model=Deployment)
     def deploy_checkpoint(checkpoint_id: _CheckpointId, body: DeployBody) -> JsonObject:
         """Deploy a checkpoint in an environment, after it has played an episode there."""
         record = get_checkpoint(home, checkpoint_id)
@@ -117,18 +128,15 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
         signature = probe_environment(env_id, "env_id", required=env_id != record.env_id)
         return to_json(deploy(home, record, signature))
 
-    @app.get("/deployments", operation_id="deployments", tags=["checkpoints"], response_model=list[Deployment])
+    @checkpoints_router.get("/deployments", operation_id="deployments", response_model=list[Deployment])
     def list_deployments() -> list[JsonObject]:
         """The current deployment of every environment."""
         return [to_json(deployment) for deployment in deployment_store.list_deployments(home)]
 
-    @app.post(
-        "/deployments/back",
-        operation_id="withdraw_deployment",
-        tags=["checkpoints"],
-        response_model=Deployment | None,
-    )
+    @checkpoints_router.post("/deployments/back", response_model=Deployment | None)
     def withdraw_deployment(body: WithdrawBody) -> JsonObject | None:
         """Restore the previous deployment of an environment; null when there was none."""
         previous = withdraw(home, body.env_id)
         return None if previous is None else to_json(previous)
+
+    app.include_router(checkpoints_router)

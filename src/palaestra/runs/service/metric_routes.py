@@ -4,12 +4,13 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from fastapi import FastAPI, Header, Path, Query
 from fastapi.responses import FileResponse
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 from starlette.exceptions import HTTPException
 
 from palaestra.errors import ConfigError, UnknownRun
@@ -18,21 +19,18 @@ from palaestra.runs.process.resource_usage import ResourceSample, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.service.schemas import (
+    NOT_FOUND,
     AttemptNumber,
-    ClipResponse,
-    ExportBody,
-    ExportResponse,
     LogOffset,
-    LogResponse,
-    MetricResponse,
-    MetricSeries,
+    RequestBody,
+    ResponseBody,
     RunId,
-    VideoBody,
     describe_errors,
+    new_router,
 )
 from palaestra.runs.video.clip import Clip, list_clips
 from palaestra.runs.video.record_video import record_run
-from palaestra.runs.wire import JsonObject, to_json
+from palaestra.runs.wire import JsonObject, Number, to_json
 from palaestra.strict_json import json_number
 
 __all__ = ["add_metric_routes", "add_video_routes"]
@@ -43,36 +41,79 @@ _Step = Annotated[int | None, Query(ge=-(2**63), lt=2**63)]
 _RangeHeader = Annotated[str | None, Header(alias="Range", max_length=80)]
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
+MetricSeries: TypeAlias = dict[str, list[Annotated[list[Number], Field(min_length=3, max_length=3)]]]
+"""Points by metric name; each point is a step, a value and a unix time."""
+
+
+class LogResponse(ResponseBody):
+    """Whole lines of a run's output."""
+
+    text: str
+    offset: int
+    """Offset of the next line, to continue from."""
+    size: int
+    ended: bool
+    """Whether the run has ended, so that no more output will follow."""
+
+
+class MetricResponse(ResponseBody):
+    """One metric of a run."""
+
+    points: int
+    source: str
+    """Source of the numbers: `journal`, `tensorboard:losses/value_loss`, `stdout:events`."""
+
+
+class ExportBody(RequestBody):
+    """Where to write event files."""
+
+    into: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
+    """A directory on the service's machine; null uses the run's own."""
+
+
+class ExportResponse(ResponseBody):
+    """Event files that were written."""
+
+    directory: str
+    points: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipResponse(Clip):
+    """One video file of a run."""
+
+    name: str
+    """Name in the route that returns the file."""
+
+
+class VideoBody(RequestBody):
+    """How to record a clip."""
+
+    checkpoint_id: Annotated[str | None, Field(pattern=r"^[0-9a-f]+$", max_length=64)] = None
+    """Null uses the newest checkpoint of the run."""
+    frames: Annotated[int, Field(ge=1, le=200)] = 200
+    """Maximum number of frames."""
+
 
 def add_metric_routes(app: FastAPI, reader: RunReader) -> None:
     """Add the routes of metrics, output and resource usage to the application."""
+    metrics_router = new_router("metrics")
+    runs_router = new_router("runs")
 
-    @app.get("/runs/{run_id}/metrics", operation_id="metric_names", tags=["metrics"], responses=describe_errors(404))
+    @metrics_router.get("/runs/{run_id}/metrics", responses=NOT_FOUND)
     def metric_names(run_id: RunId) -> dict[str, MetricResponse]:
         """All metrics of a run by name."""
         metrics = reader.metric_names(run_id)
         return {name: MetricResponse(points=info.points, source=info.source) for name, info in metrics.items()}
 
-    @app.get(
-        "/runs/{run_id}/metrics/recent",
-        operation_id="recent_metrics",
-        tags=["metrics"],
-        responses=describe_errors(404),
-        response_model=MetricSeries,
-    )
+    @metrics_router.get("/runs/{run_id}/metrics/recent", responses=NOT_FOUND, response_model=MetricSeries)
     def recent_metrics(
         run_id: RunId, count: Annotated[int, Query(ge=1, le=100_000)] = 100, name: _MetricNames = None
     ) -> JsonObject:
         """The last points of the named metrics (default: of all metrics)."""
         return _series_to_json(reader.recent_metrics(run_id, count, name or ()))
 
-    @app.get(
-        "/runs/{run_id}/metrics/series",
-        operation_id="metric_series",
-        tags=["metrics"],
-        responses=describe_errors(404),
-        response_model=MetricSeries,
-    )
+    @metrics_router.get("/runs/{run_id}/metrics/series", responses=NOT_FOUND, response_model=MetricSeries)
     def metric_series(
         run_id: RunId,
         name: _MetricNames = None,
@@ -83,7 +124,7 @@ def add_metric_routes(app: FastAPI, reader: RunReader) -> None:
         """At most `points` points of each metric between two steps, including the extremes of every interval."""
         return _series_to_json(reader.metrics(run_id, name or (), points=points, first=first, last=last))
 
-    @app.get("/runs/{run_id}/log", operation_id="log", tags=["runs"], responses=describe_errors(404))
+    @runs_router.get("/runs/{run_id}/log", responses=NOT_FOUND)
     def log(
         run_id: RunId,
         offset: LogOffset = 0,
@@ -95,13 +136,7 @@ def add_metric_routes(app: FastAPI, reader: RunReader) -> None:
         chunk = reader.log(run_id, offset, limit, attempt)
         return LogResponse(text=chunk.text, offset=chunk.offset, size=chunk.size, ended=ended)
 
-    @app.get(
-        "/runs/{run_id}/system",
-        operation_id="system",
-        tags=["metrics"],
-        responses=describe_errors(404),
-        response_model=list[ResourceSample],
-    )
+    @metrics_router.get("/runs/{run_id}/system", responses=NOT_FOUND, response_model=list[ResourceSample])
     def system(
         run_id: RunId, last: Annotated[int | None, Query(ge=1, le=100_000)] = None, attempt: AttemptNumber = None
     ) -> list[JsonObject]:
@@ -109,9 +144,7 @@ def add_metric_routes(app: FastAPI, reader: RunReader) -> None:
         directory = reader.attempt(run_id, attempt)
         return [] if directory is None else [to_json(sample) for sample in read_samples(directory, last)]
 
-    @app.post(
-        "/runs/{run_id}/export-tensorboard", operation_id="export", tags=["metrics"], responses=describe_errors(404)
-    )
+    @metrics_router.post("/runs/{run_id}/export-tensorboard", responses=NOT_FOUND)
     def export(run_id: RunId, body: ExportBody) -> ExportResponse:
         """Write event files for TensorBoard, for runs of every runner."""
         from palaestra.runs.ingest.export import export_tensorboard
@@ -119,29 +152,21 @@ def add_metric_routes(app: FastAPI, reader: RunReader) -> None:
         report = export_tensorboard(reader.paths(run_id), body.into)
         return ExportResponse(directory=str(report.directory), points=report.points)
 
+    app.include_router(metrics_router)
+    app.include_router(runs_router)
+
 
 def add_video_routes(app: FastAPI, reader: RunReader) -> None:
     """Add the routes of videos to the application."""
+    tools_router = new_router("tools")
 
-    @app.get(
-        "/runs/{run_id}/videos",
-        operation_id="videos",
-        tags=["tools"],
-        responses=describe_errors(404),
-        response_model=list[ClipResponse],
-    )
+    @tools_router.get("/runs/{run_id}/videos", responses=NOT_FOUND, response_model=list[ClipResponse])
     def videos(run_id: RunId) -> list[JsonObject]:
         """Clips of a run, newest first."""
         run = reader.paths(run_id)
         return [_clip_to_json(clip, run) for clip in list_clips(run)]
 
-    @app.get(
-        "/runs/{run_id}/videos/{name:path}",
-        operation_id="video",
-        tags=["tools"],
-        response_class=FileResponse,
-        responses=_describe_video(),
-    )
+    @tools_router.get("/runs/{run_id}/videos/{name:path}", response_class=FileResponse, responses=_describe_video())
     def video(run_id: RunId, name: Annotated[str, Path(max_length=1000)], wanted: _RangeHeader = None) -> FileResponse:
         """The file of a clip, by its `name` in the list, or the part that a `Range` header names."""
         run = reader.paths(run_id)
@@ -154,18 +179,15 @@ def add_video_routes(app: FastAPI, reader: RunReader) -> None:
             _check_range(wanted, stat.st_size)
         return FileResponse(clip.path, stat_result=stat)
 
-    @app.post(
-        "/runs/{run_id}/videos",
-        status_code=201,
-        operation_id="film",
-        tags=["tools"],
-        responses=describe_errors(404),
-        response_model=ClipResponse,
+    @tools_router.post(
+        "/runs/{run_id}/videos", status_code=201, operation_id="film", responses=NOT_FOUND, response_model=ClipResponse
     )
     def record_video(run_id: RunId, body: VideoBody) -> JsonObject:
         """Play a checkpoint and record a clip, in separate processes. Returns when the clip is complete."""
         run = reader.paths(run_id)
         return _clip_to_json(record_run(reader.home, run, body.checkpoint_id, body.frames), run)
+
+    app.include_router(tools_router)
 
 
 def _series_to_json(series: Mapping[str, Sequence[MetricPoint]]) -> JsonObject:

@@ -3,9 +3,10 @@
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
 import os
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query
+from pydantic import Field, StrictBool
 
 from palaestra import __version__
 from palaestra.runs.archive.retention import RetentionAction
@@ -15,26 +16,87 @@ from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPreview
 from palaestra.runs.service.schemas import (
+    CONFLICT,
+    NOT_FOUND,
+    NOT_FOUND_OR_CONFLICT,
+    RUN_ID,
     AttemptNumber,
-    DrainBody,
-    DrainResponse,
     FilterText,
-    GcBody,
-    PreflightBody,
-    ResumeBody,
+    RequestBody,
+    ResponseBody,
     RunId,
     RunIdText,
-    ServiceHealth,
-    StartBody,
-    StopBody,
-    describe_errors,
+    StoredText,
+    new_router,
 )
+from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.launch_planner import Preview
 from palaestra.runs.supervisor.resume import ResumeRequest
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.wire import JsonObject, to_json
 
 __all__ = ["add_run_routes"]
+
+
+class ServiceHealth(ResponseBody):
+    """State and version of the service."""
+
+    status: Literal["ok", "draining"]
+    version: str
+    pid: int
+
+
+class PreflightBody(RequestBody):
+    """A run to check."""
+
+    spec: RunSpec
+
+
+class StartBody(RequestBody):
+    """A run to start."""
+
+    spec: RunSpec
+    consent: Annotated[str | None, Field(max_length=64)] = None
+    """The digest of the command, for runners that execute foreign code."""
+    run_id: Annotated[str | None, Field(pattern=RUN_ID, max_length=90)] = None
+    """The run id of the preview; null assigns a new one."""
+
+
+class StopBody(RequestBody):
+    """How to stop a run."""
+
+    grace_s: Annotated[float | None, Field(ge=0, le=3600)] = None
+    """Seconds between the request to stop and a kill; null uses the runner's default."""
+
+
+class ResumeBody(RequestBody):
+    """How to resume a run."""
+
+    consent: Annotated[str | None, Field(max_length=64)] = None
+    """The digest of the command, for runners that execute foreign code."""
+    checkpoint: Annotated[StoredText | None, Field(min_length=1, max_length=4096)] = None
+    """Id of the checkpoint, a prefix of the id, its file name or its path; null: the newest undamaged one."""
+    changes: Annotated[dict[str, Any], Field(default_factory=dict, max_length=100)]
+    """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
+
+
+class DrainBody(RequestBody):
+    """Whether to stop starting new runs."""
+
+    on: StrictBool
+
+
+class DrainResponse(ResponseBody):
+    """Whether the service starts new runs."""
+
+    draining: bool
+
+
+class GcBody(RequestBody):
+    """How to apply the retention policy."""
+
+    dry_run: StrictBool = True
+    """Report what would be removed without removing it."""
 
 
 def add_run_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> None:
@@ -45,18 +107,15 @@ def add_run_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> N
 
 
 def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> None:
-    @app.get("/health", operation_id="health", tags=["service"])
+    service_router = new_router("service")
+    runs_router = new_router("runs")
+
+    @service_router.get("/health")
     async def health() -> ServiceHealth:
         """Whether the service answers. Needs no token."""
         return ServiceHealth(status="draining" if supervisor.draining else "ok", version=__version__, pid=os.getpid())
 
-    @app.get(
-        "/runs",
-        operation_id="list_runs",
-        tags=["runs"],
-        responses=describe_errors(404),
-        response_model=list[RunRecord],
-    )
+    @runs_router.get("/runs", responses=NOT_FOUND, response_model=list[RunRecord])
     def list_runs(
         phase: Annotated[list[Phase] | None, Query(max_length=len(Phase))] = None,
         runner: FilterText = None,
@@ -85,13 +144,7 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         )
         return [to_json(_newest(supervisor, record)) for record in records]
 
-    @app.get(
-        "/runs/{run_id}",
-        operation_id="show_run",
-        tags=["runs"],
-        responses=describe_errors(404),
-        response_model=RunRecord,
-    )
+    @runs_router.get("/runs/{run_id}", responses=NOT_FOUND, response_model=RunRecord)
     def show_run(run_id: RunId) -> JsonObject:
         """One run in its current state."""
         record = reader.run(run_id)
@@ -100,71 +153,50 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
             record = reader.run(record.run_id)
         return to_json(_newest(supervisor, record))
 
-    @app.get(
-        "/runs/{run_id}/life",
-        operation_id="life",
-        tags=["runs"],
-        responses=describe_errors(404),
-        response_model=list[RunEvent],
-    )
+    @runs_router.get("/runs/{run_id}/life", responses=NOT_FOUND, response_model=list[RunEvent])
     def life(run_id: RunId) -> list[JsonObject]:
         """The events of a run, in order."""
         return [to_json(event) for event in reader.life(run_id)]
 
-    @app.get("/runs/{run_id}/spec", operation_id="spec", tags=["runs"], responses=describe_errors(404))
+    @runs_router.get("/runs/{run_id}/spec", responses=NOT_FOUND)
     def spec(run_id: RunId) -> JsonObject:
         """The spec that the run was started with; empty for a run of `palaestra train` alone."""
         return reader.document(run_id, "spec")
 
-    @app.get("/runs/{run_id}/command", operation_id="command", tags=["runs"], responses=describe_errors(404))
+    @runs_router.get("/runs/{run_id}/command", responses=NOT_FOUND)
     def command(run_id: RunId, attempt: AttemptNumber = None) -> JsonObject:
         """The command of an attempt (default: the newest), with secrets redacted."""
         return reader.document(run_id, "command", attempt)
 
-    @app.get(
-        "/compare", operation_id="compare", tags=["runs"], responses=describe_errors(404), response_model=Comparison
-    )
+    @runs_router.get("/compare", operation_id="compare", responses=NOT_FOUND, response_model=Comparison)
     def compare_runs(run: Annotated[list[RunIdText], Query(min_length=2, max_length=50)]) -> JsonObject:
         """Runs side by side."""
         return to_json(compare(reader, run))
 
+    app.include_router(service_router)
+    app.include_router(runs_router)
+
 
 def _add_control_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> None:
-    @app.post("/preflight", operation_id="preflight", tags=["runs"], response_model=LaunchPreview)
+    runs_router = new_router("runs")
+    service_router = new_router("service")
+
+    @runs_router.post("/preflight", response_model=LaunchPreview)
     async def preflight(body: PreflightBody) -> JsonObject:
         """The findings of a preflight and the command that a start would execute. Changes nothing."""
         return to_json(_launch_preview(await supervisor.preview(body.spec)))
 
-    @app.post(
-        "/runs",
-        status_code=201,
-        operation_id="start_run",
-        tags=["runs"],
-        responses=describe_errors(409),
-        response_model=RunRecord,
-    )
+    @runs_router.post("/runs", status_code=201, responses=CONFLICT, response_model=RunRecord)
     async def start_run(body: StartBody) -> JsonObject:
         """Queue a run, under the id of its preview if that is given."""
         return to_json(await supervisor.submit(body.spec, body.consent, body.run_id))
 
-    @app.post(
-        "/runs/{run_id}/stop",
-        operation_id="stop_run",
-        tags=["runs"],
-        responses=describe_errors(404, 409),
-        response_model=RunRecord,
-    )
+    @runs_router.post("/runs/{run_id}/stop", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
     async def stop_run(run_id: RunId, body: StopBody) -> JsonObject:
         """Stop a run. Returns when all its processes have ended."""
         return to_json(await supervisor.stop(await _full_id(reader, run_id), grace_s=body.grace_s))
 
-    @app.post(
-        "/runs/{run_id}/resume",
-        operation_id="resume_run",
-        tags=["runs"],
-        responses=describe_errors(404, 409),
-        response_model=RunRecord,
-    )
+    @runs_router.post("/runs/{run_id}/resume", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
     async def resume_run(run_id: RunId, body: ResumeBody) -> JsonObject:
         """Queue a run that has ended again, from its newest undamaged checkpoint or from another of its checkpoints.
 
@@ -173,43 +205,30 @@ def _add_control_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader)
         request = ResumeRequest(body.checkpoint, body.changes)
         return to_json(await supervisor.resume(await _full_id(reader, run_id), body.consent, request))
 
-    @app.post("/drain", operation_id="drain", tags=["service"])
+    @service_router.post("/drain")
     async def drain(body: DrainBody) -> DrainResponse:
         """Stop or continue starting queued runs. Running runs are not affected."""
         await supervisor.drain(body.on)
         return DrainResponse(draining=supervisor.draining)
 
+    app.include_router(runs_router)
+    app.include_router(service_router)
+
 
 def _add_retention_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> None:
-    @app.post(
-        "/runs/{run_id}/archive",
-        operation_id="archive_run",
-        tags=["keeping"],
-        responses=describe_errors(404, 409),
-        response_model=RunRecord,
-    )
+    archive_router = new_router("keeping")
+
+    @archive_router.post("/runs/{run_id}/archive", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
     async def archive_run(run_id: RunId) -> JsonObject:
         """Pack a run that has ended."""
         return to_json(await supervisor.archive(await _full_id(reader, run_id)))
 
-    @app.post(
-        "/runs/{run_id}/restore",
-        operation_id="restore_run",
-        tags=["keeping"],
-        responses=describe_errors(404, 409),
-        response_model=RunRecord,
-    )
+    @archive_router.post("/runs/{run_id}/restore", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
     async def restore_run(run_id: RunId) -> JsonObject:
         """Unpack an archived run, or restore a deleted one."""
         return to_json(await supervisor.restore(run_id))
 
-    @app.delete(
-        "/runs/{run_id}",
-        operation_id="delete_run",
-        tags=["keeping"],
-        responses=describe_errors(404, 409),
-        response_model=RunRecord,
-    )
+    @archive_router.delete("/runs/{run_id}", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
     async def delete_run(run_id: RunId) -> JsonObject:
         """Move a run that has ended to the trash. It can be restored until the retention policy purges it."""
         full_id = await _full_id(reader, run_id)
@@ -217,10 +236,12 @@ def _add_retention_routes(app: FastAPI, supervisor: Supervisor, reader: RunReade
         await supervisor.delete(full_id)
         return to_json(record)
 
-    @app.post("/gc", operation_id="gc", tags=["keeping"], response_model=list[RetentionAction])
+    @archive_router.post("/gc", response_model=list[RetentionAction])
     async def gc(body: GcBody) -> list[JsonObject]:
         """The actions of the retention policy; a dry run only plans them."""
         return [to_json(action) for action in await supervisor.gc(dry_run=body.dry_run)]
+
+    app.include_router(archive_router)
 
 
 async def _full_id(reader: RunReader, prefix: str) -> str:

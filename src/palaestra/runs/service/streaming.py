@@ -19,7 +19,7 @@ from palaestra.errors import ConfigError
 from palaestra.runs.ingest.stream import Position, StreamItem, replay
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunEvent
-from palaestra.runs.service.schemas import AttemptNumber, LogOffset, RunId, describe_stream
+from palaestra.runs.service.schemas import AttemptNumber, LogOffset, RunId, describe_stream, new_router
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.wire import to_json
 from palaestra.telemetry.event import encode
@@ -50,14 +50,9 @@ class EventStream(StreamingResponse):
 
 def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, closing: asyncio.Event) -> None:
     """Add the routes to the application. Streams end when `closing` is set."""
+    streams_router = new_router("streams")
 
-    @app.get(
-        "/runs/{run_id}/events",
-        operation_id="run_events",
-        tags=["streams"],
-        response_class=EventStream,
-        responses=describe_stream(404),
-    )
+    @streams_router.get("/runs/{run_id}/events", response_class=EventStream, responses=describe_stream(404))
     async def run_events(
         run_id: RunId,
         after: Annotated[str, Query(max_length=80)] = "",
@@ -75,13 +70,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, c
         items = supervisor.subscribe(run.run_id, position) if follow else replay(run, position)
         return EventStream(_stream_run(items, closing))
 
-    @app.get(
-        "/runs/{run_id}/log/stream",
-        operation_id="log_stream",
-        tags=["streams"],
-        response_class=EventStream,
-        responses=describe_stream(404),
-    )
+    @streams_router.get("/runs/{run_id}/log/stream", response_class=EventStream, responses=describe_stream(404))
     async def log_stream(
         run_id: RunId, offset: LogOffset = 0, attempt: AttemptNumber = None, last_event_id: _LastEventId = None
     ) -> EventStream:
@@ -96,15 +85,15 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, c
 
         return EventStream(_stream_log(reader, full_id, offset, attempt, has_ended, closing))
 
-    @app.get(
-        "/stream", operation_id="stream", tags=["streams"], response_class=EventStream, responses=describe_stream()
-    )
+    @streams_router.get("/stream", response_class=EventStream, responses=describe_stream())
     async def stream() -> EventStream:
         """The events of all runs from now on. List the runs after connecting, so that nothing is missed.
 
         The events have no ids, and the stream cannot be continued: list the runs, or read the stream of each run.
         """
         return EventStream(_stream_all_runs(supervisor.stream_events(), closing))
+
+    app.include_router(streams_router)
 
 
 async def _stream_run(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:

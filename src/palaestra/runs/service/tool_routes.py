@@ -5,6 +5,7 @@ import asyncio
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Query
+from pydantic import Field
 
 from palaestra.config import parse_section
 from palaestra.errors import LaunchRefused, UnknownRun
@@ -12,12 +13,13 @@ from palaestra.runs.reader import RunReader
 from palaestra.runs.runner import Finding, RunnerCapabilities
 from palaestra.runs.service.doctor import examine
 from palaestra.runs.service.schemas import (
+    NOT_FOUND,
     FilterText,
+    RequestBody,
+    ResponseBody,
     RunId,
     RunIdText,
-    TensorBoardBody,
-    TensorBoardResponse,
-    describe_errors,
+    new_router,
 )
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.supervisor import Supervisor
@@ -30,16 +32,33 @@ __all__ = ["add_tool_routes"]
 _RunIds = Annotated[list[RunIdText] | None, Query(max_length=50)]
 
 
+class TensorBoardBody(RequestBody):
+    """Runs to show together."""
+
+    run_ids: Annotated[list[Annotated[str, Field(max_length=90)]], Field(min_length=1, max_length=50)]
+
+
+class TensorBoardResponse(ResponseBody):
+    """A running TensorBoard."""
+
+    url: str
+    run_ids: list[str]
+    """The runs that it shows."""
+
+
 def add_tool_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, tensorboards: TensorBoards) -> None:
     """Add the routes to the application."""
+    runners_router = new_router("runners")
+    service_router = new_router("service")
+    tools_router = new_router("tools")
 
-    @app.get("/runners", operation_id="runners", tags=["runners"], response_model=dict[str, RunnerCapabilities])
+    @runners_router.get("/runners", response_model=dict[str, RunnerCapabilities])
     async def runners() -> JsonObject:
         """The runners and their capabilities, including those of packages installed since the service started."""
         await supervisor.planner.refresh_runners()
         return {name: to_json(runner.capabilities) for name, runner in supervisor.planner.runners.items()}
 
-    @app.get("/runners/{name}/schema", operation_id="runner_schema", tags=["runners"], responses=describe_errors(404))
+    @runners_router.get("/runners/{name}/schema", responses=NOT_FOUND)
     async def runner_schema(name: Annotated[str, Path(max_length=100)], script: FilterText = None) -> JsonObject:
         """JSON Schema of a runner's own keys; for some runners it depends on the script."""
         try:
@@ -49,23 +68,17 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, ten
         spec = parse_section(RunSpec, {"runner": name, "script": script}, place="spec")
         return await asyncio.to_thread(runner.config_schema, spec)
 
-    @app.get("/doctor", operation_id="doctor", tags=["service"], response_model=list[Finding])
+    @service_router.get("/doctor", response_model=list[Finding])
     def doctor() -> list[JsonObject]:
         """What works on this machine, what would fail, and how to fix it."""
         return [to_json(finding) for finding in examine(reader.home)]
 
-    @app.get(
-        "/runs/{run_id}/tracking",
-        operation_id="tracking",
-        tags=["tools"],
-        responses=describe_errors(404),
-        response_model=Tracking,
-    )
+    @tools_router.get("/runs/{run_id}/tracking", responses=NOT_FOUND, response_model=Tracking)
     def tracking(run_id: RunId) -> JsonObject:
         """The URL of the run on W&B, or the command that uploads an offline run."""
         return to_json(read_tracking(reader.paths(run_id), reader.run(run_id).tracking_url))
 
-    @app.post("/tools/tensorboard", operation_id="tensorboard", tags=["tools"], responses=describe_errors(404))
+    @tools_router.post("/tools/tensorboard", operation_id="tensorboard", responses=NOT_FOUND)
     def start_tensorboard(body: TensorBoardBody) -> TensorBoardResponse:
         """Start a TensorBoard on these runs, or reuse the one that shows them.
 
@@ -74,13 +87,17 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, ten
         run_ids = [reader.paths(run_id).run_id for run_id in body.run_ids]
         return TensorBoardResponse(url=tensorboards.open(run_ids), run_ids=sorted(set(run_ids)))
 
-    @app.get("/tools/tensorboard", operation_id="tensorboards", tags=["tools"])
+    @tools_router.get("/tools/tensorboard", operation_id="tensorboards")
     def list_tensorboards() -> list[TensorBoardResponse]:
         """The running TensorBoards."""
         return [TensorBoardResponse(url=board.url, run_ids=list(board.run_ids)) for board in tensorboards.running()]
 
-    @app.delete("/tools/tensorboard", operation_id="stop_tensorboards", tags=["tools"], responses=describe_errors(404))
+    @tools_router.delete("/tools/tensorboard", responses=NOT_FOUND)
     def stop_tensorboards(run: _RunIds = None) -> list[TensorBoardResponse]:
         """Stop the TensorBoard that shows exactly these runs, or all of them by default. Returns those stopped."""
         stopped = tensorboards.stop([reader.run(run_id).run_id for run_id in run or ()])
         return [TensorBoardResponse(url=board.url, run_ids=list(board.run_ids)) for board in stopped]
+
+    app.include_router(runners_router)
+    app.include_router(service_router)
+    app.include_router(tools_router)
