@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Match
+from starlette.types import Scope
 
 from palaestra import __version__
 from palaestra.config import parse_section
@@ -29,6 +30,8 @@ from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import JsonObject, error_to_json
 
 __all__ = ["build_api"]
+
+_METHODS = ("DELETE", "GET", "HEAD", "POST")
 
 
 def build_api(
@@ -84,11 +87,14 @@ def _add_error_handlers(app: FastAPI) -> None:
         text = f"{request.method} {request.url.path[:200]}: {error.detail}."
         headers = dict(error.headers or {})
         if status == 405:
-            routes = (route for route in app.routes if isinstance(route, Route))
-            matching = (route for route in routes if route.path_regex.match(request.url.path))
-            headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+            allowed = (method for method in _METHODS if _has_route(app, {**request.scope, "method": method}))
+            headers["Allow"] = ", ".join(allowed)
         detail = {"code": code, "text": text, "place": "", "reason": text, "remedy": ""}
         return _error_response(status, detail, headers)
+
+
+def _has_route(app: FastAPI, scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
 
 
 def _error_response(status: int, detail: JsonObject, headers: Mapping[str, str] | None = None) -> JSONResponse:
