@@ -1,6 +1,6 @@
 """Runs, checkpoints and events as frozen dataclasses: the one definition for registry, HTTP API, client and `--json`.
 
-A field that is added to `RunRecord` or `CheckpointRecord` is a column of the registry (`store.migrations` adds it), a
+A field that is added to `RunRecord` or `CheckpointRecord` is a column of the registry (`store.database.MIGRATIONS` adds it), a
 key of the JSON data and a property of the OpenAPI schema. Cheap to import.
 """
 

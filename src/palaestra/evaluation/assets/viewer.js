@@ -119,7 +119,7 @@
     }, {root: null, rootMargin: "1500px"});
   }
 
-  // `size` is the screen in pixels, which is what actions are given in, whatever size the picture is drawn at.
+  // `size` is the screen in pixels, the unit of actions. The picture may be drawn at another size.
   function screen(place, size, drawing, words) {
     const frame = el("div", {class: "screen"}), made = picture(place, words);
     frame.append(made);
