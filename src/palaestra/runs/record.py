@@ -1,7 +1,7 @@
 """Runs, checkpoints and events as frozen dataclasses: the one definition for registry, HTTP API, client and `--json`.
 
-A field that is added to `RunRecord` or `CheckpointRecord` is a column of the registry (`store.database.MIGRATIONS` adds it), a
-key of the JSON data and a property of the OpenAPI schema. Cheap to import.
+A field that is added to `RunRecord` or `CheckpointRecord` is a column of the registry (`store.database.MIGRATIONS` adds
+it), a key of the JSON data and a property of the OpenAPI schema. Cheap to import.
 """
 
 from __future__ import annotations
