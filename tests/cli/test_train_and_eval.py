@@ -182,7 +182,7 @@ def test_an_interruption_saves_a_checkpoint_and_says_how_to_resume(config, tmp_p
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
     assert "palaestra train --resume" in out
-    assert "Stopping: this update is finished and saved first" in err
+    assert "Stopping after this update is finished and saved" in err
     run = journal.parents[1]
     newest = sorted((run / "attempt_1" / "checkpoints").glob("update_*"))[-1]
     assert load_checkpoint(newest).progress["updates"] > 0
