@@ -22,7 +22,8 @@ from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.attempt_status import read_status
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.supervisor.config import SupervisorConfig
+from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.telemetry.event import Record
 
 RUNS, PER_SECOND = 8, 1_000

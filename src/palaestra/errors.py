@@ -27,27 +27,6 @@ from __future__ import annotations
 
 from palaestra.redaction import redact_secrets
 
-__all__ = [
-    "CheckpointError",
-    "CollectorFailed",
-    "ConfigError",
-    "ConsentRequired",
-    "EnvironmentContractError",
-    "ExperienceError",
-    "IllegalTransition",
-    "InvalidAction",
-    "LaunchRefused",
-    "NonFiniteError",
-    "PalaestraError",
-    "ServiceUnreachable",
-    "SessionFailed",
-    "SessionRefused",
-    "StateDirectoryLocked",
-    "UnknownEnvironment",
-    "UnknownRun",
-    "UnsupportedAction",
-]
-
 
 class PalaestraError(Exception):
     """Base class of all errors; the text can be shown to users."""

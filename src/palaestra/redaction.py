@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Redactor", "is_secret_key", "is_secret_name", "redact_command", "redact_environment", "redact_secrets"]
-
 HIDDEN = "***"
 _NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie|private|_pat$", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"^(SSH_AUTH_SOCK|XAUTHORITY|TOKENIZERS_PARALLELISM|PYTHONHASHSEED|PYTHON_KEYRING_BACKEND)$")

@@ -13,18 +13,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-__all__ = [
-    "dump_json",
-    "find_lone_surrogate",
-    "json_number",
-    "optional_number",
-    "read_json",
-    "read_number",
-    "read_numbers",
-    "reject_duplicate_keys",
-    "replace_non_finite",
-]
-
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 

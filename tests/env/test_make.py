@@ -117,7 +117,7 @@ def test_wrong_arguments_name_the_kwargs():
 
 def test_factories_that_are_none_are_refused():
     with pytest.raises(ConfigError, match="cannot be called"):
-        make_env(EnvConfig(id="palaestra.env.toy:__all__"))
+        make_env(EnvConfig(id="palaestra.env.toy:__name__"))
     with pytest.raises(ConfigError, match=r"returned a float, not a gymnasium\.Env"):
         make_env(EnvConfig(id="time:time"))
     with pytest.raises(ConfigError, match=r"env\.vectorization"):

@@ -10,7 +10,8 @@ from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.supervisor.config import SupervisorConfig
+from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.telemetry.journal import JournalReader
 
 _MAX_TEST_S = 180.0

@@ -8,7 +8,7 @@ from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.registry import open_registry_read_only
-from palaestra.runs.supervisor.supervisor import SupervisorConfig
+from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.telemetry import TrainingStep
 
 CONFIG = SupervisorConfig(min_free_disk_mb=0)

@@ -20,8 +20,6 @@ from palaestra.sessions.action import UiAction
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.task import TaskSpec
 
-__all__ = ["Agent", "Dialogue", "Reply", "ScriptedAgent", "VlmAgent"]
-
 Ask: TypeAlias = Callable[[ReplyRequest], Awaitable[SampledReply]]
 Script: TypeAlias = Callable[[TaskSpec, Screenshot, int], Awaitable[UiAction | str]]
 

@@ -38,8 +38,6 @@ from palaestra.transport.queue import SegmentQueue, TakenSegment
 from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 
-__all__ = ["AsyncConfig", "AsynchronousSource"]
-
 POLL_S = 0.2
 """Interval in which a waiting learner checks the collector."""
 HANG_CONFIRMED_S = 0.5

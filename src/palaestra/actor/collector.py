@@ -37,8 +37,6 @@ from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.network import eval_mode
 from palaestra.transport.source import EpisodeStats, SavedState
 
-__all__ = ["BeforeStep", "Collector", "RewardScale", "StopCollecting"]
-
 BeforeStep: TypeAlias = Callable[[int], int]
 """Called before each step of a segment with its index; may update the weights; returns their version."""
 

@@ -49,8 +49,6 @@ from palaestra.processes.threads import limit_threads
 from palaestra.transport.queue import SegmentQueue
 from palaestra.transport.weights import WeightBoard
 
-__all__ = ["CollectorProcess", "CollectorSetup", "SharedLayout"]
-
 PARENT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Sent to the whole process group; only the parent reacts to them."""
 

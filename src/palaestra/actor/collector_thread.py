@@ -24,8 +24,6 @@ from palaestra.transport.queue import Claim, SegmentQueue
 from palaestra.transport.source import EpisodeStats
 from palaestra.transport.weights import WeightBoard
 
-__all__ = ["CollectorThread", "SegmentFiller", "SegmentReport", "WeightSubscriber"]
-
 START_GRACE_S = 120.0
 """Extra time for the first step, which may compile kernels, load a model or start a simulator."""
 STOP_GRACE_S = 5.0

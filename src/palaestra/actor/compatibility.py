@@ -18,8 +18,6 @@ from palaestra.experience.columns import ArraySpec, RolloutSpec
 from palaestra.policy.device import device_of
 from palaestra.processes.memory import check_fits_in_memory
 
-__all__ = ["buffer_shape", "check_memory", "check_spaces", "policy_bytes", "rollout_spec"]
-
 COPIES = 7
 """Copies of every trained weight: itself, its gradient, two moments of Adam, and three to undo a failed update."""
 ASYNCHRONOUS_COPIES = 3

@@ -25,16 +25,6 @@ from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
 
-__all__ = [
-    "AsynchronousPlayer",
-    "EpisodeScheduler",
-    "EpisodeSource",
-    "PlayedEpisode",
-    "Player",
-    "SynchronousPlayer",
-    "free_slots",
-]
-
 POLL_S = 0.2
 """Interval in which a waiting learner checks that the actors still run."""
 MAX_FAILED_BATCHES = 3

@@ -23,8 +23,6 @@ from palaestra.policy.codecs.grammar import ActionGrammar
 from palaestra.policy.vlm.sampler import ReplyRequest, ReplySampler, SampledReply
 from palaestra.sessions.clients.provider import SessionProvider
 
-__all__ = ["BatchedInference", "RolloutWorkers", "start_rollout_workers"]
-
 STUCK_S = 5.0
 """In lockstep: how long a batch waits for an actor that asks nothing, for example one waiting for a session that others
 hold. After that the batch starts without it, at the cost of reproducibility."""

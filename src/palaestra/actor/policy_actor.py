@@ -23,8 +23,6 @@ from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import device_of, move_to
 from palaestra.policy.flat_parameters import FlatParameters
 
-__all__ = ["Compiled", "CompiledActor", "PolicyActor", "TorchActor", "build_actor", "check_action_masks"]
-
 Compiled: TypeAlias = Literal["auto", "on", "off"]
 """`auto`: compiled kernels if the policy supports them; `on`: raise an error otherwise; `off`: always torch."""
 Floats: TypeAlias = NDArray[np.float32]

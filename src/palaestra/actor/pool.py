@@ -17,8 +17,6 @@ from palaestra.actor.task_runner import EpisodeRequest, Play
 from palaestra.errors import CollectorFailed, PalaestraError, SessionRefused
 from palaestra.experience.trajectory import Trajectory
 
-__all__ = ["ActorPool", "PoolThread", "play_all"]
-
 _log = logging.getLogger(__name__)
 
 MAX_CRASHES = 3

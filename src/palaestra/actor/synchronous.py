@@ -8,8 +8,6 @@ from palaestra.actor.collector import Collector
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
 
-__all__ = ["SynchronousSource", "rollout_metrics"]
-
 
 class SynchronousSource:
     """Collects rollouts into one buffer, which the next batch overwrites."""

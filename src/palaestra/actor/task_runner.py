@@ -23,8 +23,6 @@ from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.session import Session
 from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 
-__all__ = ["ActorConfig", "EpisodeRequest", "Play", "TaskRunner"]
-
 _NO_SESSION = ("no_session", "no_room", "draining")
 """Codes of refusals caused by the session, not by the request."""
 

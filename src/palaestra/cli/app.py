@@ -21,8 +21,6 @@ from palaestra import __version__
 from palaestra.cli.terminal import sanitize_line
 from palaestra.errors import ConfigError, PalaestraError, SessionRefused
 
-__all__ = ["main"]
-
 _HELP = """Train reinforcement learning policies and UI agents, and manage their runs.
 
 \b

@@ -13,8 +13,6 @@ from palaestra.errors import ConfigError
 if TYPE_CHECKING:
     from palaestra.runs.runner import RunnerCapabilities
 
-__all__ = ["envs", "format_runners", "runners", "schema", "tasks"]
-
 _TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="Only names that contain this text.")]
 # Capabilities and their column titles, short enough for a terminal.
 _COLUMNS = {

@@ -17,8 +17,6 @@ from palaestra.files.home import Home
 if TYPE_CHECKING:
     from palaestra.runs.record import CheckpointRecord, RunRecord
 
-__all__ = ["deploy_command", "deployed_command", "import_command", "list_command", "verify_command"]
-
 _CHECKPOINT_HELP = "Checkpoint id, a unique prefix of it, or a path."
 _HEADINGS: tuple[str, ...] = ("CHECKPOINT", "AGENT", "ENV", "STEP", "RETURN", "SIZE", "SAVED", "STATE", "RUN")
 

@@ -9,8 +9,6 @@ import typer
 
 from palaestra.files.home import Home
 
-__all__ = ["demo"]
-
 SCREENS: dict[str, Any] = {
     "experiment_name": "demo",
     "model": {"name": "tiny", "max_new_tokens": 24, "history": 0, "lora_rank": 16},

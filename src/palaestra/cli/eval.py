@@ -14,9 +14,6 @@ from palaestra.files.checkpoint import checkpoint_kind
 from palaestra.files.home import Home
 from palaestra.files.run_directory import find_checkpoint
 
-__all__ = ["eval_command"]
-
-
 _RunArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint.", show_default=False),

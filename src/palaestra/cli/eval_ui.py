@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from palaestra.sessions.clients.provider import SessionAddress
     from palaestra.train.screen_config import ScreenRunConfig
 
-__all__ = ["ScreenReport", "evaluate_on_screens", "format_comparison", "format_score"]
-
 
 @dataclass(frozen=True)
 class ScreenReport:

@@ -18,8 +18,6 @@ from palaestra.runs.video.clip import ClipReport
 from palaestra.runs.video.encoder import Encoder
 from palaestra.train import evaluate_checkpoint
 
-__all__ = ["record_episode"]
-
 _DEFAULT_FPS = 30.0
 
 

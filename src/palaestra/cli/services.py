@@ -19,8 +19,6 @@ from palaestra.files.home import Home
 if TYPE_CHECKING:
     from palaestra.runs.runner import Finding
 
-__all__ = ["doctor", "format_findings", "gateway", "serve"]
-
 _ConfigOption = Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON file with the same keys.")]
 
 
@@ -48,7 +46,8 @@ def serve(
         else:
             print(f"No service runs for {home.path}." if pid is None else "The service has exited; runs continue.")
         return
-    from palaestra.runs.service.server import run_service, service_config
+    from palaestra.runs.service.config import service_config
+    from palaestra.runs.service.server import run_service
 
     def announce(facts: Mapping[str, object]) -> None:
         if facts.get("warning"):

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from palaestra.sessions.action import UiAction
     from palaestra.sessions.browser.session import BrowserSession
 
-__all__ = ["parse_action", "try_command"]
-
 _ACTIONS = """  click X Y      double X Y     right X Y      move X Y       drag X Y X Y
   type TEXT      press Control+a               scroll DY [X Y]
   wait SECONDS   answer TEXT    done           give-up        {"kind": ...}"""

@@ -13,21 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = [
-    "JsonOption",
-    "RunArgument",
-    "RunsArgument",
-    "YesOption",
-    "dump_json",
-    "format_bytes",
-    "format_columns",
-    "format_duration",
-    "print_json",
-    "sanitize_line",
-    "sanitize_output",
-    "shorten",
-]
-
 _RUN_HELP = "Run id or a unique prefix of it."
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -11,8 +11,6 @@ import typer
 
 from palaestra.cli.terminal import JsonOption, print_json
 
-__all__ = ["info", "make"]
-
 
 def make(
     output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="New directory for the model.")] = Path("tiny-vlm"),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from palaestra.files.run_directory import Attempt, RunDirectory
     from palaestra.train import TrainingResult
 
-__all__ = ["check_config", "train_command"]
-
 
 def train_command(
     config_file: Annotated[

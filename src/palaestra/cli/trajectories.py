@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from palaestra.experience.trajectory import Trajectory
     from palaestra.experience.trajectory_archive import TrajectoryArchive, TrajectoryEntry
 
-__all__ = [
-    "export_command",
-    "export_trajectories",
-    "list_command",
-    "load_run_tokenizer",
-    "load_tokenizer",
-    "report_command",
-    "view_command",
-]
-
 OUTCOMES = ("success", "failure", "truncated", "unreadable", "environment_failed")
 
 SourceArgument = Annotated[

@@ -18,8 +18,6 @@ import yaml
 from palaestra.errors import ConfigError
 from palaestra.strict_json import reject_duplicate_keys
 
-__all__ = ["apply_overrides", "is_ui_config", "move_keys", "parse_override", "read_config_file", "set_value"]
-
 _MAX_LENGTH = 1 << 20
 _MAX_DEPTH = 64
 _MAX_VALUES = 100_000

@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from palaestra.errors import ConfigError
 from palaestra.strict_json import find_lone_surrogate
 
-__all__ = ["Section", "closest_names", "import_address", "parse_section"]
-
 
 class Section(BaseModel):
     """One section of a configuration. Attribute docstrings become the documentation of the keys."""

@@ -14,8 +14,6 @@ from palaestra.env.vector import Array, EpisodeEnd, MethodForwarding, Snapshot, 
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.kernels.cartpole import MAX_ANGLE, MAX_POSITION, reset_cartpole, step_cartpole
 
-__all__ = ["CompiledCartPole"]
-
 
 class CompiledCartPole(MethodForwarding):
     """N CartPole environments."""

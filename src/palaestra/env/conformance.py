@@ -15,8 +15,6 @@ import numpy as np
 from palaestra.env.spaces import allocate_row, copy_observation, random_actions, same_observation
 from palaestra.env.vector import Array, EpisodeEnd, Observation, Snapshot, StepRow, VectorEnv
 
-__all__ = ["check"]
-
 
 def check(make_env: Callable[[], VectorEnv], *, steps: int = 200, seed: int = 7) -> None:
     """Raise an AssertionError for the first broken rule. Calls `make_env` a few times and closes the environments."""

@@ -25,8 +25,6 @@ from palaestra.config import closest_names
 from palaestra.env.vector import Array, GymEnv, Info
 from palaestra.errors import ConfigError, PalaestraError, UnknownEnvironment
 
-__all__ = ["ActionChunk", "EnvFactory", "missing_dependency", "suppress_gymnasium_warnings"]
-
 _DEPENDENCIES = {
     "gymnasium.envs.box2d": ("Box2D", "pip install 'palaestra[box2d]'"),
     "gymnasium.envs.mujoco": ("mujoco", "pip install 'palaestra[mujoco]'"),

@@ -23,8 +23,6 @@ from palaestra.env.spaces import ActionLayout, ObservationLayout, copy_observati
 from palaestra.env.vector import Array, EpisodeEnd, GymEnv, Info, MethodForwarding, Snapshot, Space, StepRow
 from palaestra.errors import ConfigError, EnvironmentContractError
 
-__all__ = ["InProcessEnv"]
-
 _MAX_REPLAY_STEPS = 65_536
 """Steps of an episode that are kept for a replay; a longer episode has no snapshot."""
 

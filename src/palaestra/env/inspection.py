@@ -19,8 +19,6 @@ from palaestra.env.spaces import ActionLayout, ObservationLayout, random_actions
 from palaestra.env.vector import Flags, GymEnv, Info, Space
 from palaestra.errors import ConfigError
 
-__all__ = ["EnvProperties", "inspect_env"]
-
 
 @dataclass(frozen=True, slots=True)
 class EnvProperties:

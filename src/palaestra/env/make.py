@@ -25,8 +25,6 @@ from palaestra.env.workers import WorkerEnv
 from palaestra.errors import ConfigError
 from palaestra.processes.children import usable_cores
 
-__all__ = ["COMPILED", "EnvConfig", "KnownEnvironment", "as_vector_env", "known_environments", "make_env"]
-
 COMPILED = {"compiled/CartPole-v1": "palaestra.env.compiled_cartpole:CompiledCartPole"}
 """Environments that step all copies in compiled code; imported when used."""
 

@@ -21,8 +21,6 @@ from palaestra.env.spaces import ActionLayout, ObservationLayout, copy_observati
 from palaestra.env.vector import Array, EpisodeEnd, Flags, MethodForwarding, Snapshot, Space, StepRow
 from palaestra.errors import ConfigError, EnvironmentContractError
 
-__all__ = ["NativeEnv"]
-
 _PLAIN = (bool, int, str, type(None))
 GymVectorEnv: TypeAlias = gymnasium.vector.VectorEnv[Any, Any, Any]
 

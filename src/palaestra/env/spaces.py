@@ -18,18 +18,6 @@ from gymnasium import spaces
 from palaestra.env.vector import Array, Flags, Observation, Space, StepRow
 from palaestra.errors import ConfigError
 
-__all__ = [
-    "ActionLayout",
-    "ObservationLayout",
-    "allocate_row",
-    "copy_observation",
-    "empty_observation",
-    "flat_observation_space",
-    "random_actions",
-    "same_observation",
-    "write_observation",
-]
-
 _OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of those"
 _ACTIONS = "Discrete, MultiDiscrete, MultiBinary or a float Box"
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from palaestra.env.vector import Info
 
-__all__ = ["Bandit", "Countdown", "Faulty", "Gate", "MaskedChoice", "MixedSenses", "Pixels", "TargetReach"]
-
 _Step: TypeAlias = tuple[Any, float, bool, bool, Info]
 
 

@@ -19,20 +19,6 @@ from numpy.typing import NDArray
 
 from palaestra.errors import EnvironmentContractError
 
-__all__ = [
-    "Array",
-    "EpisodeEnd",
-    "Flags",
-    "GymEnv",
-    "Info",
-    "MethodForwarding",
-    "Observation",
-    "Snapshot",
-    "Space",
-    "StepRow",
-    "VectorEnv",
-]
-
 Array: TypeAlias = NDArray[Any]
 Flags: TypeAlias = NDArray[np.bool_]
 Space: TypeAlias = gymnasium.Space[Any]

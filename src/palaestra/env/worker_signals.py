@@ -13,8 +13,6 @@ from multiprocessing.context import BaseContext
 from multiprocessing.synchronize import Semaphore
 from typing import Any
 
-__all__ = ["WorkerSignals"]
-
 _SPIN_S = 1e-4
 """Seconds of spinning before sleeping."""
 _MAX_SKIPPED = 1024

@@ -34,8 +34,6 @@ from palaestra.errors import ConfigError, EnvironmentContractError, PalaestraErr
 from palaestra.processes.children import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process, usable_cores
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 
-__all__ = ["WorkerEnv"]
-
 _CLOSE_TIMEOUT_S = 5.0
 """Seconds that a worker may take to close its environments before it is killed."""
 _ALIVE_CHECK_S = 0.1

@@ -18,8 +18,6 @@ from palaestra.evaluation.statistics import confidence_interval, wilson_interval
 from palaestra.policy.device import device_of, move_to
 from palaestra.policy.network import eval_mode
 
-__all__ = ["Evaluation", "evaluate"]
-
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -14,8 +14,6 @@ from pathlib import Path
 from palaestra.evaluation.screens import PairCounts, ScreenComparison, ScreenEvaluation, TaskScore
 from palaestra.files.atomic import write_bytes
 
-__all__ = ["comparison_page", "evaluation_page", "write_page"]
-
 
 def evaluation_page(evaluation: ScreenEvaluation, title: str) -> str:
     """The report of one evaluation."""

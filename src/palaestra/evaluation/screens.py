@@ -18,8 +18,6 @@ from palaestra.evaluation import statistics
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryEntry
 
-__all__ = ["PairCounts", "ScreenComparison", "ScreenEvaluation", "TaskScore"]
-
 
 @dataclass(frozen=True)
 class TaskScore:

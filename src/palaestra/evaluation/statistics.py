@@ -10,17 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-__all__ = [
-    "Passes",
-    "confidence_interval",
-    "difference_interval",
-    "mcnemar",
-    "mean_passes",
-    "pass_at_k",
-    "pass_hat_k",
-    "wilson_interval",
-]
-
 _Z = NormalDist().inv_cdf((1 + 0.95) / 2)
 """Half-width of the central 95 % of a normal distribution, in standard deviations."""
 

@@ -27,8 +27,6 @@ from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory, Turn
 from palaestra.experience.trajectory_archive import picture_file_name
 
-__all__ = ["MAX_BYTES", "TokenTexts", "Vocabulary", "action_words", "episode_json", "list_row", "write_viewer"]
-
 MAX_BYTES = 256 * 2**20
 """Maximum size of a file with pictures inside; browsers open larger files slowly."""
 SEARCHABLE = 2_000

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["Memory", "RolloutBuffer"]
-
 _RECORDED = ("action", "log_prob", "value", "next_value", "reward", "terminated", "truncated")
 """Columns with an array in every buffer."""
 

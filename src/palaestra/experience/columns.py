@@ -19,8 +19,6 @@ from torch import Tensor
 
 from palaestra.errors import ExperienceError, NonFiniteError
 
-__all__ = ["ArraySpec", "Columns", "ObservationSpec", "RolloutSpec", "check_columns", "possible_actions"]
-
 Columns: TypeAlias = dict[str, Any]
 """A rollout as plain tensors `[T, N, ...]`, by the keys of a `Rollout`; `observation` may be a dict of tensors."""
 

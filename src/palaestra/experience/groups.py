@@ -17,18 +17,6 @@ from torch import Tensor
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Trajectory
 
-__all__ = [
-    "Groups",
-    "group_name",
-    "group_positions",
-    "pack_trajectories",
-    "split_groups",
-    "task_key",
-    "task_name",
-    "unpack_trajectories",
-    "whole_groups",
-]
-
 MAX_RELEASED = 10_000
 """Number of released groups that are remembered, to recognise late members."""
 

@@ -24,8 +24,6 @@ from palaestra.errors import CheckpointError, ExperienceError
 from palaestra.experience.columns import NO_FINGERPRINT, PLURALS, Columns
 from palaestra.files.atomic import write_bytes
 
-__all__ = ["Rollout", "combine_rollouts"]
-
 SCHEMA = 1
 MIN_STEPS_TO_COMPARE = 16
 """Rollouts with fewer steps may be equal by chance."""

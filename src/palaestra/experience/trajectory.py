@@ -28,8 +28,6 @@ from palaestra.files.atomic import write_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SCHEMA", "Outcome", "ParsedReply", "TokenLogProbs", "Trajectory", "Turn", "TurnInput", "turn_inputs"]
-
 SCHEMA = 2
 """Since 2, turns record the fingerprint of the weights, and rewards are those of the environment."""
 READABLE = (1, 2)

@@ -25,8 +25,6 @@ from typing import Any, NamedTuple
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.trajectory import Outcome, Trajectory
 
-__all__ = ["ArchiveSize", "TrajectoryArchive", "TrajectoryEntry", "archives_in", "entries_in", "picture_file_name"]
-
 INDEX, LOCK = "index.jsonl", ".index.lock"
 _FILE_NAME = re.compile(r"(\d{8,})_[\w.-]*\.safetensors", re.ASCII)
 _TEMPORARY = re.compile(r"\.(\d{8,}_[\w.-]*\.safetensors)\.\d+\.tmp", re.ASCII)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["Overflow", "VLABuffer", "check_whole_segments"]
-
 Overflow: TypeAlias = Literal["block", "overwrite_oldest"]
 """If the ring is full: wait for the reader, or drop the oldest unread segment."""
 

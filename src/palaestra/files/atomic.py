@@ -18,20 +18,6 @@ from typing import Any, BinaryIO
 
 from palaestra.strict_json import dump_json
 
-__all__ = [
-    "append_line",
-    "atomic_directory",
-    "atomic_file",
-    "read_json",
-    "remove_stale_files",
-    "sync",
-    "sync_files",
-    "sync_tree",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
-
 _MAX_SINGLE_SYNCS = 64
 """Up to this many files, syncing each one is faster than syncing the file system."""
 

@@ -25,29 +25,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import atomic_directory, read_json
 
-__all__ = [
-    "LEARNER",
-    "MANIFEST",
-    "POLICY",
-    "SCHEMA_1_WAITING",
-    "SOURCE",
-    "STATE",
-    "Checkpoint",
-    "FileDigest",
-    "Kind",
-    "check_files",
-    "checkpoint_kind",
-    "digest_file",
-    "digest_files",
-    "is_intact",
-    "list_checkpoints",
-    "manifest_files",
-    "open_checkpoint",
-    "read_digests",
-    "read_state",
-    "write_checkpoint",
-]
-
 SCHEMA = 2
 Kind: TypeAlias = Literal["vector", "screens"]
 POLICY: dict[Kind, str] = {"vector": "policy.safetensors", "screens": "policy"}

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from palaestra.files.run_directory import PathIn, RunDirectory
 
-__all__ = ["Home"]
-
 
 @dataclass(frozen=True)
 class Home:

@@ -31,8 +31,6 @@ from palaestra.files.atomic import atomic_directory, write_json, write_text
 from palaestra.files.checkpoint import MANIFEST, is_intact, list_checkpoints
 from palaestra.redaction import redact_command, redact_environment
 
-__all__ = ["Attempt", "PathIn", "RunDirectory", "check_run_id", "find_checkpoint", "new_run_id", "start_attempt"]
-
 _RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
 """Environment variables that can affect a run."""
 

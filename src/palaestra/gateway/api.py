@@ -22,8 +22,6 @@ from palaestra.gateway.session_service import SessionService
 from palaestra.http.strict_route import StrictJsonRoute
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
-__all__ = ["build_api"]
-
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 SessionId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]+$", min_length=1, max_length=64)]
 

@@ -11,8 +11,6 @@ from palaestra.gateway.error_responses import content_length, send_error
 from palaestra.http.asgi import AsgiApp, BodyTooLarge, Receive, Scope, Send, has_token, read_body, replay_body
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
-__all__ = ["CALLER", "PROXY_PREFIX", "Caller", "GatewayApp", "authorise"]
-
 CALLER = "palaestra.caller"
 """Key of the `Caller` in the ASGI scope of an authorised request."""
 

@@ -17,15 +17,6 @@ from palaestra.config import Section
 from palaestra.errors import ConfigError
 from palaestra.http.hosts import is_loopback
 
-__all__ = [
-    "OPERATOR_TOKEN_VARIABLE",
-    "TOKEN_VARIABLE",
-    "GatewayConfig",
-    "KubernetesConfig",
-    "read_operator_token",
-    "read_token",
-]
-
 TOKEN_VARIABLE = "PALAESTRA_GATEWAY_TOKEN"
 """The environment variable with the token when no file is named; it is not passed on to sessions."""
 

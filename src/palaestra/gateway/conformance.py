@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable
 
 from palaestra.gateway.runtime import Address, Runtime
 
-__all__ = ["check_runtime"]
-
 MakeRuntime = Callable[[], Runtime]
 Kill = Callable[[Runtime, str, Address], Awaitable[None]]
 

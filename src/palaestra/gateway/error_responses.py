@@ -12,8 +12,6 @@ import math
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.http.asgi import Scope, Send, send_json
 
-__all__ = ["FORWARDED_METHODS", "ErrorResponse", "content_length", "error_response", "send_error"]
-
 FORWARDED_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _TIMEOUTS = ("session_timeout", "open_timeout")

@@ -19,8 +19,6 @@ from enum import StrEnum
 
 from palaestra.errors import SessionFailed, SessionRefused
 
-__all__ = ["LeaseState", "LeaseTable", "SessionLease"]
-
 MAX_REMEMBERED = 1000
 """Removed sessions that are remembered, to tell clients what happened to them."""
 

@@ -24,8 +24,6 @@ from palaestra.gateway.upstream import ConnectionPool, UpstreamError
 from palaestra.http.asgi import Message, Receive, Scope, Send
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
-__all__ = ["Proxy", "parse_proxy_path", "request_headers", "response_headers"]
-
 Headers = list[tuple[bytes, bytes]]
 
 _HOP_BY_HOP = frozenset(

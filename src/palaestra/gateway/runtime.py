@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-__all__ = ["Address", "LostCallback", "Runtime"]
-
 LostCallback: TypeAlias = Callable[[str, str], None]
 """Called with the id of a session that died and the reason."""
 

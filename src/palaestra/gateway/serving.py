@@ -31,8 +31,6 @@ from palaestra.gateway.session_service import SessionService
 from palaestra.gateway.upstream import ConnectionPool
 from palaestra.http.server import listen, loop_factory, serve_in_background, socket_url
 
-__all__ = ["Gateway", "open_gateway", "run_gateway"]
-
 
 @dataclass(frozen=True)
 class Gateway:

@@ -22,8 +22,6 @@ from palaestra.gateway.metrics import Metrics
 from palaestra.gateway.runtime import Address, Runtime
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
-__all__ = ["SessionService"]
-
 _log = logging.getLogger(__name__)
 
 RETRY_S = 2.0

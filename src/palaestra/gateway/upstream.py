@@ -13,8 +13,6 @@ from typing import Any, cast
 
 import httptools
 
-__all__ = ["ConnectionPool", "UpstreamConnection", "UpstreamError"]
-
 IDLE_S = 30.0
 """Seconds an idle connection is kept; less than session servers wait, so that no request meets a closing one."""
 HIGH_WATER = 256 << 10

@@ -7,19 +7,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
-__all__ = [
-    "AsgiApp",
-    "BodyTooLarge",
-    "Message",
-    "Receive",
-    "Scope",
-    "Send",
-    "has_token",
-    "read_body",
-    "replay_body",
-    "send_json",
-]
-
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

@@ -11,8 +11,6 @@ import re
 import socket
 from collections.abc import Sequence
 
-__all__ = ["AllowedHosts", "exposure_warning", "is_host_name", "is_loopback", "reachable_host"]
-
 _NAME = re.compile(r"\[[0-9a-f:.]+\]|[a-z0-9._-]+", re.IGNORECASE)
 _HEADER = re.compile(rf"(?P<name>{_NAME.pattern})(?::\d{{1,5}})?", re.IGNORECASE)
 _ALL_ADDRESSES = ("", "0.0.0.0", "::")

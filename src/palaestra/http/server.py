@@ -14,8 +14,6 @@ import uvicorn
 
 from palaestra.errors import ConfigError
 
-__all__ = ["KEEP_ALIVE_S", "SignalFreeServer", "listen", "loop_factory", "serve_in_background", "socket_url"]
-
 SHUTDOWN_TIMEOUT_S = 5
 """Seconds that running requests may take after shutdown began."""
 

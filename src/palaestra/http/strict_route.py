@@ -11,8 +11,6 @@ from fastapi.routing import APIRoute
 
 from palaestra.strict_json import read_json
 
-__all__ = ["StrictJsonRoute"]
-
 
 class _StrictRequest(Request):
     """A request that parses its JSON with `strict_json`; FastAPI's parser keeps the last of two equal keys."""

@@ -13,8 +13,6 @@ import numpy as np
 from palaestra.kernels.compile import compile_kernel
 from palaestra.kernels.network import act_categorical
 
-__all__ = ["MAX_ANGLE", "MAX_POSITION", "reset_cartpole", "rollout_cartpole", "step_cartpole"]
-
 GRAVITY, CART, POLE, HALF_LENGTH, FORCE, TAU = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
 TOTAL, POLE_LENGTH = CART + POLE, POLE * HALF_LENGTH
 MAX_POSITION, MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360

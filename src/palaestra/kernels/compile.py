@@ -12,8 +12,6 @@ import numba
 
 _config: Any = numba.config
 
-__all__ = ["compile_kernel"]
-
 
 def compile_kernel(function: Any) -> Any:
     """`numba.njit` with our settings, cached on disk.

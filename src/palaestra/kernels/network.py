@@ -15,8 +15,6 @@ import numpy as np
 
 from palaestra.kernels.compile import compile_kernel
 
-__all__ = ["act_categorical", "act_gaussian", "backward_mlp", "forward_mlp", "log_softmax_row", "normalize_rows"]
-
 TANH, RELU = 0, 1
 
 _MAX_LOOP_WIDTH = 24

@@ -15,8 +15,6 @@ import numpy as np
 from palaestra.kernels.compile import compile_kernel
 from palaestra.kernels.network import backward_mlp, forward_mlp, log_softmax_row
 
-__all__ = ["adam_step", "gae_columns", "train_joint", "train_policy", "train_value"]
-
 _LOG_SQRT_2PI = np.float32(0.5 * math.log(2.0 * math.pi))
 
 # Indices into the `settings` vector, which `learner.compiled` fills.

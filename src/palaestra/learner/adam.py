@@ -11,8 +11,6 @@ import torch
 from palaestra.kernels.ppo import adam_step
 from palaestra.policy.flat_parameters import FlatParameters
 
-__all__ = ["Adam"]
-
 BETA_1, BETA_2 = 0.9, 0.999
 
 

@@ -22,8 +22,6 @@ from palaestra.learner.batch import TrainBatch
 from palaestra.policy.compiled import CompiledActorCritic
 from palaestra.transport.source import SavedState
 
-__all__ = ["Algorithm", "CompiledUpdate", "Learner", "Losses", "RolloutAlgorithm", "RolloutConfig"]
-
 E_contra = TypeVar("E_contra", contravariant=True)
 W_co = TypeVar("W_co", covariant=True)
 

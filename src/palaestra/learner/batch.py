@@ -17,8 +17,6 @@ from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import PLURALS, REQUIRED, UNKNOWN_VERSION, Columns
 from palaestra.policy.device import move_to
 
-__all__ = ["TrainBatch", "concatenate_batches", "evaluate_actions", "flatten_rollout", "minibatch", "read_columns"]
-
 TrainBatch: TypeAlias = dict[str, Any]
 """Samples `[B, ...]` by key: a flattened rollout, plus columns of the algorithm such as `advantage`."""
 

@@ -22,8 +22,6 @@ from palaestra.files.checkpoint import (
 )
 from palaestra.transport.source import SavedState
 
-__all__ = ["TrainingCheckpoint", "load_checkpoint", "save_checkpoint"]
-
 
 @dataclass(frozen=True)
 class TrainingCheckpoint:

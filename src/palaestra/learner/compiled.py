@@ -22,8 +22,6 @@ from palaestra.learner.adam import Adam
 from palaestra.learner.batch import TrainBatch
 from palaestra.policy.compiled import CompiledActorCritic
 
-__all__ = ["CompiledPPO", "compiled_gae", "compiled_vtrace"]
-
 F32 = np.float32
 
 

@@ -19,8 +19,6 @@ from palaestra.experience.columns import Columns
 from palaestra.learner.algorithm import Learner, RolloutAlgorithm
 from palaestra.learner.batch import column_parts, map_column, num_samples
 
-__all__ = ["check_learner", "check_rollout_algorithm"]
-
 
 def check_learner(
     make: Callable[[], Learner[Any, Any]], experience: Any, read: Callable[[Learner[Any, Any]], Any]

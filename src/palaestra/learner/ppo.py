@@ -27,8 +27,6 @@ from palaestra.learner.returns import explained_variance, gae, scale_reward, vtr
 from palaestra.policy.compiled import CompiledActorCritic
 from palaestra.policy.network import eval_mode
 
-__all__ = ["PPO", "PPOConfig", "reevaluate"]
-
 ROWS_PER_PASS = 1024
 """Steps per forward pass of `reevaluate`: enough to be fast, few enough for images of a large model."""
 

@@ -12,8 +12,6 @@ from palaestra.learner.ppo import PPO
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.built_in import GRPO, RejectionSampling, TrajectoryPPO
 
-__all__ = ["ALGORITHMS", "build_algorithm", "find_algorithm"]
-
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "rollouts": {"ppo": PPO},
     "trajectories": {"rejection_sampling": RejectionSampling, "grpo": GRPO, "ppo": TrajectoryPPO},

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from palaestra.experience.columns import Columns
 
-__all__ = ["explained_variance", "gae", "scale_reward", "vtrace"]
-
 REWARD_LIMIT = 10.0
 """Scaled rewards are clipped to this, as in the reference implementations; unscaled rewards are not clipped."""
 

@@ -28,8 +28,6 @@ from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights
 from palaestra.transport.source import SavedState
 
-__all__ = ["RolloutLearner", "stale_steps", "staleness_metrics"]
-
 
 class RolloutLearner:
     """Trains one policy with one algorithm on rollouts."""

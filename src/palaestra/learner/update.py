@@ -19,8 +19,6 @@ from palaestra.learner.adam import Adam
 from palaestra.learner.algorithm import RolloutAlgorithm, RolloutConfig
 from palaestra.learner.batch import TrainBatch, evaluate_actions, minibatch
 
-__all__ = ["locate_failure", "run_epochs"]
-
 
 class _Means:
     """Running means by name. The policy may see fewer minibatches than the critic."""

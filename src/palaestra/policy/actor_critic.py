@@ -28,8 +28,6 @@ from palaestra.policy.distribution import (
 )
 from palaestra.policy.network import ObservationEncoder, check_network, mlp
 
-__all__ = ["ActResult", "ActorCritic", "TensorObservation"]
-
 TensorObservation: TypeAlias = Tensor | Mapping[str, Tensor]
 """A batch of observations `[B, ...]`; a mapping (dict or TensorDict) for `Dict` spaces."""
 

@@ -17,8 +17,6 @@ from palaestra.policy.vla.conformance import check_vla_model
 from palaestra.policy.vla.loading import load_vla_model
 from palaestra.policy.vla.policy import VLAPolicy, check_action_space
 
-__all__ = ["build_policy"]
-
 POLICIES: dict[str, type[nn.Module]] = {"actor_critic": ActorCritic, "vla": VLAPolicy}
 
 

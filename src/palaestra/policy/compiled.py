@@ -23,8 +23,6 @@ from palaestra.policy.distribution import Categorical, Gaussian
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.network import ACTIVATIONS, ObservationNormalizer
 
-__all__ = ["CompiledActorCritic", "why_never_compiled", "why_not_compiled"]
-
 F32 = np.float32
 
 

@@ -10,8 +10,6 @@ from pydantic import Field, model_serializer, model_validator
 from palaestra.config import Section
 from palaestra.errors import ConfigError
 
-__all__ = ["PolicyConfig", "VLAConfig"]
-
 
 class VLAConfig(Section):
     """A pretrained vision-language-action model: its class, its weights, and how they are trained."""

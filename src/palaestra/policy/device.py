@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
 
-__all__ = ["DEVICE_PATTERN", "Device", "check_device_name", "choose_device", "device_of", "move_to"]
-
 Device: TypeAlias = str | torch.device
 """`auto`, `cpu`, `cuda`, `cuda:1`, or a `torch.device`."""
 

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
 
-__all__ = ["Bernoulli", "Categorical", "Distribution", "Gaussian", "MultiCategorical", "SquashedGaussian"]
-
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _FORBIDDEN = -1e8
 """Logit of a masked action: probability exactly 0 in float32, and still finite, so that 0 * log 0 is 0."""

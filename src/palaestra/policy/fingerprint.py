@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from palaestra.policy.flat_parameters import FlatParameters
 
-__all__ = ["policy_fingerprint", "weights_fingerprint"]
-
 MAX_HASHED = 2**20
 """Maximum number of elements hashed per tensor. Of larger tensors evenly spaced elements are hashed: an optimiser step
 changes nearly all of them, and hashing billions would take longer than the step."""

@@ -16,8 +16,6 @@ from torch import nn
 
 from palaestra.errors import ConfigError
 
-__all__ = ["FlatParameters"]
-
 
 class FlatParameters:
     """One vector of weights, one of gradients, and the slice of each parameter group."""

@@ -22,19 +22,6 @@ from torch import Tensor, nn
 from palaestra.errors import ConfigError
 from palaestra.processes.memory import check_fits_in_memory
 
-__all__ = [
-    "ACTIVATIONS",
-    "ImageEncoder",
-    "ObservationEncoder",
-    "ObservationNormalizer",
-    "check_network",
-    "eval_mode",
-    "is_image",
-    "mlp",
-    "orthogonal_",
-]
-
-
 SLOW_TO_DRAW = 2e12
 """Number of operations for orthogonal initialisation that causes a warning: half a minute or more."""
 SMALLEST_GREY = 8

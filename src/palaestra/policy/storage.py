@@ -24,8 +24,6 @@ from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device
 from palaestra.policy.weight_sync import copy_weights
 
-__all__ = ["load_policy", "load_weights", "policy_bytes", "save_policy"]
-
 SCHEMA = 1
 
 

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from palaestra.errors import ConfigError
 from palaestra.policy.flat_parameters import FlatParameters
 
-__all__ = ["LiveWeights", "clone_policy", "copy_weights", "deserialize_structure", "serialize_structure"]
-
 
 class LiveWeights:
     """The arrays of a policy that change in training."""

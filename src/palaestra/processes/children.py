@@ -7,8 +7,6 @@ import os
 import pickle
 from multiprocessing.process import BaseProcess
 
-__all__ = ["UNGUARDED_EXIT", "UNGUARDED_REMEDY", "is_picklable", "start_process", "usable_cores"]
-
 UNGUARDED_EXIT = 97
 """Exit code of a child process that would start children while it imports the script of its parent."""
 UNGUARDED_REMEDY = (

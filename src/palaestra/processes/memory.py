@@ -8,8 +8,6 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError
 
-__all__ = ["check_fits_in_memory", "format_bytes", "memory_limit"]
-
 _CGROUPS = Path("/sys/fs/cgroup")
 _ALWAYS_FITS = 2**20
 """Sizes up to this are not checked, because reading the limit takes longer than allocating."""

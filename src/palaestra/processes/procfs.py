@@ -13,16 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "ProcessIdentity",
-    "boot_id",
-    "find_by_environment",
-    "list_descendants",
-    "list_pids",
-    "read_stat",
-    "start_ticks",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["limit_threads"]
-
 
 @cache
 def _openblas() -> Any:

@@ -16,8 +16,6 @@ from palaestra.runs.record import RunRecord
 from palaestra.runs.state.event_log import duration_s
 from palaestra.runs.wire import API_SCHEMA, JsonObject, Number, to_json
 
-__all__ = ["ComparedRun", "Comparison", "compare"]
-
 _LAST_EPISODES = 100
 _LAST_UPDATES = 10
 _COUNTERS = frozenset({"env_step", "update", "episodes"})

@@ -12,8 +12,6 @@ from enum import StrEnum
 
 from palaestra.errors import IllegalTransition
 
-__all__ = ["AttemptOutcome", "ExitFacts", "Phase", "PhaseEvent", "advance", "determine_outcome", "signal_name"]
-
 
 class Phase(StrEnum):
     """The phases of a run."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from palaestra.runs.series import MetricPoint
     from palaestra.runs.series.reader import MetricInfo, RunSeries
 
-__all__ = ["LogChunk", "RunReader", "read_lines"]
-
 _MAX_LINE_BYTES = 1 << 20
 _SERIES_LOCK_TIMEOUT_S = 5.0
 

@@ -15,17 +15,6 @@ from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.wire import API_SCHEMA, Number, field_types
 
-__all__ = [
-    "LASTING_ALARMS",
-    "MAX_INTEGER",
-    "Alarm",
-    "CheckpointRecord",
-    "RunEvent",
-    "RunRecord",
-    "fit_checkpoint",
-    "fit_record",
-]
-
 _Record = TypeVar("_Record", bound="RunRecord | CheckpointRecord")
 
 MAX_INTEGER = 2**63 - 1

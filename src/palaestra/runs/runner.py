@@ -18,21 +18,6 @@ from palaestra.redaction import redact_command, redact_environment
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import API_SCHEMA
 
-__all__ = [
-    "AttemptPaths",
-    "EventFiles",
-    "Finding",
-    "Injection",
-    "JournalFile",
-    "LaunchPlan",
-    "LaunchPreview",
-    "Machine",
-    "Runner",
-    "RunnerCapabilities",
-    "Source",
-    "StdoutLines",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerCapabilities:

@@ -18,8 +18,6 @@ from palaestra.config import Section
 from palaestra.redaction import Redactor, is_secret_name
 from palaestra.runs.record import MAX_INTEGER
 
-__all__ = ["RunSpec", "find_text_fault", "find_value_fault", "resolve_environment", "run_name"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_CHARACTERS = {

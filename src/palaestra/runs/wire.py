@@ -46,17 +46,6 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
-__all__ = [
-    "API_SCHEMA",
-    "JsonObject",
-    "Number",
-    "error_from_json",
-    "error_to_json",
-    "field_types",
-    "from_json",
-    "to_json",
-]
-
 _T = TypeVar("_T")
 JsonObject: TypeAlias = dict[str, Any]
 

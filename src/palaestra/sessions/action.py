@@ -15,24 +15,6 @@ from palaestra.config import closest_names
 from palaestra.errors import InvalidAction
 from palaestra.sessions.keys import MODIFIERS, NAMED, is_known_key
 
-__all__ = [
-    "Answer",
-    "Button",
-    "Click",
-    "Drag",
-    "Move",
-    "Point",
-    "PressKeys",
-    "Scroll",
-    "Terminate",
-    "TypeText",
-    "UiAction",
-    "Wait",
-    "decode",
-    "encode",
-    "fits",
-]
-
 Button: TypeAlias = Literal["left", "middle", "right"]
 MAX_TEXT, MAX_KEYS, MAX_PATH, MAX_WAIT_S, MAX_SCROLL = 10_000, 8, 256, 60.0, 100_000
 

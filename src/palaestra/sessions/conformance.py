@@ -13,8 +13,6 @@ from palaestra.sessions.action import Click, Move, Point, Terminate, TypeText, U
 from palaestra.sessions.session import Session
 from palaestra.sessions.task import TaskRequest
 
-__all__ = ["check_session"]
-
 MakeSession = Callable[[], Awaitable[Session]]
 
 

@@ -12,8 +12,6 @@ from pydantic import Field, field_validator
 from palaestra.config import Section
 from palaestra.errors import ConfigError
 
-__all__ = ["EnvironmentConfig", "check_environment"]
-
 DEFAULT_PORT = 8700
 
 

@@ -15,8 +15,6 @@ from palaestra.sessions.screen import Screenshot, Size
 from palaestra.sessions.session import EpisodeTracker, SessionState, Step
 from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 
-__all__ = ["FakeSession", "encode_png"]
-
 SCREEN = Size(160, 210)
 BUTTON = 40
 

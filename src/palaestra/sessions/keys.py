@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MODIFIERS", "NAMED", "Key", "get_key", "is_known_key"]
-
 
 @dataclass(frozen=True, slots=True)
 class Key:

@@ -28,8 +28,6 @@ from palaestra.sessions.action import (
 )
 from palaestra.sessions.screen import Size
 
-__all__ = ["ACTION_TYPES", "MAX_DELAY_S", "SCROLL_PX", "QueryAct", "parse_query", "row_report", "write_query"]
-
 SCROLL_PX = 360
 """Pixels of the dialect's only scroll: three clicks of a wheel, 120 pixels each."""
 MAX_DELAY_S = 60.0

@@ -9,8 +9,6 @@ from typing import Any
 
 from palaestra.errors import SessionFailed
 
-__all__ = ["Screenshot", "Size"]
-
 
 @dataclass(frozen=True, slots=True)
 class Size:

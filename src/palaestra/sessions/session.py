@@ -16,8 +16,6 @@ from palaestra.sessions.action import Answer, Terminate, UiAction, encode, fits
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 
-__all__ = ["EpisodeTracker", "Session", "SessionState", "Step"]
-
 
 @dataclass(frozen=True)
 class Step:

@@ -16,8 +16,6 @@ from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
 from palaestra.sessions.task import TaskProgress
 
-__all__ = ["PageRequest", "PageResponse", "Suite", "Task", "parse_params"]
-
 
 @dataclass(frozen=True)
 class PageRequest:

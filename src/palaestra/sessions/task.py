@@ -14,8 +14,6 @@ from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.screen import Size
 from palaestra.strict_json import find_lone_surrogate
 
-__all__ = ["MAX_SEED", "SCHEMA", "TaskProgress", "TaskRequest", "TaskSpec"]
-
 SCHEMA = 1
 """Version of every document on the wire."""
 

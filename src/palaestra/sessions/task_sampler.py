@@ -17,8 +17,6 @@ from palaestra.config import Section
 from palaestra.errors import ConfigError
 from palaestra.sessions.task import TaskRequest
 
-__all__ = ["HELD_OUT", "TRAINING_SEEDS", "SamplerConfig", "TaskChoice", "TaskSampler", "held_out"]
-
 TRAINING_SEEDS = range(0, 1_000_000_000)
 HELD_OUT = range(1_000_000_000, 2_000_000_000)
 

@@ -16,22 +16,6 @@ from palaestra.sessions.session import Step
 from palaestra.sessions.task import SCHEMA, TaskProgress, TaskRequest, TaskSpec
 from palaestra.strict_json import read_json
 
-__all__ = [
-    "MAX_BODY",
-    "SESSION_TOKEN_HEADER",
-    "STEP_HEADER",
-    "check_keys",
-    "encode_json",
-    "error_document",
-    "parse_act",
-    "parse_error",
-    "parse_object",
-    "parse_task",
-    "reset_document",
-    "step_document",
-    "step_header",
-]
-
 MAX_BODY = 1_000_000
 """Maximum size of a request body in bytes; much more than the longest text of an action."""
 

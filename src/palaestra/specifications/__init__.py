@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from palaestra.learner.trajectories import RejectionSampling
     from palaestra.specifications.ppo_trainer import PPOTrainer
     from palaestra.specifications.screens import (
         ActorPool,
         Config,
-        RejectionSampling,
         TaskRunner,
         Trainer,
         VLMWrapper,

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from palaestra.experience.trajectory import Trajectory, Turn
 
-__all__ = ["collate_trajectories"]
-
 
 def collate_trajectories(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The N turns of B episodes as rows.

@@ -19,8 +19,6 @@ from palaestra.train.trainer import Callback, History, Trainer
 if TYPE_CHECKING:
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["PPOTrainer"]
-
 TASK_ROLLOUTS = 8
 """Number of newest rollouts to keep per task."""
 

@@ -31,17 +31,6 @@ from palaestra.train.run import TrainingResult
 from palaestra.train.screen_config import ScreenRunConfig, screen_config_from
 from palaestra.train.screens import train_screens
 
-__all__ = [
-    "ActorPool",
-    "Config",
-    "RejectionSampling",
-    "TaskRunner",
-    "Trainer",
-    "VLMWrapper",
-    "simple_data_entry_pod_manifest",
-    "train_with_orchestration",
-]
-
 simple_data_entry_pod_manifest = "simple_data_entry"
 """Session type of these pods. The gateway has the manifest of each type."""
 

@@ -21,8 +21,6 @@ from palaestra.telemetry.sink import Sink, Telemetry, WarningSink
 from palaestra.telemetry.tensorboard import TensorBoardSink, require_tensorboard
 from palaestra.telemetry.wandb import WandbSink, require_wandb
 
-__all__ = ["TelemetryConfig", "check_telemetry", "open_telemetry"]
-
 
 class TelemetryConfig(Section):
     """Outputs of a run besides its journal."""

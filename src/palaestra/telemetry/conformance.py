@@ -20,8 +20,6 @@ from palaestra.telemetry.event import (
 )
 from palaestra.telemetry.sink import BatchSink, Sink
 
-__all__ = ["check_sink"]
-
 _EVENTS: tuple[Event, ...] = (
     PhaseChanged("running", "first update"),
     EpisodeSummary(env_step=200, episode=1, env_index=0, episode_return=21.0, length=21),

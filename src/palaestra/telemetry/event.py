@@ -18,23 +18,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from palaestra.strict_json import json_number, read_number, replace_non_finite
 
-__all__ = [
-    "SCHEMA",
-    "Belief",
-    "CheckpointSaved",
-    "EpisodeSummary",
-    "Event",
-    "Frame",
-    "LogLine",
-    "PhaseChanged",
-    "Record",
-    "TrainingStep",
-    "UnknownEvent",
-    "decode",
-    "encode",
-    "parse_event",
-]
-
 SCHEMA = 1
 """Increases when a field changes its meaning or is removed; not for a new kind or an added field."""
 

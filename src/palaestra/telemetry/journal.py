@@ -21,8 +21,6 @@ from palaestra.errors import ConfigError
 from palaestra.files.atomic import sync
 from palaestra.telemetry.event import Event, Record, decode, encode
 
-__all__ = ["Cursor", "Journal", "JournalReader"]
-
 _BLOCK_BYTES = 1 << 20
 _BYTES_PER_READ = 1 << 22
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-__all__ = ["ProgressRate", "ProgressSink"]
-
 _REDRAW_EVERY_S = 0.1
 _PLAIN_LINE_EVERY_S = 10.0
 _RECENT_EPISODES = 100

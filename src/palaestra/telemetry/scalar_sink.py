@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from palaestra.telemetry.event import EpisodeSummary, Event, TrainingStep
 
-__all__ = ["ScalarSink"]
-
 
 class ScalarSink(ABC):
     """Writes the metrics of updates over environment steps.

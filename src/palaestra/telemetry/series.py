@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from palaestra.errors import ConfigError
 
-__all__ = ["Series", "SeriesPoint"]
-
 _PER_BUCKET = 4
 
 

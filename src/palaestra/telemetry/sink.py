@@ -13,8 +13,6 @@ from typing import Protocol, Self, TextIO, runtime_checkable
 
 from palaestra.telemetry.event import Event, LogLine
 
-__all__ = ["BatchSink", "MemorySink", "Sink", "Telemetry", "WarningSink"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from palaestra.errors import ConfigError
 from palaestra.telemetry.scalar_sink import ScalarSink
 
-__all__ = ["TensorBoardSink", "require_tensorboard"]
-
 _FLUSH_EVERY_S = 10
 
 

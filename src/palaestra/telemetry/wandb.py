@@ -18,8 +18,6 @@ from urllib.parse import urlsplit
 from palaestra.errors import ConfigError
 from palaestra.telemetry.scalar_sink import ScalarSink
 
-__all__ = ["WandbSink", "require_wandb"]
-
 _log = logging.getLogger(__name__)
 
 Mode = Literal["online", "offline"]

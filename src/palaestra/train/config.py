@@ -24,17 +24,6 @@ from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import DEVICE_PATTERN, check_device_name
 from palaestra.telemetry import TelemetryConfig
 
-__all__ = [
-    "MAX_SEED",
-    "SECTIONS",
-    "RunConfig",
-    "TrainerConfig",
-    "config_from",
-    "load_config",
-    "make_algorithm",
-    "read_algorithm",
-]
-
 MAX_SEED = 2**32 - 1
 """The largest seed. Evaluation adds to it, and torch accepts at most 64 bits."""
 

@@ -19,8 +19,6 @@ from palaestra.sessions.clients.provider import SessionAddress, load_tasks, open
 from palaestra.sessions.task_sampler import TaskChoice, held_out
 from palaestra.train.screen_config import ScreenRunConfig, screen_config_from
 
-__all__ = ["build_policy", "check_tasks", "load_screen_policy", "play_held_out"]
-
 
 def check_tasks(config: ScreenRunConfig, address: SessionAddress) -> list[str]:
     """Load each task once; `ConfigError` for the first that cannot be loaded.

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from palaestra.train.config import RunConfig
     from palaestra.train.screen_config import ScreenRunConfig
 
-__all__ = ["RunComponents", "RunSchedule", "TrainingResult", "Update", "run_updates", "train"]
-
 
 class Update(NamedTuple):
     """Result of one iteration of the loop."""

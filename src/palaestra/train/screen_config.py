@@ -27,8 +27,6 @@ from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice
 from palaestra.telemetry import TelemetryConfig
 from palaestra.train.config import make_algorithm, read_algorithm
 
-__all__ = ["SCREEN_SECTIONS", "ScreenRunConfig", "ScreenTrainerConfig", "screen_config_from"]
-
 MOVED = {
     "actor.unreadable_reward": "reward.unreadable_reply",
     "environment.max_retries": "actor.retries",

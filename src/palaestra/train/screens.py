@@ -42,8 +42,6 @@ from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
 
-__all__ = ["SamplerPublisher", "train_screens"]
-
 ARCHIVE_TRIM_INTERVAL = 20
 """Updates between two removals of old trajectories."""
 

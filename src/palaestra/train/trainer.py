@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from palaestra.experience.rollout import Rollout
 
-__all__ = ["Callback", "History", "Trainer", "build_trainer"]
-
 History: TypeAlias = list[dict[str, float]]
 """One dictionary of metrics per logged update; see docs/metrics.md."""
 

@@ -40,8 +40,6 @@ from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, rest
 from palaestra.train.run import train as run
 from palaestra.transport.weights import BoardPublisher, SharedWeights
 
-__all__ = ["VectorTraining", "evaluate_checkpoint", "train"]
-
 EVAL_SEED = 1_000_003
 """Added to the run's seed for evaluation, so that it uses other episodes than training."""
 SMALL_NETWORK = 200_000

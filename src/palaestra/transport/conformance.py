@@ -15,8 +15,6 @@ from torch import Tensor
 from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 from palaestra.transport.weights import WeightPublisher
 
-__all__ = ["ListSource", "check_publisher", "check_source"]
-
 
 class ListSource:
     """A source of prepared batches: for tests, and for experience read from disk."""

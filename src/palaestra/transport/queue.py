@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from palaestra.errors import CollectorFailed
 from palaestra.experience.vla_buffer import VLABuffer
 
-__all__ = ["Claim", "SegmentQueue", "TakenSegment"]
-
 
 class Claim(NamedTuple):
     """Permission to fill a slot."""

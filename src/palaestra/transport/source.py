@@ -15,8 +15,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-__all__ = ["Batch", "EpisodeStats", "ExperienceSource", "SavedState", "Timing", "TrainingProgress"]
-
 E = TypeVar("E")
 RECENT = 100
 """Number of episodes over which returns and lengths are averaged."""

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from palaestra.errors import ExperienceError
 
-__all__ = ["BoardPublisher", "ReadableWeights", "SharedWeights", "WeightBoard", "WeightPublisher"]
-
 W_contra = TypeVar("W_contra", contravariant=True)
 WRITING, NEWEST = 0, 1
 

@@ -13,8 +13,8 @@ from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.runners.template import ScriptRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
-from palaestra.runs.supervisor.supervisor import SupervisorConfig
 
 CHECKOUT = str(Path(__file__).parent / "checkout")
 CARTPOLE = {"env": {"id": "CartPole-v1"}}

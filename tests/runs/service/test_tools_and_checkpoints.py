@@ -16,7 +16,7 @@ from palaestra.files.home import Home
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, keep_checkpoint
 from palaestra.runs.client.connect import find_service
-from palaestra.runs.service.server import service_config
+from palaestra.runs.service.config import service_config
 
 torch = pytest.importorskip("torch")
 

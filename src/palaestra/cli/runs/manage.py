@@ -24,19 +24,6 @@ from palaestra.errors import ConfigError
 if TYPE_CHECKING:
     from palaestra.runs.client.client import TrainerService
 
-__all__ = [
-    "archive",
-    "confirm",
-    "connect_service",
-    "delete",
-    "drain",
-    "gc",
-    "resolve_runs",
-    "restore",
-    "stop",
-    "tensorboard",
-]
-
 
 def connect_service() -> TrainerService:
     """A client of the run service, which is started if none is running."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from palaestra.runs.phase import Phase
     from palaestra.runs.reader import RunReader
 
-__all__ = ["compare", "export_tensorboard", "list_runs", "logs", "query", "show", "videos"]
-
 _T = TypeVar("_T")
 _MAX_LISTED = 30
 _POLL_INTERVAL_S = 0.2

@@ -20,8 +20,6 @@ from palaestra.runs.tools.wandb import read_tracking
 from palaestra.runs.video.clip import RecordingOverhead, measure_recording_overhead
 from palaestra.strict_json import json_number
 
-__all__ = ["format_comparison", "format_run", "format_slowdown", "run_details"]
-
 _MAX_OUTPUT_LINES = 20
 _MAX_EVENTS = 8
 _MAX_METRICS = 16

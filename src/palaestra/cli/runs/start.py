@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from palaestra.runs.runner import LaunchPreview
     from palaestra.runs.spec import RunSpec
 
-__all__ = ["resume", "start", "watch"]
-
 # Options of `start` whose names differ from the fields of a RunSpec.
 _OPTION_OF_FIELD = {
     "env_id": "env",

@@ -10,8 +10,6 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.record import LASTING_ALARMS, RunRecord
 from palaestra.runs.state.event_log import duration_s
 
-__all__ = ["format_note", "format_outcome", "format_phase", "format_reason", "format_runs", "format_steps"]
-
 _TITLES = ("RUN", "RUNNER", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE")
 _ALIGN_RIGHT = frozenset({"STEPS", "RETURN", "ELAPSED"})
 _MAX_NOTE = 60

@@ -17,8 +17,6 @@ from palaestra.env.table.physics import BLOCK_RADIUS, GRIPPER_RADIUS, clip_to_ta
 from palaestra.env.table.tasks import NUM_BLOCKS, RGB, TableReach
 from palaestra.errors import ConfigError
 
-__all__ = ["TableReachMujoco"]
-
 _SUBSTEPS = 15
 """Simulation steps of 5 ms per action."""
 _CAMERA_HEIGHT = 2.0

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-__all__ = ["BLOCK_RADIUS", "GRIPPER_RADIUS", "Position", "clip_to_table", "distance", "push_blocks"]
-
 Position: TypeAlias = tuple[float, float]
 
 GRIPPER_RADIUS = 0.045

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from palaestra.env.table.physics import Position
 
-__all__ = ["Disc", "TableRenderer"]
-
 _SUBPIXELS = 4
 """Distinct positions within a pixel, per axis."""
 _TABLE_COLOUR = (92, 80, 70)

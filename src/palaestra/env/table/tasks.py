@@ -24,20 +24,6 @@ from palaestra.env.table.rendering import Disc, TableRenderer
 from palaestra.env.vector import Array, Info, Space
 from palaestra.errors import ConfigError
 
-__all__ = [
-    "COLOURS",
-    "INSTRUCTION_LENGTH",
-    "NUM_BLOCKS",
-    "RGB",
-    "STRIDE",
-    "WORDS",
-    "TablePush",
-    "TableReach",
-    "decode_instruction",
-    "encode_instruction",
-    "expert_action",
-]
-
 COLOURS = ("red", "green", "blue", "yellow", "purple")
 WORDS = ("", "reach", "push", "the", "block", "to", "goal", *COLOURS)
 """The word of each token. Token 0 is padding. The order is fixed, because checkpoints have learned the tokens."""

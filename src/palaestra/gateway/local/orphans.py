@@ -22,8 +22,6 @@ from palaestra.errors import ConfigError
 from palaestra.files.atomic import atomic_directory
 from palaestra.processes.procfs import ProcessIdentity, list_descendants, list_pids, start_ticks
 
-__all__ = ["LABEL", "RemovedOrphans", "register", "remove_orphans", "unregister"]
-
 LABEL = "PALAESTRA_GATEWAY"
 """The environment variable with the name of the gateway that started a process."""
 

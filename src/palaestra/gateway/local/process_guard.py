@@ -26,8 +26,6 @@ if not __package__:
 
 from palaestra.processes.procfs import list_descendants
 
-__all__ = ["main"]
-
 GRACE_S = 3.0
 """Seconds a server may take to exit after SIGTERM, so that it can close its browsers."""
 

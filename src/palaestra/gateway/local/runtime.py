@@ -22,8 +22,6 @@ from palaestra.gateway.local.orphans import LABEL, register, remove_orphans, unr
 from palaestra.gateway.local.server_process import ServerProcess
 from palaestra.gateway.runtime import Address, LostCallback
 
-__all__ = ["LocalRuntime", "Timeouts", "backoff_s", "make_client"]
-
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 3

@@ -14,8 +14,6 @@ from pathlib import Path
 from palaestra.errors import SessionFailed
 from palaestra.gateway.local import process_guard
 
-__all__ = ["ServerProcess"]
-
 _log = logging.getLogger(__name__)
 
 STOP_S = 2 * process_guard.GRACE_S + 2.0

@@ -20,18 +20,6 @@ import aiohttp
 from palaestra.errors import ConfigError, SessionFailed
 from palaestra.gateway.config import KubernetesConfig
 
-__all__ = [
-    "ApiError",
-    "ApiStatusError",
-    "ApiUnreachable",
-    "ClusterApi",
-    "config_error",
-    "is_conflict",
-    "is_retryable",
-    "retry_delay_s",
-    "session_failure",
-]
-
 CALL = aiohttp.ClientTimeout(total=10.0, sock_connect=5.0)
 """An API server that is starting accepts connections long before it answers, so a short timeout is retried."""
 WATCH_S = 60

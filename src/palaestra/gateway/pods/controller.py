@@ -24,8 +24,6 @@ from palaestra.gateway.pods.api import (
 from palaestra.gateway.pods.informer import ChangeKind, PodCache, PodChange, PodInformer
 from palaestra.gateway.pods.status import Failure, Pod
 
-__all__ = ["PodController", "readiness_failure"]
-
 _log = logging.getLogger(__name__)
 
 OUTAGE_S = 30.0

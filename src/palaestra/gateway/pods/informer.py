@@ -19,8 +19,6 @@ from typing import Protocol
 from palaestra.gateway.pods.api import ApiError, ApiStatusError, ClusterApi, retry_delay_s
 from palaestra.gateway.pods.status import Failure, Pod, read_pod
 
-__all__ = ["ChangeKind", "PodCache", "PodChange", "PodInformer", "PodListener", "WatchRetry", "plan_retry"]
-
 _log = logging.getLogger(__name__)
 
 RELIST_AFTER = 3

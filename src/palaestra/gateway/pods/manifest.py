@@ -18,8 +18,6 @@ import yaml
 from palaestra.errors import ConfigError
 from palaestra.gateway.config import KubernetesConfig
 
-__all__ = ["DEFAULT_TYPE", "SessionManifest", "build_pod", "check_manifest", "read_manifests"]
-
 DEFAULT_TYPE = "browser"
 """The session type of the manifest that comes with Palaestra."""
 

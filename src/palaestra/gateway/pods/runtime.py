@@ -24,8 +24,6 @@ from palaestra.gateway.pods.status import GATEWAY, INSTANCE, MANAGED_BY, NAME, S
 from palaestra.gateway.pods.warm_pool import WarmPod, WarmPool
 from palaestra.gateway.runtime import Address, LostCallback
 
-__all__ = ["KubernetesRuntime"]
-
 _log = logging.getLogger(__name__)
 
 MANAGER = "palaestra-gateway"

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["GATEWAY", "INSTANCE", "MANAGED_BY", "NAME", "SESSION", "TYPE", "Failure", "Pod", "read_pod"]
-
 NAME, MANAGED_BY = "app.kubernetes.io/name", "app.kubernetes.io/managed-by"
 GATEWAY, INSTANCE = "palaestra.dev/gateway", "palaestra.dev/instance"
 SESSION, TYPE = "palaestra.dev/session", "palaestra.dev/session-type"

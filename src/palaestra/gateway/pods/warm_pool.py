@@ -16,8 +16,6 @@ from palaestra.errors import SessionFailed
 from palaestra.gateway.pods.api import retry_delay_s
 from palaestra.gateway.pods.status import Pod
 
-__all__ = ["WarmPod", "WarmPool"]
-
 _log = logging.getLogger(__name__)
 
 

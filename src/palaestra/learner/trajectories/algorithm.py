@@ -19,8 +19,6 @@ from palaestra.config import Section, parse_section
 from palaestra.experience.trajectory import TokenLogProbs, Trajectory
 from palaestra.learner.trajectories.reward import Rewards
 
-__all__ = ["Loss", "Normaliser", "Numbers", "TokenBatch", "TrainingSample", "TrajectoryAlgorithm", "token_counts"]
-
 Normaliser: TypeAlias = Literal["tokens", "trajectory", "constant"]
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.floating]
 

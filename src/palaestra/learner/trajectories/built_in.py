@@ -32,8 +32,6 @@ from palaestra.learner.trajectories.algorithm import (
 )
 from palaestra.learner.trajectories.reward import Rewards, all_equal
 
-__all__ = ["GRPO", "PolicyGradient", "PolicyGradientConfig", "RejectionSampling", "TrajectoryPPO"]
-
 Scale: TypeAlias = Literal["std", "none"]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 

@@ -19,8 +19,6 @@ from palaestra.learner.trajectories.policy import KeepsReference, SeparateValueH
 from palaestra.learner.trajectories.reward import RewardConfig, training_rewards
 from palaestra.learner.trajectories.scoring import ScoredTurn, build_token_batch
 
-__all__ = ["check_trajectory_algorithm", "check_trajectory_policy"]
-
 
 def check_trajectory_policy(
     policy: TrajectoryPolicy,

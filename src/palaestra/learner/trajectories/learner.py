@@ -41,8 +41,6 @@ from palaestra.learner.trajectories.update import (
 )
 from palaestra.transport.source import SavedState
 
-__all__ = ["TrajectoryLearner"]
-
 _log = logging.getLogger(__name__)
 
 MAX_FINGERPRINTS = 1024

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
 
-__all__ = ["Fingerprinted", "KeepsReference", "ReadsReplies", "ScoresPastWeights", "TrajectoryPolicy"]
-
 
 class TrajectoryPolicy(Protocol):
     """A trainable policy that computes log-probabilities of recorded tokens.

@@ -27,16 +27,6 @@ from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.replay import SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig, Rewards, all_equal, reward_range, training_rewards
 
-__all__ = [
-    "Admission",
-    "Expected",
-    "ProofConfig",
-    "ProofFailure",
-    "Reason",
-    "find_group_mismatch",
-    "find_proof_failure",
-]
-
 _log = logging.getLogger(__name__)
 
 ABOVE_ZERO = 1e-4

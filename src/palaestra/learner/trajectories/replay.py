@@ -17,8 +17,6 @@ from palaestra.config import Section
 from palaestra.experience.groups import pack_trajectories, task_key, task_name, unpack_trajectories
 from palaestra.experience.trajectory import Trajectory
 
-__all__ = ["ReplayConfig", "SuccessReplay"]
-
 PREFIX = "replay"
 
 

@@ -17,16 +17,6 @@ from pydantic import Field
 from palaestra.config import Section
 from palaestra.experience.trajectory import Outcome, Trajectory
 
-__all__ = [
-    "RewardConfig",
-    "Rewards",
-    "all_equal",
-    "episode_ending",
-    "reward_range",
-    "reward_warnings",
-    "training_rewards",
-]
-
 Rewards: TypeAlias = Sequence[npt.NDArray[np.float64]]
 """For each trajectory, the training reward of each turn."""
 

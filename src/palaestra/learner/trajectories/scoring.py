@@ -28,8 +28,6 @@ from palaestra.learner.trajectories.built_in import importance_weights, k3
 from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeights, TrajectoryPolicy
 from palaestra.learner.trajectories.proof import ProofConfig
 
-__all__ = ["BatchRefused", "ScoredBatch", "ScoredTurn", "build_token_batch", "describe_disagreement"]
-
 SAMPLED_TURNS = 16
 """Turns scored in advance if the training pass checks all of them: enough for the mean entropy."""
 EPISODE_FACTOR = 4.0

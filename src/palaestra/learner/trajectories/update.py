@@ -24,8 +24,6 @@ from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryA
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, prompt_key, split_microbatches
 
-__all__ = ["LearningRate", "TokenUpdater", "UpdateConfig", "choose_learning_rate", "learning_rate_factor"]
-
 Poll: TypeAlias = Callable[[], None] | None
 """Called before each minibatch; when it raises, the update is undone."""
 

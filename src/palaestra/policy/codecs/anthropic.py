@@ -38,8 +38,6 @@ from palaestra.sessions.action import (
     Wait,
 )
 
-__all__ = ["AnthropicCodec"]
-
 _SPECS: Mapping[str, ArgumentSpec] = {
     "key": ArgumentSpec(("text",), ("repeat",)),
     "type": ArgumentSpec(("text",)),

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from palaestra.policy.codecs.decoding import DecodeError, abbreviate
 
-__all__ = ["Call", "parse_call", "quote"]
-
 _HEAD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\(\s*")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(['\"])")
 _BODY = {

@@ -17,20 +17,6 @@ from palaestra.policy.codecs.decoding import DecodeResult
 from palaestra.policy.codecs.key_names import KeyNames
 from palaestra.sessions.action import Answer, Button, Click, Drag, Point, Scroll, TypeText, UiAction, fits
 
-__all__ = [
-    "CLICK_ACTIONS",
-    "DIRECTIONS",
-    "WHEEL_PIXELS",
-    "ActionCodec",
-    "check_expressible",
-    "check_straight_drag",
-    "click_name",
-    "not_expressible",
-    "scroll_by_clicks",
-    "spell_keys",
-    "wheel_clicks",
-]
-
 WHEEL_PIXELS = 100
 """Pixels per click of the scroll wheel. No family documents a value; browsers scroll by about this much."""
 

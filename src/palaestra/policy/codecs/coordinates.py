@@ -23,8 +23,6 @@ from palaestra.policy.codecs.decoding import DecodeError, abbreviate
 from palaestra.sessions.action import Point
 from palaestra.sessions.screen import Size
 
-__all__ = ["IMAGE_RULES", "CoordinateFrame", "CoordinateSpace", "Grid", "ImagePixels", "ImageRule", "image_size"]
-
 MAX_ASPECT = 200
 
 

@@ -17,22 +17,6 @@ from palaestra.config import closest_names
 from palaestra.errors import InvalidAction
 from palaestra.sessions.action import UiAction
 
-__all__ = [
-    "MAX_REPLY_CHARS",
-    "SEVERAL",
-    "ArgumentSpec",
-    "Arguments",
-    "DecodeError",
-    "DecodeResult",
-    "DecodedAction",
-    "UnreadableReply",
-    "abbreviate",
-    "decode_reply",
-    "dump_json",
-    "parse_json_object",
-    "parse_single_json",
-]
-
 MAX_REPLY_CHARS = 200_000
 """The longest text an action may type fits even when every character is escaped."""
 SEVERAL = "the answer says several actions; one is taken a step"

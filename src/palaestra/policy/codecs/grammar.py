@@ -17,8 +17,6 @@ from palaestra.policy.codecs.ui_tars import UiTarsCodec
 from palaestra.sessions.action import Click, Drag, Move, Point, Scroll
 from palaestra.sessions.screen import Size
 
-__all__ = ["CODECS", "ActionGrammar", "ReplyReader", "build_grammar", "codec_for_model_type"]
-
 CODECS: Mapping[str, ActionCodec] = MappingProxyType(
     {
         "qwen2.5-vl": QwenCodec("qwen2.5-vl", third=False),

@@ -14,8 +14,6 @@ from palaestra.config import closest_names
 from palaestra.policy.codecs.decoding import DecodeError, abbreviate
 from palaestra.sessions.keys import NAMED, is_known_key
 
-__all__ = ["OPENAI_KEYS", "PYAUTOGUI_KEYS", "SYNONYMS", "XDOTOOL_KEYS", "KeyNames"]
-
 SYNONYMS: Mapping[str, str] = {
     "return": "Enter", "esc": "Escape", "del": "Delete", "ins": "Insert", "pgup": "PageUp", "pgdn": "PageDown",
     "left": "ArrowLeft", "up": "ArrowUp", "right": "ArrowRight", "down": "ArrowDown", "ctrl": "Control",

@@ -29,8 +29,6 @@ from palaestra.sessions.action import (
     Wait,
 )
 
-__all__ = ["OpenAICodec"]
-
 WAIT_S = 2
 """Seconds of a `wait`, which has no duration: what the API's own examples use."""
 

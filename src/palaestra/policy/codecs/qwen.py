@@ -50,9 +50,6 @@ from palaestra.sessions.action import (
 )
 from palaestra.sessions.screen import Size
 
-__all__ = ["QwenCodec"]
-
-
 _FRAME = """\
 You are a helpful assistant
 

@@ -26,8 +26,6 @@ from palaestra.policy.codecs.decoding import (
 )
 from palaestra.sessions.action import UiAction
 
-__all__ = ["ToolObjectCodec", "block_texts"]
-
 
 class ToolObjectCodec(ABC):
     """A codec that writes each action as one JSON object."""

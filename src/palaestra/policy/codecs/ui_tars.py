@@ -50,9 +50,6 @@ from palaestra.sessions.action import (
     Wait,
 )
 
-__all__ = ["UiTarsCodec"]
-
-
 _FORMAT = """\
 You are a GUI agent. You are given a task and your action history, with screenshots. You need to perform the next \
 action to complete the task.{blank}

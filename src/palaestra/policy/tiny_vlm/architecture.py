@@ -9,17 +9,6 @@ import torch
 
 from palaestra.policy.tiny_vlm.tokenizer import NUMBERS
 
-__all__ = [
-    "CODE",
-    "FACTOR",
-    "FREQUENCIES",
-    "PATCH",
-    "build_image_processor",
-    "build_model",
-    "fourier_features",
-    "number_ids",
-]
-
 PATCH, MERGE = 8, 2
 FACTOR = PATCH * MERGE
 _HIDDEN, _LAYERS = 128, 3

@@ -31,8 +31,6 @@ from palaestra.sessions.action import (
 )
 from palaestra.sessions.screen import Size
 
-__all__ = ["ExampleWriter", "TrainingExample", "grid_coordinate"]
-
 
 @dataclass(frozen=True)
 class TrainingExample:

@@ -27,8 +27,6 @@ from palaestra.policy.tiny_vlm.vision_pretraining import (
     encode_screens,
 )
 
-__all__ = ["pretrain_language"]
-
 _GRAMMAR_WEIGHT = 0.25
 """Loss weight of tokens that are no coordinate; the grammar is learned quickly, positions are not."""
 _AUXILIARY_WEIGHT = 0.2

@@ -31,17 +31,6 @@ from palaestra.policy.tiny_vlm.screen_dataset import build_dataset
 from palaestra.policy.tiny_vlm.tokenizer import build_tokenizer
 from palaestra.policy.tiny_vlm.vision_pretraining import AuxiliaryHead, pretrain_vision
 
-__all__ = [
-    "MANIFEST",
-    "SHIPPED",
-    "Recipe",
-    "TrainedModel",
-    "check_output_path",
-    "read_manifest",
-    "train_model",
-    "write_model",
-]
-
 MANIFEST = "tiny_vlm.json"
 SHIPPED = Path(__file__).parent / "checkpoint"
 """The model that comes with the package."""

@@ -25,19 +25,6 @@ from palaestra.policy.tiny_vlm.screens import (
     draw_screen,
 )
 
-__all__ = [
-    "COLUMNS",
-    "LETTERS",
-    "RANKS",
-    "ROWS",
-    "Instruction",
-    "ScreenDataset",
-    "build_dataset",
-    "covered_cells",
-    "cut_patches",
-    "write_instruction",
-]
-
 COLUMNS, ROWS = WIDTH // FACTOR, HEIGHT // FACTOR
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 RANKS = 5

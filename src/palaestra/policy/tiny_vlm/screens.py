@@ -13,21 +13,6 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = [
-    "COLOURS",
-    "HEIGHT",
-    "KINDS",
-    "ORDINALS",
-    "WIDTH",
-    "Screen",
-    "Widget",
-    "draw_instruction_bar",
-    "draw_screen",
-    "random_caption",
-    "random_word",
-]
-
-
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (230, 30, 30), "blue": (30, 60, 230), "green": (20, 140, 40), "yellow": (240, 225, 30),
     "purple": (128, 10, 128), "orange": (250, 140, 20), "cyan": (30, 220, 230), "gray": (128, 128, 128),

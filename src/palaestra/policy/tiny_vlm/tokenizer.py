@@ -12,8 +12,6 @@ from typing import Any
 from palaestra.policy.tiny_vlm.screens import COLOURS, ORDINALS
 from palaestra.policy.vlm.config import REQUEST
 
-__all__ = ["CHAT_TEMPLATE", "CLICK", "NUMBERS", "SPECIALS", "build_tokenizer"]
-
 SPECIALS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",

@@ -18,8 +18,6 @@ from palaestra.policy.tiny_vlm.architecture import CODE, FREQUENCIES, fourier_fe
 from palaestra.policy.tiny_vlm.screen_dataset import COLUMNS, LETTERS, RANKS, ROWS, ScreenDataset, cut_patches
 from palaestra.policy.tiny_vlm.screens import COLOURS, HEIGHT, KINDS, WIDTH
 
-__all__ = ["AuxiliaryHead", "LearningRateSchedule", "batch_indices", "encode_screens", "pretrain_vision"]
-
 _OUTPUTS = {
     "kind": len(KINDS),
     "colour": len(COLOURS),

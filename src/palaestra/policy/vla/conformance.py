@@ -20,8 +20,6 @@ from palaestra.errors import ConfigError
 from palaestra.policy.network import eval_mode
 from palaestra.policy.vla.policy import as_tensordict, sample_actions
 
-__all__ = ["check_vla_model", "random_observations"]
-
 METHODS = {
     "forward": "forward(observations) -> actions [B, action_dim]",
     "get_value": "get_value(observations) -> values [B, 1]",

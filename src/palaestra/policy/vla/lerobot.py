@@ -30,8 +30,6 @@ from palaestra.policy.vla.models import GaussianHead, GaussianVLA
 if TYPE_CHECKING:
     from palaestra.policy.vla.models import Observations
 
-__all__ = ["LeRobotModel"]
-
 PLACE = "policy.vla_config.model_config"
 ACTION, STATE, ENVIRONMENT = "action", "observation.state", "observation.environment_state"
 IMAGE = "observation.image"

@@ -26,8 +26,6 @@ from palaestra.errors import ConfigError
 from palaestra.policy.config import VLAConfig
 from palaestra.policy.vla.policy import PLACE, match_prefix, parameter_names, seed_global_generator
 
-__all__ = ["WeightReport", "fit_weights", "load_vla_model", "read_weights"]
-
 PATH_PLACE = f"{PLACE}.model_path"
 ARCHIVES = (".pt", ".pth", ".bin", ".ckpt")
 STATE_DICT_KEYS = ("state_dict", "model", "model_state_dict", "policy_state_dict")

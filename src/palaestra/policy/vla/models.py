@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     Observations = TensorDict | Mapping[str, Tensor]
 
-__all__ = ["GaussianHead", "GaussianVLA", "LinearVLA", "SmallVLA"]
-
-
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 

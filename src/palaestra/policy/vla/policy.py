@@ -30,18 +30,6 @@ from palaestra.policy.device import Device, choose_device, device_of
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = [
-    "BoxActions",
-    "VLAModelInterface",
-    "VLAPolicy",
-    "as_tensordict",
-    "check_action_space",
-    "match_prefix",
-    "parameter_names",
-    "sample_actions",
-    "seed_global_generator",
-]
-
 PLACE = "policy.vla_config"
 # Models without a `generator` parameter use torch's global generator. The lock keeps threads that act at the same time
 # (an asynchronous collector and an evaluation) from mixing their random numbers.

@@ -31,8 +31,6 @@ from palaestra.policy.vlm.lora import adapted_modules, adapter_tensors
 from palaestra.policy.vlm.network import Network
 from palaestra.policy.weight_sync import copy_weights
 
-__all__ = ["Architecture", "export_merged", "load_checkpoint", "save_checkpoint"]
-
 SCHEMA = 1
 MANIFEST, VALUE_HEAD = "palaestra.json", "value_head.safetensors"
 PLACE = "checkpoint"

@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from palaestra.config import Section
 
-__all__ = ["REQUEST", "ModelConfig", "TargetOption"]
-
 REQUEST = (
     "Please generate the next move according to the UI screenshot, instruction and previous actions.\n\n"
     "Instruction: {instruction}\n\nPrevious actions:\n{previous}"

@@ -19,8 +19,6 @@ from palaestra.errors import ConfigError
 from palaestra.policy.vlm.network import Network, run_prompts
 from palaestra.policy.vlm.prompt import Prompt
 
-__all__ = ["Completion", "GeneratedTokens", "SampleRequest", "TokenRules", "generate_tokens"]
-
 # The largest number whose product with a sum of probabilities is certain to be below that sum.
 BELOW_ONE = 1 - 1e-12
 

@@ -21,8 +21,6 @@ from palaestra.errors import ConfigError
 from palaestra.policy.device import choose_device
 from palaestra.policy.vlm.config import ModelConfig
 
-__all__ = ["LoadedModel", "load_model"]
-
 PLACE = "model.name"
 BUILT_IN = {"tiny": Path(__file__).parents[1] / "tiny_vlm" / "checkpoint"}
 

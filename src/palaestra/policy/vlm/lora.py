@@ -22,15 +22,6 @@ from palaestra.errors import CheckpointError, ConfigError
 from palaestra.policy.vlm.config import ModelConfig, TargetOption
 from palaestra.policy.weight_sync import copy_weights
 
-__all__ = [
-    "adapted_modules",
-    "adapter_tensors",
-    "add_adapters",
-    "in_vision_tower",
-    "target_modules",
-    "trainable_parts",
-]
-
 ADAPTER = "adapter_model.safetensors"
 ATTENTION = {"attn", "self_attn", "attention", "linear_attn"}
 MLP = {"mlp", "feed_forward", "ffn"}

@@ -33,8 +33,6 @@ from palaestra.policy.vlm.generation import Completion, SampleRequest
 from palaestra.policy.vlm.prompt import Conversation, Prompt
 from palaestra.policy.weight_sync import copy_weights
 
-__all__ = ["ModulePolicy", "as_vlm_policy"]
-
 WEIGHTS, MANIFEST = "model.safetensors", "palaestra.json"
 
 

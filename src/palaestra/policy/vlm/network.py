@@ -25,8 +25,6 @@ from palaestra.policy.vlm.picture import LRUCache, Picture, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.weight_sync import copy_weights
 
-__all__ = ["Network", "PromptCache", "deduplicate_prompts", "run_prompts", "sampling_fingerprint"]
-
 ImageFeatures = tuple[Tensor, ...]
 """The vision tower's output for one picture: its tokens, then those for deeper layers where a family has them."""
 

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from palaestra.errors import ConfigError, ExperienceError
 
-__all__ = ["LRUCache", "Patches", "Picture", "PicturePreprocessor"]
-
 V = TypeVar("V")
 
 

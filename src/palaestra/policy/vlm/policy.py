@@ -35,8 +35,6 @@ from palaestra.policy.weight_sync import copy_weights
 from palaestra.sessions.action import encode
 from palaestra.sessions.screen import Screenshot
 
-__all__ = ["VLMPolicy"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from palaestra.policy.vlm.config import REQUEST
 from palaestra.policy.vlm.picture import Picture, PicturePreprocessor
 from palaestra.strict_json import find_lone_surrogate
 
-__all__ = ["Conversation", "PastTurn", "Prompt", "PromptWriter"]
-
 Ints = npt.NDArray[np.int32]
 
 # Placeholder of a reply in the rendered text, from the private use area of Unicode.

@@ -26,17 +26,6 @@ from palaestra.policy.vlm.generation import Completion, SampleRequest
 from palaestra.policy.vlm.policy import VLMPolicy
 from palaestra.policy.vlm.prompt import Conversation, Prompt
 
-__all__ = [
-    "InferenceConfig",
-    "LocalSampler",
-    "ProcessSampler",
-    "ReplyRequest",
-    "ReplySampler",
-    "SampledReply",
-    "sample_replies",
-]
-
-
 _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0

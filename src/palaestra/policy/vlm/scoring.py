@@ -24,8 +24,6 @@ from palaestra.policy.vlm.network import Network, deduplicate_prompts, run_promp
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Prompt
 
-__all__ = ["score", "turn_input"]
-
 Ints = npt.NDArray[np.int32]
 CHUNK_NUMBERS = 2**26
 """Logits computed at a time: 256 MB of float32."""

@@ -18,18 +18,6 @@ from typing import IO, Any
 
 from palaestra.errors import ConfigError
 
-__all__ = [
-    "PACKAGE_ERRORS",
-    "DirectoryContents",
-    "directory_size",
-    "extract_package",
-    "find_missing",
-    "list_contents",
-    "read_links",
-    "verify_package",
-    "write_package",
-]
-
 PACKAGE_ERRORS = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
 """What reading a damaged or malicious package can raise."""
 

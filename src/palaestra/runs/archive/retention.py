@@ -13,8 +13,6 @@ from palaestra.config import Section
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.wire import API_SCHEMA
 
-__all__ = ["RetentionAction", "RetentionPolicy", "plan_checkpoint_pruning", "plan_retention"]
-
 _DAY_S = 86_400.0
 _GB = 1 << 30
 

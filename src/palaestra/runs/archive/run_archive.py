@@ -37,18 +37,6 @@ from palaestra.runs.store.rebuild import read_archived_run, read_run
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.video.clip import list_clips, prune_clips
 
-__all__ = [
-    "RunArchive",
-    "find_purgeable",
-    "list_trash",
-    "move_to_trash",
-    "pack_run",
-    "restore_from_trash",
-    "shorten_log",
-    "surplus_bytes",
-    "unpack_run",
-]
-
 _KEPT_LOG_BYTES = 5 << 20
 """Kept of a long output, at the beginning and at the end."""
 

@@ -26,8 +26,6 @@ from palaestra.runs.store.rebuild import read_run
 from palaestra.runs.store.registry import Registry, open_registry_read_only
 from palaestra.telemetry.event import CheckpointSaved, Record
 
-__all__ = ["CheckpointCatalogue", "find_checkpoints", "get_checkpoint", "list_checkpoints"]
-
 _MAX_FILES = 10_000
 _RETURNS = "episode/return"
 

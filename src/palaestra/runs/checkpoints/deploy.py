@@ -32,8 +32,6 @@ from palaestra.runs.checkpoints.signature import find_incompatibilities
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.wire import API_SCHEMA
 
-__all__ = ["Deployment", "deploy", "find_deployed_paths", "get_deployment", "list_deployments", "withdraw"]
-
 _PLACE = "checkpoint"
 _WARM_UP_TIMEOUT_S = 300.0
 _ROOT = str(Path(palaestra.__file__).parents[1])

@@ -15,8 +15,6 @@ from pathlib import Path
 from palaestra.files.checkpoint import MANIFEST, FileDigest, digest_file, manifest_files
 from palaestra.runs.record import CheckpointRecord
 
-__all__ = ["Verdict", "digest_path", "verify"]
-
 
 @dataclass(frozen=True)
 class Verdict:

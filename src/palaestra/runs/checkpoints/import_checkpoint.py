@@ -31,8 +31,6 @@ from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import MAX_INTEGER, CheckpointRecord, fit_checkpoint
 from palaestra.runs.spec import find_text_fault
 
-__all__ = ["Provenance", "detach_from_runs", "import_checkpoint", "keep_checkpoint", "list_imported"]
-
 _PLACE = "checkpoint"
 _TEXT_SUFFIXES = frozenset({".json", ".txt", ".jinja", ".md", ".yaml"})
 """Files of a checkpoint directory that are read as text and need no scan."""

@@ -23,8 +23,6 @@ from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.telemetry.event import CheckpointSaved, decode
 
-__all__ = ["AttemptSteps", "CheckpointStep", "OwnCheckpoint", "detect_format", "summarize_returns"]
-
 _CODE_ADDRESS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
 _STEP_IN_NAME = re.compile(r"(?:step|ckpt|checkpoint)[_-]?(\d{1,18})(?!\d)|(?<!\d)(\d{1,18})_steps")
 _MAX_HEADER_BYTES = 16 << 20

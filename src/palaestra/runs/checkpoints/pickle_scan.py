@@ -20,8 +20,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-__all__ = ["SB3_WEIGHTS", "InvalidPickle", "ScanReport", "UnsafePickle", "check_pickle", "scan"]
-
 SB3_WEIGHTS = "policy.pth"
 """The member of a Stable-Baselines3 zip that holds the weights; other members hold pickled code."""
 

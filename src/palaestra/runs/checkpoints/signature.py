@@ -18,8 +18,6 @@ from palaestra.runs.process.interpreter import choose_python, probe
 from palaestra.runs.runner import Machine
 from palaestra.runs.spec import RunSpec
 
-__all__ = ["find_incompatibilities", "normalize_signature", "probe_environment"]
-
 _MAX_BOUNDS = 64
 """Bounds of larger spaces are stored as a range, as the probe does."""
 

@@ -34,8 +34,6 @@ from palaestra.runs.spec import RunSpec, find_value_fault, resolve_environment, 
 from palaestra.runs.wire import JsonObject, error_from_json, from_json
 from palaestra.telemetry.event import Record, decode
 
-__all__ = ["TrainerService"]
-
 _log = logging.getLogger(__name__)
 _SLOW_TIMEOUT_S = 900.0
 """For requests that take time: a stop returns when the run has ended, and a preflight may probe interpreters."""

@@ -30,8 +30,6 @@ from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.state.attempt_status import last_lines
 from palaestra.runs.wire import error_from_json
 
-__all__ = ["Endpoint", "LockHolder", "ensure_service", "find_lock_holder", "find_service", "stop_service"]
-
 _log = logging.getLogger(__name__)
 IDLE_EXIT_S = 900.0
 RESTART = "Stop it with: palaestra serve --stop. The next command starts a new one; runs are not affected."

@@ -22,8 +22,6 @@ from typing import NamedTuple
 
 from palaestra.runs.ingest.stdout import FileTail
 
-__all__ = ["EventFileTail", "EventRecord", "ScalarRecord", "crc32c", "masked_crc32c", "parse_scalars"]
-
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _FRAME_BYTES = _HEADER.size + _CHECKSUM.size

@@ -18,8 +18,6 @@ from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import JournalReader
 from palaestra.telemetry.tensorboard import TensorBoardSink
 
-__all__ = ["ExportReport", "export_tensorboard"]
-
 _BATCH = 10_000
 
 TimedEvent: TypeAlias = tuple[float, TrainingStep | EpisodeSummary]

@@ -37,8 +37,6 @@ from palaestra.telemetry.event import (
 )
 from palaestra.telemetry.journal import Cursor, JournalReader
 
-__all__ = ["Feed", "update_series"]
-
 _FLUSH_EVERY_S = 0.5
 _FLUSH_POINTS = 4_096
 _FLUSH_POINTS_PER_METRIC = 64

@@ -17,8 +17,6 @@ from typing import TypeAlias, get_args
 from palaestra.runs.ingest.tags import TAGS
 from palaestra.telemetry.event import SCHEMA, Event, LogLine, TrainingStep, UnknownEvent, parse_event
 
-__all__ = ["OUTPUT_FORMATS", "OutputFormat", "find_tracking_url"]
-
 ParsedLine: TypeAlias = tuple[Event, ...] | None
 
 _EVENT_PREFIX = "@palaestra "

@@ -23,8 +23,6 @@ from palaestra.runs.series.commits import SeriesBusy
 from palaestra.runs.state.progress import AttemptProgress
 from palaestra.telemetry.event import Record
 
-__all__ = ["Publish", "Pump"]
-
 _log = logging.getLogger(__name__)
 
 Publish = Callable[[str, int, list[Record]], None]

@@ -14,8 +14,6 @@ from typing import NamedTuple, TypeAlias
 
 from palaestra.telemetry.event import Record, TrainingStep
 
-__all__ = ["Key", "Keyed", "Ring"]
-
 Key: TypeAlias = tuple[int, int]
 
 

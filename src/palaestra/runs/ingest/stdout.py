@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MAX_LINE_BYTES", "FileTail", "Line", "LineTail", "OutputScanner"]
-
 _BLOCK_BYTES = 1 << 20
 _MAX_READ_BYTES = 1 << 22
 """Limit per call, so that one attempt does not delay the others."""

@@ -20,8 +20,6 @@ from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.telemetry.event import Record
 from palaestra.telemetry.journal import JournalReader
 
-__all__ = ["Position", "StreamItem", "follow", "replay"]
-
 _BATCH = 2000
 _POLL_EVERY_S = 0.5
 """For changes without a notification."""

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from palaestra.runs.runner import EventFiles, JournalFile, Source, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary
 
-__all__ = ["EPISODE_TAGS", "TAGS", "EpisodePairing", "EpisodeTags", "PendingEpisode", "provenance"]
-
 TAGS: dict[str, dict[str, str]] = {
     "cleanrl": {
         "charts/learning_rate": "learning_rate",

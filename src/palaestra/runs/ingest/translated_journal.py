@@ -17,8 +17,6 @@ from palaestra.errors import ConfigError
 from palaestra.runs.series.commits import read_lines_backward
 from palaestra.telemetry.event import Event, UnknownEvent, encode
 
-__all__ = ["Origin", "TranslatedEvent", "TranslatedJournal"]
-
 _FIRST_LINE_BYTES = 1 << 16
 
 

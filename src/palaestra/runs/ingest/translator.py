@@ -22,8 +22,6 @@ from palaestra.runs.ingest.translated_journal import Origin, TranslatedEvent, Tr
 from palaestra.runs.runner import EventFiles, Source, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 
-__all__ = ["Thinning", "TranslationCounts", "Translator"]
-
 T = TypeVar("T")
 
 _FIND_FILES_EVERY_S = 0.5

@@ -29,18 +29,6 @@ from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.state.attempt_status import LABEL_VARIABLE, read_status
 from palaestra.runs.state.unsupervised import find_journal_writer
 
-__all__ = [
-    "AttemptProcess",
-    "SurvivingProcesses",
-    "check_no_trainer",
-    "find_survivors",
-    "find_unrecorded_attempt",
-    "has_run",
-    "kill_all",
-    "next_attempt",
-    "write_process_record",
-]
-
 _STUCK_AFTER_S = 10.0
 """Time beyond the grace period after which a watchdog is considered stuck."""
 

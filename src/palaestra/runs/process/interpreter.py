@@ -26,18 +26,6 @@ from palaestra.errors import ConfigError
 from palaestra.runs.runner import AttemptPaths, Finding, Machine
 from palaestra.runs.spec import RunSpec
 
-__all__ = [
-    "Interpreter",
-    "Probe",
-    "choose_python",
-    "cuda_findings",
-    "environment_findings",
-    "inherited_variables",
-    "probe",
-    "python_findings",
-    "trainer_environment",
-]
-
 PROBE_PROGRAM = Path(__file__).with_name("probe.py")
 PROBE_TIMEOUT_S = 60.0
 CACHE_S = 60.0

@@ -20,8 +20,6 @@ from palaestra.processes.procfs import ProcessIdentity, list_descendants
 from palaestra.runs.state.attempt_status import read_tail
 from palaestra.runs.wire import API_SCHEMA
 
-__all__ = ["Gpu", "ResourceSample", "ResourceSampler", "detect_gpus", "read_peaks", "read_samples"]
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NVIDIA_SMI = "nvidia-smi"

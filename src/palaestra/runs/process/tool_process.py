@@ -28,8 +28,6 @@ from palaestra.errors import ConfigError
 from palaestra.processes.procfs import list_descendants
 from palaestra.redaction import is_secret_name
 
-__all__ = ["ToolProcess"]
-
 GRACE_S = 3.0
 _POLL_S = 0.05
 _SET_CHILD_SUBREAPER, _SET_PARENT_DEATH_SIGNAL = 36, 1

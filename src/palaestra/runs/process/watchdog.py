@@ -30,8 +30,6 @@ if not __package__:
 
 from palaestra.processes.procfs import ProcessIdentity, list_descendants
 
-__all__ = ["LEFTOVER_GRACE_S", "SHUTDOWN_GRACE_S", "main"]
-
 LEFTOVER_GRACE_S = 5.0
 """Time for the remaining processes to end after the trainer has ended."""
 

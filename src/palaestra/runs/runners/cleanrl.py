@@ -49,8 +49,6 @@ from palaestra.runs.runners.cleanrl_script import (
 )
 from palaestra.runs.spec import RunSpec
 
-__all__ = ["CleanrlRunner"]
-
 SHIM = Path(__file__).with_name("shims") / "cleanrl" / "sitecustomize.py"
 RENAMED = {"GrayScaleObservation": "GrayscaleObservation", "FrameStack": "FrameStackObservation"}
 """Wrappers of Gymnasium 0.29 that were renamed in version 1; the shim adds the old names."""

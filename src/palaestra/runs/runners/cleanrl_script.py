@@ -19,16 +19,6 @@ from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.runs.runner import Finding
 
-__all__ = [
-    "Script",
-    "ScriptArgument",
-    "argument_schema",
-    "build_flags",
-    "check_values",
-    "leaves_directory",
-    "read_script",
-]
-
 Kind = Literal["bool", "int", "float", "str", "list", "other"]
 _KINDS: dict[str, Kind] = {"bool": "bool", "int": "int", "float": "float", "str": "str"}
 _LISTS = frozenset({"Sequence", "List", "list", "Tuple", "tuple"})

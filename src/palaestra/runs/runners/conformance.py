@@ -27,8 +27,6 @@ from palaestra.runs.state.attempt_status import read_status
 from palaestra.telemetry.event import Record
 from palaestra.telemetry.journal import JournalReader
 
-__all__ = ["check_runner"]
-
 CANARY = "canary-0123456789-never-shown"
 UNKNOWN_KEY = "no_such_key_anywhere"
 

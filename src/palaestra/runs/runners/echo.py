@@ -27,8 +27,6 @@ from palaestra.runs.runner import (
 )
 from palaestra.runs.spec import RunSpec
 
-__all__ = ["EchoConfig", "EchoRunner"]
-
 PROGRAM = Path(__file__).with_name("programs") / "echo_program.py"
 ENV_STEPS = 10
 _SOURCES: dict[str, tuple[Source, ...]] = {

@@ -28,8 +28,6 @@ from palaestra.runs.runner import AttemptPaths, Finding, JournalFile, LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.video.encoder import require_encoder
 
-__all__ = ["PalaestraRunner", "training_config"]
-
 TIMEOUT_S = 180.0
 CACHE_S = 60.0
 _MODULE = ("-P", "-m", "palaestra")

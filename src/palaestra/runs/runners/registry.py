@@ -16,15 +16,6 @@ from palaestra.config import closest_names, import_address
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.runs.runner import Runner
 
-__all__ = [
-    "RUNNERS",
-    "add_installed_runners",
-    "broken_runners",
-    "get_runner",
-    "registered_runners",
-    "runner_not_found",
-]
-
 RUNNERS = {
     "palaestra": "palaestra.runs.runners.palaestra:PalaestraRunner",
     "cleanrl": "palaestra.runs.runners.cleanrl:CleanrlRunner",

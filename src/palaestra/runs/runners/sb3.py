@@ -26,8 +26,6 @@ from palaestra.runs.process.interpreter import (
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, RunnerCapabilities, StdoutLines
 from palaestra.runs.spec import RunSpec
 
-__all__ = ["Sb3Config", "Sb3Runner"]
-
 PROGRAM = Path(__file__).with_name("programs") / "sb3_program.py"
 ALGORITHMS = {
     **{name.lower(): f"stable_baselines3:{name}" for name in ("PPO", "A2C", "DQN", "SAC", "TD3", "DDPG")},

@@ -15,8 +15,6 @@ from palaestra.runs.process.interpreter import choose_python, trainer_environmen
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, RunnerCapabilities, StdoutLines
 from palaestra.runs.spec import RunSpec
 
-__all__ = ["ScriptRunner"]
-
 KEYS = {"steps": int, "learning_rate": float}
 """Configuration keys of the script. Any other key is refused before a launch."""
 

@@ -21,8 +21,6 @@ from palaestra.files.atomic import write_text
 from palaestra.files.run_directory import Attempt
 from palaestra.telemetry.journal import Cursor
 
-__all__ = ["Commit", "SeriesBusy", "SeriesLock", "append_commit", "read_last_commit", "read_lines_backward"]
-
 _MAX_LOG_BYTES = 256 * 1024
 _BLOCK_BYTES = 64 * 1024
 

@@ -13,22 +13,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BUCKET",
-    "FANOUT",
-    "LEVELS",
-    "POINT",
-    "LevelRange",
-    "Records",
-    "build_next_level",
-    "cover_range",
-    "level_path",
-    "points_to_buckets",
-    "read_records",
-    "record_count",
-    "representative_points",
-]
-
 Records: TypeAlias = npt.NDArray[np.void]
 Indices: TypeAlias = npt.NDArray[np.intp]
 

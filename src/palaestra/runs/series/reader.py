@@ -26,8 +26,6 @@ from palaestra.runs.series.format import (
     representative_points,
 )
 
-__all__ = ["MetricInfo", "RunSeries", "SeriesReader"]
-
 _POINTS_PER_BIN = 4
 """First, lowest, highest and last."""
 

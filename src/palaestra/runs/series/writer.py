@@ -34,8 +34,6 @@ from palaestra.runs.series.format import (
 from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
 from palaestra.telemetry.journal import Cursor
 
-__all__ = ["MAX_METRICS", "SeriesWriter"]
-
 MAX_METRICS = 2_000
 _STEP_LIMIT = 2**63
 

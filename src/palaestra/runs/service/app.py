@@ -29,8 +29,6 @@ from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import JsonObject, error_to_json
 
-__all__ = ["build_api"]
-
 _METHODS = ("DELETE", "GET", "HEAD", "POST")
 
 

@@ -21,8 +21,6 @@ from palaestra.http.asgi import (
 )
 from palaestra.http.hosts import AllowedHosts
 
-__all__ = ["AuthMiddleware"]
-
 _log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 _TOO_LARGE = (413, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes.")

@@ -30,8 +30,6 @@ from palaestra.runs.service.schemas import (
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.wire import JsonObject, to_json
 
-__all__ = ["add_checkpoint_routes"]
-
 _CheckpointId = Annotated[
     str,
     Path(

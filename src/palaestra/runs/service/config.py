@@ -15,8 +15,6 @@ from palaestra.http.hosts import is_host_name
 from palaestra.runs.client.connect import find_lock_holder
 from palaestra.runs.supervisor.config import SupervisorConfig
 
-__all__ = ["SETTINGS_FILE", "ServiceConfig", "service_config", "settings_changed"]
-
 SETTINGS_FILE = "service.yaml"
 
 

@@ -26,8 +26,6 @@ from palaestra.runs.service.config import SETTINGS_FILE, service_config, setting
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_for_reading
 
-__all__ = ["examine"]
-
 _MIN_FREE_MB = 512
 _PACKAGES: dict[str, tuple[str, str, Literal["warning", "refused"]]] = {
     "fastapi": ("the run service", "serve", "refused"),

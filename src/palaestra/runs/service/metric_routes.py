@@ -33,8 +33,6 @@ from palaestra.runs.video.record_video import record_run
 from palaestra.runs.wire import JsonObject, Number, to_json
 from palaestra.strict_json import json_number
 
-__all__ = ["add_metric_routes", "add_video_routes"]
-
 # Bounded so that the names fit into the request line.
 _MetricNames = Annotated[list[Annotated[str, StringConstraints(max_length=100)]] | None, Query(max_length=32)]
 _Step = Annotated[int | None, Query(ge=-(2**63), lt=2**63)]

@@ -35,8 +35,6 @@ from palaestra.runs.supervisor.resume import ResumeRequest
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.wire import JsonObject, to_json
 
-__all__ = ["add_run_routes"]
-
 
 class ServiceHealth(ResponseBody):
     """State and version of the service."""

@@ -15,27 +15,6 @@ from palaestra.http.strict_route import StrictJsonRoute
 from palaestra.runs.spec import find_text_fault
 from palaestra.runs.wire import JsonObject
 
-__all__ = [
-    "COMMON_ERRORS",
-    "CONFLICT",
-    "NOT_FOUND",
-    "NOT_FOUND_OR_CONFLICT",
-    "RUN_ID",
-    "AttemptNumber",
-    "FilterText",
-    "LogOffset",
-    "RequestBody",
-    "ResponseBody",
-    "RunId",
-    "RunIdText",
-    "ServiceErrorDetail",
-    "ServiceErrorResponse",
-    "StoredText",
-    "describe_errors",
-    "describe_stream",
-    "new_router",
-]
-
 RUN_ID = r"^[a-z0-9][a-z0-9._-]*$"
 RunId: TypeAlias = Annotated[
     str, Path(pattern=RUN_ID, min_length=1, max_length=90, description="A run id, or a unique prefix of one.")

@@ -42,8 +42,6 @@ from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.video.checkpoint_recorder import CheckpointRecorder
 from palaestra.runs.wire import error_to_json
 
-__all__ = ["ServiceConfig", "main", "run_service", "serve", "service_config"]
-
 _IDLE_CHECK_S = 1.0
 _MAX_LOG_BYTES = 10 << 20
 _LOG_BACKUPS = 3

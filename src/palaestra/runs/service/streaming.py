@@ -24,8 +24,6 @@ from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.wire import to_json
 from palaestra.telemetry.event import encode
 
-__all__ = ["EventStream", "add_stream_routes", "batches"]
-
 _T = TypeVar("_T")
 _LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=80)]
 _MAX_OFFSET_DIGITS = 18

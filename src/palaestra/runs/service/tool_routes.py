@@ -27,8 +27,6 @@ from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.tools.wandb import Tracking, read_tracking
 from palaestra.runs.wire import JsonObject, to_json
 
-__all__ = ["add_tool_routes"]
-
 _RunIds = Annotated[list[RunIdText] | None, Query(max_length=50)]
 
 

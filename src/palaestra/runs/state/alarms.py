@@ -12,15 +12,6 @@ from palaestra.runs.record import LASTING_ALARMS, Alarm
 from palaestra.runs.state.progress import AttemptProgress, NonFiniteMetric
 from palaestra.strict_json import json_number
 
-__all__ = [
-    "AlarmLimits",
-    "AlarmMonitor",
-    "describe_missing_episodes",
-    "describe_non_finite",
-    "lasting_alarms",
-    "merge_alarms",
-]
-
 TRACEBACK_AFTER_S = 10.0
 DISAGREE_AFTER_S = 10.0
 MAX_EPISODE_DIFFERENCE = 2

@@ -14,8 +14,6 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Source, StdoutLines
 from palaestra.runs.state.attempt_status import read_versioned_json
 
-__all__ = ["AttemptPlan"]
-
 _SOURCES: dict[str, type[JournalFile] | type[StdoutLines] | type[EventFiles]] = {
     "journal": JournalFile,
     "stdout": StdoutLines,

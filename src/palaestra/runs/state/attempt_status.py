@@ -17,17 +17,6 @@ from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, boot_id
 from palaestra.runs.phase import ExitFacts
 
-__all__ = [
-    "LABEL_VARIABLE",
-    "AttemptStatus",
-    "exception_line",
-    "last_lines",
-    "read_exit_facts",
-    "read_status",
-    "read_tail",
-    "read_versioned_json",
-]
-
 LABEL_VARIABLE = "PALAESTRA_RUN"
 """The environment variable that holds the label of an attempt in all of its processes."""
 

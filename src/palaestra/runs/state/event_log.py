@@ -13,8 +13,6 @@ from palaestra.processes.procfs import boot_id
 from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.record import RunEvent
 
-__all__ = ["RunEventLog", "attempt_outcomes", "current_phase", "duration_s", "outcome_before_resume"]
-
 _SCHEMA = 1
 _END_KINDS = frozenset(PhaseEvent) - {PhaseEvent.RESUME_CANCELLED}
 

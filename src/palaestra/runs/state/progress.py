@@ -10,8 +10,6 @@ from typing import Any
 from palaestra.runs.record import RunEvent
 from palaestra.strict_json import json_number, optional_number, read_number
 
-__all__ = ["AttemptProgress", "NonFiniteMetric", "NonFiniteTracker", "RunTotals"]
-
 _MAY_BE_NAN = ("explained_variance", "success_rate", "mean_reward", "mean_ep_", "ep_", "episode_", "episodic_", "eval_")
 """Prefixes of the last word of metrics that are NaN when there is nothing to measure."""
 _RECOVERED_AFTER = 10

@@ -22,8 +22,6 @@ from palaestra.runs.state.attempt_status import read_tail
 from palaestra.runs.state.progress import NonFiniteMetric, NonFiniteTracker
 from palaestra.strict_json import optional_number, read_numbers
 
-__all__ = ["JournalSummary", "find_journal_writer", "read_unsupervised", "summarize_journal"]
-
 _FINAL_PHASES = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "stopped": Phase.STOPPED}
 _TAIL_BYTES = 1 << 18
 _LONG_TAIL_BYTES = 1 << 23

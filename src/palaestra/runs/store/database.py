@@ -13,8 +13,6 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError, PalaestraError
 
-__all__ = ["MIGRATIONS", "RegistryCorrupt", "is_intact", "move_aside", "open_for_reading", "open_for_writing"]
-
 _BUSY_TIMEOUT_S = 5.0
 
 MIGRATIONS: tuple[str, ...] = (

@@ -15,8 +15,6 @@ from palaestra.errors import ConfigError, StateDirectoryLocked
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 
-__all__ = ["ServiceLock"]
-
 
 class ServiceLock:
     """Context manager that holds the lock. Raises `StateDirectoryLocked` when another process holds it."""

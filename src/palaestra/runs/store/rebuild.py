@@ -23,8 +23,6 @@ from palaestra.runs.store.registry import ROW_ERRORS, Registry
 from palaestra.runs.wire import from_json
 from palaestra.strict_json import optional_number
 
-__all__ = ["RebuildReport", "open_registry", "read_archived_run", "read_run", "rebuild", "rebuild_if_damaged"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from palaestra.runs.store.database import RegistryCorrupt, is_intact, move_aside
 from palaestra.runs.wire import Number, field_types, from_json
 from palaestra.strict_json import dump_json, json_number
 
-__all__ = ["ROW_ERRORS", "Registry", "open_registry_read_only"]
-
 _log = logging.getLogger(__name__)
 
 _PROCESSES = ("warden", "trainer")

@@ -18,17 +18,6 @@ from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.spec import RunSpec, find_text_fault, find_value_fault
 from palaestra.runs.state.attempt_plan import AttemptPlan
 
-__all__ = [
-    "attempt_paths",
-    "create_run",
-    "find_plan_fault",
-    "free_disk_bytes",
-    "initial_record",
-    "plan_facts",
-    "prepare_attempt",
-    "read_spec",
-]
-
 _MAX_NAME_LENGTH = 300
 
 

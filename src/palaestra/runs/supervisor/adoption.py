@@ -16,8 +16,6 @@ from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.store.rebuild import read_archived_run, read_run
 from palaestra.runs.store.registry import Registry
 
-__all__ = ["AdoptionReport", "find_live_runs", "remove_unfinished"]
-
 _log = logging.getLogger(__name__)
 
 

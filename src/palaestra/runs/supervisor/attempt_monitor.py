@@ -13,8 +13,6 @@ from palaestra.runs.state.alarms import AlarmLimits, AlarmMonitor, merge_alarms
 from palaestra.runs.state.progress import AttemptProgress, RunTotals
 from palaestra.runs.supervisor.state_writer import RunStateWriter
 
-__all__ = ["AttemptMonitor"]
-
 _STARTING_POLL_S = 0.1
 """Poll interval of a run that has not shown its first output."""
 

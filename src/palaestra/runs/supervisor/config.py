@@ -9,8 +9,6 @@ from pydantic import Field
 from palaestra.config import Section
 from palaestra.runs.archive.retention import RetentionPolicy
 
-__all__ = ["SupervisorConfig"]
-
 
 class SupervisorConfig(Section):
     """How runs are scheduled and monitored."""

@@ -15,8 +15,6 @@ from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner
 
-__all__ = ["BackgroundTasks", "SupervisorContext"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -29,8 +29,6 @@ from palaestra.runs.supervisor.admission import attempt_paths, find_plan_fault, 
 from palaestra.runs.supervisor.queue import Slots, gpu_shortage
 from palaestra.runs.supervisor.resume import ResumeRequest, find_resume_point
 
-__all__ = ["LaunchPlanner", "Preview", "find_script_change"]
-
 _MB = 1 << 20
 _CHECKPOINT_ID = re.compile(r"[0-9a-f]{1,64}")
 _MAX_RUNS_COMPARED = 100

@@ -26,12 +26,11 @@ from palaestra.runs.runners.registry import add_installed_runners, registered_ru
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
+from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.resume import ResumeRequest
-from palaestra.runs.supervisor.supervisor import Supervisor, SupervisorConfig
+from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.video.checkpoint_recorder import CheckpointRecorder
 from palaestra.telemetry.event import Record
-
-__all__ = ["TrainerOrchestrator"]
 
 _T = TypeVar("_T")
 

@@ -18,16 +18,6 @@ from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.record import RunRecord
 
-__all__ = [
-    "QueueFile",
-    "QueuedRun",
-    "Slots",
-    "gpu_shortage",
-    "next_launches",
-    "waiting_reason",
-    "waiting_reasons",
-]
-
 _NO_SERVICE = "waits for a service; palaestra serve starts one"
 Gpus: TypeAlias = tuple[str, ...]
 """Indices of the GPUs leased to a run."""

@@ -28,16 +28,6 @@ from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.admission import read_spec
 
-__all__ = [
-    "ResumePoint",
-    "ResumeRequest",
-    "change_spec",
-    "check_work_left",
-    "find_resume_point",
-    "read_current_spec",
-    "resume_columns",
-]
-
 
 @dataclass(frozen=True)
 class ResumeRequest:

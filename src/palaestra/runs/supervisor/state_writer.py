@@ -24,8 +24,6 @@ from palaestra.runs.store.database import RegistryCorrupt
 from palaestra.runs.store.rebuild import read_run, rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
 
-__all__ = ["EventBus", "RunStateWriter"]
-
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, None)

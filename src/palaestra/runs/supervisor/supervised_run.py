@@ -44,8 +44,6 @@ from palaestra.runs.supervisor.resume import read_current_spec
 from palaestra.runs.supervisor.state_writer import RunStateWriter
 from palaestra.telemetry.event import CheckpointSaved, Record
 
-__all__ = ["SupervisedRun"]
-
 _DRAIN_S = 5.0
 """How long the end of a run waits for the last telemetry; what a full disk delays longer is read later."""
 

@@ -62,8 +62,6 @@ from palaestra.runs.supervisor.state_writer import EventBus, RunStateWriter
 from palaestra.runs.supervisor.supervised_run import SupervisedRun
 from palaestra.telemetry.event import Record
 
-__all__ = ["Supervisor", "SupervisorConfig"]
-
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 

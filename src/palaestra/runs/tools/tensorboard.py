@@ -22,8 +22,6 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.process.tool_process import ToolProcess
 
-__all__ = ["TensorBoardInstance", "TensorBoards", "find_event_directories"]
-
 _START_TIMEOUT_S = 60.0
 _IDLE_TIMEOUT_S = 3600.0
 """An instance ends this long after it was last requested: it takes memory and keeps the service running."""

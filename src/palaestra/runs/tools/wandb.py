@@ -16,8 +16,6 @@ from typing import Literal
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.wire import API_SCHEMA
 
-__all__ = ["Tracking", "read_tracking"]
-
 _URL = re.compile(rb"View run .{0,200}?at:? (https://[^\s\x1b\"]+)")
 _READ_BYTES = 4 << 20
 

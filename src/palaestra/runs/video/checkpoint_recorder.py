@@ -21,8 +21,6 @@ from palaestra.runs.store.registry import Registry
 from palaestra.runs.video.record_video import record_clip
 from palaestra.telemetry.event import Record
 
-__all__ = ["CheckpointRecorder"]
-
 _NICENESS = 19
 _log = logging.getLogger(__name__)
 

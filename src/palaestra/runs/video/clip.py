@@ -13,17 +13,6 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.wire import API_SCHEMA, Number
 
-__all__ = [
-    "MAX_CLIPS",
-    "Clip",
-    "ClipReport",
-    "RecordingOverhead",
-    "compute_recording_overhead",
-    "list_clips",
-    "measure_recording_overhead",
-    "prune_clips",
-]
-
 MAX_CLIPS = 10
 _SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
 

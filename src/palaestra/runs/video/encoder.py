@@ -19,8 +19,6 @@ from typing import IO, Any
 
 from palaestra.errors import ConfigError
 
-__all__ = ["MAX_FRAMES", "Encoder", "check_video_file", "require_encoder"]
-
 MAX_FRAMES = 200
 """Default limit of a clip; `--long` allows more."""
 

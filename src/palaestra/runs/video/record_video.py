@@ -21,8 +21,6 @@ from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.video.clip import MAX_CLIPS, Clip, list_clips, prune_clips
 from palaestra.runs.video.encoder import MAX_FRAMES, check_video_file
 
-__all__ = ["explain_recording", "record_clip", "record_run"]
-
 _TIMEOUT_S = 600.0
 _POLL_EVERY_S = 0.5
 _ROOT = str(Path(palaestra.__file__).parents[1])

@@ -18,8 +18,6 @@ from palaestra.sessions.browser.cdp import CdpConnection, CdpError
 from palaestra.sessions.browser.chromium import Chromium, ChromiumBinary, find_chromium
 from palaestra.sessions.screen import Screenshot, Size
 
-__all__ = ["Browser", "PageTarget", "SharedBrowser"]
-
 _log = logging.getLogger(__name__)
 
 PAGE_START_S = 10.0

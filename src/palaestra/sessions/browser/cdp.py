@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 
 from palaestra.errors import SessionFailed
 
-__all__ = ["Call", "CdpConnection", "CdpError"]
-
 Call: TypeAlias = tuple[str, dict[str, Any]]
 """A method and its parameters."""
 

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError, SessionFailed
 
-__all__ = ["Chromium", "ChromiumBinary", "find_chromium"]
-
 _NAMES = ("chromium-headless-shell", "headless_shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 _REMEDY = "Install one: apt-get install chromium-headless-shell, or: playwright install chromium"
 _FLAGS = (

@@ -10,8 +10,6 @@ from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scrol
 from palaestra.sessions.browser.cdp import Call
 from palaestra.sessions.keys import MODIFIERS, Key, get_key
 
-__all__ = ["InputEvents"]
-
 _BUTTONS = {"left": 1, "right": 2, "middle": 4}
 _EDITING = {"a": "SelectAll", "c": "Copy", "v": "Paste", "x": "Cut", "z": "Undo", "y": "Redo"}
 

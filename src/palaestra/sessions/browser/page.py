@@ -29,8 +29,6 @@ from palaestra.sessions.browser.page_clock import SETTLE_MS, START_S, PageClock,
 from palaestra.sessions.screen import Screenshot, Size
 from palaestra.sessions.suite import PageRequest, PageResponse
 
-__all__ = ["ORIGIN", "Page"]
-
 ORIGIN = "http://task.localhost"
 PROMISE_MS = 50.0
 """Page time that passes between two checks of a promise."""

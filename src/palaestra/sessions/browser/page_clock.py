@@ -19,8 +19,6 @@ from typing import Any, Protocol
 from palaestra.errors import SessionFailed
 from palaestra.sessions.browser.cdp import CdpConnection
 
-__all__ = ["SETTLE_MS", "START_S", "PageClock", "RealTime", "VirtualTime"]
-
 _log = logging.getLogger(__name__)
 
 START_S = 1705320000

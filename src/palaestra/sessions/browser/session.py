@@ -20,8 +20,6 @@ from palaestra.sessions.suite import Task
 from palaestra.sessions.suites import make_task
 from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 
-__all__ = ["BrowserSession"]
-
 
 class BrowserSession(SessionState):
     """One session; `get_browser` returns the browser in which its pages are opened."""

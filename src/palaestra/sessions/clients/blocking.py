@@ -14,8 +14,6 @@ from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.session import Session, Step
 from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 
-__all__ = ["BlockingSession"]
-
 T = TypeVar("T")
 
 

@@ -28,8 +28,6 @@ from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER, STEP_HEADER, encode_json, parse_error
 from palaestra.strict_json import read_json
 
-__all__ = ["GatewayClient", "HttpClient", "HttpResponse", "RetryPolicy", "SessionClient", "open_session"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

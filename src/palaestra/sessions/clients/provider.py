@@ -33,18 +33,6 @@ from palaestra.sessions.environment_config import EnvironmentConfig
 from palaestra.sessions.session import Session
 from palaestra.sessions.task import TaskRequest, TaskSpec
 
-__all__ = [
-    "GatewayAddress",
-    "ServerAddresses",
-    "SessionAddress",
-    "SessionProvider",
-    "check_gateway",
-    "find_sessions",
-    "load_tasks",
-    "open_provider",
-    "start_gateway",
-]
-
 ACTORS_PER_SERVER = 8
 PING_S = 10.0
 TOKEN_VARIABLE = "PALAESTRA_GATEWAY_TOKEN"

@@ -27,8 +27,6 @@ from palaestra.sessions.suite import parse_params
 from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 from palaestra.strict_json import read_json
 
-__all__ = ["ROWS_TASK", "Assignment", "QueryDialectSession", "assign_rows", "rows_entered"]
-
 SCREEN = Size(1280, 800)
 ROWS_TASK = "simple_data_entry/rows"
 FIRST_ROW = 2

@@ -45,8 +45,6 @@ from palaestra.sessions.wire import (
     step_header,
 )
 
-__all__ = ["IMPLICIT", "build_app"]
-
 _log = logging.getLogger(__name__)
 
 IMPLICIT = "default"

@@ -20,8 +20,6 @@ from palaestra.sessions.query_language import ACTION_TYPES, MAX_DELAY_S
 from palaestra.sessions.task import MAX_SEED, SCHEMA
 from palaestra.sessions.wire import STEP_HEADER
 
-__all__ = ["SESSION_ID", "build_openapi"]
-
 SESSION_ID = "[a-z0-9-]{1,64}"
 """Pattern of session ids."""
 

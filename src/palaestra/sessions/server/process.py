@@ -32,8 +32,6 @@ from palaestra.sessions.session import Session, Step
 from palaestra.sessions.task import SCHEMA, TaskProgress, TaskRequest, TaskSpec
 from palaestra.strict_json import read_json
 
-__all__ = ["AutoResetSession", "main", "serve"]
-
 GRACE_S = 1
 """Seconds that requests may continue after SIGTERM before the browser is stopped."""
 

@@ -15,8 +15,6 @@ from palaestra.sessions.screen import Size
 from palaestra.sessions.suite import Task, parse_params
 from palaestra.sessions.task import TaskProgress
 
-__all__ = ["ClickTarget"]
-
 LABELS = "apple bread cloud dune ember fern glass honey iron jade kite lemon moss north olive pearl quill river".split()
 COLOURS = "#c0392b #2980b9 #27ae60 #8e44ad #d35400 #16a085 #7f8c8d #2c3e50".split()
 LEVELS = (

@@ -17,8 +17,6 @@ from palaestra.sessions.screen import Size
 from palaestra.sessions.suite import PageRequest, PageResponse, Task, parse_params
 from palaestra.sessions.task import TaskProgress
 
-__all__ = ["DataEntry"]
-
 FIRST = "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo June Kai Lena Milo Nora Otto Pia Quin Rosa Sven Tess Uma Vito".split()
 LAST = (
     "Abel Brandt Costa Dietz Ekman Fuchs Gruber Holm Ito Jansen Krause Lund Meyer Novak Olsen Price Quist Ruiz".split()

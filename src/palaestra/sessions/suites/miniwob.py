@@ -27,8 +27,6 @@ from palaestra.sessions.screen import Size
 from palaestra.sessions.suite import PageRequest, PageResponse, Task, parse_params
 from palaestra.sessions.task import TaskProgress
 
-__all__ = ["MiniWob", "inline_resources"]
-
 Read = Callable[[str], bytes | None]
 """Returns the file at a path of the page's origin, or None."""
 
