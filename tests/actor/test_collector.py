@@ -335,7 +335,7 @@ def test_the_reward_scale_is_one_over_the_deviation_of_the_discounted_return():
     scale = RewardScale(1, 0.5)
     reward = np.array([[1.0], [2.0], [4.0]], np.float32)
     ended, valid = np.array([[False], [True], [False]]), np.ones((3, 1), bool)
-    found = scale.absorb(reward, ended, valid)
+    found = scale.update(reward, ended, valid)
     assert found == pytest.approx(1 / np.std([1.0, 2.5, 4.0]))  # 1; 1/2 + 2; a fresh start with 4
 
 
@@ -344,9 +344,9 @@ def test_the_reward_scale_does_not_depend_on_how_the_rewards_were_cut_into_rollo
     reward = rng.normal(size=(30, 2)).astype(np.float32)
     ended, valid = rng.random((30, 2)) < 0.2, rng.random((30, 2)) < 0.9
     whole, pieces = RewardScale(2, 0.9), RewardScale(2, 0.9)
-    whole.absorb(reward, ended, valid)
+    whole.update(reward, ended, valid)
     for part in (slice(0, 7), slice(7, 8), slice(8, 30)):
-        pieces.absorb(reward[part], ended[part], valid[part])
+        pieces.update(reward[part], ended[part], valid[part])
     assert pieces.scale == pytest.approx(whole.scale, rel=1e-12)
     assert pieces.moments[2] == valid.sum()
 

@@ -54,7 +54,7 @@ def scene(play, **more):
 
 
 async def texts(inference, *seeds):
-    made = await asyncio.gather(*(inference.ask(question(seed)) for seed in seeds))
+    made = await asyncio.gather(*(inference.sample_reply(question(seed)) for seed in seeds))
     return [one.completion.text for one in made]
 
 
@@ -69,9 +69,9 @@ def test_sixteen_actors_that_ask_at_once_share_one_batch_and_each_gets_its_own_a
 
 @contextlib.contextmanager
 def _players(inference, count):
-    inference.set_players(count)
+    inference.set_num_actors(count)
     yield
-    inference.set_players(0)
+    inference.set_num_actors(0)
 
 
 def test_whoever_asks_while_a_batch_is_under_way_is_in_the_next_one():
@@ -123,10 +123,10 @@ def test_in_lockstep_a_batch_waits_for_every_player_and_is_in_the_order_of_seeds
 
 def test_in_lockstep_a_player_that_leaves_is_not_waited_for():
     async def play(echo, inference):
-        inference.set_players(2)
+        inference.set_num_actors(2)
         asked = asyncio.create_task(texts(inference, 1))
         await asyncio.sleep(0)
-        inference.set_players(1)
+        inference.set_num_actors(1)
         assert await asked == ["1"]
         assert inference.out_of_step == 0
 
@@ -148,7 +148,7 @@ def test_an_error_of_the_sampler_reaches_everybody_who_asked_and_the_next_are_an
             right = echo.sample
             echo.sample = lambda questions, temperature: 1 / 0
             results = await asyncio.gather(
-                inference.ask(question(1)), inference.ask(question(2)), return_exceptions=True
+                inference.sample_reply(question(1)), inference.sample_reply(question(2)), return_exceptions=True
             )
             assert [type(result) for result in results] == [ZeroDivisionError] * 2
             echo.sample = right

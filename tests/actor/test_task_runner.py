@@ -48,7 +48,9 @@ def script(*said):
 
 
 def played(agent, *, params=None, opening=None, task="fake/button", failed=None, **config):
-    runner = TaskRunner(opening or Opening(), agent, ActorConfig(**config), failed=failed or (lambda made: None))
+    runner = TaskRunner(
+        opening or Opening(), agent, ActorConfig(**config), on_failed_attempt=failed or (lambda made: None)
+    )
     request = EpisodeRequest("e1", TaskRequest(task, 10, params or {}), seed=1, group="g1")
     return asyncio.run(runner.run_episode(request))
 

@@ -83,7 +83,7 @@ def test_an_algorithm_of_ones_own_learns_cartpole_by_its_address():
 
 
 def test_an_algorithm_without_a_loss_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"is no algorithm on rollouts: it has no loss\(policy, batch\)"):
+    with pytest.raises(ConfigError, match=r"is not an algorithm on rollouts: it has no loss\(policy, batch\)"):
         build_algorithm(f"{__name__}:Unfinished")
 
 

@@ -229,7 +229,7 @@ def test_a_frozen_backbone_gets_no_gradient_and_everything_else_does():
             r"needs observation.images.top, observation.images.wrist. Say .*{observation.images.top: rgb}; .*shows",
         ),
         ({"stats": {"observation.state": {"mean": [0.0]}}}, "MEAN_STD needs mean and std"),
-        ({"features": "model.backbon"}, r"features = 'model.backbon': is no linear layer of act.*model.action_head"),
+        ({"features": "model.backbon"}, r"features = 'model.backbon': is not a linear layer of act.*model.action_head"),
         ({"config": {"output_features": {"action": {"type": "ACTION", "shape": [7]}}}}, "environment's have 2 numbers"),
     ],
 )

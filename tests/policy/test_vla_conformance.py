@@ -235,7 +235,7 @@ BROKEN = {
     MixesRows: "log_prob of the first of 3 rows differs from that of the same row alone. Normalise within a row",
     Scribbles: r"forward changed its input \(proprio\). Work on copies",
     AddsKeys: r"get_value changed its input \(the set of keys\)",
-    Negated: "log_prob of evaluate_actions is higher beside what forward drew than there.*is the sign right",
+    Negated: "log_prob of evaluate_actions is higher next to the samples of forward than at.*is the sign right",
     IgnoresActions: "log_prob of evaluate_actions does not depend on the actions",
     AsksForAnotherKey: r"its get_value failed on 3 observations \(KeyError: .*tactile.*It was given .*proprio \(3, 5\)",
     WrongShortcut: "the value of evaluate is not that of evaluate_actions and get_value.*leave evaluate out",

@@ -20,7 +20,7 @@ from palaestra.sessions.action import UiAction
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.task import TaskSpec
 
-Ask: TypeAlias = Callable[[ReplyRequest], Awaitable[SampledReply]]
+SampleReply: TypeAlias = Callable[[ReplyRequest], Awaitable[SampledReply]]
 Script: TypeAlias = Callable[[TaskSpec, Screenshot, int], Awaitable[UiAction | str]]
 
 
@@ -91,20 +91,20 @@ class _ScriptedDialogue:
 
 
 class VlmAgent:
-    """Sends screens to a model (`ask`) and reads actions from its text."""
+    """Sends screens to a model (`sample_reply`) and reads actions from its text."""
 
-    def __init__(self, ask: Ask, grammar: ActionGrammar, *, temperature: float) -> None:
-        self._ask, self._grammar = ask, grammar
+    def __init__(self, sample_reply: SampleReply, grammar: ActionGrammar, *, temperature: float) -> None:
+        self._sample_reply, self._grammar = sample_reply, grammar
         self.codec, self.temperature = grammar.codec.name, temperature
 
     def begin(self, spec: TaskSpec, *, seed: int) -> Dialogue:
         """Start an episode."""
-        return _VlmDialogue(self._ask, self._grammar, spec, seed)
+        return _VlmDialogue(self._sample_reply, self._grammar, spec, seed)
 
 
 class _VlmDialogue:
-    def __init__(self, ask: Ask, grammar: ActionGrammar, spec: TaskSpec, seed: int) -> None:
-        self._ask, self._grammar, self._spec, self._seed = ask, grammar, spec, seed
+    def __init__(self, sample_reply: SampleReply, grammar: ActionGrammar, spec: TaskSpec, seed: int) -> None:
+        self._sample_reply, self._grammar, self._spec, self._seed = sample_reply, grammar, spec, seed
         self._reader = ReplyReader(grammar.codec, grammar.rule)
         self._past: list[PastTurn] = []
         self._screens: dict[str, Screenshot] = {}
@@ -115,7 +115,7 @@ class _VlmDialogue:
         self._screens[screen.sha256] = screen
         system = self._grammar.codec.system_prompt(frame) if self._grammar.in_prompt else ""
         conversation = Conversation(system, self._spec.instruction, tuple(self._past), picture)
-        answer = await self._ask(ReplyRequest(conversation, _turn_seed(self._seed, len(self._past))))
+        answer = await self._sample_reply(ReplyRequest(conversation, _turn_seed(self._seed, len(self._past))))
         prompt, sampled = answer.prompt, answer.completion
         read = self._reader.read(sampled.text, frame)
         self._past.append(PastTurn(picture, sampled.token_ids, sampled.text))

@@ -81,9 +81,9 @@ class AsynchronousSource:
         env_config: EnvConfig | None,
         torch_threads: int = 1,
     ) -> None:
-        """`discount`: of the reward scale, None without; `env_config`: for environments of a collector process.
+        """`discount`: discount of the reward scale, None: no scaling; `env_config`: environments of a process.
 
-        `torch_threads`: of a collector process. The default of 1 leaves the other cores to the learner.
+        `torch_threads`: threads of a collector process. The default of 1 leaves the other cores to the learner.
         """
         if config.collector == "process" and env_config is None:
             raise ConfigError(
@@ -206,12 +206,12 @@ class AsynchronousSource:
         while True:
             self.raise_if_failed()
             self._worker.wake()  # dropped segments may have freed slots
-            taken = self._queue.take(self._version, POLL_S)
-            if taken is not None:
-                return self._make_batch(taken)
+            segment = self._queue.take(self._version, POLL_S)
+            if segment is not None:
+                return self._make_batch(segment)
 
-    def _make_batch(self, taken: TakenSegment) -> Batch[RolloutBuffer]:
-        buffer, report = self._queue.ring.segments[taken.slot], taken.report
+    def _make_batch(self, segment: TakenSegment) -> Batch[RolloutBuffer]:
+        buffer, report = self._queue.ring.segments[segment.slot], segment.report
         self._num_steps = buffer.first_env_step + buffer.num_steps
         self._moments = report.moments
         steps = buffer.num_steps * buffer.num_envs
@@ -219,10 +219,10 @@ class AsynchronousSource:
         busy = report.collect_seconds
         metrics = {
             "collect_seconds": busy,
-            "queue_depth": float(taken.queue_depth),
+            "queue_depth": float(segment.queue_depth),
             "collector_utilisation": busy / max(busy + report.idle_seconds, 1e-9),
         }
-        return Batch(buffer, report.episodes, steps, metrics, taken)
+        return Batch(buffer, report.episodes, steps, metrics, segment)
 
     def release(self, batch: Batch[RolloutBuffer], version: int) -> None:
         """Free the slot. Its weights are already published, so the collector finds them."""

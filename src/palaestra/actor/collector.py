@@ -88,7 +88,7 @@ class RewardScale:
         self.moments = (0.0, 1.0, 0.0)
         """Mean, variance and count of the returns so far."""
 
-    def absorb(self, reward: NDArray[np.float32], ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
+    def update(self, reward: NDArray[np.float32], ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
         """Add `[T, N]` rewards and return the scale."""
         returns = np.empty(reward.shape, np.float64)
         for t in range(len(reward)):
@@ -200,7 +200,7 @@ class Collector:
         buffer.first_env_step = self.num_steps
         if self.reward_scale is not None:
             ended = buffer.terminated | buffer.truncated
-            buffer.reward_scale = self.reward_scale.absorb(buffer.reward, ended, buffer.valid)
+            buffer.reward_scale = self.reward_scale.update(buffer.reward, ended, buffer.valid)
         self._set_position(buffer, num_steps)
         return buffer
 

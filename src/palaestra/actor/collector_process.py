@@ -299,11 +299,11 @@ def _exit_with_parent(heartbeat: NDArray[np.float64]) -> None:
 def _build_tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
     """The policy's tensors: frozen ones in shared memory, others allocated here and filled from the board."""
     waiting = iter(frozen)
-    made: list[Tensor] = []
+    tensors: list[Tensor] = []
     for shape, dtype, is_parameter, fixed in layout.tensors:
         tensor = torch.from_numpy(next(waiting)).view(dtype).view(shape) if fixed else torch.zeros(shape, dtype=dtype)
-        made.append(nn.Parameter(tensor, requires_grad=not fixed) if is_parameter else tensor)
-    return made
+        tensors.append(nn.Parameter(tensor, requires_grad=not fixed) if is_parameter else tensor)
+    return tensors
 
 
 def _failure(cause: BaseException | None, line: str, trace: str) -> CollectorFailed:

@@ -130,7 +130,11 @@ class SynchronousPlayer(Player):
             self._workers = await self._resources.enter_async_context(self._start_workers(self.failed_attempts.append))
         workers = self._workers
         return await play_all(
-            workers.play, requests, concurrent=self._concurrent, stop=stop, set_players=workers.inference.set_players
+            workers.play,
+            requests,
+            concurrent=self._concurrent,
+            stop=stop,
+            set_num_actors=workers.inference.set_num_actors,
         )
 
     def close(self) -> None:
@@ -205,7 +209,7 @@ class AsynchronousPlayer(Player):
         accepted = self._started - self._rejected - running
         return free_slots(running=running, accepted=accepted, version=self._version, **self._bounds)
 
-    def _next_order(self) -> EpisodeRequest:
+    def _next_request(self) -> EpisodeRequest:
         self._started += 1
         return self._scheduler.next()
 
@@ -214,11 +218,11 @@ class AsynchronousPlayer(Player):
         async with self._start_workers(self.failed_attempts.append) as self._workers:
             yield ActorPool(
                 self._workers.play,
-                next_request=self._next_order,
+                next_request=self._next_request,
                 free_slots=self._free_slots,
                 deliver=lambda request, trajectory: self._finished.put(PlayedEpisode(request, trajectory)),
                 on_crash=lambda request, error: self.allow_more(1),
-                set_players=self._workers.inference.set_players,
+                set_num_actors=self._workers.inference.set_num_actors,
             )
 
 

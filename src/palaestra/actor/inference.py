@@ -1,6 +1,6 @@
-"""Batched inference: the questions of all actors are answered in batches.
+"""Batched inference: the requests of all actors are sampled in batches.
 
-A batch starts when the sampler is free and enough actors wait, or shortly after the first question. In lockstep a batch
+A batch starts when the sampler is free and enough actors wait, or shortly after the first request. In lockstep a batch
 waits for every running actor, so that the same seeds give the same batches and the same numbers. Weights change between
 batches, never within one. `start_rollout_workers` connects sessions, agents and a sampler.
 """
@@ -24,16 +24,16 @@ from palaestra.policy.vlm.sampler import ReplyRequest, ReplySampler, SampledRepl
 from palaestra.sessions.clients.provider import SessionProvider
 
 STUCK_S = 5.0
-"""In lockstep: how long a batch waits for an actor that asks nothing, for example one waiting for a session that others
-hold. After that the batch starts without it, at the cost of reproducibility."""
+"""In lockstep: how long a batch waits for an actor that sends no request, for example one that waits for a session.
+After that the batch starts without it, at the cost of reproducibility."""
 LINGER_S = 0.003
-"""Otherwise: how long a batch waits for further questions after the first."""
+"""Otherwise: how long a batch waits for further requests after the first."""
 
-Asked: TypeAlias = tuple[ReplyRequest, asyncio.Future[SampledReply]]
+PendingRequest: TypeAlias = tuple[ReplyRequest, asyncio.Future[SampledReply]]
 
 
 class BatchedInference:
-    """Answers the questions of many actors with one sampler. Bound to one event loop."""
+    """Samples replies to the requests of many actors with one sampler. Bound to one event loop."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class BatchedInference:
         self._sampler, self._temperature = sampler, temperature
         self._max_batch, self._lockstep = max_batch, lockstep
         self._batch_timeout_s = stuck_s if lockstep else LINGER_S
-        self._waiting: list[Asked] = []
-        self._in_flight: list[Asked] = []
-        self._playing = 0
+        self._waiting: list[PendingRequest] = []
+        self._in_flight: list[PendingRequest] = []
+        self._num_actors = 0
         self._changed = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="palaestra-inference")
         self._serving: asyncio.Task[None] | None = None
@@ -58,27 +58,27 @@ class BatchedInference:
         self.out_of_step = 0
         """Batches in lockstep that did not wait for every actor."""
 
-    def set_players(self, count: int) -> None:
+    def set_num_actors(self, count: int) -> None:
         """Set the number of running actors; batches wait for at most as many."""
-        self._playing = count
+        self._num_actors = count
         self._changed.set()
 
-    async def ask(self, question: ReplyRequest) -> SampledReply:
-        """The answer to a question, after its batch."""
+    async def sample_reply(self, request: ReplyRequest) -> SampledReply:
+        """Sample a reply to a request, in the next batch."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
-        answer: asyncio.Future[SampledReply] = asyncio.get_running_loop().create_future()
-        self._waiting.append((question, answer))
+        future: asyncio.Future[SampledReply] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
         self._changed.set()
-        return await answer
+        return await future
 
     async def close(self) -> None:
-        """Cancel all questions and wait until the sampler is idle."""
+        """Cancel all requests and wait until the sampler is idle."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
-        for _, answer in (*self._in_flight, *self._waiting):
-            answer.cancel()
+        for _, future in (*self._in_flight, *self._waiting):
+            future.cancel()
         self._waiting.clear()
         await asyncio.to_thread(self._worker.shutdown)
 
@@ -88,27 +88,27 @@ class BatchedInference:
             batch = self._in_flight = self._take_batch()
             if not batch:
                 continue
-            questions, began = [question for question, _ in batch], time.perf_counter()
-            answer_all = partial(self._sampler.sample, questions, temperature=self._temperature)
+            requests, began = [request for request, _ in batch], time.perf_counter()
+            sample = partial(self._sampler.sample, requests, temperature=self._temperature)
             try:
-                answers = await asyncio.get_running_loop().run_in_executor(self._worker, answer_all)
-            except Exception as error:  # noqa: BLE001  raised in every actor that asked
+                replies = await asyncio.get_running_loop().run_in_executor(self._worker, sample)
+            except Exception as error:  # noqa: BLE001  raised in every actor of the batch
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
                 continue
             self.busy_seconds += time.perf_counter() - began
-            for (_, future), answer in zip(batch, answers, strict=True):
+            for (_, future), reply in zip(batch, replies, strict=True):
                 if not future.done():
-                    future.set_result(answer)
+                    future.set_result(reply)
 
     async def _wait_for_enough(self) -> None:
-        """Wait until there are enough questions for a batch."""
+        """Wait until there are enough requests for a batch."""
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()
         end = asyncio.get_running_loop().time() + self._batch_timeout_s
-        while len(self._waiting) < (self._playing if self._lockstep else min(self._playing, self._max_batch)):
+        while len(self._waiting) < (self._num_actors if self._lockstep else min(self._num_actors, self._max_batch)):
             self._changed.clear()
             left = end - asyncio.get_running_loop().time()
             if left <= 0:
@@ -119,11 +119,11 @@ class BatchedInference:
                 async with asyncio.timeout(left):
                     await self._changed.wait()
 
-    def _take_batch(self) -> list[Asked]:
-        self._waiting = [(question, answer) for question, answer in self._waiting if not answer.done()]
+    def _take_batch(self) -> list[PendingRequest]:
+        self._waiting = [pending for pending in self._waiting if not pending[1].done()]
         if self._lockstep:
             # Batches must not depend on the order of arrival.
-            self._waiting.sort(key=lambda asked: asked[0].seed)
+            self._waiting.sort(key=lambda pending: pending[0].seed)
         batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
         return batch
 
@@ -146,17 +146,19 @@ async def start_rollout_workers(
     max_batch: int,
     lockstep: bool,
     temperature: float | None = None,
-    failed: Callable[[Trajectory], None] = lambda trajectory: None,
+    on_failed_attempt: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> AsyncIterator[RolloutWorkers]:
     """Start workers for the duration of the block; `temperature` overrides the actor's, 0 is greedy.
 
-    `failed` is called with the trajectory of every failed attempt that is retried.
+    `on_failed_attempt` is called with the trajectory of every failed attempt that is retried.
     """
     temperature = config.temperature if temperature is None else temperature
     inference = BatchedInference(sampler, temperature=temperature, max_batch=max_batch, lockstep=lockstep)
-    agent = VlmAgent(inference.ask, grammar, temperature=temperature)
+    agent = VlmAgent(inference.sample_reply, grammar, temperature=temperature)
     try:
-        yield RolloutWorkers(TaskRunner(provider.open, agent, config, failed=failed).run_episode, inference)
+        yield RolloutWorkers(
+            TaskRunner(provider.open, agent, config, on_failed_attempt=on_failed_attempt).run_episode, inference
+        )
     finally:
         await inference.close()
         await provider.close()

@@ -35,14 +35,14 @@ class ActorPool:
         free_slots: Callable[[int], int],
         deliver: Callable[[EpisodeRequest, Trajectory], None],
         on_crash: Callable[[EpisodeRequest, BaseException], None] = lambda request, error: None,
-        set_players: Callable[[int], None] = lambda count: None,
+        set_num_actors: Callable[[int], None] = lambda count: None,
     ) -> None:
         """`next_request` returns None at the end; `free_slots` maps the number of running episodes to free slots.
 
-        `set_players` is called with the number of running episodes whenever free slots were filled.
+        `set_num_actors` is called with the number of running episodes whenever free slots were filled.
         """
         self._play, self._next_request, self._free_slots = play, next_request, free_slots
-        self._deliver, self._on_crash, self._set_players = deliver, on_crash, set_players
+        self._deliver, self._on_crash, self._set_num_actors = deliver, on_crash, set_num_actors
         self._running: dict[asyncio.Task[Trajectory], EpisodeRequest] = {}
         self._changed = asyncio.Event()
         self._crashes = 0
@@ -61,7 +61,7 @@ class ActorPool:
                         task = asyncio.ensure_future(self._play(request))
                         task.add_done_callback(lambda _: self._changed.set())
                         self._running[task] = request
-                self._set_players(len(self._running))
+                self._set_num_actors(len(self._running))
                 if exhausted and not self._running:
                     return
                 await self._changed.wait()
@@ -105,7 +105,7 @@ async def play_all(
     concurrent: int,
     stop: Callable[[], bool] = lambda: False,
     on_finished: Callable[[EpisodeRequest, Trajectory], None] = lambda request, trajectory: None,
-    set_players: Callable[[int], None] = lambda count: None,
+    set_num_actors: Callable[[int], None] = lambda count: None,
 ) -> list[Trajectory]:
     """Play every request once, at most `concurrent` at a time, starting none after `stop`. Keeps the order."""
     waiting, finished = iter(requests), dict[str, Trajectory]()
@@ -123,7 +123,7 @@ async def play_all(
         free_slots=lambda running: concurrent - running,
         deliver=deliver,
         on_crash=raise_crash,
-        set_players=set_players,
+        set_num_actors=set_num_actors,
     )
     await pool.run()
     return [finished[request.episode_id] for request in requests if request.episode_id in finished]

@@ -108,11 +108,11 @@ class TaskRunner:
         agent: Agent,
         config: ActorConfig | None = None,
         *,
-        failed: Callable[[Trajectory], None] = lambda trajectory: None,
+        on_failed_attempt: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> None:
-        """`failed` is called with the trajectory of every failed attempt that is retried."""
+        """`on_failed_attempt` is called with the trajectory of every failed attempt that is retried."""
         self._open, self._agent, self._config = open_session, agent, config or ActorConfig()
-        self._failed = failed
+        self._on_failed_attempt = on_failed_attempt
 
     async def run_episode(self, request: EpisodeRequest) -> Trajectory:
         """Play an episode. `SessionRefused` if the task itself is invalid."""
@@ -131,7 +131,7 @@ class TaskRunner:
             trajectory = self._build_trajectory(request, recording, outcome, reason, attempt, started)
             if outcome is not Outcome.ENVIRONMENT_FAILED or attempt == self._config.retries:
                 return trajectory
-            self._failed(trajectory)
+            self._on_failed_attempt(trajectory)
             attempt += 1
 
     async def _play(self, request: EpisodeRequest, recording: _Recording) -> tuple[Outcome, str]:

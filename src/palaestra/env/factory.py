@@ -127,7 +127,7 @@ class EnvFactory:
 
 
 class ActionChunk(gymnasium.Wrapper[Any, Array, Any, Any]):
-    """Turns `Box` actions of shape (d,) into chunks of shape (k, d), executed one after the other without looking.
+    """Turns `Box` actions of shape (d,) into chunks of shape (k, d), executed open-loop, one after the other.
 
     The reward is the sum over the chunk. A chunk stops at the end of the episode; `info["actions_executed"]` is the
     number of executed actions, because only those count in the log-probability of the chunk.

@@ -72,8 +72,8 @@ class EnvConfig(Section):
     """Truncates episodes after this many steps (their future value still counts). Default: the registered limit."""
 
     action_chunk: int = Field(default=1, ge=1, le=1024)
-    """Actions per decision, executed one after the other without looking (Box actions, policies that act in chunks).
-    A step is then a decision: its reward is the sum over the chunk, and `gamma` counts decisions."""
+    """Actions per decision, executed one after the other without observations in between (Box actions, policies that
+    act in chunks). A step is then a decision: its reward is the sum over the chunk, and `gamma` counts decisions."""
 
     normalize_observation: bool = False
     """Normalise observations by running statistics, stored in the checkpoint. Needed for continuous control, not for

@@ -136,7 +136,7 @@ class _Page:
         self._files: list[str] = []
         self._encoded_bytes = 0
         digest = base64.b64encode(hashlib.sha256(_asset("viewer.js").encode()).digest()).decode()
-        # A page opened from disk has no origin, hence file:.
+        # A page opened from disk has no origin, so file: is needed.
         policy = (
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data: file: 'self'"
         )

@@ -333,9 +333,9 @@ def archives_in(directory: Path) -> list[TrajectoryArchive]:
     attempts = [path for path in directory.glob("attempt_*") if path.name.removeprefix("attempt_").isdecimal()]
     attempts.sort(key=lambda path: int(path.name.removeprefix("attempt_")))
     for candidates in ([path / "trajectories" for path in attempts], [directory / "trajectories"], [directory]):
-        found = [TrajectoryArchive(path) for path in candidates if _is_archive(path)]
-        if found:
-            return found
+        archives = [TrajectoryArchive(path) for path in candidates if _is_archive(path)]
+        if archives:
+            return archives
     return []
 
 

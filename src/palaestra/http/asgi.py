@@ -40,7 +40,7 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """A `receive` for the inner application that returns the body first, then whatever `receive` returns."""
+    """A `receive` for the inner application that returns the body first, then the messages of `receive`."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -28,7 +28,7 @@ def find_algorithm(name: str, experience: str = "rollouts") -> Any:
         defect = cls.find_defect() if is_subclass else f"it does not derive from {base.__name__}"
         if defect:
             remedy = f"See palaestra.learner.{base.__name__} and docs/algorithms.md"
-            raise ConfigError("algorithm.name", name, f"is no algorithm on {experience}: {defect}", remedy)
+            raise ConfigError("algorithm.name", name, f"is not an algorithm on {experience}: {defect}", remedy)
         return cls
     if name not in table:
         close = closest_names(name, table, count=1)

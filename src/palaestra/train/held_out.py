@@ -76,7 +76,7 @@ def play_held_out(
                 workers.play,
                 requests,
                 concurrent=config.actor_pool.target_concurrent_actors,
-                set_players=workers.inference.set_players,
+                set_num_actors=workers.inference.set_num_actors,
                 on_finished=lambda request, trajectory: on_finished(trajectory),
             )
 

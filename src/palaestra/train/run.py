@@ -174,9 +174,9 @@ def train(
         def load(path: Path) -> bool:
             assert resume is not None
             with wrap_checkpoint_errors(path):
-                found = load_checkpoint(path, kind=components.kind)
-                components.check_resume(found, resume)
-                return restore(components, found)
+                loaded = load_checkpoint(path, kind=components.kind)
+                components.check_resume(loaded, resume)
+                return restore(components, loaded)
 
         exact = resume is None or resume.load_checkpoint(load, checkpoint)
         resolved, schedule = config.to_json(), components.schedule
@@ -322,8 +322,8 @@ class _Run:
             self._warn(f"No checkpoint could be written: {error}")
 
     def _remove_old(self) -> None:
-        kept = list_checkpoints(self._attempt.checkpoints)
-        for path in kept[int(self._schedule.keep_first) : -self._schedule.every.keep_checkpoints]:
+        checkpoints = list_checkpoints(self._attempt.checkpoints)
+        for path in checkpoints[int(self._schedule.keep_first) : -self._schedule.every.keep_checkpoints]:
             if path != self._best_path:
                 shutil.rmtree(path)
 

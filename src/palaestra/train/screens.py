@@ -136,7 +136,9 @@ class _ScreenRun:
     def _start_player(self, sampler: ReplySampler) -> Player:
         c, asynchronous = self._config, self._config.trainer.collection == "asynchronous"
 
-        def start_workers(failed: Callable[[Trajectory], None]) -> AbstractAsyncContextManager[RolloutWorkers]:
+        def start_workers(
+            on_failed_attempt: Callable[[Trajectory], None],
+        ) -> AbstractAsyncContextManager[RolloutWorkers]:
             return start_rollout_workers(
                 open_provider(c.environment, self._address, session_type=c.actor.session_type),
                 sampler,
@@ -144,7 +146,7 @@ class _ScreenRun:
                 c.actor,
                 max_batch=c.inference.max_batch,
                 lockstep=not asynchronous,
-                failed=failed,
+                on_failed_attempt=on_failed_attempt,
             )
 
         concurrent = c.actor_pool.target_concurrent_actors
@@ -175,13 +177,13 @@ class _ScreenRun:
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run has already made its updates. The components check the rest when they load."""
-        made, total = int(checkpoint.progress["updates"]), self.schedule.total
-        if made >= total:
+        updates, total = int(checkpoint.progress["updates"]), self.schedule.total
+        if updates >= total:
             raise ConfigError(
                 "trainer.num_training_steps",
                 total,
-                f"run {run.run_id} has made {made} updates already",
-                f"Raise it to train on, for example trainer.num_training_steps={2 * made}",
+                f"run {run.run_id} has made {updates} updates already",
+                f"Raise it to train on, for example trainer.num_training_steps={2 * updates}",
             )
 
     def evaluate(self) -> dict[str, float]:

@@ -165,13 +165,13 @@ class _VectorRun(VectorTraining):
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run is already complete, or if the checkpoint belongs to another policy."""
-        taken, total = int(checkpoint.progress["steps"]), self.schedule.total
-        if taken >= total:
+        steps, total = int(checkpoint.progress["steps"]), self.schedule.total
+        if steps >= total:
             raise ConfigError(
                 "trainer.total_timesteps",
                 total,
-                f"run {run.run_id} has taken {taken} steps already",
-                f"Raise it to train on, for example trainer.total_timesteps={2 * taken}",
+                f"run {run.run_id} has taken {steps} steps already",
+                f"Raise it to train on, for example trainer.total_timesteps={2 * steps}",
             )
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
 

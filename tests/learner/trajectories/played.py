@@ -32,7 +32,7 @@ def play_groups(policy, seeds, *, temperature=1.0):
 
     async def played():
         inference = BatchedInference(LocalSampler(policy, threads=1), temperature=temperature, lockstep=True)
-        agent = VlmAgent(inference.ask, policy.grammar, temperature=temperature)
+        agent = VlmAgent(inference.sample_reply, policy.grammar, temperature=temperature)
         runner = TaskRunner(open_session, agent, ActorConfig(max_steps_per_episode=2))
         orders = [
             EpisodeRequest(f"e{seed}-{member}", TaskRequest("fake/button", seed), 100 * seed + member, f"g{seed}")
@@ -40,7 +40,9 @@ def play_groups(policy, seeds, *, temperature=1.0):
             for member in range(SIZE)
         ]
         try:
-            return await play_all(runner.run_episode, orders, concurrent=len(orders), set_players=inference.set_players)
+            return await play_all(
+                runner.run_episode, orders, concurrent=len(orders), set_num_actors=inference.set_num_actors
+            )
         finally:
             await inference.close()
 

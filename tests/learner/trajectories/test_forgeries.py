@@ -122,12 +122,12 @@ def cloned_under_another_session(group):
 
 
 FORGERIES = {
-    "inverted rewards": (paid(lambda one: 1.0 - one.total_reward()), "ended as a success and was paid 0"),
-    "negated rewards": (paid(lambda one: -1.0 if one.success else -0.5), "the task pays from 0 to 1"),
-    "a reward of 1e9": (paid(lambda one: 1e9), "paid 1e+09 in all, and the task pays from 0 to 1"),
-    "a success paid -1": (success_at_minus_one, "ended as a success and was paid -1, and solving pays 1"),
-    "a failure called success": (each(outcome=Outcome.SUCCESS), "ended as a success and was paid 0"),
-    "a success called failure": (each(outcome=Outcome.FAILURE), "ended as failure and was paid 1, which only a"),
+    "inverted rewards": (paid(lambda one: 1.0 - one.total_reward()), "ended as a success with a return of 0"),
+    "negated rewards": (paid(lambda one: -1.0 if one.success else -0.5), "the range of the task is 0 to 1"),
+    "a reward of 1e9": (paid(lambda one: 1e9), "the return is 1e+09, and the range of the task is 0 to 1"),
+    "a success paid -1": (success_at_minus_one, "ended as a success with a return of -1, and that of a success is 1"),
+    "a failure called success": (each(outcome=Outcome.SUCCESS), "ended as a success with a return of 0"),
+    "a success called failure": (each(outcome=Outcome.FAILURE), "ended as failure with a return of 1, which only a"),
     "another text": (turns(lambda turn: replace(turn, text=turn.text.replace("left", "right"))), "its tokens say"),
     "another action": (turns(lambda turn: replace(turn, action={"kind": "wait", "seconds": 1.0})), "its text says"),
     "other tokens": (
@@ -137,7 +137,7 @@ FORGERIES = {
     "a token past the vocabulary": (turns(first_token(10**6)), "turn 0: token 1000000 is not in the vocabulary"),
     "a reward range of one number": (each_task(reward_range=5), "the reward range 5, which is not two numbers"),
     "a reward that is text": (paid(lambda one: "1"), "turn 0: its reward is '1'"),
-    "another image size": (turns(lambda turn: replace(turn, image_sizes=((320, 208),))), "seen at 320 x 208"),
+    "another image size": (turns(lambda turn: replace(turn, image_sizes=((320, 208),))), "recorded at 320 x 208"),
     "another seed in the group": (of_another_start, "have another task (seed 0 and 5)"),
     "another seed, relabelled": (of_another_start_relabelled, "began on different screens"),
     "another instruction": (
@@ -155,8 +155,8 @@ FORGERIES = {
         lambda group: [replace(one, pictures=dict.fromkeys(one.pictures, WHITE)) for one in group],
         "is not what was recorded under that SHA-256",
     ),
-    "other weights": (turns(lambda turn: replace(turn, weights="0" * 64)), "it was drawn from weights 000000000000"),
-    "no weights": (turns(lambda turn: replace(turn, weights="")), "does not name the weights it was drawn from"),
+    "other weights": (turns(lambda turn: replace(turn, weights="0" * 64)), "it was sampled by weights 000000000000"),
+    "no weights": (turns(lambda turn: replace(turn, weights="")), "does not name the weights that sampled it"),
 }  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_a_drag_is_a_move_and_then_a_drag_from_the_pointer(family):
 def test_the_refusal_says_place_value_reason_and_remedy_and_travels_between_processes():
     with pytest.raises(UnsupportedAction) as refused:
         CODECS[Q2].encode(Answer("42"), FRAME)
-    text = "qwen2.5-vl.answer = Answer(text='42'): has no word for an answer. Terminate instead."
+    text = "qwen2.5-vl.answer = Answer(text='42'): has no action for an answer. Terminate instead."
     assert str(refused.value) == text
     assert str(pickle.loads(pickle.dumps(refused.value))) == text
 

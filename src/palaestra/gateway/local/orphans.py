@@ -90,10 +90,10 @@ def _kill_all(labels: set[bytes]) -> int:
     while labels and time.monotonic() < end:
         ours = {pid for pid in list_pids() if _read_label(pid) in labels}
         # Renderers overwrite their environment with their title; they are found as descendants of labelled processes.
-        found = {pid for pid in ours | list_descendants(*ours) if _kill(pid, labels, ours)}
-        if not found:
+        matching = {pid for pid in ours | list_descendants(*ours) if _kill(pid, labels, ours)}
+        if not matching:
             return len(killed)
-        killed |= found
+        killed |= matching
         time.sleep(0.02)
     return len(killed)
 

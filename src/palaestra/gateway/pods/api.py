@@ -204,15 +204,15 @@ async def _parse_events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple
 
 async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Complete lines of any length: a pod with many annotations exceeds aiohttp's limit of a line."""
-    held: list[bytes] = []
+    partial: list[bytes] = []
     async for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            if line := b"".join([*held, end]):
+            if line := b"".join([*partial, end]):
                 yield line
-            held = []
-        held.append(rest)
-    if line := b"".join(held):
+            partial = []
+        partial.append(rest)
+    if line := b"".join(partial):
         yield line
 
 

@@ -60,15 +60,15 @@ def check_trajectory_policy(
 
 
 def _check_turn(
-    policy: TrajectoryPolicy, each: TurnInput, found: Tensor, tolerance: float, *, fresh: bool, name: str
+    policy: TrajectoryPolicy, each: TurnInput, batched: Tensor, tolerance: float, *, fresh: bool, name: str
 ) -> None:
     alone = policy.log_probs([each], grad=False)
     assert alone.values is None, "the policy returned values that were not requested"
     assert alone.entropy is None, "the policy returned an entropy that was not requested"
-    apart = float((alone.log_probs[0] - found[: alone.log_probs.shape[1]]).abs().max())
+    apart = float((alone.log_probs[0] - batched[: alone.log_probs.shape[1]]).abs().max())
     assert apart <= tolerance, f"{name} differs by {apart:.2g} alone and in company: padding leaks into it"
-    recorded = torch.tensor(each.turn.log_probs, device=found.device)
-    apart = float((found[: len(recorded)] - recorded).abs().max())
+    recorded = torch.tensor(each.turn.log_probs, device=batched.device)
+    apart = float((batched[: len(recorded)] - recorded).abs().max())
     assert apart <= tolerance or not fresh, f"{name} was recorded with log-probabilities that differ by {apart:.2g}"
 
 

@@ -248,7 +248,7 @@ class TrajectoryLearner:
         if kept < wanted:
             text = (
                 "the weights of %d earlier versions are kept instead of %d, which would take more than %d MB: tokens "
-                "of older ones are not compared with the weights that drew them"
+                "of older ones are not compared with the weights that sampled them"
             )
             _log.warning(text, kept, wanted, KEPT_BYTES // 2**20)
         return kept
@@ -290,15 +290,15 @@ class TrajectoryLearner:
             "batches_refused": float(self._refused_in_a_row),
         }
         if scored is not None:
-            found = scored.disagreement()
+            disagreement = scored.disagreement()
             metrics |= {
                 "staleness": scored.staleness,
                 "staleness_max": scored.staleness_max,
                 "entropy": scored.entropy,
                 "behaviour_kl": scored.behaviour_kl,
-                "disagreement": found.mean,
-                "disagreement_max": found.maximum,
-                "unchecked_share": 1.0 - found.tokens / max(1, sum(token_counts(chosen))),
+                "disagreement": disagreement.mean,
+                "disagreement_max": disagreement.maximum,
+                "unchecked_share": 1.0 - disagreement.tokens / max(1, sum(token_counts(chosen))),
             }
         if learned:
             metrics["tokens_per_second"] = tokens / max(seconds, 1e-9)

@@ -150,7 +150,7 @@ def _find_turn_problems(turn: Turn, expected: Expected) -> Iterator[ProofFailure
     if not turn.pictures:
         yield ProofFailure(Reason.PICTURE, "it names no picture")
     if any(width < 1 or height < 1 for width, height in turn.image_sizes):
-        yield ProofFailure(Reason.PICTURE, "the size at which a picture was seen is not known")
+        yield ProofFailure(Reason.PICTURE, "the size of a picture in the prompt is unknown")
     if expected.fingerprints is not None:
         yield from _find_weight_problems(turn, expected, expected.fingerprints)
 
@@ -159,17 +159,19 @@ def _find_weight_problems(turn: Turn, expected: Expected, fingerprints: Mapping[
     """A turn must be sampled by one published version, with the fingerprint it records."""
     low, high = int(turn.versions.min()), int(turn.versions.max())
     if low != high:
-        yield ProofFailure(Reason.WEIGHTS, f"its tokens are of versions {low} to {high}; a turn is drawn by one")
+        yield ProofFailure(
+            Reason.WEIGHTS, f"its tokens are of versions {low} to {high}; a turn must be sampled by one version"
+        )
     published = fingerprints.get(low)
     if expected.foreign_weights and (published is None or not turn.weights):
         return
     remedy = "proof.foreign_weights=true accepts it"
     if not turn.weights:
-        yield ProofFailure(Reason.WEIGHTS, f"it does not name the weights it was drawn from; {remedy}")
+        yield ProofFailure(Reason.WEIGHTS, f"it does not name the weights that sampled it; {remedy}")
     if published is None:
         yield ProofFailure(Reason.WEIGHTS, f"version {low} was not published by this learner; {remedy}")
     elif turn.weights != published:
-        text = f"it was drawn from weights {turn.weights[:12]}, and version {low} was published as {published[:12]}"
+        text = f"it was sampled by weights {turn.weights[:12]}, and version {low} was published as {published[:12]}"
         yield ProofFailure(Reason.WEIGHTS, text)
 
 
@@ -181,22 +183,22 @@ def _find_reward_problems(trajectory: Trajectory, config: RewardConfig) -> Itera
     except (TypeError, ValueError):
         yield f"its task declares the reward range {declared!r}, which is not two numbers"
         return
-    paid = 0.0
+    total = 0.0
     for number, turn in enumerate(trajectory.turns):
         if not isinstance(turn.reward, int | float) or not math.isfinite(turn.reward):
             yield f"turn {number}: its reward is {turn.reward!r}"
         if turn.action is None and turn.reward != 0:
-            yield f"turn {number}: nothing was done, and the environment is said to have paid {turn.reward:g} for it"
-        paid += turn.reward
-        if not low - ROUNDING <= paid <= high + ROUNDING:
+            yield f"turn {number}: no action was performed, but the recorded reward is {turn.reward:g}"
+        total += turn.reward
+        if not low - ROUNDING <= total <= high + ROUNDING:
             source = "" if declared is not None else " (reward.assumed_range; the task declares none)"
-            yield f"turn {number}: paid {paid:g} in all, and the task pays from {low:g} to {high:g}{source}"
+            yield f"turn {number}: the return is {total:g}, and the range of the task is {low:g} to {high:g}{source}"
     # Without a declared range, a success may have less than the maximum, but not nothing.
     least = high if declared is not None else ROUNDING * 2
-    if trajectory.success and paid < least - ROUNDING:
-        yield f"it ended as a success and was paid {paid:g}, and solving pays {high:g}"
-    if not trajectory.success and paid > high - ROUNDING:
-        yield f"it ended as {trajectory.outcome.value} and was paid {paid:g}, which only a success is"
+    if trajectory.success and total < least - ROUNDING:
+        yield f"it ended as a success with a return of {total:g}, and that of a success is {high:g}"
+    if not trajectory.success and total > high - ROUNDING:
+        yield f"it ended as {trajectory.outcome.value} with a return of {total:g}, which only a success has"
 
 
 def _find_text_problems(
@@ -218,8 +220,8 @@ def _find_text_problems(
             text = f"turn {number}: its text says {_short(read_action)}, and its action is {_short(action)}"
             yield ProofFailure(Reason.TEXT, text)
         if turn.image_sizes[-1] != read.image_size:
-            seen, wanted = (" x ".join(map(str, size)) for size in (turn.image_sizes[-1], read.image_size))
-            text = f"turn {number}: its screen was seen at {seen}, and this model sees {wanted}"
+            recorded, expected = (" x ".join(map(str, size)) for size in (turn.image_sizes[-1], read.image_size))
+            text = f"turn {number}: its screen was recorded at {recorded}, and this model uses {expected}"
             yield ProofFailure(Reason.PICTURE, text)
 
 

@@ -51,19 +51,22 @@ class Disagreement(NamedTuple):
     """Location of the largest difference."""
 
 
-def describe_disagreement(found: Disagreement, bounds: tuple[float, float]) -> str | None:
+def describe_disagreement(disagreement: Disagreement, bounds: tuple[float, float]) -> str | None:
     """Why the batch must be refused; None if it is within the bounds or nothing was compared."""
     mean, largest = bounds
     allowed = EPISODE_FACTOR * mean
     # NaN must count as too large.
-    if found.tokens == 0 or (found.mean <= mean and found.maximum <= largest and found.episode_mean <= allowed):
+    if disagreement.tokens == 0 or (
+        disagreement.mean <= mean and disagreement.maximum <= largest and disagreement.episode_mean <= allowed
+    ):
         return None
     return (
-        f"sampler and learner disagree about {found.tokens} tokens of the same weights: log-probabilities differ by "
-        f"{found.mean:.3g} on average (allowed {mean:g}), by {found.episode_mean:.3g} in episode "
-        f"{found.episode} (allowed {allowed:g}), at most by {found.maximum:.3g} in {found.worst} (allowed "
-        f"{largest:g}). Likely causes: the updated weights (a LoRA adapter) did not reach the sampler; "
-        "the two see different pictures or sizes; another temperature, chat template or precision; an edited recording."
+        f"sampler and learner disagree about {disagreement.tokens} tokens of the same weights: log-probabilities "
+        f"differ by {disagreement.mean:.3g} on average (allowed {mean:g}), by {disagreement.episode_mean:.3g} in "
+        f"episode {disagreement.episode} (allowed {allowed:g}), at most by {disagreement.maximum:.3g} in "
+        f"{disagreement.worst} (allowed {largest:g}). Likely causes: the updated weights (a LoRA adapter) did not "
+        "reach the sampler; the two see different pictures or sizes; another temperature, chat template or precision; "
+        "an edited recording."
     )
 
 

@@ -220,13 +220,13 @@ class TokenUpdater:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue with these moments; `CheckpointError` if they belong to other parameters."""
-        found: dict[int, dict[str, Tensor]] = {}
+        moments: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("adamw."):
                 _, number, part = name.split(".")
-                found.setdefault(int(number), {})[part] = tensor
+                moments.setdefault(int(number), {})[part] = tensor
         state: dict[Tensor, dict[str, Tensor]] = {}
-        for index, parts in found.items():
+        for index, parts in moments.items():
             own = self.parameters[index] if index < len(self.parameters) else None
             if own is None or any(tensor.shape != own.shape for part, tensor in parts.items() if part != "step"):
                 shape = "none" if own is None else tuple(own.shape)

@@ -107,10 +107,12 @@ class AnthropicCodec(ToolObjectCodec):
                 return {"action": "key", "text": "+".join(spell_keys(self.name, action, keys, XDOTOOL_KEYS))}
             case Wait(seconds):
                 if seconds != int(seconds):
-                    raise not_expressible(self.name, action, "waits whole seconds")
+                    raise not_expressible(self.name, action, "can only wait whole seconds")
                 return {"action": "wait", "duration": int(seconds)}
             case _:
-                raise not_expressible(self.name, action, "has no word for it: the turn ends without a call of the tool")
+                raise not_expressible(
+                    self.name, action, "has no action for it: the model ends its turn without a tool call"
+                )
 
     def _blocks(self, value: Any) -> list[Any] | None:
         if isinstance(value, list):
@@ -135,7 +137,7 @@ class AnthropicCodec(ToolObjectCodec):
             case "tool_use":
                 if block.get("name") != "computer":
                     raise DecodeError(
-                        "unknown_action", f"{abbreviate(block.get('name'))} is no tool. There is only 'computer'"
+                        "unknown_action", f"{abbreviate(block.get('name'))} is not a tool. The only one is 'computer'"
                     )
                 return [block.get("input")], []
             case None if "action" in block:
@@ -161,11 +163,11 @@ class AnthropicCodec(ToolObjectCodec):
                 _reject_held_keys(given)
                 amount, direction = given.whole("scroll_amount"), given.choice("scroll_direction", DIRECTIONS)
                 if amount < 0:
-                    raise DecodeError("bad_argument", "scroll.scroll_amount is negative; the direction says which way")
+                    raise DecodeError("bad_argument", "scroll.scroll_amount is negative; use scroll_direction instead")
                 return scroll_by_clicks(self._point(given, frame), direction, amount)
             case "key":
                 if "repeat" in given and given.whole("repeat") != 1:
-                    raise DecodeError("unsupported", "key.repeat: keys are pressed once an action")
+                    raise DecodeError("unsupported", "key.repeat: an action presses keys once")
                 return PressKeys(_keys(given))
             case "type":
                 return TypeText(given.text("text"))
@@ -185,4 +187,4 @@ def _keys(given: Arguments) -> tuple[str, ...]:
 
 def _reject_held_keys(given: Arguments) -> None:
     if "text" in given:
-        raise DecodeError("unsupported", f"{given.word}.text: keys can be held during a click only")
+        raise DecodeError("unsupported", f"{given.word}.text: keys can only be held during a click")

@@ -110,5 +110,5 @@ def _escaped_character(match: re.Match[str]) -> str:
     if number is not None:
         return chr(int(number, 16))
     if match[3] not in _LETTERS:
-        raise DecodeError("syntax", f"{abbreviate(match[0])} is no escape this grammar has")
+        raise DecodeError("syntax", f"{abbreviate(match[0])} is not an escape of this grammar")
     return _LETTERS[match[3]]

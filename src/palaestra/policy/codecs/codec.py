@@ -66,13 +66,13 @@ def check_expressible(codec: str, action: UiAction, frame: CoordinateFrame) -> N
     except InvalidAction as error:
         raise not_expressible(codec, action, error.reason, error.remedy) from None
     if isinstance(action, TypeText | Answer) and any(0xD800 <= ord(character) <= 0xDFFF for character in action.text):
-        raise not_expressible(codec, action, "the text contains half a character")
+        raise not_expressible(codec, action, "the text contains half of a surrogate pair")
 
 
 def check_straight_drag(codec: str, action: Drag) -> None:
     """Reject drags other than with the left button from one point straight to another."""
     if len(action.path) != 2 or action.button != "left":
-        raise not_expressible(codec, action, "drags with the left button and straight to one point")
+        raise not_expressible(codec, action, "can only drag with the left button and straight to one point")
 
 
 def click_name(codec: str, action: Click, names: Mapping[str, tuple[Button, int]]) -> str:
@@ -80,7 +80,7 @@ def click_name(codec: str, action: Click, names: Mapping[str, tuple[Button, int]
     for name, click in names.items():
         if click == (action.button, action.times):
             return name
-    raise not_expressible(codec, action, f"has no word for {action.times} clicks of the {action.button} button")
+    raise not_expressible(codec, action, f"has no action for {action.times} clicks of the {action.button} button")
 
 
 def spell_keys(codec: str, action: UiAction, keys: tuple[str, ...], names: KeyNames) -> list[str]:

@@ -19,7 +19,7 @@ from palaestra.sessions.action import UiAction
 
 MAX_REPLY_CHARS = 200_000
 """The longest text an action may type fits even when every character is escaped."""
-SEVERAL = "the answer says several actions; one is taken a step"
+SEVERAL = "the reply has several actions; one per step is allowed"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DecodeError(Exception):
 def decode_reply(text: str, decode: Callable[[], DecodedAction]) -> DecodeResult:
     """Call `decode` and turn every error into `UnreadableReply`."""
     if len(text) > MAX_REPLY_CHARS:
-        return UnreadableReply("too_long", f"the answer has {len(text)} characters; at most {MAX_REPLY_CHARS} are read")
+        return UnreadableReply("too_long", f"the reply has {len(text)} characters; at most {MAX_REPLY_CHARS} are read")
     try:
         return decode()
     except DecodeError as error:
@@ -65,7 +65,7 @@ def decode_reply(text: str, decode: Callable[[], DecodedAction]) -> DecodeResult
     except InvalidAction as error:
         return UnreadableReply("invalid", str(error))
     except RecursionError:
-        return UnreadableReply("syntax", "lists within lists, deeper than any action")
+        return UnreadableReply("syntax", "it is nested too deeply")
 
 
 def abbreviate(value: object) -> str:
@@ -107,7 +107,7 @@ class Arguments:
         if word in unsupported:
             raise DecodeError("unsupported", f"{word}: {unsupported[word]}")
         if word not in specs:
-            raise DecodeError("unknown_action", f"{abbreviate(word)} is no action. {_suggest(word, specs)}")
+            raise DecodeError("unknown_action", f"{abbreviate(word)} is not an action. {_suggest(word, specs)}")
         return cls(word, given, specs[word])
 
     def __contains__(self, name: str) -> bool:
@@ -119,7 +119,7 @@ class Arguments:
         if not isinstance(value, str):
             raise self._error(name, "is not a text")
         if any(0xD800 <= ord(character) <= 0xDFFF for character in value):
-            raise self._error(name, "contains half a character")
+            raise self._error(name, "contains half of a surrogate pair")
         return value
 
     def choice(self, name: str, choices: Iterable[str]) -> str:
@@ -194,7 +194,7 @@ def parse_single_json(text: str) -> tuple[Any, tuple[int, int]]:
     """Parse a text that consists of one JSON value; also returns the value's span."""
     start = _skip_whitespace(text, 0)
     if start == len(text):
-        raise DecodeError("no_action", "the answer is empty")
+        raise DecodeError("no_action", "the reply is empty")
     value, end = _parse_json(text, start)
     rest = _skip_whitespace(text, end)
     if text.startswith(("{", "["), rest):

@@ -51,14 +51,14 @@ class KeyNames:
             return "Space"
         if len(spelling) == 1:
             if not is_known_key(spelling):
-                raise DecodeError("unknown_key", f"{abbreviate(spelling)} is a character no key types")
+                raise DecodeError("unknown_key", f"{abbreviate(spelling)} is a character without a key")
             return spelling.lower() if self.capitals and spelling.isascii() else spelling
         known = self._spellings()
         key = known.get(_plain(spelling))
         if key is None:
             close = closest_names(_plain(spelling), known, count=1) if len(spelling) <= 40 else []
             remedy = f" Did you mean {close[0]!r}?" if close else ""
-            raise DecodeError("unknown_key", f"{abbreviate(spelling)} is no key.{remedy}")
+            raise DecodeError("unknown_key", f"{abbreviate(spelling)} is not a key.{remedy}")
         return key
 
     def keys(self, spelling: str) -> tuple[str, ...]:

@@ -78,11 +78,13 @@ class OpenAICodec(ToolObjectCodec):
                 return {"type": "move"} | self._xy(at, frame)
             case Drag(path):
                 if action.button != "left":
-                    raise not_expressible(self.name, action, "drags with the left button")
+                    raise not_expressible(self.name, action, "can only drag with the left button")
                 return {"type": "drag", "path": [self._xy(point, frame) for point in path]}
             case Scroll(at, dx, dy):
                 if at is None:
-                    raise not_expressible(self.name, action, "scrolls at a point only", "Say where the pointer is")
+                    raise not_expressible(
+                        self.name, action, "can only scroll at a point", "Give the position of the pointer"
+                    )
                 return {"type": "scroll"} | self._xy(at, frame) | {"scroll_x": dx, "scroll_y": dy}
             case TypeText(text):
                 return {"type": "type", "text": text}
@@ -90,10 +92,12 @@ class OpenAICodec(ToolObjectCodec):
                 return {"type": "keypress", "keys": spell_keys(self.name, action, keys, OPENAI_KEYS)}
             case Wait(seconds):
                 if seconds != WAIT_S:
-                    raise not_expressible(self.name, action, f"waits {WAIT_S} seconds and no other time")
+                    raise not_expressible(self.name, action, f"can only wait {WAIT_S} seconds")
                 return {"type": "wait"}
             case _:
-                raise not_expressible(self.name, action, "has no word for it: the turn ends without a call of the tool")
+                raise not_expressible(
+                    self.name, action, "has no action for it: the model ends its turn without a tool call"
+                )
 
     def _blocks(self, value: Any) -> list[Any] | None:
         if isinstance(value, list):
@@ -120,7 +124,7 @@ class OpenAICodec(ToolObjectCodec):
 
     def _click(self, action: Click, frame: CoordinateFrame) -> dict[str, Any]:
         if action.at is None:
-            raise not_expressible(self.name, action, "clicks at a point only", "Say where the pointer is")
+            raise not_expressible(self.name, action, "can only click at a point", "Give the position of the pointer")
         held = {"keys": spell_keys(self.name, action, action.held, OPENAI_KEYS)} if action.held else {}
         place = self._xy(action.at, frame)
         if action.times == 1:
@@ -128,7 +132,9 @@ class OpenAICodec(ToolObjectCodec):
             return {"type": "click", "button": button} | place | held
         if (action.button, action.times) == ("left", 2):
             return {"type": "double_click"} | place | held
-        raise not_expressible(self.name, action, f"has no word for {action.times} clicks of the {action.button} button")
+        raise not_expressible(
+            self.name, action, f"has no action for {action.times} clicks of the {action.button} button"
+        )
 
     def _xy(self, point: Point, frame: CoordinateFrame) -> dict[str, int]:
         x, y = self.space.write(point, frame)
@@ -137,12 +143,12 @@ class OpenAICodec(ToolObjectCodec):
     def _action(self, given: Arguments, frame: CoordinateFrame) -> UiAction:
         keys = tuple(OPENAI_KEYS.key(key) for key in given.words("keys")) if "keys" in given else ()
         if keys and given.word in ("drag", "move", "scroll"):
-            raise DecodeError("unsupported", f"{given.word}.keys: keys can be held during a click only")
+            raise DecodeError("unsupported", f"{given.word}.keys: keys can only be held during a click")
         match given.word:
             case "click":
                 button = given.choice("button", (*_BUTTONS, "back", "forward"))
                 if button not in _BUTTONS:
-                    raise DecodeError("unsupported", f"click.button: mice have no {button} button here")
+                    raise DecodeError("unsupported", f"click.button: a session has no {button} button")
                 return Click(self._point(given, frame), _BUTTONS[button], 1, keys)
             case "double_click":
                 return Click(self._point(given, frame), "left", 2, keys)
@@ -171,9 +177,9 @@ def _actions_of(call: Mapping[str, Any]) -> list[Any]:
         raise DecodeError("unclosed", f"the call's status is {abbreviate(call['status'])}")
     action, actions = call.get("action"), call.get("actions")
     if action is not None and actions:
-        raise DecodeError("several", "the call carries both an action and a list of them")
+        raise DecodeError("several", "the call has both an action and a list of actions")
     if action is not None:
         return [action]
     if not isinstance(actions, list):
-        raise DecodeError("missing_argument", "the computer_call carries no action")
+        raise DecodeError("missing_argument", "the computer_call has no action")
     return actions

@@ -195,11 +195,11 @@ def _find_call(text: str) -> int:
     if start >= 0:
         return start
     if end is None or _CALL not in text[:end]:
-        raise DecodeError("no_action", f"the answer has no {_CALL}")
+        raise DecodeError("no_action", f"the reply has no {_CALL}")
     thinking = text[: end - len(_THINK_END)].rstrip()
     if thinking.count(_CALL) == 1 and thinking.endswith(_CALL_END) and not text[end:].strip():
         return thinking.index(_CALL)
-    raise DecodeError("no_action", f"{_CALL} stands in the thinking alone, and no call follows {_THINK_END}")
+    raise DecodeError("no_action", f"{_CALL} occurs only in the thinking, and no call follows {_THINK_END}")
 
 
 def _strip_think_tags(thought: str) -> str:
@@ -305,7 +305,7 @@ class QwenCodec:
                 return {"action": "terminate", "status": "success" if success else "failure"}
             case Answer(text):
                 if not self.third:
-                    raise not_expressible(self.name, action, "has no word for an answer", "Terminate instead")
+                    raise not_expressible(self.name, action, "has no action for an answer", "Terminate instead")
                 return {"action": "answer", "text": text}
 
     def _click_word(self, action: Click) -> str:
@@ -317,7 +317,7 @@ class QwenCodec:
         check_straight_drag(self.name, action)
         if action.path[0] != frame.pointer:
             remedy = "Move to the first point, then drag in a frame whose pointer is there"
-            raise not_expressible(self.name, action, "drags from where the pointer is", remedy)
+            raise not_expressible(self.name, action, "can only drag from the pointer", remedy)
         return action.path[1]
 
     def _scroll(self, action: Scroll) -> dict[str, Any]:
@@ -347,13 +347,13 @@ class QwenCodec:
             raise DecodeError("several", SEVERAL)
         outer = Arguments("the call", call, ArgumentSpec(("name", "arguments")))
         if outer.text("name") != "computer_use":
-            reason = f"{abbreviate(call['name'])} is no function. There is only 'computer_use'"
+            reason = f"{abbreviate(call['name'])} is not a function. The only one is 'computer_use'"
             raise DecodeError("unknown_action", reason)
         given = call["arguments"]
         if not isinstance(given, dict):
             raise DecodeError("bad_argument", f"arguments = {abbreviate(given)} is not a JSON object")
         if "action" not in given:
-            raise DecodeError("missing_argument", "the call's arguments name no action")
+            raise DecodeError("missing_argument", "the call's arguments have no action")
         rest = {name: value for name, value in given.items() if name != "action"}
         action = self._action(Arguments.of(given["action"], rest, self._specs, {}), frame)
         return DecodedAction(action, "\n".join(part for part in (before, after) if part), (start, end))

@@ -190,7 +190,7 @@ class UiTarsCodec:
                 return f"hotkey(key={quote(self._hotkey(action, keys))})"
             case Wait(seconds):
                 if seconds != WAIT_S:
-                    raise not_expressible(self.name, action, f"waits {WAIT_S} seconds and no other time")
+                    raise not_expressible(self.name, action, f"can only wait {WAIT_S} seconds")
                 return "wait()"
             case Answer() | Terminate():
                 return self._finished(action)
@@ -202,25 +202,25 @@ class UiTarsCodec:
                 raise not_expressible(self.name, action, reason, "Terminate instead")
             return f"finished(content={quote(action.text)})"
         if not action.success:
-            raise not_expressible(self.name, action, "has no word for giving up")
+            raise not_expressible(self.name, action, "has no action for giving up")
         return "finished()"
 
     def _hotkey(self, action: UiAction, keys: tuple[str, ...]) -> str:
         if len(keys) > MAX_HOTKEY:
-            raise not_expressible(self.name, action, f"presses at most {MAX_HOTKEY} keys at once")
+            raise not_expressible(self.name, action, f"can press at most {MAX_HOTKEY} keys at once")
         return " ".join(spell_keys(self.name, action, keys, PYAUTOGUI_KEYS))
 
     def _click(self, action: Click, frame: CoordinateFrame) -> str:
         if action.held:
             raise not_expressible(self.name, action, "cannot hold keys during a click")
         if action.at is None:
-            raise not_expressible(self.name, action, "clicks at a point only", "Say where the pointer is")
+            raise not_expressible(self.name, action, "can only click at a point", "Give the position of the pointer")
         return f"{click_name(self.name, action, _CLICKS)}({self._at(action.at, frame)})"
 
     def _scroll(self, action: Scroll, frame: CoordinateFrame) -> str:
         clicks = wheel_clicks(action)
         if clicks is None or clicks[1] != SCROLL_CLICKS:
-            raise not_expressible(self.name, action, f"scrolls by {SCROLL_CLICKS} clicks of the wheel and no other way")
+            raise not_expressible(self.name, action, f"can only scroll by {SCROLL_CLICKS} clicks of the wheel")
         place = "" if action.at is None else f"{self._at(action.at, frame)}, "
         return f"scroll({place}direction='{clicks[0]}')"
 
@@ -233,7 +233,7 @@ class UiTarsCodec:
     def _read(self, text: str, frame: CoordinateFrame) -> DecodedAction:
         label = _LABEL.search(text)
         if label is None:
-            raise DecodeError("no_action", "no line of the answer begins with 'Action:'")
+            raise DecodeError("no_action", "no line of the reply begins with 'Action:'")
         call = parse_call(text, label.end())
         start, end = call.span
         after = text[end:].strip()
@@ -286,6 +286,6 @@ def _arguments(call: Call) -> Arguments:
     for name, value in call.arguments.items():
         known = names.get(name, name)
         if known in given:
-            raise DecodeError("syntax", f"{call.name} is given {abbreviate(known)} twice")
+            raise DecodeError("syntax", f"{call.name} has the argument {abbreviate(known)} twice")
         given[known] = value
     return Arguments.of(call.name, given, _SPECS, _UNSUPPORTED)

@@ -303,7 +303,7 @@ def _check_log_prob_of_samples(check: _ModelCheck) -> None:
     for moved in (above, below):
         if bool(torch.isfinite(moved).all()) and float(moved.sum()) > float(here.sum()):
             raise check.violation(
-                "the log_prob of evaluate_actions is higher beside what forward drew than there",
+                "the log_prob of evaluate_actions is higher next to the samples of forward than at the samples",
                 "Evaluate the distribution that forward draws from (is the sign right, the log taken?)",
             )
 

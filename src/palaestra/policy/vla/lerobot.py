@@ -187,7 +187,7 @@ class LeRobotModel(GaussianVLA):
         if not isinstance(layer, nn.Linear):
             linear = [name for name, module in self.policy.named_modules() if isinstance(module, nn.Linear)]
             remedy = f"Name the one that gives the actions, e.g. {', '.join(linear[-3:])}"
-            raise ConfigError(f"{PLACE}.features", self._head or None, f"is no linear layer of {policy}", remedy)
+            raise ConfigError(f"{PLACE}.features", self._head or None, f"is not a linear layer of {policy}", remedy)
         return layer
 
 

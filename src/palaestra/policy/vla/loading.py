@@ -1,6 +1,6 @@
 """Load pretrained vision-language-action models: find the class, read the weights, and load them name by name.
 
-safetensors files contain only tensors. A torch archive is a pickle, hence a program; it is read with `weights_only`,
+safetensors files contain only tensors. A torch archive is a pickle, and so a program; it is read with `weights_only`,
 which builds tensors and rejects every other instruction. Weights that do not fit are reported with counts and names: a
 model whose weights silently stayed random looks like a bad algorithm.
 """

@@ -173,7 +173,7 @@ class SmallVLA(GaussianVLA):
             proprio: Size of `proprio`.
             vocabulary: Number of word ids.
             channels: Features per grid cell.
-            maps: Number of attention maps, hence of positions the model can track.
+            maps: Number of attention maps, and so of positions the model can track.
             width: Width of the hidden layers.
             log_std_init: Initial logarithm of the standard deviation.
             freeze_vision_encoder: Do not train `vision_encoder`.

@@ -2,7 +2,7 @@
 
 We do not use transformers' `generate`. Each request has its own random numbers, so that its reply does not depend on
 the rest of the batch. The distribution is not truncated, except for tokens that can never be learned from. The
-recorded log-probability is that of the distribution the token was drawn from.
+recorded log-probability is that of the distribution the token was sampled from.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Completion:
     token_ids: npt.NDArray[np.int32]
     """Sampled tokens, including the end token."""
     log_probs: npt.NDArray[np.float32]
-    """Log-probability of each token under the distribution it was drawn from."""
+    """Log-probability of each token under the distribution it was sampled from."""
     versions: npt.NDArray[np.int32]
-    """Policy version of the weights that each token was drawn from."""
+    """Policy version of the weights that sampled each token."""
     text: str
     """Without the end token."""
     ended: bool
@@ -82,7 +82,7 @@ def generate_tokens(
         return []
     longest = max(len(request.prompt.ids) for request in requests)
     if longest + max_new_tokens > network.max_length:
-        lengths = f"a prompt of {longest} tokens and an answer of {max_new_tokens}"
+        lengths = f"a prompt of {longest} tokens and a reply of {max_new_tokens}"
         reason = f"{lengths} exceed the model's {network.max_length}"
         remedy = "Lower model.history, model.max_new_tokens or the size of the pictures"
         raise ConfigError("model.history", longest, reason, remedy)

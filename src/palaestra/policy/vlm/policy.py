@@ -336,7 +336,7 @@ def _token_rules(loaded: LoadedModel, network: Network, prompts: PromptWriter) -
         raise ConfigError(
             "model.name",
             loaded.name,
-            "names no token that ends an answer",
+            "has no token that ends a reply",
             "Set eos_token_id in generation_config.json",
         )
     padding = loaded.tokenizer.pad_token_id

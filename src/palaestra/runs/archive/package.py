@@ -110,7 +110,7 @@ def extract_package(package: Path, into: Path, name: str, links: Mapping[str, st
     run = into / name
     for path, target in all_links.items():
         link = run / path
-        # Nothing is created through a link, whatever the note beside the package says.
+        # Nothing is created through a link, even if the note beside the package says so.
         if not link.parent.resolve().is_relative_to(run.resolve()):
             raise tarfile.OutsideDestinationError(tarfile.TarInfo(path), str(link.parent.resolve()))
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -155,8 +155,8 @@ def list_checkpoints(
         attempts = _attempts_with_checkpoints(home.run(directory.name))
         run = read_run(home.run(directory.name)) if attempts else None
         if run is not None:
-            found = (row for attempt in attempts for row in find_checkpoints(run, attempt))
-            checkpoints += [row for row in found if row.path not in rows]
+            rows_on_disk = (row for attempt in attempts for row in find_checkpoints(run, attempt))
+            checkpoints += [row for row in rows_on_disk if row.path not in rows]
     filters = {"run_id": run_id, "agent_id": agent_id, "env_id": env_id}
     matching = [
         row

@@ -56,8 +56,8 @@ class TrainerService:
             self.home = home if isinstance(home, Home) else Home(Path(home).resolve() / "var" / "training")
         if url is not None:
             _check_url(url)
-        self._fixed = None if url is None else Endpoint(url, token or "")
-        self._found: Endpoint | None = None
+        self._configured = None if url is None else Endpoint(url, token or "")
+        self._discovered: Endpoint | None = None
 
     def start_run(
         self,
@@ -207,7 +207,7 @@ class TrainerService:
             except (ConnectionError, TimeoutError) as error:
                 # The service did not receive the request, so a retry cannot execute it twice.
                 connection.close()
-                if is_retry or self._fixed is not None:
+                if is_retry or self._configured is not None:
                     raise ServiceUnreachable(f"{endpoint.url} does not answer ({error})") from None
                 continue
             try:
@@ -219,7 +219,7 @@ class TrainerService:
                 raise ServiceUnreachable(f"{text}. {RESTART}") from None
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                if method == "GET" and not is_retry and self._fixed is None:
+                if method == "GET" and not is_retry and self._configured is None:
                     continue
                 raise ServiceUnreachable(f"{method} {path}: the service closed the connection ({error})") from error
             if response.status < 400:
@@ -240,11 +240,11 @@ class TrainerService:
             _log.warning("%s has not answered for %.0f s; still waiting", self._describe(endpoint), _WARN_AFTER_S)
 
     def _describe(self, endpoint: Endpoint) -> str:
-        holder = None if self._fixed is not None else find_lock_holder(self.home)
+        holder = None if self._configured is not None else find_lock_holder(self.home)
         return f"the run service ({endpoint.url if holder is None else f'process {holder.identity.pid}'})"
 
     def _read_error(self, response: http.client.HTTPResponse, endpoint: Endpoint) -> PalaestraError:
-        if response.status == 401 and self._fixed is None:
+        if response.status == 401 and self._configured is None:
             text = f"the run service at {endpoint.url} does not accept the token in {self.home.token}"
             return ServiceUnreachable(f"{text}: the file was changed since the service started. {RESTART}")
         try:
@@ -253,11 +253,11 @@ class TrainerService:
             return PalaestraError(f"the run service answered {response.status} {response.reason}")
 
     def _endpoint(self, refresh: bool) -> Endpoint:
-        if self._fixed is not None:
-            return self._fixed
-        if self._found is None or refresh:
-            self._found = ensure_service(self.home)
-        return self._found
+        if self._configured is not None:
+            return self._configured
+        if self._discovered is None or refresh:
+            self._discovered = ensure_service(self.home)
+        return self._discovered
 
     def _stream(self, path: str, query: Mapping[str, Any], last_id: str) -> Iterator[tuple[str, str, str]]:
         """Events (id, kind, data) until `end`; reconnects with the last id when the connection breaks."""

@@ -171,11 +171,11 @@ def find_survivors(attempt: Attempt) -> SurvivingProcesses:
     return SurvivingProcesses(watchdog_, trainer or _other_journal_writer(attempt), label)
 
 
-def write_process_record(attempt: Attempt, found: SurvivingProcesses) -> None:
+def write_process_record(attempt: Attempt, survivors: SurvivingProcesses) -> None:
     """Write process.json like the watchdog does, so that the attempt can be adopted."""
-    processes = {"warden": found.watchdog, "trainer": found.trainer}
+    processes = {"warden": survivors.watchdog, "trainer": survivors.trainer}
     identities = {name: None if identity is None else asdict(identity) for name, identity in processes.items()}
-    write_json(attempt.process, {"schema": 1, **identities, "label": found.label})
+    write_json(attempt.process, {"schema": 1, **identities, "label": survivors.label})
 
 
 def check_no_trainer(run: RunDirectory) -> None:

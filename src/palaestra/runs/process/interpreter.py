@@ -90,10 +90,10 @@ def _find_interpreter(given: str, invoked_from: Path) -> str:
         raise ConfigError("python", given, "names no interpreter", remedy)
     path = Path(given).expanduser()
     if path.parent == Path(".") and not (invoked_from / path).exists():
-        found = shutil.which(given)
-        if found is None:
+        program = shutil.which(given)
+        if program is None:
             raise ConfigError("python", given, "no such program", "Give the path of an interpreter or a virtualenv")
-        return found
+        return program
     # Not resolved: the location of the link, not its target, identifies a virtual environment.
     path = Path(os.path.normpath(invoked_from / path))
     if path.is_dir():

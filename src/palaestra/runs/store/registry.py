@@ -291,10 +291,10 @@ def _decode_json(text: str) -> Any:
 def _converters(kind: type[Any], by_type: dict[Any, _Convert], by_origin: _Convert) -> dict[str, _Convert]:
     """Converters of the fields that SQLite has no type for; tuples and dictionaries are JSON text."""
     types = field_types(kind).items()
-    found = {
+    converters = {
         name: by_type.get(type_, by_origin if get_origin(type_) in (tuple, dict) else None) for name, type_ in types
     }
-    return {name: convert for name, convert in found.items() if convert is not None}
+    return {name: convert for name, convert in converters.items() if convert is not None}
 
 
 _ENCODE: dict[Any, _Convert] = {bool: int, Phase: str, Number | None: _encode_number, dict[str, Number]: dump_json}

@@ -67,15 +67,15 @@ def find_chromium(path: str | None = None) -> ChromiumBinary:
     """The browser at `path`, at `$PALAESTRA_CHROMIUM`, or the best one found; `ConfigError` when there is none."""
     requested = path or os.environ.get("PALAESTRA_CHROMIUM")
     if requested:
-        found = shutil.which(requested)
-        if found is None:
+        program = shutil.which(requested)
+        if program is None:
             place = "browser.path" if path else "PALAESTRA_CHROMIUM"
             raise ConfigError(place, requested, "is not a program that can be run", _REMEDY)
-        return ChromiumBinary(found, "shell" in Path(found).name)
+        return ChromiumBinary(program, "shell" in Path(program).name)
     for name in _list_candidates():
-        found = shutil.which(name)
-        if found is not None:
-            return ChromiumBinary(found, "shell" in Path(found).name)
+        program = shutil.which(name)
+        if program is not None:
+            return ChromiumBinary(program, "shell" in Path(program).name)
     raise ConfigError("browser", None, "no Chromium was found on this machine", _REMEDY)
 
 

@@ -23,10 +23,10 @@ _BUILT_IN = {
 @cache
 def suites() -> dict[str, Suite]:
     """Every suite by name: the built-in ones and those of installed packages."""
-    found: dict[str, Suite] = {name: import_address(address, place="suite")() for name, address in _BUILT_IN.items()}
+    by_name: dict[str, Suite] = {name: import_address(address, place="suite")() for name, address in _BUILT_IN.items()}
     for entry in entry_points(group="palaestra.suites"):
-        found[entry.name] = entry.load()()
-    return found
+        by_name[entry.name] = entry.load()()
+    return by_name
 
 
 def make_task(suite: str, name: str, seed: int, params: Mapping[str, Any]) -> Task:
