@@ -78,6 +78,9 @@ def test_a_file_that_was_altered_cut_or_removed_is_refused(tmp_path, name):
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(CheckpointError, match=rf"{name} is corrupt \(its SHA-256 differs\). Use an earlier checkpoint"):
         open_checkpoint(tmp_path / "c")
+    file.write_bytes(content + b"x")
+    with pytest.raises(CheckpointError, match=rf"{name} is too long \({len(content) + 1} of {len(content)} bytes\)"):
+        open_checkpoint(tmp_path / "c")
     os.truncate(file, 1)
     with pytest.raises(CheckpointError, match=rf"{name} is truncated \(1 of {len(content)} bytes\)"):
         open_checkpoint(tmp_path / "c")

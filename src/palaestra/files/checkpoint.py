@@ -116,7 +116,8 @@ def check_files(path: Path, files: Mapping[str, FileDigest]) -> None:
         except ValueError as error:
             raise CheckpointError(_PLACE, str(path), str(error), _REMEDY) from None
         if actual.size_bytes != expected.size_bytes:
-            reason = f"{name} is truncated ({actual.size_bytes} of {expected.size_bytes} bytes)"
+            problem = "is truncated" if actual.size_bytes < expected.size_bytes else "is too long"
+            reason = f"{name} {problem} ({actual.size_bytes} of {expected.size_bytes} bytes)"
             raise CheckpointError(_PLACE, str(path), reason, _REMEDY)
         if actual.sha256 != expected.sha256:
             raise CheckpointError(_PLACE, str(path), f"{name} is corrupt (its SHA-256 differs)", _REMEDY)

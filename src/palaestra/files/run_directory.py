@@ -239,7 +239,7 @@ class RunDirectory:
             checkpoints = list_checkpoints(attempt.checkpoints)
             if checkpoints:
                 return checkpoints[-1]
-        raise CheckpointError("run", self.run_id, "has no checkpoint", "Start it again")
+        raise CheckpointError("run", self.run_id, "has no checkpoint", "Start a new run")
 
     def all_checkpoints(self) -> list[Path]:
         """The checkpoints of all attempts, newest first."""
@@ -275,7 +275,7 @@ class RunDirectory:
         for path in known:
             if path.name == name:
                 return path
-        remedy = f"It has {', '.join(path.name for path in known[:5])}" if known else "Start it again"
+        remedy = f"It has {', '.join(path.name for path in known[:5])}" if known else "Start a new run"
         raise CheckpointError("--checkpoint", name, f"run {self.run_id} has no such checkpoint", remedy)
 
     def best_checkpoint(self) -> Path | None:

@@ -49,7 +49,7 @@ def build_policy(
         close = closest_names(config.name, POLICIES, count=1)
         own = "For your own class write its address 'package.module:Class'"
         remedy = f"Did you mean {close[0]!r}?" if close else own
-        raise ConfigError("policy.name", config.name, f"not one of ours ({', '.join(POLICIES)})", remedy)
+        raise ConfigError("policy.name", config.name, f"is not a built-in policy ({', '.join(POLICIES)})", remedy)
     policy = ActorCritic(
         observation_space,
         action_space,

@@ -64,7 +64,8 @@ def _find_problem(path: Path, sha256: str) -> str:
         for name, expected in files.items():
             digest = digest_file(path / name)
             if digest.size_bytes != expected.size_bytes:
-                return f"{name} is truncated or too long ({digest.size_bytes} of {expected.size_bytes} bytes)"
+                problem = "is truncated" if digest.size_bytes < expected.size_bytes else "is too long"
+                return f"{name} {problem} ({digest.size_bytes} of {expected.size_bytes} bytes)"
             if digest.sha256 != expected.sha256:
                 return f"{name} was changed or damaged: its SHA-256 differs"
     except FileNotFoundError as error:
