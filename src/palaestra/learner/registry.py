@@ -35,7 +35,9 @@ def find_algorithm(name: str, experience: str = "rollouts") -> Any:
         remedy = (
             f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'"
         )
-        raise ConfigError("algorithm.name", name, f"is not a built-in algorithm on {experience} ({', '.join(table)})", remedy)
+        raise ConfigError(
+            "algorithm.name", name, f"is not a built-in algorithm on {experience} ({', '.join(table)})", remedy
+        )
     return table[name]
 
 
