@@ -61,7 +61,7 @@ def test_a_comparison_says_who_won_by_how_much_and_what_was_left_out():
     assert "+80.0 points" in text
     assert "p = 0.0215" in text
     assert "10 pairs" in text
-    assert "Broken screens: 1 of A, 0 of B" in text
+    assert "Environment failures: 1 of A, 0 of B" in text
 
 
 def test_an_evaluation_without_episodes_still_has_a_page():

@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.experience.episodes import SHA, episode, turn
 
-from palaestra.evaluation.viewer import Vocabulary, action_words, episode_json, list_row
+from palaestra.evaluation.viewer import Vocabulary, describe_action, episode_json, list_row
 from palaestra.sessions.action import KINDS
 
 
@@ -31,7 +31,7 @@ from palaestra.sessions.action import KINDS
     ],
 )
 def test_actions_in_words(action, words):
-    assert action_words(action) == words
+    assert describe_action(action) == words
 
 
 def test_every_kind_of_action_has_words_of_its_own():

@@ -26,13 +26,13 @@ def test_a_group_of_three_leaves_when_its_third_member_comes():
 def test_a_lost_member_is_not_waited_for():
     groups = Groups(3)
     groups.add(episode(name="a1", group="a"))
-    assert groups.lose("a") == []
+    assert groups.mark_lost("a") == []
     assert names(groups.add(episode(name="a2", group="a"))) == ["a1", "a2"]
 
 
 def test_a_member_that_comes_after_it_was_given_up_leaves_alone():
     groups = Groups(2)
-    groups.lose("a")
+    groups.mark_lost("a")
     assert names(groups.add(episode(name="a1", group="a"))) == ["a1"]
     assert names(groups.add(episode(name="a2", group="a"))) == ["a2"]
     assert len(groups) == 0
@@ -61,7 +61,7 @@ def test_every_trajectory_leaves_exactly_once(size, events):
     groups, entered, left = Groups(size), [], []
     for number, (what, group) in enumerate(events):
         if what == "lose":
-            released = groups.lose(group)
+            released = groups.mark_lost(group)
         else:
             entered.append(str(number))
             released = groups.add(episode(name=str(number), group=group))

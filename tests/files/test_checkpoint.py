@@ -25,7 +25,7 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import SavedState, load_checkpoint, save_checkpoint
 from palaestra.runs.checkpoints.hashing import digest_path, verify
 from palaestra.runs.checkpoints.import_checkpoint import import_checkpoint
-from palaestra.runs.checkpoints.metadata import OwnCheckpoint
+from palaestra.runs.checkpoints.metadata import PalaestraCheckpoint
 from palaestra.train import config_from, evaluate_checkpoint, train
 
 OLD = Path(__file__).parent / "schema_1" / "update_00000002"
@@ -186,7 +186,7 @@ def test_schema_1_is_evaluated_imported_and_described(tmp_path):
     home = Home(tmp_path / "var" / "training")
     record = import_checkpoint(home, OLD)
     assert (record.env_id, record.env_step, record.agent_id) == ("CartPole-v1", 128, "palaestra/ppo")
-    own = OwnCheckpoint.read(OLD)
+    own = PalaestraCheckpoint.read(OLD)
     assert own is not None
     assert (own.env_step, own.returns[-1]) == (128, 15.0)
 
@@ -202,7 +202,7 @@ def test_screens_of_schema_1_have_the_same_sections_and_their_policy_is_verified
     for one, other in ((old.learner, new.learner), (old.source, new.source)):
         assert one.tensors.keys() == other.tensors.keys()
         assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
-    own = OwnCheckpoint.read(tmp_path / "old")
+    own = PalaestraCheckpoint.read(tmp_path / "old")
     assert own is not None
     assert own.env_step == 8
     (tmp_path / "old" / "policy" / "palaestra.json").write_text("{}")

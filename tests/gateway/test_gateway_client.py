@@ -140,7 +140,7 @@ def test_a_notebook_solves_a_task_in_a_real_browser_through_the_gateway(tmp_path
         pytest.skip(str(missing))
 
     def notebook(url):
-        with BlockingSession.through(url, token=TOKEN) as session:
+        with BlockingSession.through_gateway(url, token=TOKEN) as session:
             spec = session.reset("click_target/button", seed=3, difficulty=1)
             before = session.progress()
             looked = session.screenshot()

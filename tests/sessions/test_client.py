@@ -428,5 +428,5 @@ def test_a_blocking_session_plays_an_episode_without_await():
 def test_a_blocking_session_that_cannot_be_opened_leaves_no_thread_behind():
     before = {thread.name for thread in threading.enumerate()}
     with pytest.raises(ConfigError, match="must begin with http"):
-        BlockingSession.on("nowhere")
+        BlockingSession.on_server("nowhere")
     assert {thread.name for thread in threading.enumerate()} == before

@@ -59,7 +59,7 @@ def test_it_says_where_it_listens_serves_there_and_ends_with_whoever_holds_its_i
     assert announced["url"] == f"http://127.0.0.1:{announced['port']}"
     assert announced["pid"] == server.pid
     assert _ask("GET", f"{announced['url']}/health") == (200, {"schema": 1, "ready": True, "sessions": 0})
-    with BlockingSession.on(announced["url"]) as session:
+    with BlockingSession.on_server(announced["url"]) as session:
         session.reset("fake/button", seed=1)  # the square's corner is at (37, 53)
         assert session.act(Click(Point(37, 53))).progress.success
         assert _ask("GET", f"{announced['url']}/health")[1]["sessions"] == 1

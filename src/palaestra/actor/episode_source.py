@@ -350,7 +350,7 @@ class EpisodeSource:
         stale = trajectory.learnable and self._version - trajectory.versions[0] > self._max_staleness
         collected.dropped_stale += stale
         lost = stale or not trajectory.learnable
-        group = self._groups.lose(trajectory.group) if lost else self._groups.add(trajectory)
+        group = self._groups.mark_lost(trajectory.group) if lost else self._groups.add(trajectory)
         admitted = list(self._admit(group)) if group else []
         self._ready += admitted
         if not self._refills:

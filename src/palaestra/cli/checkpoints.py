@@ -215,7 +215,7 @@ def _record_row(record: CheckpointRecord) -> tuple[str, ...]:
         record.checkpoint_id,
         record.agent_id,
         record.env_id,
-        record.shown_step,
+        record.step_text,
         "" if mean is None else f"{mean:.1f}",
         format_bytes(record.size_bytes),
         saved,

@@ -76,12 +76,12 @@ def _summary(evaluation: ScreenEvaluation) -> str:
 
 def _task_table(evaluation: ScreenEvaluation) -> str:
     head = ["task", "solved", "rate", "95 % interval", "", "mean reward", "mean steps"]
-    head += ["truncated", "unreadable", "unread turns", "screen failed"]
+    head += ["truncated", "unreadable", "unreadable turns", "environment failures"]
     rows = [_task_row(task, score) for task, score in evaluation.per_task.items()]
     note = (
         "By task. The bar runs from 0 to 100 %: the rate and its 95 % interval (Wilson). Truncated: episodes that "
-        "reached the step limit. Unreadable: episodes that ended because the text was no action; unread turns: the "
-        "share of turns. Screen failed: environment failures, in no rate."
+        "reached the step limit. Unreadable: episodes that ended after unreadable replies; unreadable turns: the "
+        "share of turns. Environment failures are not part of any rate."
     )
     return _table(note, head, rows, foot=_task_row("all", evaluation.overall) if len(rows) > 1 else None)
 
@@ -115,7 +115,7 @@ def _comparison_parts(comparison: ScreenComparison, a: str, b: str) -> list[str]
     return [
         f"<p>A: {escape(a)}<br>B: {escape(b)}</p>",
         f"<p class=headline>{headline}</p>",
-        f"<p class=soft>Without a partner: {unpaired_a} of A, {unpaired_b} of B. Broken screens: "
+        f"<p class=soft>Without a partner: {unpaired_a} of A, {unpaired_b} of B. Environment failures: "
         f"{comparison.a.overall.environment_failed} of A, {comparison.b.overall.environment_failed} of B. None of "
         "them is in the pairs.</p>",
         _table(note, head, rows, foot=_pairs_row("all", overall) if len(rows) > 1 else None),

@@ -231,7 +231,7 @@ def _turn_json(turn: Turn, vocabulary: Vocabulary, places: Mapping[str, int]) ->
         "versions": _run_lengths(turn.versions.tolist()),
         "text": turn.text,
         "action": None if turn.action is None else dict(turn.action),
-        "words": "" if turn.action is None else action_words(turn.action),
+        "words": "" if turn.action is None else describe_action(turn.action),
         "unreadable": turn.unreadable,
         "reward": turn.reward,
     }
@@ -242,7 +242,7 @@ def _run_lengths(numbers: Iterable[int]) -> list[list[int]]:
     return [[int(number), sum(1 for _ in group)] for number, group in groupby(numbers)]
 
 
-def action_words(action: Mapping[str, Any]) -> str:
+def describe_action(action: Mapping[str, Any]) -> str:
     """A description of the action; an unknown kind is shown with its values."""
     kind, button = str(action.get("kind")), action.get("button", "left")
     at = f" at {_point(action['at'])}" if action.get("at") is not None else ""

@@ -85,7 +85,7 @@ class Groups:
         self._waiting.setdefault(name, []).append(trajectory)
         return self._release_if_complete(name)
 
-    def lose(self, group: str) -> list[Trajectory]:
+    def mark_lost(self, group: str) -> list[Trajectory]:
         """Declare a member of a group lost; returns the others if the group is complete now."""
         if self.size == 1 or group in self._released:
             return []

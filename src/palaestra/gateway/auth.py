@@ -40,7 +40,7 @@ def authorise(headers: list[tuple[bytes, bytes]], token: bytes | None, operator:
     """The caller of a request; `SessionRefused` (401, 403) for a request that is not authorised.
 
     Without a token the remaining danger is a web page in a browser on this machine, which may send requests to any
-    address. Such requests have an `Origin`, a telling `Sec-Fetch-Site`, or a `Host` that is not this machine's.
+    address. Such requests have an `Origin`, a cross-site `Sec-Fetch-Site`, or a `Host` that is not this machine's.
     """
     given = dict(headers)
     if token is None:

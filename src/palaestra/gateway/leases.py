@@ -23,7 +23,7 @@ MAX_REMEMBERED = 1000
 """Removed sessions that are remembered, to tell clients what happened to them."""
 
 MAX_RETRY_AFTER_S = 5.0
-"""The longest `Retry-After` of a refusal for lack of room."""
+"""The longest `Retry-After` of a refusal at the limit."""
 
 
 class LeaseState(StrEnum):
@@ -122,7 +122,7 @@ class LeaseTable:
         return self._leases.get(session_id)
 
     def reserve(self, session_id: str, session_type: str, ttl_s: float, now: float, *, token: str = "") -> SessionLease:
-        """Reserve room for a session that is about to be opened; refused with 429 when there is none."""
+        """Count a session that is about to be opened; refused with 429 when the limit is reached."""
         if session_id in self._leases or session_id in self._removed:
             raise ValueError(f"session {session_id!r} exists or existed; ids are used once")
         if self.num_active >= self.limit:
@@ -143,7 +143,7 @@ class LeaseTable:
         return lease
 
     def mark_failed(self, session_id: str) -> None:
-        """Free the room of a session that could not be opened."""
+        """Stop counting a session that could not be opened."""
         lease = self._leases.get(session_id)
         if lease is not None:
             self._apply(lease, _Event.CLOSE if lease.state is LeaseState.LOST else _Event.OPEN_FAILED)

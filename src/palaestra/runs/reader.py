@@ -125,7 +125,7 @@ class RunReader:
             raise ConfigError("run", record.run_id, f"its directory {paths.path} is gone", "Restore it to read it")
         return paths
 
-    def life(self, run_id: str) -> list[RunEvent]:
+    def events(self, run_id: str) -> list[RunEvent]:
         """The events of a run."""
         return RunEventLog(self.paths(run_id)).read()
 

@@ -130,7 +130,7 @@ class CheckpointRecord:
     """When its bytes last matched the hash; null: never checked; negative: they did not match at that time."""
 
     @property
-    def shown_step(self) -> str:
+    def step_text(self) -> str:
         """`12,000`, `11,992+` for a lower bound, or `unknown`."""
         if self.env_step is None:
             return "unknown"

@@ -56,12 +56,12 @@ class Task:
         """The response to a request of the page to its own origin; None is a 404."""
         return PageResponse(self.html.encode()) if request.path == self.entry else None
 
-    def instruction(self, begun: Any) -> str:
-        """The instruction for the agent; `begun` is the value of `begin`."""
+    def instruction(self, begin_value: Any) -> str:
+        """The instruction for the agent; `begin_value` is the value of `begin`."""
         raise NotImplementedError
 
-    def judge(self, probed: Any) -> TaskProgress:
-        """The verifier's judgement; `probed` is the value of `probe`."""
+    def judge(self, probe_value: Any) -> TaskProgress:
+        """The verifier's judgement; `probe_value` is the value of `probe`."""
         raise NotImplementedError
 
 

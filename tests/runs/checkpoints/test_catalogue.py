@@ -196,7 +196,7 @@ def test_a_file_without_a_step_has_the_last_one_logged_before_it_if_the_log_has_
 
     (row,) = asyncio.run(body())
 
-    assert (row.env_step, row.shown_step) == (step, shown)
+    assert (row.env_step, row.step_text) == (step, shown)
     # Episode e returned e, and one ended with each of forty updates.
     assert row.metrics_digest == ({} if step is None else {"last": 40.0, "best": 40.0, "mean_100": 20.5})
 

@@ -15,9 +15,9 @@ from palaestra.runs.checkpoints.deploy import deploy, find_deployed_paths, get_d
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.import_checkpoint import (
     Provenance,
+    copy_out_of_run,
     detach_from_runs,
     import_checkpoint,
-    keep_checkpoint,
     list_imported,
 )
 from palaestra.runs.phase import Phase
@@ -110,7 +110,7 @@ def test_writing_into_the_run_changes_nothing_of_what_is_deployed(home):
 @pytest.mark.parametrize("when", ["when a service starts", "when it is deployed again"])
 def test_files_that_an_earlier_version_linked_become_copies(home, when):
     record = in_a_run(home, 1)
-    copy = keep_checkpoint(home, Path(record.path), record.sha256, Provenance())
+    copy = copy_out_of_run(home, Path(record.path), record.sha256, Provenance())
     for file in Path(copy.path).iterdir():
         file.unlink()
         file.hardlink_to(Path(record.path) / file.name)
@@ -119,7 +119,7 @@ def test_files_that_an_earlier_version_linked_become_copies(home, when):
         assert detach_from_runs(home) == [record.checkpoint_id]
         assert detach_from_runs(home) == []
     else:
-        assert keep_checkpoint(home, Path(record.path), record.sha256, Provenance()) == copy
+        assert copy_out_of_run(home, Path(record.path), record.sha256, Provenance()) == copy
     write_in_place(Path(record.path) / "policy.safetensors")
 
     (kept,) = list_imported(home)

@@ -3,7 +3,7 @@ import numpy as np
 from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.policy.storage import space_to_json
-from palaestra.runs.checkpoints.metadata import OwnCheckpoint
+from palaestra.runs.checkpoints.metadata import PalaestraCheckpoint
 from palaestra.runs.checkpoints.signature import find_incompatibilities, normalize_signature
 from palaestra.runs.process.probe import environment, space_json
 
@@ -27,7 +27,7 @@ def test_a_policy_file_and_the_probe_describe_one_space_alike():
 
 def test_a_checkpoint_of_ours_fits_the_environment_it_was_trained_in(tmp_path):
     own_checkpoint(tmp_path / "c")
-    found = OwnCheckpoint.read(tmp_path / "c")
+    found = PalaestraCheckpoint.read(tmp_path / "c")
 
     assert find_incompatibilities(found.env_signature, environment("CartPole-v1")["signature"]) == []
 

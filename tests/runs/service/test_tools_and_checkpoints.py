@@ -14,7 +14,7 @@ from tests.runs.serving import service, service_thread
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.checkpoints.import_checkpoint import Provenance, keep_checkpoint
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, copy_out_of_run
 from palaestra.runs.client.connect import find_service
 from palaestra.runs.service.config import service_config
 
@@ -149,7 +149,7 @@ def test_an_idle_service_leaves_by_itself_and_looking_whether_it_is_there_does_n
 def test_a_service_that_starts_gives_linked_checkpoints_files_of_their_own(home, tmp_path):
     run = tmp_path / "checkpoint"
     sha256 = own_checkpoint(run)
-    kept = keep_checkpoint(home, run, sha256, Provenance())
+    kept = copy_out_of_run(home, run, sha256, Provenance())
     weights = Path(kept.path) / "policy.safetensors"
     weights.unlink()
     weights.hardlink_to(run / weights.name)  # as an earlier version did

@@ -147,11 +147,11 @@ def gc(
     The policy is a setting of the service, for example retention: {keep_last: 100} in var/training/service.yaml. Exit
     code 1 if a change failed.
     """
-    from palaestra.runs.service.config import settings_changed
+    from palaestra.runs.service.config import changed_settings_warning
 
     service = connect_service()
     entries = service.request("POST", "/gc", {"dry_run": not yes})
-    changed = settings_changed(service.home)
+    changed = changed_settings_warning(service.home)
     if changed:
         print(f"{changed}. Stop it with: palaestra serve --stop", file=sys.stderr)
     failed = [entry for entry in entries if entry.get("failed")]

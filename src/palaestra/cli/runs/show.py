@@ -36,7 +36,7 @@ def run_details(reader: RunReader, name: str) -> dict[str, Any]:
     return {
         "run": record,
         "directory": str(reader.home.run(record.run_id).path),
-        "life": reader.life(record.run_id),
+        "life": reader.events(record.run_id),
         "metrics": {key: points[-1].value for key, points in recent.items() if points},
         "checkpoints": list_checkpoints(reader.home, run_id=record.run_id),
         "command": reader.document(record.run_id, "command"),
@@ -98,7 +98,7 @@ def _format_earlier_attempts(reader: RunReader, record: RunRecord) -> str:
     """The outcomes of the earlier attempts."""
     if record.attempt < 2 or not reader.home.run(record.run_id).path.is_dir():
         return ""
-    attempts = attempt_outcomes(reader.life(record.run_id)).items()
+    attempts = attempt_outcomes(reader.events(record.run_id)).items()
     return "; ".join(f"attempt {number} {event.phase}" for number, event in attempts if number < record.attempt)
 
 
@@ -154,7 +154,7 @@ def _format_events(reader: RunReader, record: RunRecord) -> list[str]:
             event.happening.replace("_", " "),
             format_reason(event.happening, event.reason),
         )
-        for event in reader.life(record.run_id)[-_MAX_EVENTS:]
+        for event in reader.events(record.run_id)[-_MAX_EVENTS:]
     ]
     return ["", "Events:", *format_columns(rows)] if rows else []
 
@@ -174,7 +174,7 @@ def _format_checkpoints(reader: RunReader, record: RunRecord) -> list[str]:
     rows = [
         (
             f"  {checkpoint.checkpoint_id}",
-            checkpoint.shown_step,
+            checkpoint.step_text,
             format_bytes(checkpoint.size_bytes),
             "best" if checkpoint.best else "",
             checkpoint.path,

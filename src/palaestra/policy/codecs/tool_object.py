@@ -57,14 +57,14 @@ class ToolObjectCodec(ABC):
 
     def _read(self, text: str, frame: CoordinateFrame) -> DecodedAction:
         value, span = parse_single_json(text)
-        document, thought = self._sole_action(value)
+        document, thought = self._single_action(value)
         if self.word not in document:
             raise DecodeError("missing_argument", self.unnamed)
         rest = {name: value for name, value in document.items() if name != self.word}
         given = Arguments.of(document[self.word], rest, self.specs, self.unsupported)
         return DecodedAction(self._action(given, frame), thought, span)
 
-    def _sole_action(self, value: Any) -> tuple[dict[str, Any], str]:
+    def _single_action(self, value: Any) -> tuple[dict[str, Any], str]:
         """The one action object in a reply, and the text around it."""
         blocks = self._blocks(value)
         actions: list[Any] = [value] if blocks is None else []

@@ -28,7 +28,7 @@ from palaestra.policy.tiny_vlm.vision_pretraining import (
 )
 
 _GRAMMAR_WEIGHT = 0.25
-"""Loss weight of tokens that are no coordinate; the grammar is learned quickly, positions are not."""
+"""Loss weight of tokens other than coordinates; the grammar is learned quickly, positions are not."""
 _AUXILIARY_WEIGHT = 0.2
 _ATTENTION_WEIGHT = 0.5
 """Loss weight of the copying heads' attention outside the target while a coordinate is predicted. From the coordinate

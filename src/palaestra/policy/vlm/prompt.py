@@ -113,7 +113,7 @@ class PromptWriter:
             messages += [_message("assistant", REPLY), _message("user", picture=True)]
         parts = self._apply_template(messages).split(REPLY)
         if len(parts) != turn + 1:
-            raise self._template_error(f"writes {len(parts) - 1} of {turn} answers of a conversation")
+            raise self._template_error(f"writes {len(parts) - 1} of {turn} replies of a conversation")
         return parts[-1]
 
     def _summarize(self, older: Sequence[PastTurn]) -> str:

@@ -125,7 +125,7 @@ def _check_turns(network: Network, turns: Sequence[TurnInput], prompts: Sequence
                 f"{len(prompt.pictures)} pictures: they are not the ones it was shown."
             )
         if (reply == network.image_token).any():
-            raise ExperienceError(f"turn {place} has a picture's token in its answer, which no sampler here draws.")
+            raise ExperienceError(f"turn {place} has a picture's token in its reply, which no sampler returns.")
 
 
 def _run_shared_prompts(

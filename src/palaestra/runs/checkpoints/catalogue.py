@@ -17,7 +17,7 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.checkpoints.hashing import digest_path
 from palaestra.runs.checkpoints.import_checkpoint import list_imported
-from palaestra.runs.checkpoints.metadata import AttemptSteps, OwnCheckpoint, detect_format, summarize_returns
+from palaestra.runs.checkpoints.metadata import AttemptSteps, PalaestraCheckpoint, detect_format, summarize_returns
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.state.attempt_plan import AttemptPlan
@@ -231,7 +231,7 @@ def _read_checkpoint(run: RunRecord, attempt: Attempt, path: Path, steps: Attemp
         digest, created = digest_path(path), path.stat().st_mtime
     except (OSError, ValueError):
         return None  # still being written, or removed again
-    own = OwnCheckpoint.read(path)
+    own = PalaestraCheckpoint.read(path)
     env_step, source = steps.find_step(path, own)
     best = read_json(path.parent / attempt.best.name) or {}
     plan = AttemptPlan.read(attempt)
@@ -259,13 +259,13 @@ def _read_checkpoint(run: RunRecord, attempt: Attempt, path: Path, steps: Attemp
 def _update_metrics(row: CheckpointRecord, attempt: Attempt, steps: AttemptSteps) -> CheckpointRecord:
     """Fill in the step and the returns that are known by now."""
     path, step, source = Path(row.path), row.env_step, row.step_source
-    own = OwnCheckpoint.read(path)
+    own = PalaestraCheckpoint.read(path)
     if source in ("", "log", "unknown"):
         step, source = steps.find_step(path, own)
     return replace(row, env_step=step, step_source=source, metrics_digest=_summarize_metrics(attempt, own, step))
 
 
-def _summarize_metrics(attempt: Attempt, own: OwnCheckpoint | None, env_step: int | None) -> dict[str, float]:
+def _summarize_metrics(attempt: Attempt, own: PalaestraCheckpoint | None, env_step: int | None) -> dict[str, float]:
     """Return the last return, the mean of the last 100 and the best so far, at the step of a checkpoint."""
     from palaestra.runs.series.reader import SeriesReader
 

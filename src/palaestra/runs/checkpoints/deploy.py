@@ -27,7 +27,7 @@ from palaestra.errors import CheckpointError
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.checkpoints.import_checkpoint import Provenance, keep_checkpoint
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, copy_out_of_run
 from palaestra.runs.checkpoints.signature import find_incompatibilities
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.wire import API_SCHEMA
@@ -150,7 +150,7 @@ def _replace_deployment(home: Home, new: Deployment) -> Deployment:
 def _keep_copy(home: Home, deployment: Deployment, provenance: Provenance | None = None) -> Deployment:
     """Copy the checkpoint out of its run. Raises `CheckpointError` when it is missing or damaged."""
     provenance = provenance or Provenance(agent_id=deployment.agent_id, env_id=deployment.env_id)
-    kept = keep_checkpoint(home, Path(deployment.path), deployment.sha256, provenance)
+    kept = copy_out_of_run(home, Path(deployment.path), deployment.sha256, provenance)
     return replace(deployment, path=kept.path, command=_eval_command(kept.path))
 
 

@@ -25,7 +25,7 @@ from palaestra.files.atomic import read_json, sync, sync_tree, write_json
 from palaestra.files.checkpoint import MANIFEST, FileDigest, digest_file, manifest_files
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.hashing import digest_path, verify
-from palaestra.runs.checkpoints.metadata import CheckpointStep, OwnCheckpoint, summarize_returns
+from palaestra.runs.checkpoints.metadata import CheckpointStep, PalaestraCheckpoint, summarize_returns
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import MAX_INTEGER, CheckpointRecord, fit_checkpoint
@@ -85,7 +85,7 @@ def import_checkpoint(
         else:
             copy = _copy_file(source, unfinished)
             form = _require_safe(copy, str(source))
-        own = OwnCheckpoint.read(copy)
+        own = PalaestraCheckpoint.read(copy)
         step = _find_step(copy, own, provenance)
         if form == "sb3_zip":
             copy, form = _extract_sb3_weights(copy), "torch_zip"
@@ -103,7 +103,7 @@ def import_checkpoint(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def keep_checkpoint(
+def copy_out_of_run(
     home: Home, source: Path, sha256: str, provenance: Provenance, clock: Callable[[], float] = time.time
 ) -> CheckpointRecord:
     """Copy a Palaestra checkpoint out of its run. Raises `CheckpointError` when it is damaged."""
@@ -118,7 +118,7 @@ def keep_checkpoint(
     try:
         unfinished.mkdir(parents=True)
         copy = _copy_directory(source, unfinished, is_untrusted=False)
-        digest, own = digest_path(copy), OwnCheckpoint.read(copy)
+        digest, own = digest_path(copy), PalaestraCheckpoint.read(copy)
         if digest.sha256 != sha256:
             reason = "its SHA-256 differs: it was changed or damaged"
             raise CheckpointError(_PLACE, str(source), reason, "Use another checkpoint")
@@ -127,7 +127,7 @@ def keep_checkpoint(
         shutil.rmtree(final, ignore_errors=True)
         return _move_into_place(directory, unfinished, copy, record)
     except (OSError, ValueError) as error:
-        raise CheckpointError(_PLACE, str(source), f"cannot be kept ({error})", "Use another checkpoint") from None
+        raise CheckpointError(_PLACE, str(source), f"cannot be copied ({error})", "Use another checkpoint") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -197,7 +197,7 @@ def _copy_directory(source: Path, into: Path, *, is_untrusted: bool) -> Path:
         if is_untrusted and target.suffix not in _TEXT_SUFFIXES:
             _require_safe(target, f"{source}/{name}")
     (copy / MANIFEST).write_bytes(raw)
-    if is_untrusted and OwnCheckpoint.read(copy) is None:
+    if is_untrusted and PalaestraCheckpoint.read(copy) is None:
         raise CheckpointError(_PLACE, str(source), "its state cannot be read", "Use another checkpoint")
     return copy
 
@@ -249,7 +249,7 @@ def _extract_sb3_weights(copy: Path) -> Path:
     return weights
 
 
-def _find_step(copy: Path, own: OwnCheckpoint | None, provenance: Provenance) -> CheckpointStep:
+def _find_step(copy: Path, own: PalaestraCheckpoint | None, provenance: Provenance) -> CheckpointStep:
     if provenance.env_step is not None:
         return CheckpointStep(provenance.env_step, "given")
     return CheckpointStep.from_file(copy) if own is None else CheckpointStep(own.env_step, "file")
@@ -259,12 +259,12 @@ def _build_record(
     copy: Path,
     digest: FileDigest,
     form: str,
-    own: OwnCheckpoint | None,
+    own: PalaestraCheckpoint | None,
     provenance: Provenance,
     step: CheckpointStep,
     now: float,
 ) -> CheckpointRecord:
-    own = own or OwnCheckpoint()
+    own = own or PalaestraCheckpoint()
     env_id = provenance.env_id or own.env_id
     agent_id = f"palaestra/{own.algorithm}" if own.algorithm else ""
     return fit_checkpoint(

@@ -47,7 +47,7 @@ def detect_format(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class OwnCheckpoint:
+class PalaestraCheckpoint:
     """The metadata of a checkpoint directory written by Palaestra."""
 
     env_step: int = 0
@@ -61,7 +61,7 @@ class OwnCheckpoint:
     """Code that its configuration names as `module:name`; evaluating the checkpoint would import it."""
 
     @classmethod
-    def read(cls, path: Path) -> OwnCheckpoint | None:
+    def read(cls, path: Path) -> PalaestraCheckpoint | None:
         """Read a directory; None when it is not a Palaestra checkpoint or its state is invalid."""
         state = read_state(path) if path.is_dir() else None
         if state is None:
@@ -140,7 +140,7 @@ class AttemptSteps:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
 
-    def find_step(self, path: Path, own: OwnCheckpoint | None) -> CheckpointStep:
+    def find_step(self, path: Path, own: PalaestraCheckpoint | None) -> CheckpointStep:
         """Return the step of a checkpoint of the attempt."""
         if own is not None:
             return CheckpointStep(own.env_step, "file")

@@ -61,7 +61,7 @@ class Probe:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def shown_version(self) -> str:
+    def version_text(self) -> str:
         """The version as text: `3.12.1`."""
         return ".".join(str(part) for part in self.version)
 
@@ -186,7 +186,7 @@ def python_findings(
     if probed.error:
         text = f"{interpreter.path} {probed.error}"
         return [Finding("python", "refused", text, "Name a working interpreter with --python")]
-    where = f"{probed.shown_version} at {interpreter.path} ({interpreter.how})"
+    where = f"{probed.version_text} at {interpreter.path} ({interpreter.how})"
     if probed.version[:2] < oldest:
         wanted = ".".join(str(part) for part in oldest)
         return [Finding("python", "refused", f"{where} is older than {wanted}", f"Use --python with {wanted} or newer")]

@@ -187,7 +187,7 @@ class CleanrlRunner:
             files={f"shim/{SHIM.name}": text} if text else {},
             injected=(Injection(str(shim), hashlib.sha256(text.encode()).hexdigest(), _SHIM_REASON),) if text else (),
             script_sha256=_hash_script(request),
-            versions={"python": probed.shown_version, **{k: v for k, v in probed.packages.items() if v is not None}},
+            versions={"python": probed.version_text, **{k: v for k, v in probed.packages.items() if v is not None}},
         )
 
 

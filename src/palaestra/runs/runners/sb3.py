@@ -128,7 +128,7 @@ class Sb3Runner:
             steps_key="total_timesteps",
             env_signature=probed.env.get("signature", {}),
             resolved={**config.model_dump(), "env_id": spec.env_id, "seed": spec.seed or 0, "class": address},
-            versions={"python": probed.shown_version, **{k: v for k, v in probed.packages.items() if v is not None}},
+            versions={"python": probed.version_text, **{k: v for k, v in probed.packages.items() if v is not None}},
         )
 
 

@@ -48,7 +48,7 @@ def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
     return parse_section(ServiceConfig, {**stored, **given}, place="service")
 
 
-def settings_changed(home: Home) -> str:
+def changed_settings_warning(home: Home) -> str:
     """A warning when `service.yaml` was changed after the running service had read it; else empty."""
     path = home.path / SETTINGS_FILE
     started = (read_json(home.lock) or {}).get("since")

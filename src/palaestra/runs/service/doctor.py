@@ -22,7 +22,7 @@ from palaestra.runs.process.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.process.resource_usage import Gpu, detect_gpus
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.registry import broken_runners, registered_runners
-from palaestra.runs.service.config import SETTINGS_FILE, service_config, settings_changed
+from palaestra.runs.service.config import SETTINGS_FILE, changed_settings_warning, service_config
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_for_reading
 
@@ -138,7 +138,7 @@ def _check_settings(home: Home) -> Iterator[Finding]:
     warning = exposure_warning(config.host, config.port)
     if warning:
         yield Finding("network", "warning", warning, f"Remove host from {path}")
-    changed = settings_changed(home)
+    changed = changed_settings_warning(home)
     if changed:
         yield Finding("settings", "warning", changed, _RESTART)
     else:

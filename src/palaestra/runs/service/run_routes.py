@@ -154,7 +154,7 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
     @runs_router.get("/runs/{run_id}/life", responses=NOT_FOUND, response_model=list[RunEvent])
     def life(run_id: RunId) -> list[JsonObject]:
         """The events of a run, in order."""
-        return [to_json(event) for event in reader.life(run_id)]
+        return [to_json(event) for event in reader.events(run_id)]
 
     @runs_router.get("/runs/{run_id}/spec", responses=NOT_FOUND)
     def spec(run_id: RunId) -> JsonObject:

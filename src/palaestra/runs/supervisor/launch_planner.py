@@ -142,7 +142,7 @@ class LaunchPlanner:
             return Preview((Finding("warm_start", "refused", text, error.remedy),), None, foreign_code)
         if checkpoint is not None:
             source = f"run {checkpoint.run_id}" if checkpoint.run_id else "no run of ours"
-            step = f"step {checkpoint.shown_step}, of {source}"
+            step = f"step {checkpoint.step_text}, of {source}"
             text = f"begins with {checkpoint.checkpoint_id}: {checkpoint.agent_id}, {step}"
             findings.append(Finding("warm_start", "ok", text))
             spec = spec.model_copy(update={"warm_start": checkpoint.path})

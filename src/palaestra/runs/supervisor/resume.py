@@ -61,7 +61,7 @@ class ResumePoint:
     @property
     def description(self) -> str:
         """`resumes from checkpoint 07d57230162763d8 (step 4,096); skipped …`."""
-        text = f"resumes from checkpoint {self.checkpoint.checkpoint_id} (step {self.checkpoint.shown_step})"
+        text = f"resumes from checkpoint {self.checkpoint.checkpoint_id} (step {self.checkpoint.step_text})"
         return f"{text}; skipped {'; '.join(self.skipped)}" if self.skipped else text
 
 
@@ -84,7 +84,7 @@ def find_resume_point(home: Home, registry: Registry, record: RunRecord, wanted:
         problem = _problem(row)
         if not problem:
             return ResumePoint(row, tuple(skipped))
-        skipped.append(f"{row.checkpoint_id} (step {row.shown_step}): {problem}")
+        skipped.append(f"{row.checkpoint_id} (step {row.step_text}): {problem}")
     reason = f"none of its {len(checkpoints)} checkpoints can be used ({skipped[0]})"
     raise LaunchRefused("run", run.run_id, reason, "Start a new run")
 
@@ -150,7 +150,7 @@ def _find_checkpoint(run_id: str, checkpoints: list[CheckpointRecord], name: str
         if row.checkpoint_id.startswith(name) or path == row.path or Path(row.path).name == name
     }
     if not matches:
-        few = ", ".join(f"{row.checkpoint_id} (step {row.shown_step})" for row in checkpoints[:5])
+        few = ", ".join(f"{row.checkpoint_id} (step {row.step_text})" for row in checkpoints[:5])
         raise LaunchRefused("checkpoint", name, f"run {run_id} has no such checkpoint", f"It has {few}")
     if len(matches) > 1 and not any(Path(row.path).name == name for row in matches.values()):
         few = ", ".join(row.checkpoint_id for row in matches.values())

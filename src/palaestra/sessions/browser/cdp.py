@@ -109,7 +109,7 @@ class CdpConnection:
             async with asyncio.timeout(timeout):
                 return await response
         except TimeoutError:
-            raise SessionFailed("hung", f"the page did not response {method} within {timeout:g} s") from None
+            raise SessionFailed("hung", f"the page did not respond to {method} within {timeout:g} s") from None
 
     async def close(self) -> None:
         """Close the pipe."""

@@ -21,27 +21,29 @@ class BlockingSession:
     """A session with blocking methods, which counts the steps. Close it, or use it in a `with`."""
 
     def __init__(
-        self, open_it: Callable[[], Awaitable[Session]], *, on_close: Callable[[], Awaitable[None]] | None = None
+        self, open_new: Callable[[], Awaitable[Session]], *, on_close: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """`open_it` and, after closing, `on_close` are called in the event loop of the session's thread."""
+        """`open_new` and, after closing, `on_close` are called in the event loop of the session's thread."""
         self._on_close = on_close
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="palaestra-session", daemon=True)
         self._thread.start()
         self._num_steps = 0
         try:
-            self._session = self._run(open_it())
+            self._session = self._run(open_new())
         except BaseException:
             self._stop()
             raise
 
     @classmethod
-    def on(cls, server: str, *, token: str | None = None) -> BlockingSession:
+    def on_server(cls, server: str, *, token: str | None = None) -> BlockingSession:
         """Open a session on a session server."""
         return cls(lambda: open_session(server, token=token))
 
     @classmethod
-    def through(cls, gateway: str, session_type: str = "browser", *, token: str | None = None) -> BlockingSession:
+    def through_gateway(
+        cls, gateway: str, session_type: str = "browser", *, token: str | None = None
+    ) -> BlockingSession:
         """Open a session through a gateway."""
         client = GatewayClient(gateway, token=token)
         return cls(lambda: client.open(session_type), on_close=client.close)

@@ -314,7 +314,7 @@ class GatewayClient:
     async def open(
         self, session_type: str = "browser", *, ttl_s: float = 60.0, within_s: float = 300.0
     ) -> SessionClient:
-        """Open a session and renew its lease until it is closed; waits up to `within_s` seconds for room."""
+        """Open a session and renew its lease until it is closed; waits at most `within_s` seconds for a free slot."""
         body = encode_json({"session_type": session_type, "ttl_s": ttl_s})
         end = asyncio.get_running_loop().time() + within_s
         while True:

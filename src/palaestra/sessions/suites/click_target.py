@@ -56,14 +56,14 @@ class _Button(Task):
         self._wanted = labels[0]
         self.html = _page(labels, _places(rng, count, width, height), rng, width, height)
 
-    def instruction(self, begun: Any) -> str:
+    def instruction(self, begin_value: Any) -> str:
         """Names the button by its label."""
         return f'Click the button "{self._wanted}".'
 
-    def judge(self, probed: Any) -> TaskProgress:
+    def judge(self, probe_value: Any) -> TaskProgress:
         """The first button clicked decides; clicks elsewhere do not count."""
-        solved = probed == self._wanted
-        return TaskProgress(1.0 if solved else 0.0, probed is not None, solved, detail={"clicked": probed})
+        solved = probe_value == self._wanted
+        return TaskProgress(1.0 if solved else 0.0, probe_value is not None, solved, detail={"clicked": probe_value})
 
 
 def _places(rng: random.Random, count: int, width: int, height: int) -> list[tuple[int, int]]:

@@ -77,14 +77,14 @@ class _Form(Task):
         else:
             self._wrong += 1
 
-    def instruction(self, begun: Any) -> str:
+    def instruction(self, begin_value: Any) -> str:
         """Which rows to enter."""
         numbers = [str(number) for number in self._wanted]
         listed = numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
         what = "row" if len(numbers) == 1 else "rows"
         return f"Enter {what} {listed} of the sheet into the form, one at a time, and submit each."
 
-    def judge(self, probed: Any) -> TaskProgress:
+    def judge(self, probe_value: Any) -> TaskProgress:
         """A share for every row entered, minus a cost for every wrong submission; done when all rows are entered."""
         done = len(self._submitted) == len(self._wanted)
         # At least -1: one act can submit the form many times, for example by typing a text of many lines.

@@ -49,8 +49,8 @@ _BEGIN = """(() => {
   const style = document.createElement('style');
   style.textContent = '#reward-display,#click-canvas,#sync-task-cover{display:none!important}';
   document.head.appendChild(style);
-  const said = core.getUtterance();
-  return typeof said === 'string' ? said : said.utterance;
+  const text = core.getUtterance();
+  return typeof text === 'string' ? text : text.utterance;
 })()"""
 
 
@@ -100,13 +100,13 @@ class _MiniWobPage(Task):
         body = _read_page(self._root, path) if path == self.entry else _read_file(self._root, path)
         return None if body is None else PageResponse(body, mimetypes.guess_type(path)[0] or "application/octet-stream")
 
-    def instruction(self, begun: Any) -> str:
+    def instruction(self, begin_value: Any) -> str:
         """The text of the page's yellow bar."""
-        return " ".join(str(begun).split())
+        return " ".join(str(begin_value).split())
 
-    def judge(self, probed: Any) -> TaskProgress:
+    def judge(self, probe_value: Any) -> TaskProgress:
         """The page's own verdict, before it is scaled by time."""
-        done, raw, reason = probed
+        done, raw, reason = probe_value
         return TaskProgress(float(raw), bool(done), bool(done) and float(raw) == 1.0, detail={"reason": reason})
 
 
