@@ -120,7 +120,7 @@ def test_a_file_that_was_altered_or_cut_is_refused(tmp_path):
     with pytest.raises(ExperienceError, match="its digest differs"):
         Trajectory.from_bytes(bytes(data))
     for cut in (0, 4, len(data) // 2, len(data) - 1):
-        with pytest.raises(ExperienceError, match="is no trajectory"):
+        with pytest.raises(ExperienceError, match="cannot be read as a trajectory"):
             Trajectory.from_bytes(bytes(data[:cut]))
     assert [entry.name for entry in tmp_path.iterdir()] == ["one.safetensors"]
 

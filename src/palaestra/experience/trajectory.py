@@ -174,7 +174,7 @@ class Trajectory:
             facts = json.loads(head["trajectory"])
             arrays = safetensors.numpy.load(data)
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise ExperienceError(f"{place} is not a trajectory ({error}).") from None
+            raise ExperienceError(f"{place} cannot be read as a trajectory ({error}).") from None
         if facts.get("schema") not in READABLE:
             raise ExperienceError(
                 f"{place} has schema {facts.get('schema')!r}; this version reads {' and '.join(map(str, READABLE))}. "

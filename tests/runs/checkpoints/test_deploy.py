@@ -144,7 +144,7 @@ def test_going_back_to_what_is_gone_changes_nothing(home, tmp_path):
     note = {**facts, "path": now.path, "sha256": now.sha256, "previous": gone}
     write_json(home.path / "deployed" / "CartPole-v1.json", note)
 
-    with pytest.raises(CheckpointError, match="cannot be kept"):
+    with pytest.raises(CheckpointError, match="cannot be copied"):
         withdraw(home, "CartPole-v1")
     assert get_deployment(home, "CartPole-v1").path == now.path
     with pytest.raises(CheckpointError, match="nothing is deployed there"):
