@@ -369,8 +369,8 @@ def test_compiled_returns_refuse_columns_of_different_rollouts() -> None:
 def test_the_compiled_environment_refuses_a_row_for_fewer_environments() -> None:
     env = make_env(EnvConfig(id="compiled/CartPole-v1", num_envs=4))
     small, row = allocate_row(env.observation_space, 1), allocate_row(env.observation_space, 4)
-    with pytest.raises(EnvironmentContractError, match="not made for 4 environments"):
+    with pytest.raises(EnvironmentContractError, match="the row does not have 4 environments"):
         env.reset(0, small)
     env.reset(0, row)
-    with pytest.raises(EnvironmentContractError, match="not made for 4 environments"):
+    with pytest.raises(EnvironmentContractError, match="the row does not have 4 environments"):
         env.step(np.zeros(4, np.int64), small)

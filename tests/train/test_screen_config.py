@@ -91,7 +91,7 @@ def test_every_configuration_that_ships_is_accepted(path):
         ),
         ({"environment": {"session_servers": ["http://a", "http://a/"]}}, "names a server twice"),
         ({"environment": {"session_server": "http://a"}}, "Did you mean 'session_servers'"),
-        ({"environment": {"dialect": "query"}}, "Name environment.session_servers, or environment.gateway"),
+        ({"environment": {"dialect": "query"}}, "Set environment.session_servers, or environment.gateway"),
         ({"environment": {"dialect": "query", "session_servers": ["http://a"]}}, "Set environment.reuse_screens=true"),
         (
             {"environment": {"dialect": "query", "session_servers": ["http://a"], "reuse_screens": True}},
@@ -102,7 +102,7 @@ def test_every_configuration_that_ships_is_accepted(path):
                 "environment": {"dialect": "query", "session_servers": ["http://a"], "reuse_screens": True},
                 "algorithm": {"name": "grpo"},
             },
-            "has to begin on one screen",
+            "must begin on the same screen",
         ),
         ({"environment": {"reuse_screens": True}}, "Leave it out"),
         ({"environment": {"dialect": "post"}}, "environment.dialect"),
