@@ -59,9 +59,17 @@ class LocalRuntime:
     """A `Runtime` of session servers in child processes."""
 
     def __init__(
-        self, command: Sequence[str], client: aiohttp.ClientSession, state_dir: Path, name: str, *,
-        servers: int, warm: int, session_types: Sequence[str] = ("browser",), timeouts: Timeouts | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        command: Sequence[str],
+        client: aiohttp.ClientSession,
+        state_dir: Path,
+        name: str,
+        *,
+        servers: int,
+        warm: int,
+        session_types: Sequence[str] = ("browser",),
+        timeouts: Timeouts | None = None,
+    ) -> None:
         self._command, self._client, self._state_dir, self._name = tuple(command), client, state_dir, name
         self._num_servers, self._num_processes = servers, servers + warm
         self._session_types, self._timeouts = tuple(session_types), timeouts or Timeouts()
@@ -144,9 +152,11 @@ class LocalRuntime:
         """The number of servers by state."""
         ready = len(self._ready)
         return {
-            "ready": min(ready, self._num_servers), "spare": max(0, ready - self._num_servers),
-            "starting": self._num_processes - ready, "restarted": self.restarts,
-        }  # fmt: skip
+            "ready": min(ready, self._num_servers),
+            "spare": max(0, ready - self._num_servers),
+            "starting": self._num_processes - ready,
+            "restarted": self.restarts,
+        }
 
     async def stop(self) -> None:
         """Stop every server and unregister."""

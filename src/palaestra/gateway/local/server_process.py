@@ -35,11 +35,19 @@ class ServerProcess:
         """Start a server with `directory` for its files; `SessionFailed` when it is not ready in time."""
         directory.mkdir(mode=0o700)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", process_guard.__file__, str(directory), *command,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
+            sys.executable,
+            "-I",
+            "-S",
+            process_guard.__file__,
+            str(directory),
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LINE_LIMIT,
             # Ctrl-C in the gateway's terminal must reach the gateway alone.
-            start_new_session=True, env={**os.environ, **label},
-        )  # fmt: skip
+            start_new_session=True,
+            env={**os.environ, **label},
+        )
         try:
             async with asyncio.timeout(timeout_s):
                 port = await _read_port(process)

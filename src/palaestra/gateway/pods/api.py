@@ -107,9 +107,12 @@ class ClusterApi:
     async def watch_pods(self, selector: str, version: str) -> AsyncIterator[AsyncIterator[tuple[str, dict[str, Any]]]]:
         """Events (type and object) of these pods after a resource version; ends after `WATCH_S`."""
         query = {
-            "labelSelector": selector, "resourceVersion": version, "watch": "true", "allowWatchBookmarks": "true",
+            "labelSelector": selector,
+            "resourceVersion": version,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
-        }  # fmt: skip
+        }
         async with self._request("GET", self._path("pods"), query=query, timeout=WATCH) as response:
             yield _parse_events(response)
 
@@ -166,17 +169,27 @@ class ClusterApi:
 
     @contextlib.asynccontextmanager
     async def _request(
-        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json", timeout: aiohttp.ClientTimeout = CALL,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        timeout: aiohttp.ClientTimeout = CALL,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The successful response to a request. Credentials that have expired are reloaded once."""
         for reloaded in (False, True):
             headers = {"Accept": "application/json", "Content-Type": content_type}
             with _as_unreachable():
                 request = await self._client.param_serialize(
-                    method, path, query_params=list((query or {}).items()), header_params=headers,
-                    body=None if body is None else dict(body), auth_settings=["BearerToken"],
-                )  # fmt: skip
+                    method,
+                    path,
+                    query_params=list((query or {}).items()),
+                    header_params=headers,
+                    body=None if body is None else dict(body),
+                    auth_settings=["BearerToken"],
+                )
                 response = (await self._client.call_api(*request, _request_timeout=timeout)).response
             try:
                 if response.status < 300:

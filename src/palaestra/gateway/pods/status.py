@@ -56,12 +56,19 @@ def read_pod(document: Mapping[str, Any]) -> Pod:
     deleting = "deletionTimestamp" in metadata
     failure = _failure(spec, status, conditions) or (_deletion(conditions) if deleting else None)
     return Pod(
-        name=metadata["name"], uid=metadata["uid"], version=metadata.get("resourceVersion", ""),
-        instance=labels.get(INSTANCE, ""), session_id=labels.get(SESSION), session_type=labels.get(TYPE, ""),
-        ip=status.get("podIP") or "", failure=failure, deleting=deleting,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        version=metadata.get("resourceVersion", ""),
+        instance=labels.get(INSTANCE, ""),
+        session_id=labels.get(SESSION),
+        session_type=labels.get(TYPE, ""),
+        ip=status.get("podIP") or "",
+        failure=failure,
+        deleting=deleting,
         ready=failure is None and bool(status.get("podIP")) and _is_true(conditions, "Ready"),
-        unschedulable=_unschedulable(conditions), waiting_for=_waiting_for(status, conditions),
-    )  # fmt: skip
+        unschedulable=_unschedulable(conditions),
+        waiting_for=_waiting_for(status, conditions),
+    )
 
 
 def _is_true(conditions: Mapping[str, Any], kind: str) -> bool:

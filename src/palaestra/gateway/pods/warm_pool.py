@@ -41,9 +41,14 @@ class WarmPool:
     """Keeps `count` ready pods of every type, as far as the cluster allows."""
 
     def __init__(
-        self, session_types: Sequence[str], count: int, *, max_age_s: float,
-        create: Callable[[str], Awaitable[Pod]], delete: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        session_types: Sequence[str],
+        count: int,
+        *,
+        max_age_s: float,
+        create: Callable[[str], Awaitable[Pod]],
+        delete: Callable[[str], None],
+    ) -> None:
         self._types, self._count, self._max_age_s = tuple(session_types), count, max_age_s
         self._create, self._delete = create, delete
         self._ready: dict[str, WarmPod] = {}
