@@ -31,7 +31,7 @@ def test_a_log_probability_may_be_above_zero_by_rounding():
         (episode(turn(log_probs=[-math.inf, -1.0])), "log_prob", "not finite or above 0"),
         (episode(turn(log_probs=[0.01, -1.0])), "log_prob", "not finite or above 0"),
         (episode(turn(pictures=(), image_sizes=())), "picture", "names no picture"),
-        (episode(turn(image_sizes=((0, 32),))), "picture", "size at which a picture was seen"),
+        (episode(turn(image_sizes=((0, 32),))), "picture", "the size of a picture in the prompt is unknown"),
         (episode(turn(), pictures={}), "picture", f"picture {SHA[:12]} is missing"),
         (episode(turn(), pictures={SHA: b"another screen"}), "picture", "not what was recorded"),
         (episode(turn(reward=math.nan), outcome=Outcome.FAILURE), "reward", "its reward is nan"),

@@ -139,7 +139,7 @@ def test_a_picture_that_is_not_made_of_whole_blocks_is_refused(words):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", "shows 0 pictures|writes 0 of 1 answers"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "shows 0 pictures|writes 0 of 1 replies"),
         ("{{ raise_exception('no pictures here') }}", "no pictures here"),
         ("{% for m in messages %}{{ m.content + 'x' }}{% endfor %}", "fails on a conversation"),
     ],

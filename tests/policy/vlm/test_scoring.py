@@ -232,7 +232,7 @@ def test_what_cannot_have_happened_is_refused(scene):
         policy.log_probs([changed(one, image_sizes=((8, 8),) * len(one.turn.pictures))])
     with pytest.raises(ExperienceError, match="temperature 0"):
         policy.log_probs([changed(one, temperature=0.0)])
-    with pytest.raises(ExperienceError, match="picture's token in its answer"):
+    with pytest.raises(ExperienceError, match="picture's token in its reply"):
         policy.log_probs([changed(one, token_ids=[policy.learner.image_token])])
     with pytest.raises(ExperienceError, match="0 own tokens"):
         policy.log_probs([changed(one, token_ids=[])])
