@@ -193,9 +193,9 @@ class UiTarsCodec:
                     raise not_expressible(self.name, action, f"can only wait {WAIT_S} seconds")
                 return "wait()"
             case Answer() | Terminate():
-                return self._finished(action)
+                return self._encode_finished(action)
 
-    def _finished(self, action: Answer | Terminate) -> str:
+    def _encode_finished(self, action: Answer | Terminate) -> str:
         if isinstance(action, Answer):
             if not action.text:
                 reason = "an empty answer is the word for success"
