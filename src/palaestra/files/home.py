@@ -6,6 +6,7 @@ var/training/                     under $PALAESTRA_HOME, else under the current 
     service/                      lock  token  endpoint.json  service.log     (directory mode 0700)
     checkpoints/<id>/             imported or deployed ones        deployed/<env>.json     deployed checkpoint
     archive/<run_id>.tar.gz       archived runs                    trash/<run_id>.<time>/  deleted runs
+    episodes/<episode_id>/        recorded episodes of plays
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Home:
     """Archived runs."""
     trash = PathIn("trash")
     """Deleted runs, until they are purged."""
+    episodes = PathIn("episodes")
+    """Recorded episodes of plays."""
     service = PathIn("service")
     """Files of the run service; mode 0700."""
     lock = PathIn("service/lock")

@@ -39,7 +39,7 @@ from palaestra.errors import (
     UnknownRun,
 )
 from palaestra.redaction import Redactor
-from palaestra.strict_json import json_number, optional_number, read_numbers
+from palaestra.strict_json import json_number, optional_number, read_number, read_numbers
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -120,6 +120,8 @@ _readers: dict[Any, dict[str, Callable[[Any], Any] | None]] = {}
 
 def _reader(kind: Any) -> Callable[[Any], Any] | None:
     """Converts a JSON value to an annotated type; None when the JSON value is used as it is."""
+    if kind == Number:
+        return read_number
     if kind == Number | None:
         return optional_number
     if kind == dict[str, Number]:

@@ -1,0 +1,333 @@
+"""Recorded episodes of plays: written step by step, readable after a crash, checked when they are used.
+
+    episodes/<episode_id>/
+        episode.json         environment, seed, policy, result; hashes of the other files once it is finished
+        steps.jsonl          one line per step, with the place of its picture
+        pictures.bin         JPEG or PNG pictures, one after the other
+        observations.bin     the observations as arrays, one row per step, for learning from the episode
+
+Step 0 is the beginning: its picture and observation come before the first action. A recording whose process was killed
+keeps every step that was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from palaestra.errors import ConfigError, UnknownRun
+from palaestra.files.atomic import read_json, write_json
+from palaestra.files.home import Home
+from palaestra.files.run_directory import check_run_id
+from palaestra.processes.procfs import ProcessIdentity
+from palaestra.runs.play.protocol import Mode
+from palaestra.runs.play.state import StepReport
+from palaestra.runs.wire import API_SCHEMA, JsonObject, Number, from_json, to_json
+from palaestra.strict_json import dump_json
+
+Outcome: TypeAlias = Literal["playing", "terminated", "truncated", "stopped", "interrupted"]
+_EPISODE, _STEPS, _PICTURES, _OBSERVATIONS = "episode.json", "steps.jsonl", "pictures.bin", "observations.bin"
+_PICTURE_STARTS = {b"\xff\xd8\xff": "image/jpeg", b"\x89PNG": "image/png"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRecord:
+    """Summary of a recorded episode."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    episode_id: str
+    play_id: str
+    env_id: str
+    kind: Literal["gymnasium", "screen"]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    instruction: str = ""
+    seed: int | None = None
+    mode: Mode = "human"
+    policy: str = ""
+    """Name of the policy that acted; empty when none did."""
+    checkpoint: str = ""
+    fps: float = 30.0
+    started: float = 0.0
+    ended: float | None = None
+    outcome: Outcome = "playing"
+    """How it ended: by the environment (`terminated`, `truncated`), by a reset (`stopped`), or with its process
+    (`interrupted`)."""
+    success: bool | None = None
+    steps: int = 0
+    human_steps: int = 0
+    agent_steps: int = 0
+    episode_return: Number = 0.0
+    bytes: int = 0
+    problem: str = ""
+    """Why it cannot be replayed; empty when it can."""
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step and the place of its picture."""
+
+    report: StepReport
+    picture: tuple[int, int] | None
+    """Offset and length in pictures.bin; None when no picture was taken."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """An episode as arrays: T steps, and T + 1 observations."""
+
+    observations: Mapping[str, NDArray[Any]]
+    """By name; a single array has the name ``."""
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    by_human: NDArray[np.bool_]
+    """Whether the person chose the action."""
+
+
+class EpisodeWriter:
+    """Records one episode. Every `add` is on disk, apart from the buffers of the operating system, when it returns."""
+
+    def __init__(self, directory: Path, record: EpisodeRecord) -> None:
+        self.record = record
+        self._directory = directory
+        directory.mkdir(parents=True)
+        self._identity = ProcessIdentity.of(os.getpid())
+        self._arrays: list[JsonObject] | None = None
+        self._hashes = {name: hashlib.sha256() for name in (_STEPS, _PICTURES, _OBSERVATIONS)}
+        self._files: dict[str, IO[bytes]] = {}
+        try:
+            for name in self._hashes:
+                self._files[name] = open(directory / name, "wb", buffering=0)  # noqa: SIM115 - closed by `finish`
+            self._write_record()
+        except OSError:
+            self.close()
+            raise
+
+    def add(self, report: StepReport, picture: bytes, observation: Mapping[str, NDArray[Any]]) -> None:
+        """Append a step. `OSError` when the disk is full."""
+        place = None
+        if picture:
+            place = [self._files[_PICTURES].tell(), len(picture)]
+            self._append(_PICTURES, picture)
+        if self._arrays is None:
+            self._arrays = [
+                {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
+                for name, array in observation.items()
+            ]
+            self._write_record()
+        for array in observation.values():
+            self._append(_OBSERVATIONS, np.ascontiguousarray(array).tobytes())
+        line: JsonObject = {**to_json(report), "picture": place}
+        self._append(_STEPS, dump_json(line, separators=(",", ":")).encode() + b"\n")
+        by_human, by_agent = report.actor == "human", report.actor == "agent"
+        self.record = replace(
+            self.record,
+            steps=report.step,
+            human_steps=self.record.human_steps + by_human,
+            agent_steps=self.record.agent_steps + by_agent,
+            episode_return=report.episode_return,
+            success=report.success,
+        )
+
+    def finish(self, outcome: Outcome, now: float, **changes: Any) -> EpisodeRecord:
+        """Close the files and write the result."""
+        size = sum(file.tell() for file in self._files.values())
+        self.close()
+        self.record = replace(self.record, outcome=outcome, ended=now, bytes=size, **changes)
+        self._write_record()
+        return self.record
+
+    def close(self) -> None:
+        """Close the files, as a killed process would."""
+        for file in self._files.values():
+            file.close()
+
+    def discard(self) -> None:
+        """Delete the recording."""
+        self.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _append(self, name: str, data: bytes) -> None:
+        written = self._files[name].write(data)
+        if written != len(data):
+            raise OSError(f"only {written} of {len(data)} bytes were written to {name}")
+        self._hashes[name].update(data)
+
+    def _write_record(self) -> None:
+        is_finished = self.record.ended is not None
+        hashes = {name: digest.hexdigest() for name, digest in self._hashes.items()} if is_finished else {}
+        identity = None if self._identity is None or is_finished else to_json(self._identity)
+        document = {"schema": 1, **to_json(self.record), "arrays": self._arrays or [], "sha256": hashes}
+        write_json(self._directory / _EPISODE, document | {"writer": identity}, durable=is_finished)
+
+
+class EpisodeReader:
+    """Reads one recorded episode. `ConfigError` when it is damaged."""
+
+    def __init__(self, directory: Path) -> None:
+        document = read_json(directory / _EPISODE)
+        if document is None or document.get("schema") != 1:
+            raise _damage(directory, f"{_EPISODE} cannot be read")
+        self.directory = directory
+        self._arrays: list[JsonObject] = list(document.get("arrays") or [])
+        self._sha256: JsonObject = dict(document.get("sha256") or {})
+        try:
+            record = from_json(EpisodeRecord, document)
+        except TypeError as error:
+            raise _damage(directory, f"{_EPISODE} is incomplete ({error})") from None
+        self.record = self._recover(record, document.get("writer"))
+
+    def steps(self, first: int = 0, count: int | None = None) -> list[RecordedStep]:
+        """The steps from number `first` on."""
+        last = math.inf if count is None else first + count
+        return [step for number, step in enumerate(self._iterate_steps()) if first <= number < last]
+
+    def picture(self, step: RecordedStep) -> bytes:
+        """The picture of a step; empty if it has none."""
+        if step.picture is None:
+            return b""
+        offset, length = step.picture
+        try:
+            with open(self.directory / _PICTURES, "rb") as file:
+                file.seek(offset)
+                data = file.read(length)
+        except OSError as error:
+            raise _damage(self.directory, f"{_PICTURES} cannot be read ({error.strerror})") from None
+        if len(data) != length or picture_type(data) is None:
+            raise _damage(self.directory, f"the picture of step {step.report.step} is not one")
+        return data
+
+    def demonstration(self) -> Demonstration:
+        """The episode as arrays, after checking every byte against its hash."""
+        self.verify()
+        steps = self.steps()
+        if not self._arrays:
+            raise ConfigError("episode", self.directory.name, "holds no observations", "Use its pictures instead")
+        kinds = np.dtype([(str(a["name"]) or "f0", str(a["dtype"]), tuple(a["shape"])) for a in self._arrays])
+        rows = np.fromfile(self.directory / _OBSERVATIONS, kinds)
+        moves = [step.report for step in steps[1:]]
+        names = [str(array["name"]) for array in self._arrays]
+        return Demonstration(
+            {name: rows[name or "f0"][: len(steps)] for name in names},
+            np.array([move.action for move in moves]),
+            np.array([move.reward for move in moves], np.float32),
+            np.array([move.terminated for move in moves], np.bool_),
+            np.array([move.truncated for move in moves], np.bool_),
+            np.array([move.actor == "human" for move in moves], np.bool_),
+        )
+
+    def verify(self) -> None:
+        """Compare every byte with the hashes; `ConfigError` if the episode is unfinished or damaged."""
+        if not self._sha256:
+            raise ConfigError("episode", self.directory.name, f"is {self.record.outcome}: it was never finished")
+        for name, expected in self._sha256.items():
+            try:
+                with open(self.directory / name, "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise _damage(self.directory, f"{name} cannot be read ({error.strerror})") from None
+            if digest != expected:
+                raise _damage(self.directory, f"{name} was changed after it was recorded")
+
+    def _iterate_steps(self) -> Iterator[RecordedStep]:
+        try:
+            lines = (self.directory / _STEPS).read_bytes().split(b"\n")
+        except OSError as error:
+            raise _damage(self.directory, f"{_STEPS} cannot be read ({error.strerror})") from None
+        # The last part is empty, or a line that a killed process left incomplete.
+        for number, line in enumerate(lines[:-1]):
+            try:
+                data = json.loads(line)
+                place = data.pop("picture")
+                report = from_json(StepReport, data)
+                picture = None if place is None else (int(place[0]), int(place[1]))
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+                raise _damage(self.directory, f"line {number + 1} of {_STEPS} cannot be read") from None
+            yield RecordedStep(report, picture)
+
+    def _recover(self, record: EpisodeRecord, writer: Any) -> EpisodeRecord:
+        """Complete the record of an episode that is still being played or was interrupted."""
+        if record.ended is not None:
+            return record
+        identity = ProcessIdentity.from_json(writer)
+        outcome: Outcome = "playing" if identity is not None and identity.is_alive() else "interrupted"
+        reports = [step.report for step in self._iterate_steps()]
+        last = reports[-1] if reports else None
+        return replace(
+            record,
+            outcome=outcome,
+            steps=last.step if last else 0,
+            episode_return=last.episode_return if last else 0.0,
+            human_steps=sum(report.actor == "human" for report in reports),
+            agent_steps=sum(report.actor == "agent" for report in reports),
+        )
+
+
+def new_episode_directory(home: Home, episode_id: str) -> Path:
+    """The directory of a new episode."""
+    return home.episodes / check_run_id(episode_id)
+
+
+def open_episode(home: Home, episode_id: str) -> EpisodeReader:
+    """A recorded episode by its id, or by a unique prefix; `UnknownRun` if there is none."""
+    check_run_id(episode_id)
+    names = sorted(path.name for path in home.episodes.glob(f"{episode_id}*") if (path / _EPISODE).exists())
+    if episode_id in names:
+        names = [episode_id]
+    if len(names) != 1:
+        reason = f"{len(names)} episodes begin with it" if names else "no such episode"
+        raise UnknownRun("episode", episode_id, reason, "palaestra episodes list shows them")
+    return EpisodeReader(home.episodes / names[0])
+
+
+def list_episodes(home: Home, *, env_id: str | None = None, play_id: str | None = None) -> list[EpisodeRecord]:
+    """The recorded episodes, newest first; a damaged one has a `problem`."""
+    records = []
+    for path in home.episodes.glob("[!.]*"):
+        try:
+            records.append(EpisodeReader(path).record)
+        except ConfigError as error:
+            if path.is_dir():
+                kind = EpisodeRecord(episode_id=path.name, play_id="", env_id="", kind="gymnasium")
+                records.append(replace(kind, outcome="interrupted", problem=error.reason))
+    return sorted(
+        (r for r in records if env_id in (None, r.env_id) and play_id in (None, r.play_id)),
+        key=lambda record: (record.started, record.episode_id),
+        reverse=True,
+    )
+
+
+def delete_episode(home: Home, episode_id: str) -> None:
+    """Delete a recorded episode that is not being played."""
+    check_run_id(episode_id)
+    path = home.episodes / episode_id
+    if not path.is_dir():
+        raise UnknownRun("episode", episode_id, "no such episode", "palaestra episodes list shows them")
+    outcome = ""
+    with contextlib.suppress(ConfigError):  # a damaged one can be deleted
+        outcome = EpisodeReader(path).record.outcome
+    if outcome == "playing":
+        raise ConfigError("episode", episode_id, "is being played", "End the play first")
+    shutil.rmtree(path)
+
+
+def picture_type(data: bytes) -> str | None:
+    """Media type of a picture; None if it is neither JPEG nor PNG."""
+    return next((kind for start, kind in _PICTURE_STARTS.items() if data.startswith(start)), None)
+
+
+def _damage(directory: Path, reason: str) -> ConfigError:
+    return ConfigError("episode", directory.name, reason, f"Delete it: palaestra episodes delete {directory.name}")
