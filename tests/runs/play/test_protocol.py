@@ -16,7 +16,7 @@ from palaestra.runs.play.protocol import (
     SetMode,
     SetRecording,
     SetSpeed,
-    Step,
+    SingleStep,
     TakeControl,
     decode_control,
     encode_control,
@@ -32,7 +32,7 @@ json_values = st.recursive(
 )
 controls = st.one_of(
     st.builds(Reset, st.none() | st.integers(0, 2**31 - 1)),
-    st.just(Step()),
+    st.just(SingleStep()),
     st.builds(Pause, st.booleans()),
     st.builds(SetSpeed, st.floats(0.05, 100.0)),
     st.builds(SetMode, st.sampled_from(["human", "hybrid", "agent"])),

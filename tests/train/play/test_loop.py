@@ -17,12 +17,12 @@ from palaestra.runs.play.protocol import (
     SetMode,
     SetRecording,
     SetSpeed,
-    Step,
+    SingleStep,
     TakeControl,
 )
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import Controls, EnvironmentDescription, PlayNotice, PlayState, PolicyStatus, StepReport
-from palaestra.train.play.environment import Picture, PolicyInput, Result
+from palaestra.train.play.environment import EncodedPicture, PolicyInput, Result
 from palaestra.train.play.loop import PlayLoop
 
 
@@ -52,7 +52,7 @@ class Counting:
 
     def picture(self):
         self.pictures += 1
-        return Picture(b"\xff\xd8\xff", 4, 3)
+        return EncodedPicture(b"\xff\xd8\xff", 4, 3)
 
     def policy_input(self):
         return PolicyInput({"": np.array([self.count])})
@@ -213,7 +213,7 @@ def test_a_paused_play_makes_a_step_only_when_asked(start):
     play = start(paused=True)
     play.run(1.0)
     assert play.steps == []
-    play.send(Step())
+    play.send(SingleStep())
     play.run(1.0)
     assert len(play.steps) == 1
     play.send(Pause(False))

@@ -100,7 +100,7 @@ class Reset:
 
 
 @dataclass(frozen=True)
-class Step:
+class SingleStep:
     """Make one step while the play is paused."""
 
     type: ClassVar[str] = "step"
@@ -207,7 +207,7 @@ class SetRecording:
 
 
 Control: TypeAlias = (
-    Reset | Step | Pause | SetSpeed | SetMode | Act | TakeControl | LoadPolicy | RemovePolicy | SetRecording
+    Reset | SingleStep | Pause | SetSpeed | SetMode | Act | TakeControl | LoadPolicy | RemovePolicy | SetRecording
 )
 CONTROLS: dict[str, type[Control]] = {kind.type: kind for kind in get_args(Control)}
 

@@ -53,7 +53,7 @@ class Controls:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class CellGrid:
     """A small world of cells, row by row."""
 
     __pydantic_config__ = API_SCHEMA
@@ -157,7 +157,7 @@ class StepReport:
     success: bool | None = None
     outputs: dict[str, Any] = field(default_factory=dict)
     """What the policy reported: `value`, `probabilities`, `q_values`, `log_prob`, `text`."""
-    grid: Grid | None = None
+    grid: CellGrid | None = None
     width: int = 0
     height: int = 0
     """Size of the picture; 0 without one."""

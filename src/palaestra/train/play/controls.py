@@ -67,7 +67,7 @@ def controls_of(env: GymEnv, env_id: str) -> Controls:
     name = _family(env, env_id)
     if isinstance(space, spaces.Discrete) and space.n <= _MAX_CHOICES:
         known = _CHOICES.get(name, ())
-        rows = known if len(known) == space.n else _numbered(int(space.n))
+        rows = known if len(known) == space.n else _numbered_choices(int(space.n))
         start = int(space.start)
         choices = tuple(Choice(action=start + i, label=label, keys=keys) for i, (label, keys) in enumerate(rows))
         idle = start + _IDLE[name] if name in _IDLE and rows is known else None
@@ -91,7 +91,7 @@ def _family(env: GymEnv, env_id: str) -> str:
     return env_id.rpartition("/")[2].partition("-v")[0].removesuffix("8x8")
 
 
-def _numbered(n: int) -> Sequence[tuple[str, tuple[str, ...]]]:
+def _numbered_choices(n: int) -> Sequence[tuple[str, tuple[str, ...]]]:
     return [(f"action {i}", (str(i + 1),) if i < 9 else ()) for i in range(n)]
 
 

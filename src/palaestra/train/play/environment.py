@@ -15,7 +15,7 @@ from palaestra.env.factory import EnvFactory
 from palaestra.env.vector import GymEnv
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.runs.play.spec import PlaySpec
-from palaestra.runs.play.state import Controls, EnvironmentDescription, Grid
+from palaestra.runs.play.state import CellGrid, Controls, EnvironmentDescription
 from palaestra.runs.process.probe import space_json
 from palaestra.train.play.controls import controls_of
 from palaestra.train.play.grid import grid_reader
@@ -31,7 +31,7 @@ _TURN_BASED_FPS = 10.0
 _SCREEN_FPS = 4.0
 
 
-class Picture(NamedTuple):
+class EncodedPicture(NamedTuple):
     """An encoded picture; empty when the environment cannot render."""
 
     data: bytes = b""
@@ -69,13 +69,13 @@ class PlayEnvironment(Protocol):
     def step(self, action: Any) -> Result:
         """Perform an action, given as JSON data."""
 
-    def picture(self) -> Picture:
+    def picture(self) -> EncodedPicture:
         """A picture of the current state."""
 
     def policy_input(self) -> PolicyInput:
         """The observation that a policy acts on."""
 
-    def grid(self) -> Grid | None:
+    def grid(self) -> CellGrid | None:
         """The current cells, if it has some."""
 
     def random_action(self) -> Any:
@@ -131,10 +131,10 @@ class GymnasiumPlay:
             float(reward), bool(terminated), bool(truncated), None if success is None else bool(np.any(success))
         )
 
-    def picture(self) -> Picture:
+    def picture(self) -> EncodedPicture:
         """The rendered frame as JPEG."""
         if not self.can_render:
-            return Picture()
+            return EncodedPicture()
         frame = self._env.render()
         shape = tuple(getattr(frame, "shape", ()))
         if len(shape) != 3 or shape[2] != 3 or frame.dtype != np.uint8:  # type: ignore[union-attr]
@@ -148,7 +148,7 @@ class GymnasiumPlay:
         """The observation as arrays."""
         return PolicyInput(flatten_observation(self._observation), action_mask=self._mask)
 
-    def grid(self) -> Grid | None:
+    def grid(self) -> CellGrid | None:
         """The cells of toy text environments and MiniGrid."""
         return None if self._read_grid is None else self._read_grid()
 
@@ -213,11 +213,11 @@ class ScreenPlay:
         is_over = progress.done
         return Result(reward, is_over and not progress.truncated, is_over and progress.truncated, progress.success)
 
-    def picture(self) -> Picture:
+    def picture(self) -> EncodedPicture:
         """The screen."""
         if self._screenshot is None:
-            return Picture()
-        return Picture(self._screenshot.data, self._screenshot.size.width, self._screenshot.size.height)
+            return EncodedPicture()
+        return EncodedPicture(self._screenshot.data, self._screenshot.size.width, self._screenshot.size.height)
 
     def policy_input(self) -> PolicyInput:
         """The screen."""
@@ -291,13 +291,13 @@ def _open_session(gateway: str | None) -> BlockingSession:
     return BlockingSession(open_browser_session, on_close=stop_browser)
 
 
-def encode_jpeg(frame: NDArray[np.uint8]) -> Picture:
+def encode_jpeg(frame: NDArray[np.uint8]) -> EncodedPicture:
     """A frame (height, width, 3) as JPEG."""
     from PIL import Image
 
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, "JPEG", quality=_JPEG_QUALITY)
-    return Picture(buffer.getvalue(), frame.shape[1], frame.shape[0])
+    return EncodedPicture(buffer.getvalue(), frame.shape[1], frame.shape[0])
 
 
 def flatten_observation(observation: Any, name: str = "") -> dict[str, NDArray[Any]]:

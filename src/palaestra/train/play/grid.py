@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from palaestra.env.vector import GymEnv
-from palaestra.runs.play.state import Grid
+from palaestra.runs.play.state import CellGrid
 
 _LAKE = {b"S": "start", b"F": "ice", b"H": "hole", b"G": "goal"}
 _TAXI_STOPS = ("red", "green", "yellow", "blue")
 _DOOR_STATES = ("open", "closed", "locked")
 
 
-def grid_reader(env: GymEnv) -> Callable[[], Grid] | None:
+def grid_reader(env: GymEnv) -> Callable[[], CellGrid] | None:
     """A function that reads the current cells; None for environments without cells."""
     world: Any = env.unwrapped
     name = type(world).__name__
-    readers: Mapping[str, Callable[[Any], Grid]] = {
+    readers: Mapping[str, Callable[[Any], CellGrid]] = {
         "FrozenLakeEnv": _read_lake,
         "CliffWalkingEnv": _read_cliff,
         "TaxiEnv": _read_taxi,
@@ -28,12 +28,12 @@ def grid_reader(env: GymEnv) -> Callable[[], Grid] | None:
     return None if read is None else lambda: read(world)
 
 
-def _read_lake(world: Any) -> Grid:
+def _read_lake(world: Any) -> CellGrid:
     cells = tuple(_LAKE.get(cell, "ice") for row in world.desc for cell in row.tolist())
-    return Grid(columns=int(world.ncol), cells=cells, agent=int(world.s))
+    return CellGrid(columns=int(world.ncol), cells=cells, agent=int(world.s))
 
 
-def _read_cliff(world: Any) -> Grid:
+def _read_cliff(world: Any) -> CellGrid:
     rows, columns = world.shape
     cells = []
     for row in range(rows):
@@ -44,10 +44,10 @@ def _read_cliff(world: Any) -> Grid:
             elif (row, column) == (rows - 1, columns - 1):
                 kind = "goal"
             cells.append(kind)
-    return Grid(columns=columns, cells=tuple(cells), agent=int(world.s))
+    return CellGrid(columns=columns, cells=tuple(cells), agent=int(world.s))
 
 
-def _read_taxi(world: Any) -> Grid:
+def _read_taxi(world: Any) -> CellGrid:
     row, column, passenger, destination = world.decode(int(world.s))
     columns = 5
     cells = ["floor"] * 25
@@ -61,10 +61,10 @@ def _read_taxi(world: Any) -> Grid:
     agent = row * columns + column
     stops = [r * columns + c for r, c in world.locs]
     marks = {"destination": stops[destination], "passenger": agent if passenger == 4 else stops[passenger]}
-    return Grid(columns=columns, cells=tuple(cells), agent=agent, marks=marks)
+    return CellGrid(columns=columns, cells=tuple(cells), agent=agent, marks=marks)
 
 
-def _read_minigrid(world: Any) -> Grid:
+def _read_minigrid(world: Any) -> CellGrid:
     cells = []
     for row in range(world.grid.height):
         for column in range(world.grid.width):
@@ -79,6 +79,6 @@ def _read_minigrid(world: Any) -> Grid:
     carried = getattr(world, "carrying", None)
     agent = row * world.grid.width + column
     marks = {} if carried is None else {f"carries {carried.type} {carried.color}": agent}
-    return Grid(
+    return CellGrid(
         columns=int(world.grid.width), cells=tuple(cells), agent=agent, heading=int(world.agent_dir), marks=marks
     )

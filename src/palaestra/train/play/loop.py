@@ -26,12 +26,12 @@ from palaestra.runs.play.protocol import (
     SetMode,
     SetRecording,
     SetSpeed,
-    Step,
+    SingleStep,
     TakeControl,
 )
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import PlayNotice, PlayState, PolicyStatus, Report, StepReport
-from palaestra.train.play.environment import Picture, PlayEnvironment
+from palaestra.train.play.environment import EncodedPicture, PlayEnvironment
 from palaestra.train.play.policies import ActingPolicy, Moment, Policy
 
 _RESET_DELAY_S = 1.0
@@ -118,7 +118,7 @@ class PlayLoop:
             self._finish_recording("stopped")
             self._reset(control.seed, now)
             return
-        if isinstance(control, Step):
+        if isinstance(control, SingleStep):
             if self._is_over:
                 self._reset(None, now)
             self._step_once, self._due = True, now
@@ -288,7 +288,7 @@ class PlayLoop:
 
     def _publish(self, report: StepReport, now: float, *, needs_picture: bool) -> None:
         """Take the picture of a step, record the step and send it."""
-        picture = Picture()
+        picture = EncodedPicture()
         # A little early counts as due: ticks are never exactly on time.
         is_due = now - self._last_picture_at >= 0.9 * max(_PICTURE_EVERY_S, min(self._interval(), 0.1))
         if needs_picture or is_due or self._interval() >= _PICTURE_EVERY_S:
