@@ -1,0 +1,307 @@
+"""The feed: the one module of the studio that crosses threads.
+
+Requests run in a few worker threads, streams in one thread each. What arrives waits in queues until the thread of the
+window calls `drain`, which spends a bounded time, so that no amount of data blocks the window. Metrics are put together
+per curve, and of the pictures of a play only the newest is kept. `wake` is called, from any thread, when something has
+arrived that should be drawn at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from palaestra.errors import PalaestraError, ServiceUnreachable
+from palaestra.runs.client.client import TrainerService
+from palaestra.runs.client.play import PlayConnection
+from palaestra.runs.play.protocol import Control
+from palaestra.runs.play.state import PlayEnded, Report, StepReport
+from palaestra.runs.record import RunEvent
+from palaestra.runs.series import MetricPoint
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_WORKERS = 4
+_BUDGET_S = 0.008
+"""Longest time that one `drain` spends on callbacks."""
+_RETRY_S = 0.5
+_HEALTH_EVERY_S = 0.75
+_HEALTH_TIMEOUT_S = 1.0
+_MAX_LOG_CHARACTERS = 1 << 18
+"""Output that waits for the window; of more, only the newest is kept."""
+Curves: TypeAlias = dict[str, list[MetricPoint]]
+
+
+class Frame(NamedTuple):
+    """A step of a play with its picture, decoded."""
+
+    play_id: str
+    report: StepReport
+    picture: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subscribers:
+    """What the feed calls in the thread of the window."""
+
+    connected: Callable[[], None]
+    disconnected: Callable[[str], None]
+    run_event: Callable[[str, RunEvent], None]
+    points: Callable[[str, Mapping[str, Sequence[MetricPoint]]], None]
+    log: Callable[[str, str], None]
+    play: Callable[[str, Report], None]
+    failed: Callable[[str], None]
+    """A subscriber failed."""
+
+
+class Stream:
+    """A thread that reads a stream, and starts again when it breaks."""
+
+    def __init__(self, name: str, read: Callable[[Stream], None]) -> None:
+        self.name = name
+        self.stopped = threading.Event()
+        self._close: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, args=(read,), name=f"studio-{name}", daemon=True)
+        self._thread.start()
+
+    def close_with(self, close: Callable[[], None]) -> None:
+        """Register what ends a blocking read from another thread."""
+        with self._lock:
+            self._close = close
+            is_stopped = self.stopped.is_set()
+        if is_stopped:
+            close()
+
+    def cancel(self) -> None:
+        """Let the thread end, without waiting for it."""
+        with self._lock:
+            self.stopped.set()
+            close = self._close
+        if close is not None:
+            close()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self, read: Callable[[Stream], None]) -> None:
+        while not self.stopped.is_set():
+            try:
+                read(self)
+            except PalaestraError as error:
+                _log.info("%s: %s", self.name, error)
+            except Exception:  # noqa: BLE001 - what a service sends must not end the stream for good
+                _log.exception("%s: the stream sent something unexpected", self.name)
+            self.stopped.wait(_RETRY_S)
+
+
+class Feed:
+    """Requests and streams of one service. Every method is called by the thread of the window."""
+
+    def __init__(
+        self,
+        service: TrainerService,
+        subscribers: Subscribers,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        decode: Callable[[bytes], Any] = lambda data: data,
+    ) -> None:
+        self.service, self._subscribers, self._wake, self._decode = service, subscribers, wake, decode
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="studio-request")
+        self._calls: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._points: dict[str, Curves] = {}
+        self._log_text: dict[str, str] = {}
+        self._frame: Frame | None = None
+        self._numbers: dict[str, int] = {}
+        self._streams: dict[str, tuple[object, Stream]] = {}
+        self._ending: list[Stream] = []
+        self._play: PlayConnection | None = None
+        self._is_closed = False
+
+    # ------------------------------------------------------------------ requests
+
+    def request(
+        self,
+        work: Callable[[TrainerService], _T],
+        done: Callable[[_T], None],
+        failed: Callable[[PalaestraError], None],
+        *,
+        key: str = "",
+    ) -> None:
+        """Call `work` in another thread, and `done` or `failed` with the result in this one.
+
+        Of requests with the same key only the newest is answered: what an older one returns is out of date.
+        """
+        if self._is_closed:
+            return
+        number = self._numbers[key] = self._numbers.get(key, 0) + 1
+
+        def answer(call: Callable[[Any], None], result: object) -> None:
+            if not key or self._numbers[key] == number:
+                call(result)
+
+        def run() -> None:
+            try:
+                result = work(self.service)
+            except PalaestraError as error:
+                self._post(partial(answer, failed, error))
+            except Exception as error:  # noqa: BLE001 - a service may answer anything
+                _log.exception("a request failed")
+                text = f"the service's answer cannot be used ({type(error).__name__}: {error})"
+                self._post(partial(answer, failed, PalaestraError(text)))
+            else:
+                self._post(partial(answer, done, result))
+
+        self._pool.submit(run)
+
+    # ------------------------------------------------------------------ streams
+
+    def connect(self) -> None:
+        """Watch whether the service answers, and the events of all runs."""
+        self._watch("health", True, self._read_health)
+        self._watch("runs", True, self._read_run_events)
+
+    def watch_metrics(self, run_ids: Sequence[str]) -> None:
+        """Receive the new points of these runs, and of no others."""
+        chosen = tuple(sorted(run_ids))
+        self._watch("metrics", chosen, partial(self._read_metrics, chosen))
+
+    def watch_log(self, run_id: str, offset: int = 0) -> None:
+        """Receive the output of a run from an offset on; an empty id: of none."""
+        self._watch("log", run_id, partial(self._read_log, run_id, offset))
+
+    def watch_play(self, play_id: str) -> None:
+        """Receive the messages of a play; an empty id: of none."""
+        self._watch("play", play_id, partial(self._read_play, play_id))
+
+    def send(self, control: Control) -> bool:
+        """Send a control to the play; whether the connection is open."""
+        connection = self._play
+        if connection is None:
+            return False
+        try:
+            connection.send(control)
+        except ServiceUnreachable:
+            return False
+        return True
+
+    def take_frame(self) -> Frame | None:
+        """The newest picture of the play since the last call."""
+        frame, self._frame = self._frame, None
+        return frame
+
+    def drain(self) -> bool:
+        """Call the subscribers with what has arrived, for a bounded time; whether something is left."""
+        deadline = time.monotonic() + _BUDGET_S
+        with self._lock:
+            points, self._points = self._points, {}
+            log_text, self._log_text = self._log_text, {}
+        for run_id, curves in points.items():
+            self._call(partial(self._subscribers.points, run_id, curves))
+        for run_id, text in log_text.items():
+            self._call(partial(self._subscribers.log, run_id, text))
+        while self._calls and time.monotonic() < deadline:
+            self._call(self._calls.popleft())
+        return bool(self._calls)
+
+    def close(self, timeout_s: float = 5.0) -> list[str]:
+        """End all threads; returns the names of those that did not end in time."""
+        self._is_closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for name in list(self._streams):
+            self._cancel(name)
+        deadline = time.monotonic() + timeout_s
+        return [stream.name for stream in self._ending if not stream.join(max(0.0, deadline - time.monotonic()))]
+
+    def _watch(self, name: str, subject: object, read: Callable[[Stream], None]) -> None:
+        """Read a stream, instead of the one of this name about another subject; none for an empty subject."""
+        current = self._streams.get(name)
+        if current is not None and current[0] == subject:
+            return
+        self._cancel(name)
+        if subject and not self._is_closed:
+            self._streams[name] = (subject, Stream(name, read))
+
+    def _cancel(self, name: str) -> None:
+        current = self._streams.pop(name, None)
+        if current is not None:
+            current[1].cancel()
+            self._ending = [*(stream for stream in self._ending if not stream.join(0.0)), current[1]]
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        self._wake()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - one broken subscriber must not stop the others
+            _log.exception("a subscriber failed")
+            self._subscribers.failed(f"{type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------------ the threads of the streams
+
+    def _read_health(self, stream: Stream) -> None:
+        is_connected: bool | None = None
+        while not stream.stopped.is_set():
+            reason = ""
+            try:
+                self.service.check_health(_HEALTH_TIMEOUT_S)
+            except PalaestraError as error:
+                reason = str(error)
+            if is_connected is not (not reason):
+                is_connected = not reason
+                call = self._subscribers.connected if not reason else partial(self._subscribers.disconnected, reason)
+                self._post(call)
+            stream.stopped.wait(_HEALTH_EVERY_S)
+
+    def _read_run_events(self, stream: Stream) -> None:
+        with self.service.watch_runs() as events:
+            stream.close_with(events.close)
+            for run_id, event in events:
+                self._post(partial(self._subscribers.run_event, run_id, event))
+
+    def _read_metrics(self, run_ids: Sequence[str], stream: Stream) -> None:
+        with self.service.watch_metrics(run_ids) as batches:
+            stream.close_with(batches.close)
+            for run_id, curves in batches:
+                with self._lock:
+                    waiting = self._points.setdefault(run_id, {})
+                    for name, points in curves.items():
+                        waiting.setdefault(name, []).extend(points)
+
+    def _read_log(self, run_id: str, offset: int, stream: Stream) -> None:
+        with self.service.watch_log(run_id, offset=offset) as chunks:
+            stream.close_with(chunks.close)
+            for text in chunks:
+                with self._lock:
+                    self._log_text[run_id] = (self._log_text.get(run_id, "") + text)[-_MAX_LOG_CHARACTERS:]
+        # The run has ended, and with it its output.
+        stream.stopped.wait()
+
+    def _read_play(self, play_id: str, stream: Stream) -> None:
+        with self.service.open_play(play_id) as connection:
+            stream.close_with(connection.close)
+            self._play = connection
+            try:
+                for report, picture in connection:
+                    self._receive(play_id, report, picture)
+                    if isinstance(report, PlayEnded):
+                        stream.stopped.wait()
+            finally:
+                self._play = None
+
+    def _receive(self, play_id: str, report: Report, picture: bytes) -> None:
+        if picture and isinstance(report, StepReport):
+            self._frame = Frame(play_id, report, self._decode(picture))
+        self._post(partial(self._subscribers.play, play_id, report))
