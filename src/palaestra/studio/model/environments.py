@@ -1,0 +1,94 @@
+"""The environment that the user has chosen: which one, its parameters, its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from palaestra.runs.catalogue import EnvironmentInfo
+from palaestra.studio.model.commands import match_score
+from palaestra.studio.model.revision import Revised
+
+DEFAULT = "CartPole-v1"
+_FAVOURITES = ("CartPole-v1", "LunarLander-v3", "FrozenLake-v1", "Pendulum-v1", "MountainCar-v0", "Taxi-v4")
+"""Shown first: they need little and show what a play is."""
+
+
+class EnvironmentsModel(Revised):
+    """The catalogue of environments and tasks, and the choice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: tuple[EnvironmentInfo, ...] = ()
+        self.chosen = DEFAULT
+        self.seed = 0
+        self.max_episode_steps: int | None = None
+        self.schema: Mapping[str, Any] = {}
+        """JSON Schema of the parameters of the chosen environment; empty until it is known."""
+        self.parameters: dict[str, Any] = {}
+        self.problem = ""
+
+    @property
+    def info(self) -> EnvironmentInfo | None:
+        """The chosen environment; None if it is not in the catalogue, as an address of the user is not."""
+        return next((one for one in self.all if one.env_id == self.chosen), None)
+
+    @property
+    def is_screen(self) -> bool:
+        """Whether a screen task is chosen."""
+        return self.info is not None and self.info.kind == "screen"
+
+    def set_catalogue(self, environments: Sequence[EnvironmentInfo]) -> None:
+        """The catalogue has arrived."""
+        order = {name: index for index, name in enumerate(_FAVOURITES)}
+        self.all = tuple(
+            sorted(
+                environments,
+                key=lambda one: (order.get(one.env_id, len(order)), not one.installed, one.group, one.env_id),
+            )
+        )
+        self.touch()
+
+    def choose(self, env_id: str, parameters: Mapping[str, Any] | None = None) -> bool:
+        """Choose an environment; whether it is another one."""
+        env_id = env_id.strip()
+        if not env_id or (env_id == self.chosen and parameters is None):
+            return False
+        is_other = env_id != self.chosen
+        self.chosen = env_id
+        if is_other:
+            self.schema, self.max_episode_steps = {}, None
+        self.parameters = dict(parameters or {})
+        self.problem = ""
+        self.touch()
+        return is_other
+
+    def set_schema(self, env_id: str, schema: Mapping[str, Any]) -> None:
+        """The parameters of an environment have arrived."""
+        if env_id == self.chosen:
+            self.schema = schema
+            self.touch()
+
+    def set_parameter(self, name: str, value: Any) -> None:
+        """Change a parameter; None restores its default."""
+        if value is None:
+            self.parameters.pop(name, None)
+        else:
+            self.parameters[name] = value
+        self.touch()
+
+    def set_seed(self, seed: int) -> None:
+        """Change the seed of the next play."""
+        self.seed = max(0, min(seed, 2**31 - 1))
+        self.touch()
+
+    def search(self, text: str, limit: int = 200) -> list[EnvironmentInfo]:
+        """The environments that match what was typed, best first."""
+        if not text.strip():
+            return list(self.all[:limit])
+        scored = []
+        for order, one in enumerate(self.all):
+            score = match_score(text, f"{one.env_id} {one.group}")
+            if score is not None:
+                scored.append((-score - (5.0 if one.installed else 0.0), order, one))
+        return [one for _, _, one in sorted(scored, key=lambda entry: entry[:2])[:limit]]
