@@ -24,6 +24,7 @@ from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.registry import open_registry_read_only
 from palaestra.runs.supervisor.queue import QueueFile, waiting_reason
+from palaestra.runs.wire import upgrade_names
 
 if TYPE_CHECKING:
     from palaestra.runs.series import MetricPoint
@@ -132,7 +133,8 @@ class RunReader:
     def document(self, run_id: str, name: str, attempt: int | None = None) -> dict[str, Any]:
         """The stored `spec`, `resolved` or `command` (of an attempt, default: the newest); empty when there is none."""
         paths = self.attempt(run_id, attempt) if name == "command" else None
-        return read_json((paths or self.paths(run_id)).path / f"{name}.json") or {}
+        document = read_json((paths or self.paths(run_id)).path / f"{name}.json") or {}
+        return upgrade_names(document) if name == "spec" else document
 
     def log(self, run_id: str, offset: int = 0, limit: int = 1 << 20, attempt: int | None = None) -> LogChunk:
         """Whole lines of an attempt's output from a byte offset, redacted; a negative offset counts from the end."""

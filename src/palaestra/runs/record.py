@@ -23,14 +23,14 @@ MAX_INTEGER = 2**63 - 1
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened to a run: one line of life.jsonl."""
+    """Something that happened to a run: one line of events.jsonl."""
 
     __pydantic_config__ = API_SCHEMA
 
     seq: int
     time: float
     attempt: int
-    happening: str
+    kind: str
     """A `PhaseEvent`, or `alarm`, `alarm_over`, `adopted`, `note`, which change no phase."""
     phase: Phase
     """The phase after the event."""
@@ -46,7 +46,7 @@ class Alarm:
     __pydantic_config__ = API_SCHEMA
 
     code: str
-    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `warden_gone`, `drift`; and about metrics
+    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `watchdog_gone`, `drift`; and about metrics
     `non_finite`, `dropped_events`, `left_out_metrics`, which remain when the run has ended."""
     text: str
     since: float
@@ -79,7 +79,7 @@ class RunRecord:
     created: float = 0.0
     started: float | None = None
     ended: float | None = None
-    warden: ProcessIdentity | None = None
+    watchdog: ProcessIdentity | None = None
     """The watchdog process beside the trainer."""
     trainer: ProcessIdentity | None = None
     env_step: int = 0

@@ -85,7 +85,7 @@ class JournalFile:
 class StdoutLines:
     """Events are parsed from stdout.log in a format of `runs.ingest.output_formats.OUTPUT_FORMATS`."""
 
-    grammar: str
+    format: str
     kind: Literal["stdout"] = "stdout"
 
 
@@ -137,7 +137,7 @@ class LaunchPlan:
     checkpoints: tuple[str, ...] = ()
     """Glob patterns of checkpoints in the working directory, for trainers that do not report them."""
     videos: tuple[str, ...] = ()
-    film: bool = False
+    record_video: bool = False
     """Whether the service records its checkpoints, for trainers that record no videos themselves."""
     stop_grace_s: float = 10.0
     env_id: str = ""

@@ -63,6 +63,16 @@ _ERROR_CODES: dict[type[PalaestraError], str] = {
     ServiceUnreachable: "unreachable",
 }
 _MAX_VALUE_CHARACTERS = 1000
+_RENAMED_KEYS = {
+    "happening": "kind",  # of an event
+    "warden_lives": "watchdog_alive",
+    "warden": "watchdog",  # of process.json and a row
+    "film": "record_video",  # of plan.json
+    "grammar": "format",
+    "given": "config_text",  # of spec.json
+    "said": "reported_phase",  # of commits.log
+}
+_RENAMED_VALUES = {"code": {"warden_gone": "watchdog_gone"}, "stall_action": {"tell": "alarm"}}
 
 
 class _JsonNumber:
@@ -137,6 +147,20 @@ def _reader(kind: Any) -> Callable[[Any], Any] | None:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return functools.partial(from_json, kind)
     return None
+
+
+def upgrade_names(document: JsonObject) -> JsonObject:
+    """Stored data of a run in which the names of earlier versions are replaced by the current ones, at the top level.
+
+    Ended runs and archives are never rewritten, a watchdog outlives the service that started it, and a service of the
+    earlier version may still be running beside this process: readers accept both.
+    """
+    renamed = {_RENAMED_KEYS.get(key, key): value for key, value in document.items()}
+    for key, values in _RENAMED_VALUES.items():
+        value = renamed.get(key)
+        if isinstance(value, str):
+            renamed[key] = values.get(value, value)
+    return renamed
 
 
 def error_to_json(error: PalaestraError) -> JsonObject:

@@ -31,7 +31,7 @@ from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPreview
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.spec import RunSpec, find_value_fault, resolve_environment, run_name
-from palaestra.runs.wire import JsonObject, error_from_json, from_json
+from palaestra.runs.wire import JsonObject, error_from_json, from_json, upgrade_names
 from palaestra.telemetry.event import Record, decode
 
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class TrainerService:
         """
         query = {"after": after, "follow": follow}
         for _, kind, data in self._stream(f"/runs/{_quote(run_id)}/events", query, after):
-            yield decode(data) if kind == "event" else from_json(RunEvent, json.loads(data))
+            yield decode(data) if kind == "event" else from_json(RunEvent, upgrade_names(json.loads(data)))
 
     def recent_metrics(self, run_id: str, count: int, names: Sequence[str] = ()) -> dict[str, list[MetricPoint]]:
         """The last points of the named metrics (default: of all metrics)."""
@@ -325,7 +325,7 @@ def _build_spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, f
         from palaestra.config.file import read_config_file
 
         path = Path(config)
-        data["config"], data["given"] = read_config_file(path), path.read_text(encoding="utf-8")
+        data["config"], data["config_text"] = read_config_file(path), path.read_text(encoding="utf-8")
         data.setdefault("name", run_name(data["config"].get("name"), path))
     return parse_section(RunSpec, data, place="spec")
 

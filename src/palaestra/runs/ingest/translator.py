@@ -105,8 +105,8 @@ class _StdoutSource:
     """Reads stdout.log in an output format."""
 
     def __init__(self, path: Path, source: StdoutLines, state: dict[str, Any], shared: _Shared) -> None:
-        self._format = _look_up(OUTPUT_FORMATS, source.grammar, "grammar")
-        self._origin = Origin(f"stdout:{source.grammar}", path.name, 0)
+        self._format = _look_up(OUTPUT_FORMATS, source.format, "format")
+        self._origin = Origin(f"stdout:{source.format}", path.name, 0)
         inode, offset = state.get("file", (0, 0))
         self._tail = LineTail(path, offset, inode)
         self._shared = shared

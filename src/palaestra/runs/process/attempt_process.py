@@ -173,7 +173,7 @@ def find_survivors(attempt: Attempt) -> SurvivingProcesses:
 
 def write_process_record(attempt: Attempt, survivors: SurvivingProcesses) -> None:
     """Write process.json like the watchdog does, so that the attempt can be adopted."""
-    processes = {"warden": survivors.watchdog, "trainer": survivors.trainer}
+    processes = {"watchdog": survivors.watchdog, "trainer": survivors.trainer}
     identities = {name: None if identity is None else asdict(identity) for name, identity in processes.items()}
     write_json(attempt.process, {"schema": 1, **identities, "label": survivors.label})
 

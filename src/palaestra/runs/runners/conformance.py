@@ -111,8 +111,8 @@ def _check_plan(plan: LaunchPlan, spec: RunSpec) -> None:
     assert plan.sources, "a plan has a telemetry source"
     for source in plan.sources:
         if isinstance(source, StdoutLines):
-            assert source.grammar in OUTPUT_FORMATS, (
-                f"the grammar {source.grammar!r} is one of {', '.join(OUTPUT_FORMATS)}"
+            assert source.format in OUTPUT_FORMATS, (
+                f"the format {source.format!r} is one of {', '.join(OUTPUT_FORMATS)}"
             )
         elif isinstance(source, EventFiles):
             assert source.tags in TAGS, f"the tag table {source.tags!r} is one of {', '.join(TAGS)}"

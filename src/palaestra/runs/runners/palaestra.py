@@ -123,7 +123,7 @@ class PalaestraRunner:
             cwd=spec.invoked_from,
             paths=paths,
             sources=(JournalFile(),),
-            film=spec.video,
+            record_video=spec.video,
             # It finishes its update and saves a checkpoint, which takes a while for a large model.
             stop_grace_s=60.0,
             env_id=checked["env_id"],

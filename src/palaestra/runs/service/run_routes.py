@@ -152,7 +152,7 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         return to_json(_newest(supervisor, record))
 
     @runs_router.get("/runs/{run_id}/life", responses=NOT_FOUND, response_model=list[RunEvent])
-    def life(run_id: RunId) -> list[JsonObject]:
+    def event_log(run_id: RunId) -> list[JsonObject]:
         """The events of a run, in order."""
         return [to_json(event) for event in reader.events(run_id)]
 

@@ -59,7 +59,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, c
     ) -> EventStream:
         """All events of a run after an id, then new ones as they occur; ends with `event: end`.
 
-        `event: life` and `event: alarm` carry a run event, `event: event` one line of the journal. Without `follow`
+        `event: run` and `event: alarm` carry a run event, `event: event` one line of the journal. Without `follow`
         the stream ends after the events so far.
         """
         position = last_event_id or after
@@ -110,7 +110,7 @@ async def _stream_all_runs(events: AsyncIterator[tuple[str, RunEvent]], closing:
     yield _KEEP_ALIVE
     async for batch in batches(events, closing):
         frames = [
-            f"event: life\ndata: {json.dumps({'run_id': run_id, **to_json(event)})}\n\n" for run_id, event in batch
+            f"event: run\ndata: {json.dumps({'run_id': run_id, **to_json(event)})}\n\n" for run_id, event in batch
         ]
         yield "".join(frames).encode() if frames else _KEEP_ALIVE
 
@@ -198,7 +198,7 @@ async def batches(
 def _frame(item: StreamItem) -> bytes:
     content = item.item
     if isinstance(content, RunEvent):
-        kind = "alarm" if content.happening in ("alarm", "alarm_over") else "life"
+        kind = "alarm" if content.kind in ("alarm", "alarm_over") else "run"
         return f"id: {item.id}\nevent: {kind}\ndata: {json.dumps(to_json(content))}\n\n".encode()
     return f"id: {item.id}\nevent: event\ndata: {encode(content.event, content.seq, content.time)}\n\n".encode()
 

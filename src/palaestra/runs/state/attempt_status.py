@@ -16,6 +16,7 @@ from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, boot_id
 from palaestra.runs.phase import ExitFacts
+from palaestra.runs.wire import upgrade_names
 
 LABEL_VARIABLE = "PALAESTRA_RUN"
 """The environment variable that holds the label of an attempt in all of its processes."""
@@ -55,7 +56,7 @@ class AttemptStatus:
 def read_status(attempt: Attempt) -> AttemptStatus:
     """Read the files of an attempt and check whether the processes they name are running."""
     process = read_versioned_json(attempt.process) or {}
-    watchdog = ProcessIdentity.from_json(process.get("warden"))
+    watchdog = ProcessIdentity.from_json(process.get("watchdog"))
     trainer = ProcessIdentity.from_json(process.get("trainer"))
     # Check the processes before reading exit.json, so that a file written in between is seen.
     watchdog_alive = watchdog is not None and watchdog.is_alive()
@@ -94,7 +95,7 @@ def read_versioned_json(path: Path) -> dict[str, Any] | None:
     data = read_json(path)
     if data is None or not isinstance(data.get("schema", 1), int) or data.get("schema", 1) > SUPPORTED_SCHEMA:
         return None
-    return data
+    return upgrade_names(data)
 
 
 def last_lines(path: Path, count: int = SHOWN_LINES) -> str:

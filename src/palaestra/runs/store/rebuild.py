@@ -116,7 +116,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         attempts = [attempt for attempt in attempts if attempt.number <= events[-1].attempt]
     newest = attempts[-1] if attempts else None
     plan = (AttemptPlan.read(newest) if newest else None) or _plan_before_launch(spec, events)
-    launched = next((event for event in reversed(events) if event.happening == PhaseEvent.LAUNCHED), None)
+    launched = next((event for event in reversed(events) if event.kind == PhaseEvent.LAUNCHED), None)
     watchdog: ProcessIdentity | None = None
     trainer: ProcessIdentity | None = None
     phase, reason, code = current_phase(events), last.reason if last else "", last.code if last else ""
@@ -145,7 +145,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         created=events[0].time if events else run.spec.stat().st_mtime,
         started=launched.time if launched else None,
         ended=ended,
-        warden=watchdog,
+        watchdog=watchdog,
         trainer=trainer,
         env_step=numbers.get("env_step") or 0,
         total_steps=plan.total_steps,
@@ -191,7 +191,7 @@ def _end_time(launched: RunEvent | None, last: RunEvent) -> float:
 def _last_transition(events: list[RunEvent]) -> RunEvent | None:
     """Return the event that led to the current phase; later notes and alarms do not count."""
     transitions = frozenset(PhaseEvent)
-    return next((event for event in reversed(events) if event.happening in transitions), None)
+    return next((event for event in reversed(events) if event.kind in transitions), None)
 
 
 def read_archived_run(note: Path) -> RunRecord | None:

@@ -41,7 +41,7 @@ class ResumeRequest:
     @classmethod
     def pending(cls, events: Iterable[RunEvent]) -> ResumeRequest:
         """The last request in the event log of a run."""
-        facts = next((event.facts for event in reversed(list(events)) if event.happening == PhaseEvent.RESUMED), {})
+        facts = next((event.facts for event in reversed(list(events)) if event.kind == PhaseEvent.RESUMED), {})
         wanted = facts.get("checkpoint")
         return cls(wanted if isinstance(wanted, str) else None, _mapping(facts.get("changes")))
 
@@ -121,11 +121,11 @@ def read_current_spec(run: RunDirectory, events: Iterable[RunEvent]) -> RunSpec:
     """The spec of a run with the changes of all launched or pending resumes. `ConfigError` if it cannot be read."""
     spec, pending = read_spec(run), dict[str, Any]()
     for event in events:
-        if event.happening == PhaseEvent.RESUMED:
+        if event.kind == PhaseEvent.RESUMED:
             pending = _mapping(event.facts.get("changes"))
-        elif event.happening == PhaseEvent.RESUME_CANCELLED:
+        elif event.kind == PhaseEvent.RESUME_CANCELLED:
             pending = {}
-        elif event.happening == PhaseEvent.LAUNCHED:
+        elif event.kind == PhaseEvent.LAUNCHED:
             spec, pending = change_spec(spec, pending), {}
     return change_spec(spec, pending)
 

@@ -243,7 +243,7 @@ class SupervisedRun:
         return f"could not be started ({type(error).__name__}: {error})"
 
     async def _adopt_process(self, process: AttemptProcess, plan: AttemptPlan) -> None:
-        await self.state.note("adopted", facts={"warden_lives": process.watchdog_alive})
+        await self.state.note("adopted", facts={"watchdog_alive": process.watchdog_alive})
         await self._supervise(process, plan)
         if self.state.phase is Phase.STOPPING:
             # The request may not have reached the watchdog; repeating it can only shorten the grace period.
@@ -257,7 +257,7 @@ class SupervisedRun:
     async def _supervise(self, process: AttemptProcess, plan: AttemptPlan) -> None:
         self._process = process
         context, spec, record = self._context, self._spec, self.state.record
-        await self.state.update(warden=process.watchdog, trainer=process.trainer)
+        await self.state.update(watchdog=process.watchdog, trainer=process.trainer)
         await self._start_ingestion(process.attempt, plan)
         drift = await asyncio.to_thread(
             find_script_change, context.home, context.registry, record.agent_id, record.run_id, plan.script_sha256
@@ -271,7 +271,7 @@ class SupervisedRun:
             clock=context.clock,
             totals_before=self._totals_before,
             drift=drift,
-            on_stall=lambda: None if spec.stall_action == "tell" else self._spawn(self.stop("stalled", None)),
+            on_stall=lambda: None if spec.stall_action == "alarm" else self._spawn(self.stop("stalled", None)),
         )
         self._spawn(self._watch_until_end(self._monitor, process, plan))
 
@@ -362,7 +362,7 @@ class SupervisedRun:
             if alarm.code not in noted:
                 await self.state.note("alarm", reason=alarm.text, code=alarm.code)
         if outcome.event is not PhaseEvent.SUCCEEDED:
-            succeeded = [e.attempt for e in await self.state.read_events() if e.happening == PhaseEvent.SUCCEEDED]
+            succeeded = [e.attempt for e in await self.state.read_events() if e.kind == PhaseEvent.SUCCEEDED]
             if succeeded:
                 outcome = replace(outcome, reason=f"{outcome.reason}; attempt {succeeded[-1]} succeeded")
         url = progress.tracking_url or self.state.record.tracking_url

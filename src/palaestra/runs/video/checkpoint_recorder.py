@@ -45,7 +45,7 @@ class CheckpointRecorder(CheckpointCatalogue):
         """Add announced checkpoints, and record the newest if its run asked for it."""
         super().add_announced(run, attempt, records)
         plan = AttemptPlan.read(attempt)
-        if plan is None or not plan.film:
+        if plan is None or not plan.record_video:
             return
         checkpoints = self._registry.checkpoints(run_id=run.run_id)
         if not checkpoints:
