@@ -17,6 +17,7 @@ from pydantic import Field, StrictBool, ValidationInfo, field_validator
 from palaestra.config import Section
 from palaestra.redaction import Redactor, is_secret_name
 from palaestra.runs.record import MAX_INTEGER
+from palaestra.runs.wire import JsonObject
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -41,7 +42,7 @@ class RunSpec(Section):
     """Name of the runner: `palaestra`, `cleanrl`, `sb3`, `echo`, or one that another package provides."""
     name: str = ""
     """Prefix of the run id; empty uses the environment's name."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: JsonObject = Field(default_factory=dict)
     """The runner's own keys; `palaestra runners --schema NAME` lists them."""
     config_text: str = ""
     """Text of the configuration file, kept as config.yaml."""

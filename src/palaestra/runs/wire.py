@@ -118,6 +118,17 @@ def from_json(kind: type[_T], data: Mapping[str, Any]) -> _T:
     return kind(**known)
 
 
+def from_damaged_json(kind: type[_T], data: Mapping[str, object]) -> _T:
+    """A flat dataclass with a default for every field, from data that may be damaged: wrong types are left out."""
+    types = field_types(kind)
+    return kind(**{name: value for name, value in data.items() if name in types and _fits(value, types[name])})
+
+
+def _fits(value: object, kind: Any) -> bool:
+    # An integer is a valid float.
+    return isinstance(value, kind) or (type(value) is int and isinstance(0.0, kind))
+
+
 def field_types(kind: type[Any]) -> dict[str, Any]:
     """The annotations of a dataclass's fields, in their order."""
     hints = get_type_hints(kind, include_extras=True)

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import boot_id
@@ -25,7 +24,7 @@ from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.progress import AttemptProgress, NonFiniteTracker
-from palaestra.runs.wire import upgrade_names
+from palaestra.runs.wire import JsonObject, upgrade_names
 from palaestra.telemetry.event import (
     CheckpointSaved,
     EpisodeSummary,
@@ -79,12 +78,12 @@ class _Tally:
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> _Tally:
+    def from_json(cls, data: JsonObject) -> _Tally:
         data = upgrade_names(data)
         counters = {name: data[name] for name in _STORED_COUNTERS if name in data}
         return cls(**counters, non_finite=NonFiniteTracker(data.get("non_finite", ())))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {**{name: getattr(self, name) for name in _STORED_COUNTERS}, "non_finite": self.non_finite.to_json()}
 
     def add(self, records: list[Record]) -> None:

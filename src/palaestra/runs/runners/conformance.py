@@ -149,7 +149,7 @@ async def _check_run(plan: LaunchPlan) -> None:
     status = read_status(attempt)
     assert status.exit is not None, "the run ends and its exit is recorded"
     tail = attempt.stdout.read_text(errors="replace")[-500:]
-    assert status.exit.get("returncode") == 0, f"the given spec succeeds: {status.exit}; output: {tail}"
+    assert status.exit.returncode == 0, f"the given spec succeeds: {status.exit}; output: {tail}"
     assert _read_events(plan, attempt), "the run reports at least one event"
 
 

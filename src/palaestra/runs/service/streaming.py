@@ -9,7 +9,7 @@ files, so it does not take up memory of the service.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Annotated, TypeVar
 
 from fastapi import FastAPI, Header, Query
@@ -94,9 +94,9 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, c
     app.include_router(streams_router)
 
 
-async def _stream_run(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:
+async def _stream_run(items: AsyncGenerator[StreamItem, None], closing: asyncio.Event) -> AsyncIterator[bytes]:
     async def frames() -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(items) as open_items:  # type: ignore[type-var]
+        async with contextlib.aclosing(items) as open_items:
             async for item in open_items:
                 yield _frame(item)
 

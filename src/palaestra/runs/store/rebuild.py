@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
@@ -20,7 +19,7 @@ from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.database import RegistryCorrupt, move_aside
 from palaestra.runs.store.registry import ROW_ERRORS, Registry
-from palaestra.runs.wire import from_json
+from palaestra.runs.wire import JsonObject, from_json
 from palaestra.strict_json import optional_number
 
 _log = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
             # No service recorded the end; the watchdog did.
             outcome = determine_outcome(read_exit_facts(newest, Redactor()))
             phase, reason, code = outcome.phase, outcome.reason, outcome.code
-            ended = float(status.exit.get("ended", 0.0)) or None
+            ended = status.exit.ended
     runner = str(spec.get("runner", ""))
     numbers = next((event.facts for event in reversed(events) if "env_step" in event.facts), {})
     seed, priority, tags = spec.get("seed"), spec.get("priority"), spec.get("tags")
@@ -168,7 +167,7 @@ def _final_alarms(end: RunEvent) -> tuple[Alarm, ...]:
     )
 
 
-def _plan_before_launch(spec: dict[str, Any], events: list[RunEvent]) -> AttemptPlan:
+def _plan_before_launch(spec: JsonObject, events: list[RunEvent]) -> AttemptPlan:
     facts = next((event.facts for event in events if "algorithm" in event.facts), {})
     steps = facts.get("total_steps")
     return AttemptPlan(

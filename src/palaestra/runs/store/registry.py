@@ -17,7 +17,7 @@ from palaestra.files.home import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, RunRecord, fit_checkpoint, fit_record
 from palaestra.runs.store.database import RegistryCorrupt, is_intact, move_aside, open_for_reading, open_for_writing
-from palaestra.runs.wire import Number, field_types, from_json, upgrade_names
+from palaestra.runs.wire import JsonObject, Number, field_types, from_json, upgrade_names
 from palaestra.strict_json import dump_json, json_number
 
 _log = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ def _record_to_row(record: RunRecord | CheckpointRecord, columns: Sequence[str])
     return [encoders[name](getattr(record, name)) if name in encoders else getattr(record, name) for name in columns]
 
 
-def _row_to_json(kind: type[Any], columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+def _row_to_json(kind: type[Any], columns: Sequence[str], row: Sequence[Any]) -> JsonObject:
     """Return a row as the JSON data of a record."""
     data = dict(zip(columns, row, strict=True))
     for name, decode in _DECODERS[kind].items():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import Any
 
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.files.atomic import sync, write_json, write_text
@@ -18,7 +17,7 @@ from palaestra.runs.record import MAX_INTEGER, RunRecord
 from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.spec import RunSpec, find_text_fault, find_value_fault
 from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.wire import upgrade_names
+from palaestra.runs.wire import JsonObject, upgrade_names
 
 _MAX_NAME_LENGTH = 300
 
@@ -71,7 +70,7 @@ def initial_record(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> 
     )
 
 
-def plan_facts(plan: LaunchPlan) -> dict[str, Any]:
+def plan_facts(plan: LaunchPlan) -> JsonObject:
     """Facts of the plan for the event log of a queued run, which has no attempt yet."""
     return {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
 

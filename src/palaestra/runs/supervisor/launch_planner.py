@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused, PalaestraError
 from palaestra.files.home import Home
@@ -243,7 +242,7 @@ def _check_secrets(spec: RunSpec) -> Iterator[Finding]:
         yield Finding("secret", "refused", "the configuration file holds a token and would be stored", remedy)
 
 
-def _list_texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+def _list_texts(value: object, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
